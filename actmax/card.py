@@ -9,8 +9,8 @@ from icebear import values
 from icebear.actmax.page import STYLE, card_fragment
 from icebear.concepts.files import SavedResult
 from icebear.concepts.models.model import Model
+from icebear.concepts.projection import project
 from icebear.concepts.render import page
-from icebear.concepts.vocabulary import project
 from icebear.convert import Tabled
 from icebear.db.search import nearest_by_chance
 from icebear.db.store import Store

@@ -28,8 +28,8 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
 from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.concepts.passes.sites import neuron_site
+from icebear.concepts.projection import projections
 from icebear.concepts.render import page, render
-from icebear.concepts.vocabulary import projections
 from icebear.convert import Tabled
 from icebear.db.store import Store
 from icebear.edits import Edit

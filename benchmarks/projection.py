@@ -15,7 +15,8 @@ import torch
 
 from icebear import Neuron, load_model
 from icebear.concepts.calibration import calibrate
-from icebear.concepts.vocabulary import direct_row, project, unembedding
+from icebear.concepts.projection import project
+from icebear.concepts.vocabulary import direct_row, unembedding
 from icebear.steering.flipping.last_token import LastToken
 
 PROMPTS = [

@@ -125,20 +125,22 @@ def written_sites(model: Model) -> list[str]:
 
 
 def _batches(model: Model) -> Iterator[Batch]:
-    """Yield the texts; random tokens for a model without a tokenizer, noise for an image classifier."""
-    generator = torch.Generator().manual_seed(0)
+    """Yield the texts; noise for an image classifier."""
     if not model.task.reads_text:
         pixels = BATCH, model.net.config.num_channels, *images.pair(model.net.config.image_size)
-        yield model.encode(list(torch.randn(pixels, generator=generator)))
+        yield model.encode(list(torch.randn(pixels, generator=torch.Generator().manual_seed(0))))
         return
-    if model.tokenizer is None:
-        shape = (4 * BATCH, min(LONGEST, model.context_length))
-        rows = torch.randint(model.output_size, shape, generator=generator).tolist()
-    else:
-        rows = [ids for ids in (model.token_ids(text, LONGEST) for text in TEXTS) if len(ids) > 1]
-    rows.sort(key=len)
+    rows = sorted(token_rows(model), key=len)
     for start in range(0, len(rows), BATCH):
         yield model.read(rows[start : start + BATCH])
+
+
+def token_rows(model: Model) -> list[list[int]]:
+    """Return the token ids of the texts; random ones for a model without a tokenizer."""
+    if model.tokenizer is None:
+        shape = (4 * BATCH, min(LONGEST, model.context_length))
+        return torch.randint(model.output_size, shape, generator=torch.Generator().manual_seed(0)).tolist()
+    return [ids for ids in (model.token_ids(text, LONGEST) for text in TEXTS) if len(ids) > 1]
 
 
 @contextmanager
@@ -158,9 +160,14 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
         yield
 
 
-def _file(model: Model) -> Path:
+def name_of(model: Model) -> str:
+    """Return the name of files that are measured on a model and the texts."""
     texts = hashlib.sha256("\n".join(TEXTS).encode()).hexdigest()[:8]
-    return cache_folder() / "calibration" / f"{model.fingerprint}-{model.dtype_name}-{texts}.safetensors"
+    return f"{model.fingerprint}-{model.dtype_name}-{texts}"
+
+
+def _file(model: Model) -> Path:
+    return cache_folder() / "calibration" / f"{name_of(model)}.safetensors"
 
 
 def _read(file: Path, model: Model) -> Calibration | None:

@@ -1,8 +1,6 @@
-"""The vocabulary projection of W_out rows: through the norms and the unembedding, in logits at a typical token."""
+"""The matrices on the way to the vocabulary: W_out and W_in rows, norms at a typical token, the unembedding."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -12,84 +10,28 @@ from icebear.concepts.models import experts
 from icebear.concepts.models.linear import WHOLE, Chosen, Linear, through_norm
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
-from icebear.records import WRITERS, Neuron, Projection, Promotion
-from icebear.values import whole
+from icebear.records import WRITERS, Neuron
 
 BLOCK = 1024
 """Rows of the unembedding that are converted at a time."""
 
 
-def project(model: Model, neuron: Neuron | str, k: int = 20) -> Projection:
-    """Project the W_out row of a neuron onto the vocabulary (logit lens, direct path).
-
-    Parameters
-    ----------
-    model
-        A model of a known family.
-    neuron
-        A neuron of site ``ffn``, ``attn`` or ``cross``, or its id.
-    k
-        The number of promoted and of suppressed tokens.
-
-    Returns
-    -------
-    Projection
-        The k tokens that the neuron promotes and suppresses most. Logits are per unit of activation, with the norms'
-        divisors at a typical token (`icebear.concepts.calibration`). They are None if the unembedding does not give the
-        model's answers (text classifiers, encoders, masked models), for mixtures of experts, where a router weighs
-        each neuron, and without a final norm (OPT-350m).
-
-    Raises
-    ------
-    InputError
-        For a neuron that the model lacks or that does not write to the residual stream.
-
-    References
-    ----------
-    Geva et al. 2022, "Transformer Feed-Forward Layers Build Predictions by Promoting Concepts in the Vocabulary Space".
-    """
-    neuron = model.check(neuron)
-    if neuron.site not in WRITERS:
-        raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn and attn.")
-    return projections(model, [neuron], k)[neuron]
-
-
-@torch.no_grad()
-def projections(model: Model, neurons: Iterable[Neuron], k: int = 20) -> dict[Neuron, Projection]:
-    """Project each neuron that writes to the residual stream, once."""
-    k = whole(k, "The number of tokens")
-    writers = [neuron for neuron in dict.fromkeys(neurons) if neuron.site in WRITERS]
-    if not writers:
-        return {}
-    rows = torch.stack([direct_row(model, neuron) for neuron in writers])  # (N, D)
-    names = {} if model.task.reads_text else model.labels
-    logits = unembed(model, rows)  # (N, V)
-    z = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True)
-    k = min(k, logits.shape[1])
-
-    def promotions(row: int, sign: int, claims: bool) -> tuple[Promotion, ...]:
-        ids = (sign * logits[row]).topk(k).indices.tolist()
-        rows = zip(ids, logits[row, ids].tolist(), z[row, ids].tolist(), strict=True)
-        return tuple(Promotion(id, names.get(id) or model.text(id), add if claims else None, z) for id, add, z in rows)
-
-    made = {}
-    for row, neuron in enumerate(writers):
-        spread = typical(model, neuron.layer)
-        up, down = (promotions(row, sign, spread is not None) for sign in (+1, -1))
-        made[neuron] = Projection(neuron, up, down, spread)
-    return made
-
-
 def typical(model: Model, layer: int) -> tuple[float, float] | None:
     """Return the multipliers of a projected logit at the 10th and 90th percentile of tokens by their final divisors;
     None if there is no such logit (see `project`)."""
-    task = model.task  # an encoder writes to a decoder, a text classifier to a separate head
-    answers = not task.reads_text or (task.generates and model.stack_of(layer) == task.stacks - 1)
     path = model.family_at(layer).final_norm
-    if not answers or not path or model.family.experts:
+    if not gives_answers(model, layer) or not path:
         return None
     low, median, high = calibrate(model).divisors[path]
     return median / high, median / low
+
+
+def gives_answers(model: Model, layer: int) -> bool:
+    """Return whether projected rows of a layer are logits of the model's answers: an encoder writes to a decoder, a
+    text classifier to a separate head, and a router weighs the neurons of a mixture."""
+    task = model.task
+    last = not task.reads_text or (task.generates and model.stack_of(layer) == task.stacks - 1)
+    return last and not model.family.experts
 
 
 def direct_row(model: Model, neuron: Neuron) -> Tensor:

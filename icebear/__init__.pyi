@@ -33,7 +33,7 @@ from icebear.concepts.models.answer import Answer as Answer
 from icebear.concepts.models.chat import Chat as Chat
 from icebear.concepts.models.loading import load_model as load_model
 from icebear.concepts.models.model import Model as Model
-from icebear.concepts.vocabulary import project as project
+from icebear.concepts.projection import project as project
 from icebear.db.store import Store as Store
 from icebear.db.store import open_store as open_store
 from icebear.edits import Edit as Edit

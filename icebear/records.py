@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
 from icebear.values import one_of, shown, whole
@@ -221,6 +221,30 @@ class Promotion:
     z: float
 
 
+LENSES = ("direct", "mean")
+FEW_WORDS = 0.2
+"""Below this ceiling a neuron has no fixed words."""
+
+
+class Reliability(NamedTuple):
+    """How well a lens predicts what one unit of a neuron does in one text: medians over random neurons of a layer."""
+
+    correlation: float
+    """With the measured change of the logits, over the vocabulary."""
+    ratio: float
+    """The measured effect on the five words that the lens puts first, divided by that on the five that rise most."""
+    ceiling: float
+    """The correlation of the mean effect in the other texts: the best that words without context can do."""
+
+    def __str__(self) -> str:
+        if self.ceiling < FEW_WORDS:
+            return f"no fixed words: what it writes depends on the context (ceiling {self.ceiling:.2f})"
+        return (
+            f"correlation with the effect in one text {self.correlation:.2f}, of the best fixed words "
+            f"{self.ceiling:.2f}; effect on the first five words {self.ratio:.0%} of the largest"
+        )
+
+
 @dataclass(frozen=True)
 class Projection:
     """The tokens that a neuron with positive activation promotes and suppresses, largest first."""
@@ -232,10 +256,18 @@ class Projection:
     """The factors of the logits at the 10th and 90th percentile of tokens; None without logits."""
     std: float | None = None
     """The standard deviation of the activation, if a store has it; logit x std is the change by one deviation."""
+    lens: str = "direct"
+    """``direct`` (logit lens) or ``mean`` (averaged Jacobian)."""
+    reliability: Reliability | None = None
+    """Of the mean lens in this neuron's layer, if the lens is built."""
 
     @property
     def about(self) -> str:
         """The meaning of the numbers."""
+        if self.lens == "mean":
+            measured = f" ({self.reliability})" if self.reliability else ""
+            unit = "change of the logit by one unit of activation" if self.has_logits else "z scores"
+            return f"{self.neuron}: {unit}, through the averaged Jacobian of the layers above{measured}"
         if self.typical is None:
             return f"{self.neuron}: vocabulary projection of w_out, as z scores over the vocabulary"
         low, high = self.typical
@@ -253,9 +285,15 @@ class Projection:
             "neuron": str(self.neuron),
             "about": self.about,
             "typical": self.typical,
+            "lens": self.lens,
+            "reliability": self.reliability and self.reliability._asdict(),
             "promoted": list(map(row, self.promoted)),
             "suppressed": list(map(row, self.suppressed)),
         }
+
+    @property
+    def has_logits(self) -> bool:
+        return bool(self.promoted) and self.promoted[0].logit is not None
 
     def words(self, polarity: str = "+", k: int = 4) -> str:
         """Return the k tokens that are promoted at a polarity, for a table."""

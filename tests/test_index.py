@@ -25,7 +25,7 @@ from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
 from icebear.concepts import calibration
 from icebear.concepts.corpus import sentence_id
 from icebear.concepts.methods.registry import name_of
-from icebear.concepts.vocabulary import project
+from icebear.concepts.projection import project
 from icebear.db.scan import ScanTables
 from icebear.db.vectors import VectorFiles
 from icebear.errors import InputError, StoreError

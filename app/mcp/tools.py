@@ -28,7 +28,7 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.concepts.models.prompts import PromptLike
-from icebear.concepts.vocabulary import project
+from icebear.concepts.projection import project
 from icebear.edits import Edit, parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need

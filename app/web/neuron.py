@@ -15,7 +15,7 @@ from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import class_name
 from icebear.app.web import ui
 from icebear.app.web.header import no_store_yet
-from icebear.concepts.vocabulary import project
+from icebear.concepts.projection import project
 from icebear.db.store import Store
 from icebear.errors import IcebearError, ModelError
 from icebear.records import Neuron

@@ -22,7 +22,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
 from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.concepts.passes.run import Place
-from icebear.concepts.vocabulary import projections
+from icebear.concepts.projection import projections
 from icebear.errors import InputError
 from icebear.values import POSITIVE, real, whole
 

@@ -20,7 +20,7 @@ from icebear.concepts.calibration import calibrate
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Prompt, PromptLike
-from icebear.concepts.vocabulary import project
+from icebear.concepts.projection import project
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError

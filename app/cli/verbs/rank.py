@@ -85,7 +85,7 @@ def rank(options: Options) -> None:
 def _rank_file(file: str, options: Options) -> None:
     from icebear.app.cli.terminal import behaviour_table
     from icebear.concepts.attribution.behaviour import behaviour, read_cases
-    from icebear.concepts.vocabulary import projections
+    from icebear.concepts.projection import projections
 
     attribution, context = options.attribution, click.get_current_context()
     supported = set("file target contrast counterfactual site polarity top method checkpoint store json".split())

@@ -1,0 +1,145 @@
+"""The averaged Jacobian lens, against Jacobians taken one text at a time."""
+
+import pytest
+import torch
+from configurations import dense, mixtures
+from conftest import GEMMA3, LLAMA, Letters, random_model
+from test_tasks import make
+
+from icebear import Model, Neuron, project, steer
+from icebear.concepts import calibration, lens
+from icebear.concepts.lens import build_mean_lens, contexts_of, mean_lens, mean_rows
+from icebear.concepts.models.linear import Linear
+from icebear.concepts.vocabulary import unembed
+from icebear.errors import InputError
+
+SLOW = {"llama": LLAMA, "gpt2": dense()["gpt2"], "gemma3": GEMMA3}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
+
+
+def lettered(config, attention="sdpa"):
+    return Model(random_model(config, attention, torch.float32).net, Letters(), "letters")
+
+
+def reference(model, site, layer):
+    """The mean of whole Jacobians of the final norm at a token with respect to what the module writes there."""
+    contexts, rows = contexts_of(model), []
+    for ids, place in zip(contexts.texts, contexts.places, strict=True):
+        norms = []
+
+        def final_norm(output, ids=ids, place=place, norms=norms):
+            def write(module, args, own):
+                norms.append(own[0, place])
+                return torch.cat((own[:, :place], output[None, None], own[:, place + 1 :]), 1)
+
+            hooks = [model.site_module(site, layer).register_forward_hook(write)] if output is not None else []
+            result = model.net.base_model(torch.tensor([ids]))[0][0, place]
+            [hook.remove() for hook in hooks]
+            return result
+
+        final_norm(torch.zeros(model.config.hidden_size))  # to read what it writes
+        rows.append(torch.autograd.functional.jacobian(final_norm, norms[0]))
+    return torch.stack(rows).mean(0)
+
+
+def assert_close(value, expected):
+    assert (value - expected).abs().max() <= 1e-5 * max(1, expected.abs().max())
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_the_jacobians_are_the_means_of_slow_ones(name):
+    model = lettered(SLOW[name])
+    built = build_mean_lens(model)
+    for site in ("ffn", "attn"):
+        for layer in range(model.layers):
+            assert_close(built.jacobian(site, layer), reference(model, site, layer))
+
+
+OTHERS = {"bert": None, "t5": None, "bert, sequence": None}
+FAMILIES = {**dense(), **mixtures(), **OTHERS}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_row_alone_is_the_jacobian_times_the_written_vector(name):
+    model = make(name, dtype=torch.float32) if name in OTHERS else lettered(FAMILIES[name], "eager")
+    last = model.layers - 1
+    neurons = [Neuron(layer, site, 3) for layer in (model.layers_with("ffn")[0], last) for site in ("ffn", "attn")]
+    alone, built = mean_rows(model, neurons), build_mean_lens(model)
+    assert_close(alone, built.rows(model, neurons))
+    before = project(model, neurons[0], 50, lens="direct")
+    assert project(model, neurons[0], 5, lens="mean").lens == "mean" != before.lens
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_projection_through_the_lens_is_the_unembedding_of_its_row(is_built):
+    model, neuron = lettered(LLAMA), Neuron(0, "ffn", 7)
+    w_out = Linear(model.site_module("ffn", 0)).columns(7)
+    logits = unembed(model, reference(model, "ffn", 0) @ w_out)
+    built = build_mean_lens(model) if is_built else None
+    result = project(model, neuron, 50, lens="mean")
+    assert_close(torch.tensor([word.logit for word in result.promoted]), logits.sort(descending=True).values)
+    assert [word.id for word in result.promoted[:3]] == logits.topk(3).indices.tolist()
+    assert result.reliability == (built.reliability[0] if built else None)
+    assert project(model, neuron, 3) == project(model, neuron, 3, lens="direct")
+
+
+def test_an_interrupted_build_continues_and_gives_the_same_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(lens, "BLOCK", 5)
+    whole = build_mean_lens(lettered(LLAMA)).file.read_bytes()
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "another"))
+    model, rows = lettered(LLAMA), []
+
+    def interrupt(done, total):
+        rows.append(done)
+        if done == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_mean_lens(model, interrupt)
+    assert mean_lens(model) is None
+    rows.clear()
+    again = build_mean_lens(model, lambda done, total: rows.append(done))
+    assert rows[0] == 10
+    assert again.file.read_bytes() == whole
+    assert mean_lens(model).file == again.file
+    assert len(list(tmp_path.glob("another/lens/*"))) == 1
+
+
+def test_in_the_last_layer_everything_is_known(monkeypatch):
+    """After the last FFN is only the norm, so that small units are predicted by the words without context as well as by
+    the lens, and by the direct path."""
+    model = lettered(LLAMA)
+    with torch.no_grad():
+        for layer in model.layer_modules:
+            layer.mlp.down_proj.weight *= 0.01
+    built = build_mean_lens(model)
+    assert all(0 < value <= 1 for one in (*built.reliability, *built.direct) for value in one[:2])
+    mean = built.reliability[-1]
+    assert mean.correlation == pytest.approx(mean.ceiling, abs=0.1)
+    assert built.reliability[0].correlation > built.direct[0].correlation
+    assert built.is_better(0)
+
+
+def test_there_is_no_lens_of_edits_or_images():
+    model = lettered(LLAMA)
+    build_mean_lens(model)
+    with steer(model, ["L0.ffn.0=5"]):
+        assert mean_lens(model) is None
+        with pytest.raises(InputError):
+            build_mean_lens(model)
+    with pytest.raises(InputError):
+        mean_rows(make("vit"), [Neuron(0, "ffn", 0)])
+    with pytest.raises(InputError):
+        mean_rows(model, [Neuron(0, "q", 0)])
+
+
+def test_contexts_are_seeded_and_end_before_special_tokens():
+    model = make("bert", dtype=torch.float32)
+    contexts, others = contexts_of(model), contexts_of(model, others=True)
+    assert all(ids[place] not in (47, 48) for ids, place in zip(contexts.texts, contexts.places, strict=True))
+    assert not {tuple(ids) for ids in contexts.texts} & {tuple(ids) for ids in others.texts}
+    assert len(contexts.texts) == min(48, len(calibration.token_rows(model)) * 2 // 3)
