@@ -82,6 +82,12 @@ def calibrate(model: Model) -> Calibration:
         return calibration
 
 
+def mean_activations(model: Model) -> dict[str, Tensor]:
+    """Return `Calibration.means`; inside `steer` those of the steered model."""
+    with model.lock:
+        return (_measured(model) if is_hooked(model) else calibrate(model)).means
+
+
 def _measured(model: Model) -> Calibration:
     logging.getLogger("icebear").info(
         "Calibrating activation ranges of %s on %d texts (one-time, cached)", model.name, len(TEXTS)

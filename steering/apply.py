@@ -137,6 +137,7 @@ class _TokenTracker:
         self.read = [torch.zeros(1, 0, dtype=torch.long)] * stacks  # (B, past + T) ids up to the running pass
         self.cache: list[Any] = [None] * stacks
         self.turns: dict[tuple[int, ...], list[Turn]] = {}  # of the running pass
+        self.running = False  # a pass of the whole network
         self.generated: Tensor | None = None  # (B, past + T) ids before `generate` leaves out what its cache holds
         self.prompt_mask: Tensor | None = None  # (B, T) of its prompts
 
@@ -149,6 +150,10 @@ class _TokenTracker:
             for stack, part in enumerate(parts):
                 before = partial(self._before, stack)
                 undo.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
+            if parts == [net] and net.base_model is not net:  # which may run without the network around it
+                undo.callback(net.register_forward_pre_hook(partial(self._run, True)).remove)
+                undo.callback(net.register_forward_hook(partial(self._run, False), always_call=True).remove)
+                undo.callback(net.base_model.register_forward_pre_hook(self._base, with_kwargs=True).remove)
             if hasattr(net, "generate"):
                 prepare = net.prepare_inputs_for_generation
                 preparing = wraps(prepare)(partial(self._prepare, prepare))  # generate looks at its signature
@@ -174,6 +179,13 @@ class _TokenTracker:
         finally:
             self.prompt_columns = self.given_columns
             self.prompt_mask = self.generated = None
+
+    def _run(self, running: bool, *_: Any) -> None:
+        self.running = running
+
+    def _base(self, net: Any, args: tuple, kwargs: dict) -> None:
+        if not self.running:
+            self._before(0, net, args, kwargs)
 
     def _before(self, stack: int, net: Any, args: tuple, kwargs: dict) -> None:
         tokens: Any = kwargs.get("input_ids", args[0] if args else None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.calibration import calibrate
+from icebear.concepts.calibration import mean_activations
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.prefix import Prefix
@@ -163,6 +164,10 @@ class Patched:
         likely = [x[0, 0].topk(min(LIKELY, x.shape[-1])).indices.tolist() for x in logits]
         self.token_ids = list(dict.fromkeys(id for row in likely for id in row))
 
+    @cached_property
+    def means(self) -> dict[str, Tensor]:
+        return mean_activations(self.model)
+
     def _prompts(self) -> list[Objective]:
         """The prompt and its counterfactuals."""
         there = self.relevance.counterfactual
@@ -187,10 +192,9 @@ class Patched:
         site, width = neuron_site(neuron.site), self.model.head_dim if neuron.site == "head" else 1
         columns = slice(neuron.index * width, (neuron.index + 1) * width)
         if not self.relevance.counterfactual:
-            means = calibrate(self.model).means
-            if site not in means:
+            if site not in self.means:
                 raise InputError(f"The mean activation of {neuron} is not measured; give a counterfactual.")
-            value = means[site][neuron.layer, columns]
+            value = self.means[site][neuron.layer, columns]
         elif neuron.site != "head" and row.counterfactual is not None:
             value = torch.tensor([row.counterfactual])
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,10 @@ class Prefix:
         self.length = batch.ids.shape[1]
         with model.lock, torch.no_grad():
             self.cache = model.net.base_model(**model.inputs(batch), use_cache=True).past_key_values
+        windows = [
+            layer.sliding_window for layer in getattr(self.cache, "layers", ()) if hasattr(layer, "sliding_window")
+        ]
+        self.window = min(windows, default=math.inf)
         self._accepted = inspect.signature(type(model.net).forward).parameters
 
     @classmethod
@@ -35,8 +40,7 @@ class Prefix:
         prefix = cls(model, rows)
         layers = getattr(prefix.cache, "layers", ())
         whole = [
-            type(layer) is DynamicLayer
-            or (type(layer) is DynamicSlidingWindowLayer and prefix.length < layer.sliding_window)
+            type(layer) is DynamicLayer or (type(layer) is DynamicSlidingWindowLayer and prefix.length < prefix.window)
             for layer in layers
         ]
         return prefix if whole and all(whole) else None
@@ -46,6 +50,8 @@ class Prefix:
 
         rows, starts: for each of the N, the row of the prefix and the number of its tokens.
         """
+        # Rows of different lengths have a gap before their new tokens, and windows count its columns.
+        assert len(set(starts)) == 1 or max(starts) + ids.shape[1] <= self.window
         cache = copy.deepcopy(self.cache)  # a pass writes to it
         cache.batch_select_indices(torch.tensor(rows, device=ids.device))
         if max(starts) < self.length:
