@@ -299,6 +299,23 @@ def test_a_phrase_has_effects_at_its_first_word_and_on_its_probability(name, com
     assert not later or result.phrase[later].any()
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "t5"])
+def test_passes_of_any_size_give_the_same(name, generator, monkeypatch):
+    model = made(name)
+    relevance, _ = explained(model, True)
+    sets = [[node] for node in candidates(model, relevance, generator)]
+    whole, *_ = Patched(model, relevance).effects(sets)
+    limits = ({"PASS": 0}, {"PASS": 3}, {"PASS": 10**6}, {"ROWS": 4, "PASS": 0}, {"TOKENS": 17}, {"LOGITS": 1})
+    for changed in limits:
+        with monkeypatch.context() as patch:
+            for limit, value in changed.items():
+                patch.setattr(f"icebear.concepts.attribution.effects.{limit}", value)
+            patched = Patched(model, relevance)
+            assert_close(patched.effects(sets)[0], whole, rtol=1e-5, atol=1e-5)
+            assert_close(patched.effects(sets[::-1])[0].flip(0), whole, rtol=1e-5, atol=1e-5)
+            assert patched.effects([])[0].shape == (0, len(patched.token_ids))
+
+
 def test_a_span_of_an_answer(model, generator):
     answer = model.answer("The ice bear", max_new_tokens=6)
     relevance = attribute(model, answer, span=(2, 5))

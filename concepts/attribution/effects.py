@@ -30,6 +30,10 @@ LIKELY = 150
 """The number of most probable tokens of each prompt that are likely tokens."""
 TOKENS, ROWS = 8192, 64
 """The largest numbers of tokens and of rows in one pass."""
+LOGITS = 2**26
+"""The largest number of logits of one pass, in the memory of 256 MB."""
+PASS = 20
+"""A pass costs about as much as this many tokens more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,32 +160,43 @@ class Patched:
     def __init__(self, model: Model, relevance: Relevance) -> None:
         self.model, self.relevance, self.objective = model, relevance, relevance.explained()
         self.read = relevance.prompt.encoder_length
+        self._here: Tensor | None = None
+
+    @cached_property
+    def prefix(self) -> Prefix | None:
         ids = self.objective.batch.row_ids(0)
-        one = model.task.is_causal and self.objective.batch.pixels is None and len(ids) > 1
-        self.prefix = Prefix.of(model, [ids[:-1]]) if one else None
-        with model.lock, torch.no_grad():
-            logits = [model.logits(one.batch, one.all_positions) for one in self._prompts()]
-        likely = [x[0, 0].topk(min(LIKELY, x.shape[-1])).indices.tolist() for x in logits]
-        self.token_ids = list(dict.fromkeys(id for row in likely for id in row))
+        return Prefix.of(self.model, [ids[:-1]]) if self.model.task.is_causal else None
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """The likely tokens of the prompt, then those of its counterfactuals."""
+        if self._here is None:
+            self._here = self._pass([[]], 0)[0][0]
+        with self.model.lock, torch.no_grad():
+            there = [self.model.logits(one.batch, one.all_positions)[0, 0] for one in self._counterfactuals()]
+        likely = [x.topk(min(LIKELY, len(x))).indices.tolist() for x in (self._here, *there)]
+        return list(dict.fromkeys(id for row in likely for id in row))
+
+    def _counterfactuals(self) -> list[Objective]:
+        there = self.relevance.counterfactual
+        return [pair.rows([1]) for pair in there.pairs] if there and there.model is None else []
 
     @cached_property
     def means(self) -> dict[str, Tensor]:
         return mean_activations(self.model)
 
-    def _prompts(self) -> list[Objective]:
-        """The prompt and its counterfactuals."""
-        there = self.relevance.counterfactual
-        pairs = there.pairs if there and there.model is None else ()
-        return [self.objective, *(pair.rows([1]) for pair in pairs)]
-
     def effects(self, sets: Sequence[Sequence[Ranked]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return (N, W) the centred effects of setting all nodes of each set, the means (N,), and (N,) the effects on
         the phrase."""
         nodes: list[list[Node]] = [[], *([self.node(row) for row in rows] for rows in sets)]
-        logits, phrases = torch.zeros(len(nodes), len(self.token_ids)), torch.zeros(len(nodes))
-        for chosen in self._chunks(nodes):
-            logits[chosen], phrases[chosen] = self._pass([nodes[place] for place in chosen])
-        effects, phrase = logits[0] - logits[1:], phrases[0] - phrases[1:]
+        rows: dict[int, Tensor] = {}
+        phrases = torch.zeros(len(nodes))
+        for chosen, start in self._chunks(nodes):  # the prompt itself comes first
+            logits, phrases[chosen] = self._pass([nodes[place] for place in chosen], start)
+            self._here = logits[0] if self._here is None else self._here
+            rows |= zip(chosen, logits[:, self.token_ids], strict=True)
+        ordered = torch.stack([rows[place] for place in range(len(nodes))])
+        effects, phrase = ordered[0] - ordered[1:], phrases[0] - phrases[1:]
         means = effects.mean(1) if effects.shape[1] > 1 else torch.zeros(len(effects))
         return effects - means[:, None], means, phrase if len(self.objective.positions[0]) > 1 else None
 
@@ -202,22 +217,26 @@ class Patched:
             value = scores.counterfactual[site][neuron.layer, scores.columns(site, [row.position])[0], columns]
         return Node(neuron, row.position, value)
 
-    def _chunks(self, nodes: Sequence[Sequence[Node]]) -> Iterator[list[int]]:
-        """Return the rows of each pass: with a prefix, rows that change late share a long one."""
-        size = max(1, min(ROWS, TOKENS // len(self.relevance.prompt.ids)))
-        order = sorted(range(len(nodes)), key=lambda place: self._first(nodes[place]))
-        return (order[start : start + size] for start in range(0, len(order), size))
-
-    def _first(self, nodes: Sequence[Node]) -> int:
-        """The first position that a pass must read."""
-        positions = [node.position for node in nodes]
-        return min([*positions, *self.objective.positions[0]]) if self.prefix else 0
+    def _chunks(self, nodes: Sequence[Sequence[Node]]) -> Iterator[tuple[list[int], int]]:
+        """Yield the rows of each pass, and its first position: rows that change late share a long prefix."""
+        length, positions = len(self.relevance.prompt.ids), self.objective.positions[0]
+        size = max(1, min(ROWS, TOKENS // length, LOGITS // (len(positions) * self.model.output_size)))
+        starts = [min([*positions, *(node.position for node in row)]) for row in nodes]
+        if sum(starts) <= length + PASS or self.prefix is None:
+            starts = [0] * len(starts)
+        chosen: list[int] = []
+        for place in sorted(range(len(nodes)), key=lambda place: -starts[place]):
+            start = starts[chosen[-1]] if chosen else 0
+            if len(chosen) == size or (start - starts[place]) * len(chosen) > PASS:
+                yield chosen, start
+                chosen = []
+            chosen.append(place)
+        yield chosen, starts[chosen[-1]]
 
     @torch.no_grad()
-    def _pass(self, rows: Sequence[Sequence[Node]]) -> tuple[Tensor, Tensor]:
-        """Return the logits (N, W) of the likely tokens and the log-probability (N,) of the answer, with nodes set."""
-        start, model = min(map(self._first, rows)), self.model
-        positions = self.objective.all_positions
+    def _pass(self, rows: Sequence[Sequence[Node]], start: int) -> tuple[Tensor, Tensor]:
+        """Return the logits (N, V) of the next token and the log-probability (N,) of the answer, with nodes set."""
+        model, positions = self.model, self.objective.all_positions
         with model.lock, self._set(rows, start):
             if start and self.prefix:
                 ids = self.objective.batch.ids[:, start:].expand(len(rows), -1)
@@ -230,7 +249,7 @@ class Patched:
             own = [positions.index(place) for place in self.objective.positions[0]]
             targets = torch.tensor(self.objective.targets[0]).expand(len(rows), -1)[..., None]
             phrase = logits[:, own].log_softmax(-1).gather(-1, targets).sum((1, 2))
-        return logits[:, 0, self.token_ids], phrase
+        return logits[:, 0], phrase
 
     @contextmanager
     def _set(self, rows: Sequence[Sequence[Node]], start: int) -> Iterator[None]:
