@@ -9,7 +9,7 @@ from icebear import values
 from icebear.actmax.page import STYLE, card_fragment
 from icebear.concepts.files import SavedResult
 from icebear.concepts.models.model import Model
-from icebear.concepts.projection import project
+from icebear.concepts.projection import both_projections
 from icebear.concepts.render import page
 from icebear.convert import Tabled
 from icebear.db.search import nearest_by_chance
@@ -33,6 +33,8 @@ class Card(SavedResult, Tabled):
     by: str
     """What the examples maximize, and whose sign is the polarity: ``activation`` or ``relevance``."""
     projection: Projection | None
+    other: Projection | None
+    """The projection through the other lens, which is shown second; None without a model."""
     examples: dict[str, list[Example]]
     """polarity -> maximally activating examples, largest first."""
     statistics: NeuronStatistics
@@ -55,6 +57,10 @@ class Card(SavedResult, Tabled):
     """Whether the nearest neurons (and without a model the vocabulary) are left out, see `describe`."""
     made_with: dict[str, Any]
     """See `Store.made_with`."""
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [one for one in (self.projection, self.other) if one]
 
     @property
     def title(self) -> str:
@@ -103,7 +109,8 @@ class Card(SavedResult, Tabled):
             },
             "nearest_by_chance": {by: list(cosines) for by, cosines in self.nearest_by_chance.items()},
             "statistics": self.statistics.to_dict(),
-            "vocabulary": self.projection.to_dict() if self.projection else None,
+            "vocabulary": self.projection and self.projection.to_dict(),
+            "other_lens": self.other and self.other.to_dict(),
             "examples": {polarity: list(map(_example, rows)) for polarity, rows in self.examples.items()},
         }
 
@@ -129,7 +136,8 @@ def describe(
     store : Store
     neuron : Neuron or str
     model : Model, optional
-        With a model the vocabulary projection is exact, see `Store.vocabulary`.
+        With a model there are the direct vocabulary projection, exact (see `Store.vocabulary`), and the one through
+        the averaged Jacobian.
     k : int
         The number of examples and tokens.
     whole : bool, optional
@@ -151,14 +159,15 @@ def describe(
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
     common = [by for by, silent in SILENT.items() if whole and neuron.site not in silent]
-    vocabulary = None
+    vocabulary: list[Projection] = []
     if neuron.site not in SILENT["writes"] and (whole or model):
-        vocabulary = project(model, neuron, k) if model else store.vocabulary(neuron, k)
-        vocabulary = replace(vocabulary, std=statistics.std)
+        vocabulary = both_projections(model, neuron, k) if model else [store.vocabulary(neuron, k)]
+    first, second = (*(replace(one, std=statistics.std) for one in vocabulary), None, None)[:2]
     return Card(
         neuron,
         store.by,
-        vocabulary,
+        first,
+        second,
         {polarity: rows[:k] for polarity, rows in examples.items()},
         statistics,
         store.neurons.classes(neuron),

@@ -22,6 +22,7 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
+from icebear.concepts.lens import mean_lens
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.answer import Span
 from icebear.concepts.models.model import Model
@@ -144,6 +145,7 @@ class Explanation(Tabled):
             for row in rows
         )
         neurons = list(dict.fromkeys(row.neuron for row in rows))[:cards]
+        reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest
         return cls(
             relevance,
             ranking,
@@ -152,7 +154,7 @@ class Explanation(Tabled):
             removal_control=removal_control,
             without_counterfactual=without_counterfactual,
             circuit=CheckedCircuit.of(graph) if graph else None,
-            cards=tuple(describe(store, neuron, model, CARD_EXAMPLES) for neuron in neurons) if store else (),
+            cards=tuple(describe(store, neuron, reading, CARD_EXAMPLES) for neuron in neurons) if store else (),
         )
 
     @property

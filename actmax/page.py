@@ -52,7 +52,7 @@ def card_fragment(card: Card) -> Markup:
         examples=examples_html,
         nearest_title=nearest_title,
         histogram=histogram_html(card.statistics.histogram),
-        vocabulary=vocabulary_html(card.projection) if card.projection else "",
+        vocabulary=Markup().join(map(vocabulary_html, card.projections)),
         relmax=RELMAX if card.by == "relevance" else "",
     )
 

@@ -252,18 +252,26 @@ def _graph(model: Model, stack: int, places: Sequence[Place]) -> tuple[Tensor, l
 
 def _reliability(model: Model, layer: int, jacobian: Tensor) -> Tensor:
     """Return the reliability (2, 3) of the lens and of the direct projection, see `Reliability`."""
+    contexts, measured = contexts_of(model, others=True), []
+    for (mean, direct), effects in predicted_and_measured(model, contexts, layer, jacobian):
+        others = (effects.sum(0) - effects) / max(1, len(effects) - 1)
+        ceiling = correlation(others, effects)
+        measured.append([(correlation(row, effects), ratio(row, effects), ceiling) for row in (mean, direct)])
+    return torch.tensor(measured).median(0).values
+
+
+def predicted_and_measured(
+    model: Model, contexts: Contexts, layer: int, jacobian: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield, for seeded FFN neurons of a layer, the change of logits by one unit that the lens and the direct
+    projection predict (2, V), and the measured one in each text (T, V). All are centered over the vocabulary."""
     generator = torch.Generator().manual_seed(layer)
     indices = torch.randperm(model.width("ffn"), generator=generator)[:OTHERS].tolist()
-    contexts, measured = contexts_of(model, others=True), []
     plain = _logits_with(model, contexts, layer, torch.zeros(len(jacobian)))
     for neuron in (Neuron(layer, "ffn", index) for index in indices):
         w_out = _w_out(model, neuron)
-        effects = _centered(_logits_with(model, contexts, layer, w_out) - plain)  # (T, V)
-        mean, direct = unembed(model, torch.stack((jacobian.to(model.device) @ w_out, direct_row(model, neuron))))
-        others = (effects.sum(0) - effects) / max(1, len(effects) - 1)
-        ceiling = _correlation(others, effects)
-        measured.append([(_correlation(row, effects), _ratio(row, effects), ceiling) for row in (mean, direct)])
-    return torch.tensor(measured).median(0).values
+        rows = torch.stack((jacobian.to(model.device) @ w_out, direct_row(model, neuron)))
+        yield _centered(unembed(model, rows)), _centered(_logits_with(model, contexts, layer, w_out) - plain)
 
 
 @torch.no_grad()
@@ -282,12 +290,12 @@ def _centered(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
-def _correlation(prediction: Tensor, effects: Tensor) -> float:
+def correlation(prediction: Tensor, effects: Tensor) -> float:
     """Return the correlation over the vocabulary, mean over texts."""
-    return torch.cosine_similarity(_centered(prediction), effects, dim=-1).mean().item()
+    return torch.cosine_similarity(prediction, effects, dim=-1).mean().item()
 
 
-def _ratio(prediction: Tensor, effects: Tensor) -> float:
+def ratio(prediction: Tensor, effects: Tensor) -> float:
     """Return the effect on the words predicted to rise most, divided by that on those that do, mean over texts."""
     best = effects[:, prediction.topk(BEST).indices].mean(1)
     return (best / effects.topk(BEST).values.mean(1)).mean().item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -53,6 +54,19 @@ def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["dire
     if neuron.site not in WRITERS:
         raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn and attn.")
     return projections(model, [neuron], k, lens)[neuron]
+
+
+def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
+    """Project through both lenses. The first is the one that predicts effects in this layer better, if that is
+    measured, else the direct one. An image classifier has the direct one only."""
+    direct = project(model, neuron, k)
+    if not model.task.reads_text:
+        return [direct]
+    mean, built = project(model, neuron, k, lens="mean"), mean_lens(model)
+    if built is None:
+        return [direct, mean]
+    direct = replace(direct, reliability=built.direct[neuron.layer])
+    return [mean, direct] if built.is_better(neuron.layer) else [direct, mean]
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from icebear.db.sqlite import SqliteFile
-from icebear.db.vectors import NAMES, VectorFiles
+from icebear.db.vectors import LENS, NAMES, VectorFiles
 from icebear.errors import StoreError
 from icebear.records import Sentence
 
@@ -82,7 +82,7 @@ class ScanTables:
         statistics: columns of the table of neurons; missing columns are added.
         The running summary is deleted if the scan had no limit: it takes about 1,500 bytes per neuron (k = 32).
         """
-        for name in NAMES:  # of earlier results
+        for name in (*NAMES, LENS):  # of earlier results
             self.vectors.path(name).unlink(missing_ok=True)
         with self.file.writing():
             self.file.database.execute(

@@ -55,7 +55,10 @@ def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
 
 
 def _by_output(store: Store, words: list[str]) -> Candidates:
-    tokens, rows = store.vectors.get("tokens"), store.vectors.get("w_out")
+    tokens, rows = (
+        store.vectors.get("tokens"),
+        store.vectors.get(vectors.LENS if store.vectors.has(vectors.LENS) else "w_out"),
+    )
     query = np.zeros(tokens.d, dtype=np.float32)
     known = []
     for word in words:

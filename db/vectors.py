@@ -2,6 +2,7 @@
 
 w_out     W_out rows, by neuron id
 w_in      W_in rows (of a gated FFN: gate rows), by neuron id
+lens      W_out rows through the averaged Jacobian (where it is better, else as w_out), if it was built
 examples  the mean vector of the examples of a neuron, by 2 * neuron id + (polarity is -)
 tokens    the unembedding, by token id
 """
@@ -26,6 +27,8 @@ from icebear.records import Neuron
 from icebear.values import whole
 
 NAMES = ("w_out", "w_in", "examples", "tokens")
+LENS = "lens"
+"""The name of an index that a store may lack."""
 MARK = b"icebear vectors "
 """This mark follows the index in its file; the SHA-256 of the index follows the mark."""
 TAIL = len(MARK) + 32
@@ -88,6 +91,10 @@ class VectorFiles:
             return _read(path, path.stat().st_mtime_ns)
         except (OSError, RuntimeError):
             raise StoreError(f"The vectors {path} are missing or damaged; {again}") from None
+
+    def has(self, name: str) -> bool:
+        query = "SELECT count(*) FROM vectors WHERE name = ?"
+        return bool(self.file.database.execute(query, (name,)).fetchone()[0])
 
     # --- factors from products with W_out rows to logits -------------------------------------------------------
 

@@ -259,21 +259,21 @@ class Projection:
     lens: str = "direct"
     """``direct`` (logit lens) or ``mean`` (averaged Jacobian)."""
     reliability: Reliability | None = None
-    """Of the mean lens in this neuron's layer, if the lens is built."""
+    """Of this lens in the neuron's layer, if `icebear index --lens` has measured it."""
 
     @property
     def about(self) -> str:
         """The meaning of the numbers."""
+        measured = f" ({self.reliability})" if self.reliability else ""
+        unit = "change of the logit by one unit of activation" if self.has_logits else "z scores over the vocabulary"
         if self.lens == "mean":
-            measured = f" ({self.reliability})" if self.reliability else ""
-            unit = "change of the logit by one unit of activation" if self.has_logits else "z scores"
             return f"{self.neuron}: {unit}, through the averaged Jacobian of the layers above{measured}"
         if self.typical is None:
-            return f"{self.neuron}: vocabulary projection of w_out, as z scores over the vocabulary"
+            return f"{self.neuron}: vocabulary projection of w_out, as z scores over the vocabulary{measured}"
         low, high = self.typical
         return (
-            f"{self.neuron}: change of the logit by one unit of activation, on the direct path, at a typical token "
-            f"({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens)"
+            f"{self.neuron}: {unit}, on the direct path, at a typical token "
+            f"({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens){measured}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,17 +1,23 @@
 """The averaged Jacobian lens, against Jacobians taken one text at a time."""
 
+import json
+
 import pytest
 import torch
+from click.testing import CliRunner
 from configurations import dense, mixtures
 from conftest import GEMMA3, LLAMA, Letters, random_model
 from test_tasks import make
 
-from icebear import Model, Neuron, project, steer
+from icebear import Model, Neuron, build_index, describe, open_store, project, steer
+from icebear.actmax.index.neuron_vectors import ensure_vectors
+from icebear.app.cli.main import main
 from icebear.concepts import calibration, lens
 from icebear.concepts.lens import build_mean_lens, contexts_of, mean_lens, mean_rows
 from icebear.concepts.models.linear import Linear
-from icebear.concepts.vocabulary import unembed
+from icebear.concepts.vocabulary import direct_row, unembed
 from icebear.errors import InputError
+from icebear.records import Reliability
 
 SLOW = {"llama": LLAMA, "gpt2": dense()["gpt2"], "gemma3": GEMMA3}
 
@@ -143,3 +149,50 @@ def test_contexts_are_seeded_and_end_before_special_tokens():
     assert all(ids[place] not in (47, 48) for ids, place in zip(contexts.texts, contexts.places, strict=True))
     assert not {tuple(ids) for ids in contexts.texts} & {tuple(ids) for ids in others.texts}
     assert len(contexts.texts) == min(48, len(calibration.token_rows(model)) * 2 // 3)
+
+
+def test_a_card_shows_first_the_lens_that_predicts_better(model, corpus, tmp_path, monkeypatch):
+    neuron = Neuron(0, "ffn", 3)
+    with open_store(tmp_path / "a.db", create=True) as store:
+        build_index(model, corpus, store)
+        assert describe(store, neuron).other is None
+        card = describe(store, neuron, model)
+        assert [one.lens for one in card.projections] == ["direct", "mean"]
+        assert card.projection.reliability is None
+        assert not store.vectors.has("lens")
+        built = build_mean_lens(model)
+        card = describe(store, neuron, model)
+        first = ["mean", "direct"] if built.is_better(0) else ["direct", "mean"]
+        assert [one.lens for one in card.projections] == first
+        assert {one.lens: one.reliability for one in card.projections} == {
+            "mean": built.reliability[0],
+            "direct": built.direct[0],
+        }
+        assert card.to_html().count("averaged Jacobian") == 1
+        ensure_vectors(model, store)  # the index of words that search reads
+        row = built.rows(model, [neuron])[0] if built.is_better(0) else direct_row(model, neuron)
+        stored = torch.from_numpy(store.vectors.get("lens").reconstruct(store.neurons.id(neuron)))
+        assert torch.allclose(stored, row / row.norm(), atol=2e-3)
+        before = store.search("a")
+        monkeypatch.setattr(type(store.vectors), "has", lambda self, name: False)
+        assert before != store.search("a")
+
+
+def test_below_a_ceiling_there_are_no_fixed_words():
+    assert "no fixed words" in str(Reliability(0.19, 0.5, 0.19))
+    assert "no fixed words" not in str(Reliability(0.19, 0.5, 0.2))
+
+
+def test_the_command_builds_the_lens_without_a_corpus(tiny_folder, monkeypatch):
+    def result(*options):
+        return CliRunner().invoke(main, ["index", "--lens", "--model", tiny_folder, *options])
+
+    rows = json.loads(result("--json").stdout)["reliability"]
+    assert [(row["layer"], row["lens"]) for row in rows] == [(n, name) for n in range(3) for name in ("direct", "mean")]
+    monkeypatch.setattr(lens, "_jacobian_rows", None)  # it is not built again
+    assert "averaged Jacobian" in result().stdout
+    shown = CliRunner().invoke(main, ["neuron", "L0.ffn.3", "--model", tiny_folder, "--json"]).stdout
+    assert {json.loads(shown)[key]["lens"] for key in ("vocabulary", "other_lens")} == {"direct", "mean"}
+    monkeypatch.setattr(lens, "WIDEST", 8)
+    monkeypatch.setenv("ICEBEAR_CACHE", "/nonexistent")
+    assert result().exit_code == 1

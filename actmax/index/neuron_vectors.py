@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from icebear.concepts.lens import MeanLens, mean_lens
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
-from icebear.concepts.vocabulary import direct_rows, typical, unembedding, vocabulary, w_in_rows
+from icebear.concepts.vocabulary import direct_rows, typical, unembedding, vocabulary, w_in_rows, w_out_rows
 from icebear.db import vectors
 from icebear.db.search import measure_chance
 from icebear.db.store import Store
@@ -23,15 +25,17 @@ BLOCK = 4096
 
 
 def ensure_vectors(model: Model, store: Store) -> None:
-    """Make the missing vector indexes of a store."""
+    """Make the missing vector indexes of a store; that of the averaged Jacobian lens if the lens is built."""
+    lens = mean_lens(model)
     makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
         "w_out": lambda: _rows(model, store, direct_rows),
         "w_in": lambda: _rows(model, store, w_in_rows),
         "examples": lambda: _example_vectors(store),
+        **({"lens": lambda: _rows(model, store, partial(_lens_rows, lens))} if lens else {}),
         "tokens": lambda: (unembedding(model, slice(i, i + BLOCK)).cpu().numpy() for i in range(0, words, BLOCK)),
     }
     neurons, words = store.count("neurons"), vocabulary(model).shape[0]
-    counts = {"w_out": neurons, "w_in": neurons, "examples": 2 * neurons, "tokens": words}
+    counts = {"w_out": neurons, "lens": neurons, "w_in": neurons, "examples": 2 * neurons, "tokens": words}
     made = [name for name in makers if not _usable(store, name, counts[name])]
     for name, make in makers.items():
         if name in made:
@@ -76,6 +80,14 @@ def _rows(model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor
             if rows is None:
                 rows = torch.zeros(model.width(site), model.config.hidden_size, device=model.device)
             yield rows.cpu().numpy()
+
+
+def _lens_rows(lens: MeanLens, model: Model, site: str, layer: int) -> Tensor | None:
+    """Return W_out rows through the lens that predicts effects in this layer better."""
+    rows = w_out_rows(model, site, layer)
+    if rows is None or not lens.is_better(layer):
+        return direct_rows(model, site, layer)
+    return rows @ lens.jacobian(site, layer).to(rows.device).T
 
 
 def _example_vectors(store: Store) -> Iterator[np.ndarray]:

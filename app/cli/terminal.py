@@ -24,6 +24,7 @@ from icebear.concepts.attribution.sources import SourceBreakdown
 from icebear.concepts.attribution.units import Unit
 from icebear.concepts.circuits.drawing import summary, top_sources
 from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
+from icebear.concepts.lens import MeanLens
 from icebear.concepts.render import color, hexadecimal, ink, normalized, visible
 from icebear.records import Example, Hit, Meaning, Projection, Promotion, TokenScore
 from icebear.steering.comparison import Comparison
@@ -282,8 +283,8 @@ def _tree(graph: icebear.Graph) -> Tree:
 
 
 def projection_table(projection: Projection) -> Table:
-    by_std = projection.typical is not None and projection.std is not None
-    numbers = [*(["logit"] if projection.typical else []), *(["per std"] if by_std else []), "z"]
+    by_std = projection.has_logits and projection.std is not None
+    numbers = [*(["logit"] if projection.has_logits else []), *(["per std"] if by_std else []), "z"]
     columns = [f">{name}" for name in numbers]
 
     def cells(token: Promotion) -> list[str]:
@@ -295,6 +296,19 @@ def projection_table(projection: Projection) -> Table:
     pairs = zip(projection.promoted, projection.suppressed, strict=True)
     rows = ([*cells(up), *cells(down)] for up, down in pairs)
     return grid("promotes (+)", *columns, "suppresses (-)", *columns, rows=rows, title=projection.about)
+
+
+def reliability_table(lens: MeanLens) -> Table:
+    """How well both lenses predict what one unit of an FFN neuron does, by layer."""
+    layers = enumerate(zip(lens.direct, lens.reliability, strict=True))
+    rows = [
+        (str(layer), *(f"{number:.2f}" for number in (*direct[:2], *mean)))
+        for layer, (direct, mean) in layers
+        if direct and mean
+    ]
+    columns = (">logit lens", ">five words", ">averaged Jacobian", ">five words", ">best fixed words")
+    title = "Correlation with the effect of one unit in one text; effect on the first five words, of the largest five"
+    return grid(">layer", *columns, rows=rows, title=title)
 
 
 def card_report(card: icebear.Card) -> Group:
@@ -309,8 +323,7 @@ def card_report(card: icebear.Card) -> Group:
         ),
         Text(f"{bars}  histogram of activations, -128 to 128, log2 bins", "dim"),
     ]
-    if card.projection:
-        parts.append(projection_table(card.projection))
+    parts += map(projection_table, card.projections)
     if card.by == "relevance":
         parts.append(Text(RELMAX, "dim"))
     for polarity, examples in card.examples.items():

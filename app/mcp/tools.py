@@ -28,7 +28,7 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.concepts.models.prompts import PromptLike
-from icebear.concepts.projection import project
+from icebear.concepts.projection import both_projections
 from icebear.edits import Edit, parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need
@@ -245,7 +245,7 @@ class Tools:
         model.check(wanted)
         with self.session.store() as store:
             card = describe(store, wanted, model, 20) if store else None
-        words = card.projection if card else project(model, wanted, 20)
+        words = card.projection if card else both_projections(model, wanted, 20)[0]
         tokens = {side: list(map(vars, getattr(words, side, ()))) for side in ("promoted", "suppressed")}
         rows = card.to_frame().drop(columns="neuron").to_dict("records") if card else []
         files = {"html": card.to_html} if card else {}
@@ -258,7 +258,7 @@ class Tools:
             "promotes": [token["text"] for token in tokens["promoted"][:ROWS]],
             "suppresses": [token["text"] for token in tokens["suppressed"][:ROWS]],
             "examples": [row for sign in "+-" for row in [one for one in rows if one["polarity"] == sign][:k]],
-            "note": "promoted at + and suppressed at -, on the direct path to the vocabulary",
+            "note": f"promoted at + and suppressed at -; {words.about}" if words else "writes nothing",
             "handle": self.session.keep("neuron", card, {"examples": rows, **tokens}, **files),
         }
 

@@ -15,7 +15,7 @@ from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import class_name
 from icebear.app.web import ui
 from icebear.app.web.header import no_store_yet
-from icebear.concepts.projection import project
+from icebear.concepts.projection import both_projections
 from icebear.db.store import Store
 from icebear.errors import IcebearError, ModelError
 from icebear.records import Neuron
@@ -55,7 +55,8 @@ def show() -> None:
 def _vocabulary(neuron: Neuron) -> None:
     """Show the part of a card that needs no index."""
     if neuron.site not in SILENT["writes"]:
-        _styled(page.vocabulary_html(project(ui.model(), neuron, EXAMPLES)))
+        for projection in both_projections(ui.model(), neuron, EXAMPLES):
+            _styled(page.vocabulary_html(projection))
 
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
@@ -67,8 +68,8 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     st.markdown(f"#### {card.neuron} {ui.plain(card.title)}")
     st.caption(page.statistics_line(card))
     _styled(page.histogram_html(card.statistics.histogram))
-    if card.projection:
-        _styled(page.vocabulary_html(card.projection))
+    for projection in card.projections:
+        _styled(page.vocabulary_html(projection))
     if card.by == "relevance":
         st.caption(ui.plain(page.RELMAX))
     st.markdown(f"#### {page.heading(card, polarity)}")

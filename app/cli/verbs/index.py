@@ -9,9 +9,11 @@ import click
 import icebear
 from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import show
-from icebear.app.cli.progress import annotating, indexing
-from icebear.app.cli.stores import neurons_named
+from icebear.app.cli.progress import annotating, bar, indexing
+from icebear.app.cli.stores import neurons_named, store_if_any
+from icebear.errors import InputError
 from icebear.extras import need
+from icebear.records import LENSES
 
 WIKI, SITES = "wiki-summaries", ("ffn", "attn", "q", "k", "v")
 
@@ -32,6 +34,7 @@ class Options:
     annotate: bool
     prompt: str | None
     top: int
+    lens: bool = option("Scan nothing; build the averaged Jacobian lens of the model, once. It needs no corpus.")
     store: str
     json: bool
     max_tokens: int = option(default=256, advanced=True)
@@ -53,14 +56,20 @@ def index(options: Options) -> None:
     With --annotate, no text is scanned. The activations in the examples of NEURONS (or, with --prompt, of the most
     relevant neurons) are attributed to the tokens of their sentences.
 
+    With --lens, no text is scanned either. icebear neuron then shows the words that neurons write through the layers
+    above, and how well they predict measured effects; icebear search uses them in a store that exists.
+
     Example:
       icebear index --limit 20 --store wiki.db
       icebear index --annotate L29.ffn.860 --k 2 --store wiki.db
+      icebear index --lens
     """
     if options.annotate:
         return _annotate(options)
     if options.neurons or options.prompt:
         raise click.UsageError("NEURONS and --prompt need --annotate.")
+    if options.lens:
+        return _lens(options)
     from icebear.actmax.index.engines import in_process, on_ray
 
     need("index")
@@ -74,6 +83,33 @@ def index(options: Options) -> None:
     with icebear.open_store(options.store) as store:
         document = {**store.made_with(), "store": options.store, "counts": counts}
     show(options.json, document, f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}")
+
+
+def _lens(options: Options) -> None:
+    from icebear.actmax.index.neuron_vectors import ensure_vectors
+    from icebear.app.cli.terminal import reliability_table
+    from icebear.concepts.lens import WIDEST, build_mean_lens, mean_lens
+
+    model = options.model.load()
+    width, lens = model.config.hidden_size, mean_lens(model)
+    if lens is None and width > WIDEST and model.device.type == "cpu":
+        raise InputError(
+            f"The lens of {model.name} takes {width:,} backward passes, too many without a GPU; icebear neuron "
+            "computes the words of one neuron in one pass."
+        )
+    if lens is None:
+        with bar("steps", width + model.layers) as move:
+            lens = build_mean_lens(model, move)
+    with store_if_any(options.store, model) as store:
+        if store:
+            ensure_vectors(model, store)
+    rows = [
+        {"layer": layer, "lens": name, **one._asdict()}
+        for layer, both in enumerate(zip(lens.direct, lens.reliability, strict=True))
+        for name, one in zip(LENSES, both, strict=True)
+        if one
+    ]
+    show(options.json, {**lens.made_with, "file": str(lens.file), "reliability": rows}, reliability_table(lens))
 
 
 def _annotate(options: Options) -> None:

@@ -12,6 +12,8 @@ from icebear.app.cli.stores import store_if_any
 from icebear.errors import StoreError
 from icebear.records import Neuron
 
+NOT_MEASURED = "icebear index --lens measures how well these words predict what the neuron does."
+
 
 @record
 class Options:
@@ -71,10 +73,12 @@ def _card(model: icebear.Model, wanted: Neuron, store: icebear.Store, options: O
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
     from icebear.app.cli.terminal import projection_table
     from icebear.concepts.attribution.two_models import neuron_similarity
+    from icebear.concepts.projection import both_projections
 
-    words = icebear.project(model, wanted, options.top)
-    document: dict[str, Any] = {"neuron": str(wanted), "vocabulary": words.to_dict()}
-    tables: list[Any] = [projection_table(words)]
+    words = both_projections(model, wanted, options.top)
+    first, other = (*(projection.to_dict() for projection in words), None)[:2]
+    document: dict[str, Any] = {"neuron": str(wanted), "vocabulary": first, "other_lens": other}
+    tables: list[Any] = [*map(projection_table, words), *([] if words[0].reliability else [NOT_MEASURED])]
     if options.base_model:
         base = options.model.load(options.base_model)
         base_words, cosines = icebear.project(base, wanted, options.top), neuron_similarity(model, base, wanted)
