@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import torch
 
 from icebear.actmax.card import Card, describe
 from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.controls import Ablation, ablation
+from icebear.concepts.attribution.controls import Ablation, Nodes, ablate, ablation
+from icebear.concepts.attribution.effect_groups import EffectGroup, effect_groups
+from icebear.concepts.attribution.effects import Effects, Patched, effect_words
 from icebear.concepts.attribution.random_controls import RandomControl, token_removal_control
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
@@ -36,13 +39,17 @@ from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.paths import write_file
-from icebear.records import Meaning, Projection, Ranked
+from icebear.records import WRITERS, Meaning, Projection, Ranked
 from icebear.steering.random_edits import random_edit_control
 
 LOOK = files("icebear.actmax").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 SIZES = (10, 100, 1000)
 """The numbers of nodes whose sufficiency and necessity are measured."""
-WORDS, CARDS, CARD_EXAMPLES, GROUPS = 8, 4, 4, 6
+GROUPED = 100
+"""The number of nodes that are grouped by their effects."""
+WORDS, CARDS, CARD_EXAMPLES, CIRCUIT_GROUPS = 8, 4, 4, 6
+GROUPS, STRONGEST = 3, 2
+"""The numbers of groups, and of nodes of each, that are shown."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,31 @@ class ExplainedNode:
     """The label that a person gave, or the automatic label if it is significant."""
     meaning: Meaning | None = None
     """The automatic label if it is significant."""
+    raises: tuple[str, ...] = ()
+    """The likely next words that the node raises most here (`effects`)."""
+    lowers: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
-        """The tokens that the neuron promotes at the sign of its activation."""
+        """The tokens that the neuron promotes at the sign of its activation, in any prompt (the logit lens)."""
         return self.projection.words(self.ranked.polarity) if self.projection else ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.ranked.to_dict(), "token": self.token, "promotes": self.words or None, "label": self.label}
+        words = {"raises": list(self.raises), "lowers": list(self.lowers), "promotes": self.words or None}
+        return {**self.ranked.to_dict(), "token": self.token, **words, "label": self.label}
+
+
+@dataclass(frozen=True)
+class ExplainedGroup:
+    """Nodes that raise and lower the same words, with the controls of the group."""
+
+    group: EffectGroup
+    ablation: Ablation | None
+    """None where ablation does not apply (see `ablation`)."""
+    strongest: tuple[ExplainedNode, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.group.to_dict(), "ablation": vars(self.ablation) if self.ablation else None}
 
 
 @dataclass(frozen=True)
@@ -77,7 +101,7 @@ class CheckedCircuit:
     """The ablation of each of the first groups."""
 
     @classmethod
-    def of(cls, graph: Graph, groups: int = GROUPS) -> CheckedCircuit:
+    def of(cls, graph: Graph, groups: int = CIRCUIT_GROUPS) -> CheckedCircuit:
         """Test a circuit. groups: the number of groups that are ablated, one at a time."""
         return cls(graph, graph.faithfulness(), tuple(map(graph.without, graph.groups[:groups])))
 
@@ -107,6 +131,10 @@ class Explanation(Tabled):
     circuit: CheckedCircuit | None = None
     cards: tuple[Card, ...] = ()
     """Cards of the first neurons, if there is a store."""
+    effects: Effects | None = None
+    """The effects of the nodes on the next token; None where nodes cannot be set."""
+    groups: tuple[ExplainedGroup, ...] = ()
+    """The groups with the largest relevance, of the first `GROUPED` nodes."""
 
     @classmethod
     def of(
@@ -121,29 +149,24 @@ class Explanation(Tabled):
         without_counterfactual: Relevance | None = None,
         graph: Graph | None = None,
         cards: int = 0,
+        groups: int = 0,
     ) -> Explanation:
         """Explain an existing relevance.
 
         sizes: the numbers of nodes to ablate. graph: the circuit of the same prompts. cards: the number of neurons with
-            a card from the store. Raises `InputError` as `Relevance.top` and `ablation` do.
+            a card from the store. groups: the number of groups. Raises `InputError` as `Relevance.top` and `ablation`
+            do.
         """
         ranking = ranking or Ranking(site="ffn")
         if ranking.position is None:
             ranking = replace(ranking, position="all" if relevance.counterfactual else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites else []
-        words = projections(model, (row.neuron for row in rows), WORDS)
-        known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
-        significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
-        nodes = tuple(
-            ExplainedNode(
-                row,
-                relevance.prompt.strings[row.position],
-                words.get(row.neuron),
-                store.labels.name(row.neuron, row.polarity) if store else None,
-                significant.get((row.neuron, row.polarity)),
-            )
-            for row in rows
-        )
+        measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
+        patched = Patched(model, relevance) if measured else None
+        effects = patched.measure(measured) if patched else None
+        explained = _Explained(model, relevance, store)
+        words = {row: effects.words(place) for place, row in enumerate(measured)} if effects else {}
+        nodes = explained.nodes(rows, words)
         neurons = list(dict.fromkeys(row.neuron for row in rows))[:cards]
         reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest
         return cls(
@@ -155,6 +178,8 @@ class Explanation(Tabled):
             without_counterfactual=without_counterfactual,
             circuit=CheckedCircuit.of(graph) if graph else None,
             cards=tuple(describe(store, neuron, reading, CARD_EXAMPLES) for neuron in neurons) if store else (),
+            effects=effects,
+            groups=explained.groups(patched, ranking, groups) if patched and groups else (),
         )
 
     @property
@@ -187,6 +212,7 @@ class Explanation(Tabled):
             "without_counterfactual": self.without_counterfactual and self.without_counterfactual.to_dict(0),
             **(self.circuit.to_dict() if self.circuit else {}),
             "cards": [card.to_dict() for card in self.cards],
+            "groups": [group.to_dict() for group in self.groups],
         }
         return {
             **self.relevance.to_dict(0),
@@ -219,9 +245,67 @@ class Explanation(Tabled):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the nodes as a pandas table. `to_arrow` returns an Arrow table."""
-        columns = ["neuron", "position", "polarity", "activation", "relevance", "token", "promotes", "label"]
+        columns = [
+            "neuron",
+            "position",
+            "polarity",
+            "activation",
+            "relevance",
+            "token",
+            "raises",
+            "lowers",
+            "promotes",
+            "label",
+        ]
         there = ["counterfactual"] if self.relevance.counterfactual else []
         return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=[*columns[:4], *there, *columns[4:]])
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """Nodes of a relevance, with all that is known of them."""
+
+    model: Model
+    relevance: Relevance
+    store: Store | None
+
+    def nodes(
+        self, rows: Sequence[Ranked], moved: dict[Ranked, tuple[list[str], list[str]]]
+    ) -> tuple[ExplainedNode, ...]:
+        words = projections(self.model, (row.neuron for row in rows), WORDS)
+        store, strings = self.store, self.relevance.prompt.strings
+        known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
+        significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
+        return tuple(
+            ExplainedNode(
+                row,
+                strings[row.position],
+                words.get(row.neuron),
+                store.labels.name(row.neuron, row.polarity) if store else None,
+                significant.get((row.neuron, row.polarity)),
+                *map(tuple, moved.get(row, ())),
+            )
+            for row in rows
+        )
+
+    def groups(self, patched: Patched, ranking: Ranking, count: int) -> tuple[ExplainedGroup, ...]:
+        """Return the first groups of the `GROUPED` nodes with the largest relevance at all tokens."""
+        model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
+        rows = relevance.top(GROUPED, site, position="all")
+        patchable = Nodes.of(model, relevance, site) if _can_ablate(model, relevance, site) else None
+        generator, explained = torch.Generator().manual_seed(0), []
+        for group in effect_groups(patched, rows, count):
+            strongest = {
+                row: effect_words(patched.tokens, own) for row, own in zip(group.nodes, group.each, strict=True)
+            }
+            explained.append(
+                ExplainedGroup(
+                    group,
+                    ablate(patchable, relevance.mask(group.nodes, site), generator) if patchable else None,
+                    self.nodes(group.nodes[:STRONGEST], strongest),
+                )
+            )
+        return tuple(explained)
 
 
 def explain(
@@ -300,6 +384,7 @@ def controlled(
         without_counterfactual=attribute(model, prompt, *ids, sites=()) if next_token and compared else None,
         graph=graph,
         cards=cards,
+        groups=GROUPS if _can_group(relevance, ranking.site or "ffn") else 0,
     )
 
 
@@ -323,8 +408,12 @@ def silencing_control(
 
 
 def _can_ablate(model: Model, relevance: Relevance, site: str) -> bool:
-    compared = relevance.counterfactual
-    if compared is None or not compared.pairs or relevance.contrast_phrase or not model.task.is_causal:
+    if relevance.contrast_phrase or not model.task.is_causal:
         return False
     known = site in ("ffn", "head") and neuron_site(site) in relevance.sites
+    return known and len(relevance.neurons.recorded) == len(relevance.tokens)
+
+
+def _can_group(relevance: Relevance, site: str) -> bool:
+    known = neuron_site(site) in WRITERS and neuron_site(site) in relevance.sites
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)

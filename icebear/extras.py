@@ -9,7 +9,7 @@ from icebear.errors import InputError
 EXTRAS = {
     "app": {"streamlit": "streamlit", "altair": "altair", "vl_convert": "vl-convert-python"},
     "index": {"faiss": "faiss-cpu", "sentencex": "sentencex", "datasets": "datasets"},
-    "circuits": {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python"},
+    "circuits": {"vl_convert": "vl-convert-python"},
     "evaluate": {"matplotlib": "matplotlib"},
     "arrow": {"pyarrow": "pyarrow"},
     "mcp": {"mcp": "mcp"},

@@ -12,6 +12,7 @@ from test_differences import OTHER
 
 from icebear import attribute
 from icebear.concepts.attribution.controls import Nodes, ablation, largest, random_nodes, recovered_shares
+from icebear.concepts.calibration import calibrate
 from icebear.concepts.evaluation import ablation as evaluation
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.methods.registry import methods_of
@@ -29,9 +30,9 @@ def result(model):
     return attribute(model, IDS, 11, 12, counterfactual=OTHER)
 
 
-def by_hand(model, selected):
+def by_hand(model, selected, values=None):
     """m with every FFN neuron that is not kept (L, T, F) at its value in the other prompt, by the test's own hooks."""
-    values = {}
+    values, given = dict(values or {}), values is not None
 
     def run(ids, hook):
         hooks = [
@@ -44,7 +45,8 @@ def by_hand(model, selected):
             one.remove()
         return (logits[11] - logits[12]).item()
 
-    run(OTHER, lambda number, module, args: values.__setitem__(number, args[0]))
+    if not given:
+        run(OTHER, lambda number, module, args: values.__setitem__(number, args[0]))
     return run(IDS, lambda number, module, args: (torch.where(selected[number], args[0], values[number]),))
 
 
@@ -58,6 +60,17 @@ def test_f_is_its_definition(model, result):
         assert k == pytest.approx((by_hand(model, choice) - none) / (whole - none), rel=1e-6)
         assert rest == pytest.approx((by_hand(model, ~choice) - none) / (whole - none), rel=1e-6)
     assert recovered_shares(nodes, [everything]) == (pytest.approx([1]), pytest.approx([0]))
+
+
+def test_without_a_counterfactual_neurons_take_their_means_but_not_at_sinks(model):
+    alone = attribute(model, IDS, 11, 12, number="logit")
+    choice, means = largest(alone.ffn, 40), calibrate(model).means["ffn"]
+    at_sinks = torch.tensor([place in alone.prompt.sinks for place in range(len(IDS))])[:, None]
+    values = [torch.where(at_sinks, alone.activation("ffn")[layer], means[layer]) for layer in range(model.layers)]
+    selected, left = recovered_shares(Nodes.of(model, alone), [choice])
+    m = [by_hand(model, part, dict(enumerate(values))) for part in (choice, ~choice, choice | True, choice & False)]
+    assert selected == [pytest.approx((m[0] - m[3]) / (m[2] - m[3]), rel=1e-5)]
+    assert left == [pytest.approx((m[1] - m[3]) / (m[2] - m[3]), rel=1e-5)]
 
 
 def test_all_heads_are_the_whole_and_none_is_nothing(model, result):
@@ -97,8 +110,6 @@ def test_matched_nodes_are_as_many_at_the_same_layers_and_tokens():
 
 
 def test_what_cannot_be_ablated_says_why(model, result):
-    with pytest.raises(InputError, match="counterfactual"):
-        ablation(model, attribute(model, IDS), 5)
     with pytest.raises(InputError, match="record='all'"):
         ablation(model, attribute(model, IDS, 11, 12, counterfactual=OTHER, record="last"), 5)
     assert ablation(model, result, 3).nodes == 3

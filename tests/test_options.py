@@ -17,9 +17,9 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.errors import ModelError
 
 RUN = CliRunner()
-OWN_VALUES = {"--site", "--task", "--max-tokens", "--max-neurons", "--top", "--nodes"}
+OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--nodes"}
 """What these may be, and are by default, is a verb's own."""
-OWN_HELP = {"--site", "--samples", "--suppress"}
+OWN_HELP = {"--site", "--samples", "--suppress", "--words"}
 """The help of these differs: verbs take different sites, count different samples and suppress different things."""
 
 

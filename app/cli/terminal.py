@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -36,6 +36,7 @@ from icebear.steering.side_effects import SideEffects
 LONG = 240  # characters of a text in a table
 LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
 DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
+Words = Literal["effects", "direct"]
 RANKED_BY = {
     "means": "difference of means",
     "cna": "difference of means at the last token",
@@ -68,12 +69,12 @@ def heatmap(tokens: Sequence[str], values: list[float], gray: Sequence[int] = ()
     return Text.assemble(*((visible(token), "dim" if at in gray else shade(share)) for at, (token, share) in parts))
 
 
-def explanation_report(explanation: icebear.Explanation, units: Table | None = None) -> Group:
+def explanation_report(explanation: icebear.Explanation, units: Table | None = None, words: Words = "effects") -> Group:
     """The prediction, the tokens (or `units`), the nodes with their labels, and the controls that were measured."""
     relevance, circuit = explanation.relevance, explanation.circuit
     parts: list[Any] = [relevance_report(relevance, units)]
     if explanation.nodes:
-        parts.append(nodes_table(explanation))
+        parts.append(nodes_table(explanation, words=words))
     if explanation.meanings:
         parts.append(labels_table(explanation.meanings))
     if explanation.nodes and not relevance.counterfactual:
@@ -143,16 +144,20 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
     return table
 
 
-def nodes_table(explanation: icebear.Explanation, title: str = "") -> Table:
+def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words = "effects") -> Table:
+    """The nodes with the words that they raise and lower in this prompt, or that they promote on the direct path."""
     compared = explanation.relevance.counterfactual is not None
+    measured = words == "effects" and explanation.effects is not None
     rows = []
     for node in explanation.nodes:
         row = node.ranked
         activation = "" if row.neuron.site == "head" else f"{row.activation:+.3f}"
         other = ["" if row.counterfactual is None else f"{row.counterfactual:+.3f}"] if compared else []
-        rows.append([str(row.neuron), repr(node.token), activation, *other, f"{row.relevance:+.3f}", node.words])
+        said = [", ".join(node.raises[:3]), ", ".join(node.lowers[:3])] if measured else [node.words]
+        rows.append([str(row.neuron), repr(node.token), activation, *other, f"{row.relevance:+.3f}", *said])
     counterfactual = [">counterfactual"] if compared else []
-    names = ("neuron", "token", ">activation", *counterfactual, ">relevance", "promotes")
+    said = ["raises", "lowers"] if measured else ["promotes"]
+    names = ("neuron", "token", ">activation", *counterfactual, ">relevance", *said)
     return grid(*names, rows=rows, title=title or _nodes_title(explanation))
 
 

@@ -1,5 +1,6 @@
 """Sufficiency and necessity of nodes: activation patching with counterfactual values, with random controls.
 
+Without a counterfactual, the mean activations on the calibration texts take their place (mean ablation).
 A node is a neuron or attention head at a token. F(K) = (m(K) - m(0)) / (m(x) - m(0)), where m is the explained number.
 In m(K), the nodes of K are recomputed and all other nodes of the site take their counterfactual values; in m(0), all
 nodes take them. Sufficiency is F(K) ("faithfulness" in Marks et al. 2024, arXiv 2403.19647); necessity is 1
@@ -11,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.calibration import calibrate
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.run import Logits, forward
@@ -47,20 +50,19 @@ class Nodes:
     def of(cls, model: Model, relevance: Relevance, *sites: str) -> Nodes:
         """Return the nodes of a relevance, by default of the site ``ffn``.
 
-        Raises `InputError` if the relevance has no counterfactual, or has not recorded all positions.
+        Raises `InputError` if the relevance has not recorded all positions.
         """
-        if relevance.counterfactual is None:
-            raise InputError("Ablation needs counterfactual values; give a counterfactual.")
         if len(relevance.neurons.recorded) != len(relevance.tokens) or not model.task.is_causal:
             raise InputError("Ablation needs a causal model and all positions recorded; pass record='all'.")
         if relevance.contrast_phrase:
             raise InputError("Ablation cannot measure a phrase against a contrast phrase; leave out the contrast.")
-        contrast = relevance.contrast.id if relevance.contrast else None
-        one = replace(relevance.counterfactual.pairs[0].rows([0]), contrasts=(contrast,))
-        sites = sites or ("ffn",)
+        one, sites = relevance.explained(), sites or ("ffn",)
         own = {site: relevance.activation(neuron_site(site)) for site in sites}
+        if relevance.counterfactual is None:
+            return cls(model, one, sites, own, {site: _means(model, relevance, site) for site in sites})
+        contrast = relevance.contrast.id if relevance.contrast else None
         there = {site: relevance.neurons.counterfactual[neuron_site(site)] for site in sites}
-        return cls(model, one, sites, own, there)
+        return cls(model, replace(one, contrasts=(contrast,)), sites, own, there)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -88,8 +90,9 @@ class Nodes:
             forward(self.model, target, [])
         return self.model.top_tokens(target.logits[0, -1].float(), k)
 
+    @cached_property
     def ends(self) -> tuple[float, float]:
-        """Return m(x) and m(0). Raises `InputError` if they are equal."""
+        """m(x) and m(0). Raises `InputError` if they are equal."""
         everything = torch.ones(self.shape, dtype=torch.bool)
         whole, none = self.numbers([everything, ~everything])
         if whole == none:
@@ -137,6 +140,14 @@ class Nodes:
             yield
 
 
+def _means(model: Model, relevance: Relevance, site: str) -> Tensor:
+    """Return mean activations (L, T, N) on the calibration texts. Sinks, which the means leave out, keep their own."""
+    values = relevance.activation(neuron_site(site)).clone()
+    others = [place for place in range(len(relevance.tokens)) if place not in relevance.prompt.sinks]
+    values[:, others] = calibrate(model).means[neuron_site(site)][:, None].to(values)
+    return values
+
+
 def largest(scores: Tensor, k: int) -> Tensor:
     """Return the mask of the k nodes with the largest |score|."""
     flat = scores.abs().flatten()
@@ -178,7 +189,8 @@ def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed
     ----------
     model : Model
     relevance : Relevance
-        A relevance with a counterfactual or a base model that recorded all positions.
+        A relevance that recorded all positions. Without a counterfactual or a base model, nodes take their mean
+        activation on the calibration texts.
     k : int
         The number of nodes.
     site : str
@@ -193,7 +205,7 @@ def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed
     Raises
     ------
     InputError
-        If the relevance has no counterfactual, or patching the whole site changes nothing.
+        If not all positions were recorded, or patching the whole site changes nothing.
 
     References
     ----------
@@ -225,7 +237,7 @@ def recovered_shares(
     nodes: Nodes, choices: Sequence[Tensor], ends: tuple[float, float] | None = None
 ) -> tuple[list[float], list[float]]:
     """Return F of each mask of nodes, and F of all other nodes. ends: `Nodes.ends`, if known."""
-    whole, none = ends or nodes.ends()
+    whole, none = ends or nodes.ends
     numbers = nodes.numbers([*choices, *(~choice for choice in choices)])
     values = [(number - none) / (whole - none) for number in numbers]
     return values[: len(choices)], values[len(choices) :]

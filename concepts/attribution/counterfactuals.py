@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -14,12 +15,13 @@ from icebear.concepts.models.chat import inside
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.prefix import Prefix
 from icebear.errors import InputError
 from icebear.values import whole
 
 COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
 """The 200 most common English words."""
-TRIED, MOST = 150, 3000
+TRIED, MOST = 50, 3000
 """The number of words tried in each place, among the `MOST` most likely or similar tokens."""
 AS_SURE = 0.5
 """The least ratio of the probabilities of the new and the old answer."""
@@ -70,7 +72,8 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
         raise InputError(f"Counterfactuals are suggested only for causal language models; {model.name} is not one.")
     ids = list(model.encode([prompt]).row_ids(0))
     texts = [model.answer_text(token) for token in ids]
-    (answer, sure, _), *_ = _answers(model, [ids])
+    prefix = Prefix.of(model, [ids])
+    (answer, sure, read), *_ = _answers(model, [ids])
     turns = model.turns(ids)
     allowed = inside(turns) if turns else set(range(len(ids)))
     changes = [
@@ -79,7 +82,11 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
         if allowed.issuperset(range(start, end))
         for tokens in _likely(model, ids[:start], ids[start:end], "".join(texts[start:end]).strip())
     ]
-    rows = _answers(model, [changed for changed, _, _ in changes])
+    rows = [
+        (other, probability, sum(read[: start - 1]) + sum(logs))
+        for start, group in groupby(changes, key=itemgetter(1))
+        for other, probability, logs in _answers(model, [changed for changed, _, _ in group], prefix, start)
+    ]
     suggestions = [
         Suggestion(
             tuple(changed),
@@ -141,15 +148,24 @@ def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[
 
 
 @torch.no_grad()
-def _answers(model: Model, rows: Sequence[list[int]]) -> list[tuple[int, float, float]]:
-    """Return (answer, its probability, log-probability of the prompt) for prompts of equal length."""
-    answers = []
+def _answers(
+    model: Model, rows: Sequence[list[int]], prefix: Prefix | None = None, same: int = 1
+) -> list[tuple[int, float, list[float]]]:
+    """Return (answer, its probability, log-probabilities of the tokens from `same` on) for prompts of equal length.
+
+    prefix: a prompt whose first `same` tokens all prompts share.
+    """
+    answers, begin = [], same - 1 if prefix else 0
     for start in range(0, len(rows), ROWS):
-        some = rows[start : start + ROWS]
+        ids = torch.tensor(rows[start : start + ROWS], device=model.device)[:, begin:]
+        places = list(range(ids.shape[1]))
         with model.lock:
-            logits = model.logits(model.encode(some), list(range(len(some[0])))).float().log_softmax(-1)  # (B, T, V)
-        ids = torch.tensor(some, device=logits.device)
-        read = logits[:, :-1].gather(-1, ids[:, 1:, None]).sum((1, 2))
-        best = logits[:, -1].max(-1)
+            if prefix and begin:
+                logits = prefix.logits(ids, [0] * len(ids), [begin] * len(ids), places)
+            else:
+                logits = model.logits(model.encode(ids.tolist()), places)
+        logs = logits.float().log_softmax(-1)  # (B, T, V)
+        read = logs[:, :-1].gather(-1, ids[:, 1:, None])[:, same - 1 - begin :, 0]
+        best = logs[:, -1].max(-1)
         answers += list(zip(best.indices.tolist(), best.values.exp().tolist(), read.tolist(), strict=True))
     return answers

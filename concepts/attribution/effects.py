@@ -14,7 +14,9 @@ from torch import Tensor
 from icebear.concepts.calibration import mean_activations
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
+from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.prefix import Prefix
+from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.convert import Tabled
 from icebear.errors import InputError
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 LIKELY = 150
 """The number of most probable tokens of each prompt that are likely tokens."""
+SHOWN = 100
+"""The number of likely tokens among which words are shown, because rarer ones say little to a reader."""
 TOKENS, ROWS = 8192, 64
 """The largest numbers of tokens and of rows in one pass."""
 LOGITS = 2**26
@@ -52,7 +56,7 @@ class Effects(Tabled):
 
     nodes: tuple[Ranked, ...]
     token_ids: tuple[int, ...]
-    """(W,) the likely tokens, or the labels."""
+    """(W,) the likely tokens, or the labels, the most probable in any of the prompts first."""
     tokens: tuple[str, ...]
     matrix: Tensor
     """(N, W) effects in logits, less their mean over the likely tokens."""
@@ -92,9 +96,9 @@ class Effects(Tabled):
         return pandas.DataFrame(rows, columns=["neuron", "position", "token_id", "token", "effect"])
 
 
-def effect_words(tokens: Sequence[str], effects: Tensor, k: int) -> tuple[list[str], list[str]]:
-    """Return the k words with the largest and smallest effects (W,). Tokens that differ only in case and spaces are one
-    word; single ASCII characters and tokens without a letter or digit are none."""
+def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[list[str], list[str]]:
+    """Return the k words with the largest and smallest effects (W,) among the first `SHOWN` tokens. Tokens that differ
+    only in case and spaces are one word; single ASCII characters and tokens without a letter or digit are none."""
 
     def first(order: Sequence[int], sign: int) -> list[str]:
         words: dict[str, str] = {}
@@ -106,7 +110,7 @@ def effect_words(tokens: Sequence[str], effects: Tensor, k: int) -> tuple[list[s
                 words.setdefault(word.casefold(), word)
         return list(words.values())
 
-    order = effects.argsort(stable=True).tolist()
+    order = effects[:SHOWN].argsort(stable=True).tolist()
     return first(order[::-1], +1), first(order, -1)
 
 
@@ -140,18 +144,7 @@ def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 
     Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
     """
     rows = relevance.top(whole(nodes, "The number of nodes"), position="all") if isinstance(nodes, int) else list(nodes)
-    patched = Patched(model, relevance)
-    matrix, means, phrase = patched.effects([[node] for node in rows])
-    return Effects(
-        tuple(rows),
-        tuple(patched.token_ids),
-        tuple(map(model.answer_text, patched.token_ids)),
-        matrix,
-        means,
-        "counterfactual" if relevance.counterfactual else "average",
-        phrase,
-        model.made_with,
-    )
+    return Patched(model, relevance).measure(rows)
 
 
 class Patched:
@@ -169,13 +162,18 @@ class Patched:
 
     @cached_property
     def token_ids(self) -> list[int]:
-        """The likely tokens of the prompt, then those of its counterfactuals."""
+        """The likely tokens, the most probable in any of the prompts first."""
         if self._here is None:
             self._here = self._pass([[]], 0)[0][0]
         with self.model.lock, torch.no_grad():
             there = [self.model.logits(one.batch, one.all_positions)[0, 0] for one in self._counterfactuals()]
-        likely = [x.topk(min(LIKELY, len(x))).indices.tolist() for x in (self._here, *there)]
-        return list(dict.fromkeys(id for row in likely for id in row))
+        probabilities = torch.stack([x.float().cpu().softmax(-1) for x in (self._here, *there)])
+        likely = probabilities.topk(min(LIKELY, probabilities.shape[-1])).indices.unique()
+        return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
+
+    @cached_property
+    def tokens(self) -> tuple[str, ...]:
+        return tuple(map(self.model.answer_text, self.token_ids))
 
     def _counterfactuals(self) -> list[Objective]:
         there = self.relevance.counterfactual
@@ -184,6 +182,20 @@ class Patched:
     @cached_property
     def means(self) -> dict[str, Tensor]:
         return mean_activations(self.model)
+
+    def measure(self, rows: Sequence[Ranked]) -> Effects:
+        """Measure the effects of nodes, one at a time."""
+        matrix, means, phrase = self.effects([[node] for node in rows])
+        return Effects(
+            tuple(rows),
+            tuple(self.token_ids),
+            self.tokens,
+            matrix,
+            means,
+            "counterfactual" if self.relevance.counterfactual else "average",
+            phrase,
+            self.model.made_with,
+        )
 
     def effects(self, sets: Sequence[Sequence[Ranked]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return (N, W) the centred effects of setting all nodes of each set, the means (N,), and (N,) the effects on
@@ -212,10 +224,27 @@ class Patched:
             value = self.means[site][neuron.layer, columns]
         elif neuron.site != "head" and row.counterfactual is not None:
             value = torch.tensor([row.counterfactual])
+        elif site in scores.relevance and row.position in scores.recorded:
+            value = scores.counterfactual[site][neuron.layer, scores.recorded.index(row.position), columns]
         else:
-            scores.of(site)
-            value = scores.counterfactual[site][neuron.layer, scores.columns(site, [row.position])[0], columns]
+            value = self._unrecorded[site][neuron.layer, row.position, columns]
         return Node(neuron, row.position, value)
+
+    @cached_property
+    def _unrecorded(self) -> dict[str, Tensor]:
+        """The aligned activations (L, T, N) in the counterfactuals, by site, where they were not recorded."""
+        there, sites = self.relevance.counterfactual, self.model.sites
+        if not there or there.model:
+            raise InputError("The counterfactual activations were not recorded; pass record='all'.")
+        parts: dict[str, list[Tensor]] = {site: [] for site in sites}
+        for pair, weights in zip(there.pairs, there.alignments, strict=True):
+            other = pair.rows([1])
+            values = Values(self.model, other.batch, sites)
+            forward(self.model, Logits(other), [values])
+            for site, recorded in values.activation.items():
+                x = values.values(0, recorded)
+                parts[site].append(torch.einsum("st,ltn->lsn", weights.to(x), x))
+        return {site: torch.stack(each).mean(0) for site, each in parts.items()}
 
     def _chunks(self, nodes: Sequence[Sequence[Node]]) -> Iterator[tuple[list[int], int]]:
         """Yield the rows of each pass, and its first position: rows that change late share a long prefix."""
@@ -263,8 +292,9 @@ class Patched:
             x = x.clone()
             before = self.read if self.model.stack_of(layer) and self.objective.batch.decoder else start
             for row, node in by_place[site, layer]:
-                first = node.neuron.index * len(node.value)
-                x[row, node.position - before, first : first + len(node.value)] = node.value.to(x)
+                first, column = node.neuron.index * len(node.value), node.position - before
+                if 0 <= column < x.shape[1]:  # a layer of an encoder does not read the decoder's tokens
+                    x[row, column, first : first + len(node.value)] = node.value.to(x)
             return x
 
         with hooks(self.model, by_place, visit):

@@ -34,6 +34,7 @@ from icebear.concepts.passes.neurons import AllNeurons, Values
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward
 from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError, MissingRule, NumericalError
+from icebear.records import TokenScore
 
 NODES = 100
 """The number of largest nodes of each counterfactual whose overlap is reported."""
@@ -126,6 +127,7 @@ class _Sums:
     def __init__(self, model: Model, pairs: Sequence[Objective], recorded: tuple[int, ...]) -> None:
         self.model, self.pairs, self.recorded = model, pairs, recorded
         self.here: _Here
+        self.predictions: tuple[TokenScore, ...] = ()
         self.parts: list[Tensor] = []
         self.sites: Sites = {}
         self.there: Sites = {}
@@ -185,6 +187,7 @@ class _Sums:
                 numbers=tuple(there for _, there in self.numbers),
                 overlap=fmean(shared) if shared else None,
                 note=note,
+                predictions=self.predictions,
             ),
         )
 
@@ -222,9 +225,16 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         if not sums.numbers:
             places = [pair.all_positions.index(place) for place in pair.positions[0]]
             sums.here = _Here([], here, stream.sinks(0), target.logits[:1, places])
+            sums.predictions = _predictions(model, pair, target.logits)
         weights = torch.eye(len(batch.columns(0)))
         sums.add(parts, neurons.row(0)[0], there, (numbers[0].item(), numbers[1].item()), weights)
     return sums
+
+
+def _predictions(model: Model, objective: Objective, logits: Tensor) -> tuple[TokenScore, ...]:
+    """Return the most probable next tokens of the last prompt, from logits (B, P, V)."""
+    place = objective.all_positions.index(objective.positions[-1][0])
+    return tuple(model.top_tokens(logits[-1, place].float(), 5))
 
 
 def _product(difference: Tensor, gradient: Tensor) -> Tensor:
@@ -254,6 +264,7 @@ def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective]) -> 
         }
         inputs = list(zip(here.inputs, reads, strict=True))
         difference = {site: sums.here.activation[site] - x for site, x in aligned.items()}
+        sums.predictions = sums.predictions or _predictions(model, other, there.logits)
         parts, relevance = _between(request, one, inputs, difference)
         numbers = (one.evaluate(here.logits)[1].item(), other.evaluate(there.logits)[1].item())
         sums.add(parts, relevance, aligned, numbers, weights)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.prompt import Prediction, PromptTokens
@@ -63,9 +64,12 @@ class Counterfactual:
     """Why the method is not the default."""
     model: str | None = None
     """The name of the base model; the prompt is then the same."""
+    predictions: tuple[TokenScore, ...] = ()
+    """The most probable next tokens in the (first) counterfactual."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}
+        fields = {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}
+        return {**fields, "predictions": [vars(token) for token in self.predictions]}
 
     def __str__(self) -> str:
         if self.model:
@@ -292,6 +296,15 @@ class Relevance(SavedResult, Tabled):
         whole(neuron.index, f"The index of {neuron}", 0, width - 1)
         columns = self.neurons.columns(neuron.site, Ranking(position=position).positions(self.prompt))
         return values[neuron.layer, columns, neuron.index].sum().item()
+
+    def mask(self, nodes: Iterable[Ranked], site: str) -> Tensor:
+        """Return which nodes (L, P, N) of a site (for ``head``: (L, P, H)) are among `nodes`."""
+        chosen = torch.zeros_like(self.heads() if site == "head" else self.of(site), dtype=torch.bool)
+        for node in nodes:
+            if node.neuron.site == site:
+                column = self.neurons.columns(site, [node.position])[0]
+                chosen[node.neuron.layer, column, node.neuron.index] = True
+        return chosen
 
     def effects(self, k: int = 10) -> Effects:
         """Measure what the k nodes with the largest relevance do to the likely next tokens.

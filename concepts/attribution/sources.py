@@ -105,7 +105,7 @@ def source_breakdown(
     if counterfactual is not None:
         other = Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
         compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
-        whole, without = Nodes.of(model, compared).ends()
+        whole, without = Nodes.of(model, compared).ends
         drop = (whole - without) / whole
     past = _past_ffn(model, answer.before(start), explained, checkpoint)
     through = (relevance.tokens.sum().item() - past) / target

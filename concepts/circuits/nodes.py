@@ -35,7 +35,7 @@ def patchable(model: Model, relevance: Relevance, heads: bool) -> Nodes:
 def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted: float, heads: bool) -> int:
     """Return the smallest number of nodes with the sufficiency `wanted`, if sufficiency grows with their number."""
     pairs = [patchable(model, relevance, heads) for relevance in relevances]
-    ends = [nodes.ends() for nodes in pairs]
+    ends = [nodes.ends for nodes in pairs]
 
     def sufficiency(counts: Sequence[int]) -> list[float]:
         choices = [largest(scores, count) for count in counts]

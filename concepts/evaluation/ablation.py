@@ -120,7 +120,7 @@ def ablate(
     nodes = compared.exchangeable
     if nodes.shape[1] in means:
         nodes = replace(nodes, there={site: means[nodes.shape[1]]})
-    ends = nodes.ends()
+    ends = nodes.ends
     generator = torch.Generator().manual_seed(0)
     results = {}
     for name, method in methods.items():

@@ -48,6 +48,7 @@ def explain(options: Options) -> None:
       icebear explain --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
     from icebear.actmax.explanation import CARDS, controlled
+    from icebear.app.cli.screen import explanation_screen
     from icebear.app.cli.terminal import explanation_report, matrix_report, origins_report, probabilities, units_table
     from icebear.concepts.attribution.ranking import Ranking
 
@@ -63,8 +64,7 @@ def explain(options: Options) -> None:
     else:
         graph, method = None, arguments["method"]
         site = options.site or ("ffn" if model.has_family and (method is None or method.scores_neurons) else None)
-        recording = recorded(site, options.top, None if attribution.counterfactual else position or "last")
-        relevance = icebear.attribute(model, **arguments, **recording)
+        relevance = icebear.attribute(model, **arguments, **recorded(site, options.top, None))
     prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or "ffn", position=position)
     with store_if_any(options.store, model) as store:
         cards = CARDS if options.html or options.json else 0
@@ -73,7 +73,8 @@ def explain(options: Options) -> None:
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
-    tables: list[Any] = [explanation_report(explanation, units_table(units) if units else None)]
+    report = explanation_screen if explanation.groups else explanation_report
+    tables: list[Any] = [report(explanation, units_table(units) if units else None)]
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
     if options.sources:

@@ -32,6 +32,11 @@ class Options:
     polarity: Literal["+", "-"] | None = option(
         "Only neurons of this polarity (with --counterfactual: the sign of the difference).", advanced=True
     )
+    words: Literal["effects", "direct"] = option(
+        "Words beside neurons: their measured effects on the likely next words, or the direct projection (logit lens).",
+        default="effects",
+        advanced=True,
+    )
     include_sinks: bool = option("With --position all: include sink tokens.", advanced=True)
     include_template: bool = option("With --position all: include the chat template's tokens.", advanced=True)
     model: ModelOptions
@@ -57,8 +62,8 @@ def rank(options: Options) -> None:
     if options.file:
         return _rank_file(options.file, options)
     compared = bool(attribution.counterfactual or attribution.base_model)
-    if options.ablate and (not compared or options.site not in ("ffn", "head")):
-        raise click.UsageError("--ablate needs --counterfactual or --base-model, and --site ffn or head.")
+    if options.ablate and options.site not in ("ffn", "head"):
+        raise click.UsageError("--ablate needs --site ffn or head.")
     from icebear.app.cli.terminal import explanation_report
     from icebear.concepts.attribution.ranking import Ranking
 
@@ -79,7 +84,7 @@ def rank(options: Options) -> None:
     with store_if_any(options.store, model) as store:
         explanation = icebear.Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
     write_page(options.html, explanation.to_html)
-    show(options.json, explanation.to_dict(), explanation_report(explanation))
+    show(options.json, explanation.to_dict(), explanation_report(explanation, words=options.words))
 
 
 def _rank_file(file: str, options: Options) -> None:

@@ -1,0 +1,77 @@
+"""What an explanation says, in sentences that every face shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from icebear.concepts.attribution.controls import Ablation
+from icebear.concepts.attribution.result import Relevance
+
+if TYPE_CHECKING:
+    from icebear.actmax.explanation import ExplainedGroup, Explanation
+
+MOST, ENOUGH = 3, 0.95
+"""Tokens are named until their shares sum to this, at most three."""
+
+
+def tokens_sentence(relevance: Relevance) -> str:
+    """Say which tokens account for the explained number, or for its difference to the counterfactual."""
+    compared, values = relevance.counterfactual is not None, relevance.tokens.tolist()
+    total = relevance.sums.target if compared else sum(values)
+    order = sorted(range(len(values)), key=lambda place: -values[place] * (1 if total > 0 else -1))
+    named, share = [], 0.0
+    for place in order[:MOST]:
+        if share >= ENOUGH or not total or values[place] / total <= 0:
+            break
+        named.append(place)
+        share += values[place] / total
+    if not named:
+        return "No token stands out."
+    words = [repr(relevance.prompt.strings[place]) for place in sorted(named)]
+    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    whole = "the difference" if compared else "the relevance of all tokens"
+    return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {whole}."
+
+
+def effect_text(raises: Sequence[str], lowers: Sequence[str]) -> str:
+    """Say which likely next words are raised and lowered."""
+    parts = [f"{verb} {', '.join(words)}" for verb, words in (("raises", raises), ("lowers", lowers)) if words]
+    return "; ".join(parts) or "no effect on likely words"
+
+
+def group_text(group: ExplainedGroup) -> str:
+    """Say how many nodes a group has, where they are, and how much of the difference they carry."""
+    nodes, (first, last) = len(group.group.nodes), group.group.layers
+    layers = f"layer {first}" if first == last else f"layers {first} to {last}"
+    return f"{nodes} node{'s' if nodes > 1 else ''}, {layers}{shares_text(group.ablation)}"
+
+
+def shares_text(ablation: Ablation | None) -> str:
+    if ablation is None:
+        return ""
+    return (
+        f"; sufficiency {ablation.sufficiency:z.0%} [{ablation.random_sufficiency:z.0%}], "
+        f"necessity {ablation.necessity:z.0%} [{ablation.random_necessity:z.0%}]"
+    )
+
+
+def reach_sentence(explanation: Explanation, nodes: int) -> str:
+    """Say how much of the difference a number of nodes carries; empty if it was not measured."""
+    row = next((row for row in explanation.ablations if row.nodes == nodes), None)
+    if row is None:
+        return ""
+    compared = explanation.relevance.counterfactual is not None
+    values = "counterfactual values" if compared else "average on other texts"
+    return (
+        f"The {nodes} nodes with the largest relevance recover {row.sufficiency:z.0%} of the difference when all other "
+        f"nodes take their {values} (random nodes {row.random_sufficiency:z.0%}); when they alone take theirs, "
+        f"{row.necessity:z.0%} is lost (random nodes {row.random_necessity:z.0%})."
+    )
+
+
+def limits_sentence(explanation: Explanation) -> str:
+    """Say what the list of nodes does not show."""
+    site = explanation.ranking.site or "ffn"
+    others = "attention" if site == "ffn" else "FFN neurons"
+    return f"Not shown: {others}, the other nodes, and what nodes do only together with nodes of other groups."

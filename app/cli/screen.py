@@ -1,0 +1,71 @@
+"""The one screen of `icebear explain`: predictions, tokens, three groups of neurons, and how far they carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group
+from rich.constrain import Constrain
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+import icebear
+from icebear.actmax.explanation import GROUPED, ExplainedGroup
+from icebear.actmax.sentences import effect_text, group_text, limits_sentence, reach_sentence, tokens_sentence
+from icebear.app.cli.terminal import heatmap
+from icebear.records import TokenScore
+
+WIDTH = 100
+
+
+def explanation_screen(explanation: icebear.Explanation, units: Table | None = None) -> Constrain:
+    """At most 40 lines of 100 columns. units: a table in place of the tokens."""
+    relevance, compared = explanation.relevance, explanation.relevance.counterfactual
+    tokens = units or heatmap(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
+    relative = "their values in the counterfactual" if compared else "their average on other texts"
+    site = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads"}[explanation.ranking.site or "ffn"]
+    parts: list[Any] = [
+        *_predictions(explanation),
+        Padding(tokens, (1, 2)),
+        Text(tokens_sentence(relevance)),
+        Text(),
+        Text.assemble(
+            (f"What groups of nodes ({site} at a token) do to the next word", "bold"),
+            f", relative to {relative}. In brackets: random nodes.",
+        ),
+        *(line for number, group in enumerate(explanation.groups, 1) for line in _group(number, group)),
+        Text(),
+        Text(reach_sentence(explanation, GROUPED)),
+        Text(limits_sentence(explanation), "dim"),
+    ]
+    return Constrain(Group(*parts), WIDTH)
+
+
+def _predictions(explanation: icebear.Explanation) -> list[Text]:
+    relevance, compared = explanation.relevance, explanation.relevance.counterfactual
+    head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
+    if relevance.contrast_text:
+        head.append(f", not {relevance.contrast_text!r}")
+    head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
+    lines = [head, Text(f"Predicted: {_listed(relevance.predictions)}")]
+    if compared and compared.predictions:
+        lines.append(Text(f"Counterfactual {''.join(compared.prompts[0])!r}: {_listed(compared.predictions)}"))
+    return lines
+
+
+def _listed(tokens: tuple[TokenScore, ...]) -> str:
+    return ", ".join(f"{token.text!r} {token.number}" for token in tokens[:4])
+
+
+def _group(number: int, group: ExplainedGroup) -> list[Text]:
+    raises, lowers = group.group.words()
+    lines = [
+        Text.assemble((f"{number}. {effect_text(raises, lowers)}", "bold")),
+        Text(f"   {group_text(group)}", "dim"),
+    ]
+    for node in group.strongest:
+        label = f"  [{node.label}]" if node.label else ""
+        here = f"   {node.ranked.neuron} at {node.token!r} {effect_text(node.raises[:3], node.lowers[:3])}{label}"
+        lines.append(Text(here, no_wrap=True, overflow="ellipsis"))
+    return lines
