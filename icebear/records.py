@@ -234,14 +234,15 @@ class Reliability(NamedTuple):
     ratio: float
     """The measured effect on the five words that the lens puts first, divided by that on the five that rise most."""
     ceiling: float
-    """The correlation of the mean effect in the other texts: the best that words without context can do."""
+    """The correlation of the mean effect in the other texts, which estimates how well words without context can do. The
+    texts are few, so that a good lens can be above it."""
 
     def __str__(self) -> str:
         if self.ceiling < FEW_WORDS:
             return f"no fixed words: what it writes depends on the context (ceiling {self.ceiling:.2f})"
         return (
-            f"correlation with the effect in one text {self.correlation:.2f}, of the best fixed words "
-            f"{self.ceiling:.2f}; effect on the first five words {self.ratio:.0%} of the largest"
+            f"correlation with the effect in one text {self.correlation:.2f}, of the mean effect in other "
+            f"texts {self.ceiling:.2f}; effect on the first five words {self.ratio:.0%} of the largest"
         )
 
 

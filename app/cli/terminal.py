@@ -311,7 +311,7 @@ def reliability_table(lens: MeanLens) -> Table:
         for layer, (direct, mean) in layers
         if direct and mean
     ]
-    columns = (">logit lens", ">five words", ">averaged Jacobian", ">five words", ">best fixed words")
+    columns = (">logit lens", ">five words", ">averaged Jacobian", ">five words", ">mean of other texts")
     title = "Correlation with the effect of one unit in one text; effect on the first five words, of the largest five"
     return grid(">layer", *columns, rows=rows, title=title)
 
