@@ -44,8 +44,8 @@ class SqliteFile:
         except FileNotFoundError:
             size = None
         if not size and not self._create:  # SQLite would create one
-            what = "There is no store" if size is None else "There is no store, but an empty file,"
-            raise StoreError(f"{what} {self.path}; build one with: icebear index --store {self.path}")
+            what = f"There is no store {self.path}" if size is None else f"{self.path} is an empty file, not a store"
+            raise StoreError(f"{what}; build a store with: icebear index --store {self.path}")
         try:
             self._database = database = self._opened()
             self._check_version(database)

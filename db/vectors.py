@@ -87,7 +87,9 @@ class VectorFiles:
         row = self.file.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
         try:
             if (stored_digest(path),) != row:
-                raise StoreError(f"The vectors {path} are not those of this store's results; {again}")
+                raise StoreError(
+                    f"The vector file {path} does not belong to the current results of this store; {again}"
+                )
             return _read(path, path.stat().st_mtime_ns)
         except (OSError, RuntimeError):
             raise StoreError(f"The vectors {path} are missing or damaged; {again}") from None

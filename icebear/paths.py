@@ -24,7 +24,7 @@ def local(name: str | Path) -> Path:
         path.stat()
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise InputError(f"{shown(str(name))} is too long a name for a file; choose a shorter one.") from None
+            raise InputError(f"The file name {shown(str(name))} is too long; choose a shorter name.") from None
     return path
 
 

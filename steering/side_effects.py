@@ -336,6 +336,6 @@ def strength_at(
             strength = math.sqrt(low * high) if low else high / 2
     best, reached = min(seen, key=lambda pair: abs(pair[1] - wanted))
     raise InputError(
-        f"An off-target KL of {wanted} nats is out of reach; the nearest is {reached:.3g} nats at strength {best:.3g}; "
-        "ask for another one, or give a strength."
+        f"No strength gives an off-target KL of {wanted} nats. The nearest is {reached:.3g} nats at strength "
+        f"{best:.3g}; choose another off-target KL, or give a strength."
     )

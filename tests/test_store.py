@@ -357,7 +357,7 @@ def test_swapped_vectors_are_named_never_searched_and_made_anew(model, reference
         assert store.checksum() != checksum
         with caplog.at_level(logging.INFO, "icebear"):
             build_index(model, read_corpus(str(tmp_path / "a.txt")), store, k=2)
-        assert "a.db.examples.faiss are not those of this store" in caplog.text
+        assert "a.db.examples.faiss does not belong" in caplog.text
         assert (store.search("bears", 60), store.checksum()) == (hits, checksum)
 
 

@@ -85,7 +85,7 @@ def matrix(
     parts = units_of(pieces, model.turns(ids, pieces), begins, by)
     rows = [part for part in parts if part.start >= begins and not part.template]
     if not rows:
-        raise InputError("The answer has no words of its own, only marks of the chat's template.")
+        raise InputError("The answer has only tokens of the chat template, so there is nothing to explain.")
     inputs, stream = _InputsOfEachPass(), Stream(model, model.read_ids([ids]))
     forward_backward(model, _UnitLogits(ids, rows), [inputs, stream], method, checkpoint=checkpoint)
     return Matrix(tuple(rows), tuple(parts), summed(torch.stack(inputs.passes), parts), method)

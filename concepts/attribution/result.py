@@ -205,7 +205,9 @@ class Relevance(SavedResult, Tabled):
             ``relu`` counts the relevance of positions in a layer only where it is positive.
         """
         if self.positions is None:
-            raise InputError("This relevance has no positions; pass method=PA_LRP (--method pa-lrp).")
+            raise InputError(
+                "This result has no relevance of positional encodings; pass method=PA_LRP (--method pa-lrp)."
+            )
         return self.tokens + over_layers(self.positions, reading)
 
     # --- neurons --------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from icebear.concepts.statistics import auroc
-from icebear.extras import need
 
 SIZES = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 70, 100)
 CANDIDATES = 300
@@ -59,7 +58,6 @@ def choose(
 
     ranked: columns, the best first. learn, test: standardized activations (S, N), and which texts have the concept.
     """
-    need("circuits")
     from sklearn.linear_model import LogisticRegression
 
     tried = []

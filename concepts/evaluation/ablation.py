@@ -192,9 +192,10 @@ class AblationCurves(MethodEvaluation):
     """Measure the sufficiency and necessity of the nodes (neurons at a token) that a method ranks first.
 
     Sizes are 1 to 10,000 nodes. For sufficiency, all other nodes take their counterfactual values; for necessity, the
-    nodes themselves do. Methods are difference, cp-lrp@midpoint, gxi and others (docs/evaluate.md). The control matched
-    takes as many random nodes at the same layers and tokens. Instead of the tasks, --data takes JSON lines with
-    clean_prefix, patch_prefix, clean_answer and patch_answer. Each task has a folder in --out.
+    nodes themselves do. Methods are difference, cp-lrp@midpoint, gxi and others (docs/evaluate.md). The control
+    "matched" takes random nodes: as many at each layer and token as the method difference takes. Instead of the tasks,
+    --data takes JSON lines with clean_prefix, patch_prefix, clean_answer and patch_answer. Each task has a folder in
+    --out.
 
     Example:
       icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation

@@ -49,7 +49,7 @@ class Answer:
         if last["role"] != "assistant":
             return self.question.then("assistant", self.text, self.ids)
         if not isinstance(last["content"], str):
-            raise InputError("This answer begins with a content of several parts; begin it with one text.")
+            raise InputError("The last assistant message has content in several parts; pass its content as one string.")
         ids = {"ids": [*last["ids"], *self.ids]} if "ids" in last else {}
         return Chat([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
 

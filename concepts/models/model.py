@@ -365,7 +365,7 @@ class Model(Architecture):
         if not self.task.is_causal:
             raise InputError(f"{self.name} does not continue a prompt; see its predictions with `Model.predict`.")
         if options.get("num_beams", 1) > 1:
-            raise InputError("An answer is one text, token by token; use `Model.generate` for beams.")
+            raise InputError("`Model.answer` has no beam search (num_beams above 1); use `Model.generate`.")
         messages, ids = Prompt.of(prompt).messages, self.ids(prompt)
         room = max(1, min(256, self.context_length - len(ids))) if max_new_tokens is None else max_new_tokens
         watch = (lambda new: on_token(new[0].tolist())) if on_token else None

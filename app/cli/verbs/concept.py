@@ -47,8 +47,8 @@ class Find:
 def find(options: Find) -> None:
     """Find a small set of neurons that separates texts with a concept from texts without it, and save it as NAME.
 
-    Half of the texts rank the neurons and fit weights, a quarter (validation) is used to choose one set of neurons, and
-    a quarter to test it.
+    Half of the texts are used to rank the neurons and to fit weights, a quarter (validation) to choose one set of
+    neurons, and a quarter to test it.
 
     Example:
       icebear concept find music --with examples/music.txt --without examples/not-music.txt

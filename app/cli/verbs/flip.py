@@ -25,7 +25,10 @@ class Options:
     store: str
     json: bool
     top_k: int | None = option(
-        "With --suppress: how many top tokens the answer must leave.", type=AT_LEAST_1, show_default="5", advanced=True
+        "With --suppress: the answer must not be among this many most probable tokens.",
+        type=AT_LEAST_1,
+        show_default="5",
+        advanced=True,
     )
     held_out: str | None = option("File of held-out contexts, one per line.", type=FILE, advanced=True)
     budget: float | None = option("Warn if the off-target KL exceeds this many nats.", advanced=True)

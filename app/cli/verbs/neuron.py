@@ -35,7 +35,8 @@ def neuron(options: Options) -> None:
     """Show what NEURON means: the tokens that it promotes or, with a store (see icebear index), its card.
 
     The card has the maximally activating sentences of both signs, and the label with its score. With --base-model, the
-    command shows the promoted tokens in both models, and the cosines between the W_in and W_out rows of both.
+    command shows the promoted tokens in both models. It also shows two cosines between the models: one of the neuron's
+    W_in rows, one of its W_out rows.
 
     Example:
       icebear neuron L29.ffn.860 --top 5

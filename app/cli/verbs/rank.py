@@ -47,8 +47,9 @@ def rank(options: Options) -> None:
     """Rank neurons by how much they contribute to the prediction after PROMPT.
 
     With --counterfactual, rank by the contribution to the difference between two prompts; with --base-model, between
-    two models. --ablate measures the sufficiency and necessity of the nodes (neurons at a token) with the largest
-    absolute relevance: as many as --top, 100 and 1,000. If the store has significant labels, they are shown.
+    two models. --ablate measures sufficiency and necessity for three sets of nodes (a node is a neuron at a token):
+    those with the largest absolute relevance, of sizes --top, 100 and 1,000. If the store has significant labels, they
+    are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
