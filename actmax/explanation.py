@@ -13,7 +13,9 @@ import pandas
 import torch
 
 from icebear.actmax.card import Card, describe
-from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
+from icebear.actmax.effect_map import effect_map
+from icebear.actmax.page import STYLE, card_fragment, groups_html, vocabulary_html
+from icebear.actmax.sentences import limits_sentence, reach_sentence, tokens_sentence
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, Nodes, ablate, ablation
 from icebear.concepts.attribution.effect_groups import EffectGroup, effect_groups
@@ -230,10 +232,16 @@ class Explanation(Tabled):
         against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
         title = f"Why {relevance.target_text!r}{against}?"
         cards = [(str(card.neuron), card_fragment(card)) for card in self.cards]
+        effects = effect_map(self)
         body = render(
             "icebear.actmax/explanation.html",
             explanation=self,
             title=title,
+            tokens_sentence="" if relevance.image else tokens_sentence(relevance),
+            effect_groups=groups_html(self.groups) if self.groups else "",
+            effects=effects.to_svg() if effects else "",
+            reach=[reach_sentence(self, GROUPED), limits_sentence(self)] if self.groups else [],
+            grouped=GROUPED,
             details=cards or [(str(one.neuron), vocabulary_html(one)) for one in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
             groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],

@@ -1,4 +1,4 @@
-"""The card of a neuron as HTML."""
+"""Cards of neurons, and of groups of nodes, as HTML."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from markupsafe import Markup
 
 from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES
 from icebear.actmax.labels.scores import HELD_OUT, label_title, measured
+from icebear.actmax.sentences import group_text, sum_text
 from icebear.concepts.render import NEGATIVE, POSITIVE, render
 from icebear.records import Example, Projection
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
+    from icebear.actmax.explanation import ExplainedGroup
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 NEAREST = {
@@ -55,6 +57,11 @@ def card_fragment(card: Card) -> Markup:
         vocabulary=Markup().join(map(vocabulary_html, card.projections)),
         relmax=RELMAX if card.by == "relevance" else "",
     )
+
+
+def groups_html(groups: Sequence[ExplainedGroup]) -> Markup:
+    """Return a card for each group: its joint effect, its controls, and its strongest nodes."""
+    return render("icebear.actmax/groups.html", groups=groups, group_text=group_text, sum_text=sum_text)
 
 
 def statistics_line(card: Card) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from icebear.concepts.attribution.controls import Ablation
+from icebear.concepts.attribution.effects import effect_words
 from icebear.concepts.attribution.result import Relevance
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ def effect_text(raises: Sequence[str], lowers: Sequence[str]) -> str:
     """Say which likely next words are raised and lowered."""
     parts = [f"{verb} {', '.join(words)}" for verb, words in (("raises", raises), ("lowers", lowers)) if words]
     return "; ".join(parts) or "no effect on likely words"
+
+
+def sum_text(group: ExplainedGroup) -> str:
+    """Say what the effects of the nodes, one at a time, add up to, where this differs from their joint effect."""
+    if not group.group.interacts:
+        return ""
+    return f"Sum of the effects of its nodes: {effect_text(*effect_words(group.group.tokens, group.group.each.sum(0)))}"
 
 
 def group_text(group: ExplainedGroup) -> str:

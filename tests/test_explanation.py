@@ -5,13 +5,18 @@ import html
 import json
 import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
+import torch
 
-from icebear import ablation, attribute, build_index, circuit, explain, open_store, project
-from icebear.actmax.explanation import SIZES, Explanation
+from icebear import ablation, attribute, build_index, circuit, effects, explain, open_store, project
+from icebear.actmax.effect_map import FULL, NODES, OF_GROUP, WORDS, effect_map
+from icebear.actmax.explanation import GROUPED, SIZES, Explanation
+from icebear.actmax.sentences import group_text, limits_sentence, reach_sentence, sum_text, tokens_sentence
 from icebear.concepts.attribution.random_controls import token_removal_control
 from icebear.concepts.attribution.ranking import Ranking
+from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal
 from icebear.errors import InputError
 from icebear.records import Meaning
 
@@ -129,3 +134,100 @@ def test_with_a_store_it_has_cards(model, corpus, tmp_path):
         assert f'<a href="#{card.neuron}">' in page
         assert f'id="{card.neuron}"' in page
     assert "Strongest positive sentences" in page
+
+
+# --- effects -------------------------------------------------------------------------------------------
+
+
+def renamed(explanation, word):
+    """The same explanation with other likely words, because single letters are not shown: word(place) is a word."""
+    tokens = tuple(map(word, range(len(explanation.effects.tokens))))
+
+    def node(one):
+        return replace(one, raises=tokens[:2], lowers=tokens[2:3], label=tokens[3])
+
+    groups = tuple(
+        replace(one, group=replace(one.group, tokens=tokens), strongest=tuple(map(node, one.strongest)))
+        for one in explanation.groups
+    )
+    nodes = tuple(map(node, explanation.nodes))
+    return replace(explanation, effects=replace(explanation.effects, tokens=tokens), groups=groups, nodes=nodes)
+
+
+@pytest.fixture
+def worded(explanation):
+    return renamed(explanation, " word{}".format)
+
+
+def test_the_picture_has_the_effects_of_groups_nodes_on_the_most_moved_words(model, explanation):
+    worded = renamed(explanation, lambda place: " WORD0" if place == 5 else f" word{place}")
+    result = effect_map(worded)
+    assert len(set(result.nodes)) == len(result.nodes) <= NODES
+    of_groups = [(node, i) for i, one in enumerate(worded.groups, 1) for node in one.group.nodes[:OF_GROUP]]
+    grouped = {node for one in worded.groups for node in one.group.nodes}
+    others = [(node.ranked, 0) for node in worded.nodes if node.ranked not in grouped]
+    rows = list(zip(result.nodes, result.groups, strict=True))
+    assert rows == [*of_groups, *others][:NODES]
+    measured = effects(model, worded.relevance, result.nodes)
+    places = [int(word.removeprefix("word")) for word in result.words]
+    torch.testing.assert_close(result.matrix, measured.matrix[:, places], atol=1e-5, rtol=1e-4)
+    assert len(places) == len(set(places)) == min(WORDS, len(measured.tokens) - 1)
+    total, size = result.matrix.sum(0), measured.matrix.norm(dim=0)
+    assert total.tolist() == sorted(total.tolist(), reverse=True)
+    left = [place for place in range(min(100, len(measured.tokens))) if place not in places and place != 5]
+    assert not left or size[left].max() <= size[places].min() + 1e-6
+
+
+def test_nothing_is_drawn_without_effects_or_words(model, explanation, worded):
+    assert effect_map(replace(worded, effects=None)) is None
+    assert effect_map(renamed(explanation, lambda place: ",")) is None
+    page = replace(worded, effects=None, groups=()).to_html()
+    assert "promotes" in page
+    assert "<svg" not in page
+
+
+def test_cells_have_the_color_of_their_sign_and_size(worded):
+    result = effect_map(worded)
+    root = ElementTree.fromstring(str(result.to_svg()))
+    assert str(result) in root.get("aria-label")
+    cells = [one for one in root if one.tag.endswith("rect")]
+    full = result.matrix.abs().quantile(FULL).item()
+    for cell, effect in zip(cells, result.matrix.flatten().tolist(), strict=True):
+        assert cell.get("fill") == hexadecimal(POSITIVE if effect >= 0 else NEGATIVE)
+        assert float(cell.get("fill-opacity")) == pytest.approx(min(1, abs(effect) / full), abs=1e-3)
+        assert cell[0].text.endswith(f": {effect:+.2f}")
+    places = [(float(cell.get("y")), float(cell.get("x"))) for cell in cells]
+    assert places == sorted(set(places))
+    columns = len(result.words)
+    assert [cell[0].text.split(", ")[-1].split(":")[0] for cell in cells[:columns]] == list(result.words)
+
+
+def test_the_page_begins_with_answers(worded):
+    """Predictions, tokens, groups, nodes, picture, and how far they carry; then the details."""
+    page = html.unescape(re.sub("</?span.*?>", "", worded.to_html()))
+    relevance, groups = worded.relevance, worded.groups
+    assert groups
+    parts = [
+        *(repr(token.text) for token in relevance.predictions[:5]),
+        "".join(relevance.counterfactual.prompts[0]),
+        *(repr(token.text) for token in relevance.counterfactual.predictions[:5]),
+        tokens_sentence(relevance),
+        *(text for group in groups for text in (group_text(group), sum_text(group))),
+        *(f">{node.ranked.relevance:+.3f}<" for node in worded.nodes),
+        "<svg",
+        reach_sentence(worded, GROUPED),
+        limits_sentence(worded),
+    ]
+    place = 0
+    for part in parts:
+        place = page.index(part, place)
+    for group in groups:
+        raises, lowers = group.group.words()
+        assert f"raises {' '.join(raises)}; lowers {' '.join(lowers)}" in page
+
+
+def test_hostile_words_stay_text(explanation):
+    page = renamed(explanation, "\"'</title></svg><script>alert({})</script>\x00\x1b\ud800".format).to_html()
+    assert "<script" not in page
+    assert page.count("</svg>") == page.count("<svg") == 1
+    ElementTree.fromstring(re.search("<svg.*</svg>", page, re.DOTALL)[0])

@@ -106,12 +106,17 @@ def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[li
             word = tokens[place].strip()
             if sign * effects[place] <= 0 or len(words) == k:
                 break
-            if any(map(str.isalnum, word)) and not (len(word) == 1 and word.isascii()):
+            if is_word(word):
                 words.setdefault(word.casefold(), word)
         return list(words.values())
 
     order = effects[:SHOWN].argsort(stable=True).tolist()
     return first(order[::-1], +1), first(order, -1)
+
+
+def is_word(text: str) -> bool:
+    """Return whether a token without its spaces is shown as a word."""
+    return any(map(str.isalnum, text)) and not (len(text) == 1 and text.isascii())
 
 
 def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 10) -> Effects:
