@@ -21,7 +21,7 @@ OTHER = "The wild camel lives in the"  # of as many tokens
 NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
 NEXT = f"""  icebear circuit "{PROMPT}" --counterfactual "{OTHER}" --html circuit.html
   icebear rank "Your own prompt"          rank the neurons behind another prediction
-  icebear neuron L29.ffn.490              show what a neuron promotes and suppresses
+  icebear neuron L29.ffn.490              show what is known about a neuron
   icebear steer "{PROMPT}" --edit "L29.ffn.860*0"
   icebear flip "Your own prompt" --to " word"  find few edits that change the answer
   icebear search "water" --store {{store}}
@@ -54,29 +54,24 @@ def store_of(model: icebear.Model) -> Path:
 def _run(console: Console) -> dict[str, Any]:
     """Print each step on the console; return the results, JSON-ready."""
     from icebear.app.cli import terminal
+    from icebear.app.cli.screen import explanation_screen
     from icebear.concepts.circuits.drawing import summary
     from icebear.concepts.corpus import held_out
     from icebear.steering.comparison import compare
     from icebear.steering.side_effects import side_effects
 
     model = icebear.load_model()
-    console.rule("1. Why did the model say that?")
-    console.print(terminal.relevance_report(icebear.explain(model, PROMPT, contrast=CONTRAST).relevance))
-
-    console.rule("2. Which neurons make the difference to a camel, and which tokens do they promote?")
+    console.rule(f"1. Why {CONTRAST!r} after a camel, and not after an ice bear?")
     explanation = icebear.explain(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER, circuit_nodes=60)
-    target, circuit = explanation.relevance.target_text, explanation.circuit
-    console.print(terminal.nodes_table(explanation, f"FFN neurons for {target!r}, compared with {OTHER!r}"))
-    console.print(terminal.ablation_table(explanation.ablations))
-    # The later the layer, the less stands between a neuron and the vocabulary.
-    console.print(terminal.projection_table(max(explanation.projections, key=lambda result: result.neuron.layer)))
+    console.print(explanation_screen(explanation))
 
-    console.rule("3. How do they work together?")
+    console.rule("2. How do these neurons work together?")
+    circuit = explanation.circuit
     assert circuit is not None
     console.print(summary(circuit.graph), markup=False)
     console.print(terminal.groups_table(circuit.graph, circuit.without))
 
-    console.rule(f"4. What activates {NEURON}? ({SUMMARIES} Wikipedia summaries)")
+    console.rule(f"3. What activates {NEURON}? ({SUMMARIES} Wikipedia summaries)")
     corpus = icebear.read_corpus("wiki-summaries", limit=SUMMARIES)
     store_path = store_of(model)
     store_path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +81,7 @@ def _run(console: Console) -> dict[str, Any]:
         card = icebear.describe(store, NEURON, model, k=4)
         console.print(terminal.card_report(card))
 
-    console.rule("5. Is it causal?")
+    console.rule("4. Is it causal?")
     console.print(f"A small set of edits that makes {CONTRAST!r} the next token, as after {SOURCE!r}:")
     recipe = icebear.flip(model, PROMPT, CONTRAST, source=SOURCE)
     recipe = recipe.noting(**side_effects(model, recipe, perplexity_texts=held_out()).provenance())
