@@ -215,6 +215,7 @@ class Explanation(Tabled):
             **(self.circuit.to_dict() if self.circuit else {}),
             "cards": [card.to_dict() for card in self.cards],
             "groups": [group.to_dict() for group in self.groups],
+            "effects": self.effects and self.effects.to_dict(),
         }
         return {
             **self.relevance.to_dict(0),
