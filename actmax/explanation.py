@@ -15,7 +15,7 @@ import torch
 from icebear.actmax.card import Card, describe
 from icebear.actmax.effect_map import effect_map
 from icebear.actmax.page import STYLE, card_fragment, groups_html, vocabulary_html
-from icebear.actmax.sentences import limits_sentence, reach_sentence, tokens_sentence
+from icebear.actmax.sentences import limits_sentence, reach_sentence, together_sentence, tokens_sentence
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, Nodes, ablate, ablation
 from icebear.concepts.attribution.effect_groups import EffectGroup, effect_groups
@@ -137,6 +137,8 @@ class Explanation(Tabled):
     """The effects of the nodes on the next token; None where nodes cannot be set."""
     groups: tuple[ExplainedGroup, ...] = ()
     """The groups with the largest relevance, of the first `GROUPED` nodes."""
+    together: EffectGroup | None = None
+    """The first `GROUPED` nodes as one group."""
 
     @classmethod
     def of(
@@ -169,6 +171,7 @@ class Explanation(Tabled):
         explained = _Explained(model, relevance, store)
         words = {row: effects.words(place) for place, row in enumerate(measured)} if effects else {}
         nodes = explained.nodes(rows, words)
+        together, parts = explained.groups(patched, ranking, groups) if patched and groups else (None, ())
         neurons = list(dict.fromkeys(row.neuron for row in rows))[:cards]
         reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest
         return cls(
@@ -181,7 +184,8 @@ class Explanation(Tabled):
             circuit=CheckedCircuit.of(graph) if graph else None,
             cards=tuple(describe(store, neuron, reading, CARD_EXAMPLES) for neuron in neurons) if store else (),
             effects=effects,
-            groups=explained.groups(patched, ranking, groups) if patched and groups else (),
+            groups=parts,
+            together=together,
         )
 
     @property
@@ -215,6 +219,7 @@ class Explanation(Tabled):
             **(self.circuit.to_dict() if self.circuit else {}),
             "cards": [card.to_dict() for card in self.cards],
             "groups": [group.to_dict() for group in self.groups],
+            "together": self.together and self.together.to_dict(),
             "effects": self.effects and self.effects.to_dict(),
         }
         return {
@@ -239,6 +244,7 @@ class Explanation(Tabled):
             explanation=self,
             title=title,
             tokens_sentence="" if relevance.image else tokens_sentence(relevance),
+            together_sentence=together_sentence(self),
             effect_groups=groups_html(self.groups) if self.groups else "",
             effects=effects.to_svg() if effects else "",
             reach=[reach_sentence(self, GROUPED), limits_sentence(self)] if self.groups else [],
@@ -297,13 +303,14 @@ class _Explained:
             for row in rows
         )
 
-    def groups(self, patched: Patched, ranking: Ranking, count: int) -> tuple[ExplainedGroup, ...]:
-        """Return the first groups of the `GROUPED` nodes with the largest relevance at all tokens."""
+    def groups(self, patched: Patched, ranking: Ranking, count: int) -> tuple[EffectGroup, tuple[ExplainedGroup, ...]]:
+        """Return the `GROUPED` nodes with the largest relevance at all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
         rows = relevance.top(GROUPED, site, position="all")
         patchable = Nodes.of(model, relevance, site) if _can_ablate(model, relevance, site) else None
         generator, explained = torch.Generator().manual_seed(0), []
-        for group in effect_groups(patched, rows, count):
+        together, groups = effect_groups(patched, rows, count)
+        for group in groups:
             strongest = {
                 row: effect_words(patched.tokens, own) for row, own in zip(group.nodes, group.each, strict=True)
             }
@@ -314,7 +321,7 @@ class _Explained:
                     self.nodes(group.nodes[:STRONGEST], strongest),
                 )
             )
-        return tuple(explained)
+        return together, tuple(explained)
 
 
 def explain(

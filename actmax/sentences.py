@@ -64,6 +64,21 @@ def shares_text(ablation: Ablation | None) -> str:
     )
 
 
+def together_sentence(explanation: Explanation) -> str:
+    """Say what the grouped nodes do together."""
+    group = explanation.together
+    if group is None:
+        return ""
+    raises, lowers = (", ".join(words) or "no likely word" for words in group.words(6))
+    compared = explanation.relevance.counterfactual is not None
+    relative = "their values in the counterfactual" if compared else "their average on other texts"
+    site = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads"}[explanation.ranking.site or "ffn"]
+    return (
+        f"Together, the {len(group.nodes)} nodes ({site} at a token) with the largest relevance raise {raises}, and "
+        f"lower {lowers}, relative to {relative}."
+    )
+
+
 def reach_sentence(explanation: Explanation, nodes: int) -> str:
     """Say how much of the difference a number of nodes carries; empty if it was not measured."""
     row = next((row for row in explanation.ablations if row.nodes == nodes), None)
@@ -72,8 +87,8 @@ def reach_sentence(explanation: Explanation, nodes: int) -> str:
     compared = explanation.relevance.counterfactual is not None
     values = "counterfactual values" if compared else "average on other texts"
     return (
-        f"The {nodes} nodes with the largest relevance recover {row.sufficiency:z.0%} of the difference when all other "
-        f"nodes take their {values} (random nodes {row.random_sufficiency:z.0%}); when they alone take theirs, "
+        f"These {nodes} nodes recover {row.sufficiency:z.0%} of the difference when all other nodes take their "
+        f"{values} (random nodes {row.random_sufficiency:z.0%}); when they alone take theirs, "
         f"{row.necessity:z.0%} is lost (random nodes {row.random_necessity:z.0%})."
     )
 

@@ -13,7 +13,14 @@ import torch
 from icebear import ablation, attribute, build_index, circuit, effects, explain, open_store, project
 from icebear.actmax.effect_map import FULL, NODES, OF_GROUP, WORDS, effect_map
 from icebear.actmax.explanation import GROUPED, SIZES, Explanation
-from icebear.actmax.sentences import group_text, limits_sentence, reach_sentence, sum_text, tokens_sentence
+from icebear.actmax.sentences import (
+    group_text,
+    limits_sentence,
+    reach_sentence,
+    sum_text,
+    together_sentence,
+    tokens_sentence,
+)
 from icebear.concepts.attribution.random_controls import token_removal_control
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal
@@ -212,6 +219,7 @@ def test_the_page_begins_with_answers(worded):
         "".join(relevance.counterfactual.prompts[0]),
         *(repr(token.text) for token in relevance.counterfactual.predictions[:5]),
         tokens_sentence(relevance),
+        together_sentence(worded),
         *(text for group in groups for text in (group_text(group), sum_text(group))),
         *(f">{node.ranked.relevance:+.3f}<" for node in worded.nodes),
         "<svg",

@@ -12,7 +12,15 @@ from rich.text import Text
 
 import icebear
 from icebear.actmax.explanation import GROUPED, ExplainedGroup
-from icebear.actmax.sentences import effect_text, group_text, limits_sentence, reach_sentence, tokens_sentence
+from icebear.actmax.sentences import (
+    effect_text,
+    group_text,
+    limits_sentence,
+    reach_sentence,
+    sum_text,
+    together_sentence,
+    tokens_sentence,
+)
 from icebear.app.cli.terminal import heatmap
 from icebear.records import TokenScore
 
@@ -21,18 +29,16 @@ WIDTH = 100
 
 def explanation_screen(explanation: icebear.Explanation, units: Table | None = None) -> Constrain:
     """At most 40 lines of 100 columns. units: a table in place of the tokens."""
-    relevance, compared = explanation.relevance, explanation.relevance.counterfactual
+    relevance = explanation.relevance
     tokens = units or heatmap(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
-    relative = "their values in the counterfactual" if compared else "their average on other texts"
-    site = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads"}[explanation.ranking.site or "ffn"]
     parts: list[Any] = [
         *_predictions(explanation),
         Padding(tokens, (1, 2)),
         Text(tokens_sentence(relevance)),
+        Text(together_sentence(explanation)),
         Text(),
         Text.assemble(
-            (f"What groups of nodes ({site} at a token) do to the next word", "bold"),
-            f", relative to {relative}. In brackets: random nodes.",
+            ("Groups of these nodes by what they do to the next word", "bold"), " [random nodes in brackets]"
         ),
         *(line for number, group in enumerate(explanation.groups, 1) for line in _group(number, group)),
         Text(),
@@ -63,6 +69,7 @@ def _group(number: int, group: ExplainedGroup) -> list[Text]:
     lines = [
         Text.assemble((f"{number}. {effect_text(raises, lowers)}", "bold")),
         Text(f"   {group_text(group)}", "dim"),
+        *([Text(f"   {sum_text(group)}", "dim")] if group.group.interacts else []),
     ]
     for node in group.strongest:
         label = f"  [{node.label}]" if node.label else ""

@@ -59,8 +59,11 @@ class EffectGroup:
         return {"raises": raises, "lowers": lowers, "relevance": self.relevance, "nodes": nodes, **totals}
 
 
-def effect_groups(patched: Patched, nodes: Sequence[Ranked], count: int, seed: int = 0) -> list[EffectGroup]:
-    """Group nodes by the cosine similarity of their effects, and return the `count` groups with the largest relevance.
+def effect_groups(
+    patched: Patched, nodes: Sequence[Ranked], count: int, seed: int = 0
+) -> tuple[EffectGroup, list[EffectGroup]]:
+    """Group nodes by the cosine similarity of their effects; return all nodes as one group, and the `count` groups with
+    the largest relevance.
 
     Average linkage; two groups are joined while their nodes are closer than the closest 5 % of pairs among as many
     random nodes of the same sites, layers and tokens.
@@ -73,11 +76,13 @@ def effect_groups(patched: Patched, nodes: Sequence[Ranked], count: int, seed: i
         labels = clusters(rows, apart.quantile(CLOSER).item())
     members = [[place for place, label in enumerate(labels) if label == one] for one in set(labels)]
     members.sort(key=lambda places: -abs(sum(nodes[place].relevance for place in places)))
-    joint = patched.effects([[nodes[place] for place in places] for places in members[:count]])[0]
-    return [
+    shown = [list(range(len(nodes))), *members[:count]]
+    joint = patched.effects([[nodes[place] for place in places] for places in shown])[0]
+    whole, *groups = [
         EffectGroup(tuple(nodes[place] for place in places), patched.tokens, together, rows[places])
-        for places, together in zip(members, joint, strict=False)
+        for places, together in zip(shown, joint, strict=True)
     ]
+    return whole, groups
 
 
 def clusters(rows: Tensor, distance: float) -> list[int]:
