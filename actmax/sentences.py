@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from icebear.concepts.attribution.controls import Ablation
-from icebear.concepts.attribution.effects import effect_words
+from icebear.concepts.attribution.effects import effect_text, effect_words
 from icebear.concepts.attribution.result import Relevance
 
 if TYPE_CHECKING:
@@ -33,12 +32,6 @@ def tokens_sentence(relevance: Relevance) -> str:
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     whole = "the difference" if compared else "the relevance of all tokens"
     return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {whole}."
-
-
-def effect_text(raises: Sequence[str], lowers: Sequence[str]) -> str:
-    """Say which likely next words are raised and lowered."""
-    parts = [f"{verb} {', '.join(words)}" for verb, words in (("raises", raises), ("lowers", lowers)) if words]
-    return "; ".join(parts) or "no effect on likely words"
 
 
 def sum_text(group: ExplainedGroup) -> str:

@@ -299,7 +299,7 @@ def test_a_circuit_its_groups_and_its_checks(environment):
     page.run()
     assert "@position:" in page.session_state["edits"]
     page = visit("circuit", prompt="The camel", counterfactual="The ice bear lives")
-    assert "counterfactual prompt of 2" in text(page)
+    assert "of 2 tokens" in text(page)
     assert "with the same number of tokens" in text(fine(visit("circuit", prompt="The camel")))
 
 

@@ -38,8 +38,9 @@ KNOWN = {**dense(layers=4), "mixtral": mixtures()["mixtral"], "qwen3_moe": mixtu
 
 
 def calibrated(config):
-    """Its words are of projections, measured before, in float32."""
+    """Its gain is measured before, in float32."""
     model = random_model(config, "eager")
+    model.net.set_experts_implementation("eager")  # torch has no float64 for grouped matrix products
     calibrate(model)
     return model
 
@@ -348,6 +349,80 @@ def test_groups_are_a_partition_and_know_their_members(graph):
     assert len(alone.groups) == 1
 
 
+def words(effects, tokens, k=4):
+    """Of the first 100 likely tokens, one after the other."""
+    order = sorted(range(min(100, len(tokens))), key=lambda place: -effects[place])
+    up, down = [], []
+    for places, chosen, sign in ((order, up, 1), (order[::-1], down, -1)):
+        for place in places:
+            word = tokens[place].strip()
+            said = any(map(str.isalnum, word)) and not (len(word) == 1 and word.isascii())
+            if sign * effects[place] >= 1e-3 and said and word.casefold() not in map(str.casefold, chosen):
+                chosen.append(word)
+    return tuple(up[:k]), tuple(down[:k])
+
+
+def without(model, ids, nodes):
+    """Logits of the next token, by the test's own hooks. nodes: (neuron, position, value) each."""
+
+    def hook(site, layer, x):
+        x = x.clone()
+        for neuron, position, value in nodes:
+            if (neuron.layer, "attn" if neuron.site == "head" else neuron.site) == (layer, site):
+                x[0, position, neuron.index * len(value) : (neuron.index + 1) * len(value)] = value
+        return x
+
+    places = [(site, layer) for site in ("ffn", "attn") for layer in range(model.layers)]
+    with hooks(model, places, hook), torch.no_grad():
+        return model.net(torch.tensor([ids])).logits[0, -1].double()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_words_are_those_of_measured_effects(name):
+    """Of each node alone, and of a group's nodes together; several pairs show those of the first."""
+    third = [5, 9, 2, 7, 1, 3, 4, 6]
+    model = calibrated(KNOWN[name])
+    with Double():
+        result = circuit(model, [IDS, third], 11, 12, counterfactual=[OTHER, third[::-1]], nodes=16, heads=True)
+        groups = result.groups
+        plain, there = without(model, IDS, []), without(model, OTHER, [])
+        likely = sorted(range(len(plain)), key=lambda id: -max(plain.softmax(-1)[id], there.softmax(-1)[id]))
+        tokens, dim = [model.answer_text(id) for id in likely], model.head_dim
+
+        def said(nodes):
+            rows = []
+            for node in nodes:
+                width, site = (dim, "attn") if node.neuron.site == "head" else (1, node.neuron.site)
+                values = result.relevances[0].neurons.counterfactual[site][node.neuron.layer, node.position]
+                rows.append((node.neuron, node.position, values[node.neuron.index * width :][:width]))
+            effects = (plain - without(model, IDS, rows))[likely]
+            return words(effects - effects.mean(), tokens)
+
+        assert {node.neuron.site for node in result.nodes} == {"ffn", "head"}
+        for node in result.nodes:
+            assert (node.raises, node.lowers) == said([node])
+        for group in groups:
+            raises, lowers = said(group.nodes)
+            assert (group.raises, group.lowers) == (raises, lowers)
+            assert not raises or group.name.startswith(
+                f"raises {', '.join(raises[:2])}; lowers {', '.join(lowers[:2])}"
+            )
+    assert len({group.name for group in groups}) == len(groups)
+    assert any(len(group.nodes) > 1 for group in groups)
+    assert any(node.raises and node.lowers for node in result.nodes)
+
+
+def test_groups_without_words_are_named_by_tokens_and_layers(graph, monkeypatch):
+    monkeypatch.setattr("icebear.concepts.circuits.groups.moved_words", lambda _, __, sets: [((), ())] * len(sets))
+    groups = grouped(graph, distance=1e-9)
+    assert len({group.name for group in groups}) == len(groups)
+    for group in groups:
+        (node,) = group.nodes
+        name = f"{graph.tokens[node.position].text!r} L{node.neuron.layer}"
+        assert re.fullmatch(rf"{re.escape(name)}( \(\d+\))?", group.name)
+        assert graph.regrouped(distance=1e-9).group(group.name).nodes == group.nodes
+
+
 def test_a_groups_recipe_is_its_exchange(graph):
     group = Group("all", graph.nodes)
     with Double():
@@ -503,7 +578,11 @@ def test_the_picture_begins_with_what_of_the_answer_it_shows(graph):
 
 def test_hostile_words_stay_text(graph):
     nasty = "</script><script>alert(1)</script>\x00\x1b\ud800"
-    hostile = replace(graph, nodes=tuple(replace(node, words=(nasty,)) for node in graph.nodes))
+    hostile = replace(
+        graph,
+        nodes=tuple(replace(node, raises=(nasty,), lowers=(nasty,)) for node in graph.nodes),
+        other_groups=tuple(replace(group, name=nasty, raises=(nasty,), lowers=(nasty,)) for group in graph.groups),
+    )
     page = hostile.to_html()
     assert "<script>alert" not in page
     page.encode()
@@ -518,6 +597,9 @@ def test_json_has_everything(graph):
     assert {row["id"] for row in output["nodes"]} == {node.id for node in graph.nodes}
     assert len(output["edges"]) == len(graph.edges)
     assert sum(len(group["nodes"]) for group in output["groups"]) == len(graph.nodes)
+    for kind in ("nodes", "groups"):
+        for row, one in zip(output[kind], getattr(graph, kind), strict=True):
+            assert (row["raises"], row["lowers"]) == (list(one.raises), list(one.lowers))
     assert output["model"]["fingerprint"] == graph.model.fingerprint
     assert graph.to_png(1)[:8] == b"\x89PNG\r\n\x1a\n"
 
@@ -533,6 +615,7 @@ def test_the_file_for_neuronpedia_keeps_to_its_schema(graph):
     for node, row in zip(graph.nodes, output["nodes"][len(graph.tokens) :], strict=False):
         layer, index = node.neuron.layer, node.neuron.index
         assert row["feature"] == (layer + index) * (layer + index + 1) // 2 + index
+        assert row["clerp"] == f"raises {', '.join(node.raises)}; lowers {', '.join(node.lowers)}"
     whole = json.loads(replace(graph, edge_threshold=1.0).to_neuronpedia())
     into = [link["weight"] for link in whole["links"] if link["target"] == logit["node_id"]]
     assert sum(into) == pytest.approx(graph.difference[-1].item(), abs=1e-6)

@@ -77,7 +77,7 @@ def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
     node.click()
     assert node.get_attribute("aria-pressed") == "true"
     assert node.get_attribute("data-id").split("@")[0] in card.inner_text()
-    assert "promotes" in card.inner_text()
+    assert "raises" in card.inner_text()
     assert page.locator(".circuit .edge.highlight").count() > 0
     page.locator(".circuit .group").first.click()
     assert "score" in card.inner_text()

@@ -19,6 +19,7 @@ from icebear.actmax.labels import scores
 from icebear.actmax.page import RELMAX, nearest_title, token_count_note
 from icebear.concepts.attribution.behaviour import BehaviourNeuron
 from icebear.concepts.attribution.controls import Ablation
+from icebear.concepts.attribution.effects import effect_text
 from icebear.concepts.attribution.matrix import Matrix
 from icebear.concepts.attribution.sources import SourceBreakdown
 from icebear.concepts.attribution.units import Unit
@@ -281,7 +282,7 @@ def _tree(graph: icebear.Graph) -> Tree:
     for node in sorted(graph.nodes, key=lambda node: -node.neuron.layer):
         layer = node.neuron.layer
         branch = branches.get(layer) or branches.setdefault(layer, tree.add(f"L{layer}"))
-        words = ", ".join(word.strip() for word in node.words[:3])
+        words = effect_text(node.raises[:2], node.lowers[:2])
         token = repr(graph.tokens[node.position].text)
         branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}  from {top_sources(graph, node, 3)}"))
     return tree

@@ -84,7 +84,8 @@ def _sign(node: Node) -> str:
 def _groups(graph: Graph, request: tuple) -> None:
     st.markdown("#### Groups")
     st.caption(
-        "The neurons of a group get input from the same tokens, have the same effects and promote similar words."
+        "The neurons of a group get input from the same tokens, have the same effects and write similar vectors. A "
+        "group is named by the likely next words that its neurons raise and lower together."
     )
     names = [f"{number + 1}: {group.name} ({len(group.nodes)})" for number, group in enumerate(graph.groups)]
     chosen = st.pills("Switch off group", names, format_func=ui.plain, key="without")
@@ -98,7 +99,11 @@ def _groups(graph: Graph, request: tuple) -> None:
         f"many random nodes of the same layers and tokens is {result.random_necessity:.0%}."
     )
     with st.container(horizontal=True):
-        ui.neuron_pills("Cards", [(node.neuron, _sign(node)) for node in group.nodes if node.words], f"cards_{number}")
+        ui.neuron_pills(
+            "Cards",
+            [(node.neuron, _sign(node)) for node in group.nodes if node.neuron.site != "head"],
+            f"cards_{number}",
+        )
     if all(node.neuron.site != "head" for node in group.nodes):
         st.button("Send this group to Steer", on_click=_steer, args=(graph, group))
 

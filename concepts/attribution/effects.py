@@ -32,6 +32,8 @@ LIKELY = 150
 """The number of most probable tokens of each prompt that are likely tokens."""
 SHOWN = 100
 """The number of likely tokens among which words are shown, because rarer ones say little to a reader."""
+LEAST = 1e-3
+"""Effects of fewer logits have no words, because they may be rounding errors."""
 TOKENS, ROWS = 8192, 64
 """The largest numbers of tokens and of rows in one pass."""
 LOGITS = 2**26
@@ -104,7 +106,7 @@ def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[li
         words: dict[str, str] = {}
         for place in order:
             word = tokens[place].strip()
-            if sign * effects[place] <= 0 or len(words) == k:
+            if sign * effects[place] < LEAST or len(words) == k:
                 break
             if is_word(word):
                 words.setdefault(word.casefold(), word)
@@ -117,6 +119,16 @@ def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[li
 def is_word(text: str) -> bool:
     """Return whether a token without its spaces is shown as a word."""
     return any(map(str.isalnum, text)) and not (len(text) == 1 and text.isascii())
+
+
+def effect_parts(raises: Sequence[str], lowers: Sequence[str]) -> list[str]:
+    """Return which likely next words are raised and which are lowered, in words."""
+    return [f"{verb} {', '.join(words)}" for verb, words in (("raises", raises), ("lowers", lowers)) if words]
+
+
+def effect_text(raises: Sequence[str], lowers: Sequence[str]) -> str:
+    """Say which likely next words are raised and lowered."""
+    return "; ".join(effect_parts(raises, lowers)) or "no effect on likely words"
 
 
 def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 10) -> Effects:

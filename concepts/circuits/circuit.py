@@ -22,11 +22,8 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
 from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.concepts.passes.run import Place
-from icebear.concepts.projection import projections
 from icebear.errors import InputError
 from icebear.values import POSITIVE, real, whole
-
-WORDS = 6
 
 
 def circuit(
@@ -106,7 +103,7 @@ def circuit(
     return Graph(
         model,
         tuple(relevances),
-        _nodes(model, places, scores, values),
+        _nodes(model, relevances[0], places, scores, values),
         effect,
         query_key_effect,
         contribution,
@@ -157,15 +154,13 @@ def _edges(
     return [effect, effect - direct(constant_attention=True), direct(DIFFERENCE)]
 
 
-def _nodes(model: Model, places: Sequence[Place], scores: Tensor, values: Tensor) -> tuple[Node, ...]:
-    """Return the nodes, with the words that their differences promote."""
-    words = projections(model, (neuron for neuron, _ in places if neuron.site == "ffn"), WORDS)
+def _nodes(
+    model: Model, relevance: Relevance, places: Sequence[Place], scores: Tensor, values: Tensor
+) -> tuple[Node, ...]:
+    """Return the nodes, with the words that each raises and lowers."""
+    words = choosing.moved_words(model, relevance, [[place] for place in places])
     nodes = []
-    for (neuron, token), (here, there) in zip(places, values.T[:-1].tolist(), strict=True):
-        texts: tuple[str, ...] = ()
-        if neuron in words:
-            rows = words[neuron].promoted if here >= there else words[neuron].suppressed
-            texts = tuple(row.text for row in rows)
+    for (neuron, token), (here, there), moved in zip(places, values.T[:-1].tolist(), words, strict=True):
         score = scores[neuron.layer, token, choosing.column(model, neuron)].item()
-        nodes.append(Node(neuron, token, score, here, there, texts))
+        nodes.append(Node(neuron, token, score, here, there, *moved))
     return tuple(nodes)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from icebear.concepts.attribution.effects import effect_parts, effect_text
 from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Token
-from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render
+from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
 from icebear.extras import need
 from icebear.values import real
 
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 DRAWN = 300
 """The largest number of edges in the picture."""
-WIDE, HIGH, GAP, ROW = 64, 28, 5, 24
+WIDE, HIGH, GAP, ROW = 70, 40, 5, 24
 """Width and height of a node's box, the gap between boxes, and the gap between layers, in pixels."""
 PER_ROW = 5
 """Nodes of a layer at a token that stand side by side."""
 LEFT, TOP = 36, 34
-GROUP_WIDE, GROUP_HIGH = 216, 45
+GROUP_WIDE, GROUP_HIGH = 216, 60
 UNDER = "var(--st-background-color, Canvas)"
 """The background of the page, under boxes, so that no edge is seen through them."""
 COLORS = "#4e79a7 #f28e2b #59a14f #b07aa1 #9c755f #76b7b2 #edc948 #ff9da7 #e15759 #86bcb6".split()
@@ -105,6 +106,7 @@ def svg(graph: Graph) -> Markup:
         },
         ranked=[node.id for node in sorted(graph.nodes, key=lambda node: -abs(node.score))],
         wide=wide,
+        group_lines=[effect_parts(group.raises[:3], group.lowers[:3]) or [group.name] for group in graph.groups],
         per_row=int((wide - LEFT) // (GROUP_WIDE + GAP)),
         size={"left": LEFT, "high": HIGH, "gap": GAP, "group_wide": GROUP_WIDE, "group_high": GROUP_HIGH},
         colors={"under": UNDER, "grey": GREY, "positive": hexadecimal(POSITIVE), "negative": hexadecimal(NEGATIVE)},
@@ -142,11 +144,11 @@ def fragment(graph: Graph) -> Markup:
 
 
 def summary(graph: Graph) -> str:
-    """Return what is drawn, and the direct contributions to the answer, in a line."""
+    """Return what is drawn, the direct contributions to the answer and the largest group, in a line."""
     parts = ", ".join(f"{name} {share:.0%}" for name, share in direct_shares(graph).items())
     return (
         f"{graph.answer}: {graph.meaning}. The difference is {graph.difference[-1].item():.2f} logits, directly from "
-        f"{parts} (contributions by difference rules)."
+        f"{parts} (contributions by difference rules). The largest group: {visible(graph.groups[0].name)}."
     )
 
 
@@ -164,13 +166,15 @@ def cards(graph: Graph) -> dict[str, list[str]]:
                 f"{what.neuron} at {graph.tokens[what.position].text!r}: {what.activation:+.3f} in the prompt, "
                 f"{what.counterfactual:+.3f} in the counterfactual, score {what.score:+.3f}"
             )
-            card += [f"promotes {', '.join(map(repr, what.words))}"] if what.words else []
+            card.append(effect_text(what.raises, what.lowers))
         if not isinstance(what, Token):
             card.append(f"from {top_sources(graph, what, 6)}")
         if outgoing[what.id]:
             card.append("to " + ", ".join(f"{edge.target} {edge.effect:+.3f}" for edge in outgoing[what.id][:6]))
     for number, group in enumerate(graph.groups):
-        lines[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", ", ".join(map(str, group.nodes))]
+        members = ", ".join(map(str, group.nodes))  # the second line, which graph.js reads
+        said = effect_text(group.raises, group.lowers)
+        lines[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", members, said]
     return lines
 
 

@@ -269,7 +269,9 @@ class Graph(SavedResult, Tabled):
             where = f"position:{node.position - stack.start}"
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))
         prompt = "".join(self.relevances[0].prompt.strings)
-        return Recipe.for_model(self.model, f"without {group.name}", edits, found_by="circuit", prompt=prompt)
+        return Recipe.for_model(
+            self.model, f"without the group: {group.name}", edits, found_by="circuit", prompt=prompt
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the graph as a dictionary for JSON."""
@@ -287,7 +289,7 @@ class Graph(SavedResult, Tabled):
                 for node in self.nodes
             ],
             "groups": [
-                {"name": group.name, "score": group.score, "nodes": [node.id for node in group.nodes]}
+                {**vars(group), "score": group.score, "nodes": [node.id for node in group.nodes]}
                 for group in self.groups
             ],
             "edges": self.to_frame().to_dict("records"),
@@ -331,5 +333,5 @@ class Graph(SavedResult, Tabled):
     def nodes_frame(self) -> pandas.DataFrame:
         """Return the nodes as a pandas table, a row each."""
         tokens = [self.tokens[node.position].text for node in self.nodes]
-        words = [", ".join(word.strip() for word in node.words) for node in self.nodes]
-        return pandas.DataFrame(self.to_dict()["nodes"]).assign(token=tokens, words=words)
+        words = {side: [", ".join(getattr(node, side)) for node in self.nodes] for side in ("raises", "lowers")}
+        return pandas.DataFrame(self.to_dict()["nodes"]).assign(token=tokens, **words)

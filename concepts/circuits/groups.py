@@ -1,8 +1,10 @@
-"""Groups of similar nodes: the same tokens act on them, they act on the same nodes, and they promote the same words."""
+"""Groups of similar nodes: the same tokens act on them, they act on the same nodes, and they write alike."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from icebear.concepts import vocabulary
-from icebear.concepts.circuits.nodes import change
+from icebear.concepts.attribution.effects import effect_text
+from icebear.concepts.circuits.nodes import change, moved_words
 from icebear.concepts.circuits.records import Group, Node
 from icebear.extras import need
 from icebear.values import real
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 DISTANCE = 0.6
 """The largest mean cosine distance inside a group."""
+NAMED = 2
+"""Words of each kind in the name of a group."""
 
 
 def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE) -> tuple[Group, ...]:
@@ -44,8 +49,13 @@ def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE
     members: dict[int, list[Node]] = defaultdict(list)
     for label, node in zip(labels, graph.nodes, strict=True):
         members[label].append(node)
-    groups = [Group(_name(graph, nodes), tuple(nodes)) for nodes in members.values()]
-    return tuple(sorted(groups, key=lambda group: -abs(group.score)))
+    places = [[(node.neuron, node.position) for node in nodes] for nodes in members.values()]
+    words = moved_words(graph.model, graph.relevances[0], places)
+    groups = [
+        Group(_name(graph, nodes, *moved), tuple(nodes), *moved)
+        for nodes, moved in zip(members.values(), words, strict=True)
+    ]
+    return tuple(_distinct(sorted(groups, key=lambda group: -abs(group.score))))
 
 
 def input_profiles(graph: Graph) -> Tensor:
@@ -97,15 +107,20 @@ def example_profiles(graph: Graph, store: Store) -> Tensor:
     return graph.difference.new_tensor([[float(sentence in row) for sentence in known] or [0.0] for row in rows])
 
 
-def _name(graph: Graph, nodes: list[Node]) -> str:
-    """Return words that at least half of the nodes promote, or else their tokens and layers."""
-    each = [dict.fromkeys(word.strip().lower() for word in node.words) for node in nodes]
-    counts = Counter(word for words in each for word in words if word)
-    fewest = max(len(nodes) / 2, min(len(nodes), 2))
-    shared = [word for word, count in counts.most_common(3) if count >= fewest]
-    if shared:
-        return ", ".join(shared)
+def _name(graph: Graph, nodes: list[Node], raises: Sequence[str], lowers: Sequence[str]) -> str:
+    """Return the words that the nodes raise and lower together, or, if there are none, their tokens and layers."""
+    if raises or lowers:
+        return effect_text(raises[:NAMED], lowers[:NAMED])
     tokens = dict.fromkeys(graph.tokens[node.position].text.strip() for node in nodes)
     layers = sorted({node.neuron.layer for node in nodes})
     span = f"L{layers[0]}" if layers[0] == layers[-1] else f"L{layers[0]}-{layers[-1]}"
     return f"{', '.join(map(repr, list(tokens)[:3]))} {span}"
+
+
+def _distinct(groups: Iterable[Group]) -> Iterator[Group]:
+    """Number the groups that have the name of an earlier one, because a group is asked for by its name."""
+    seen: Counter[str] = Counter()
+    for group in groups:
+        seen[group.name] += 1
+        again = seen[group.name]
+        yield replace(group, name=f"{group.name} ({again})") if again > 1 else group

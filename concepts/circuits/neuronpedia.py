@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from icebear.concepts.attribution.effects import effect_parts
 from icebear.concepts.circuits.nodes import column
 from icebear.concepts.circuits.records import AnswerNode, Remainder, Source, Target, Token
 from icebear.errors import InputError
@@ -97,7 +98,10 @@ def _node(graph: Graph, what: Source | Target) -> dict[str, Any]:
         pair = what.neuron.layer + index
         feature = pair * (pair + 1) // 2 + index  # Cantor's pairing, as in schema version 1
         id, js = f"{layer}_{index}_{position}", f"{layer}_{index}-0"
-        more, label = {"activation": what.activation}, ", ".join(what.words) or str(what.neuron)
+        more, label = (
+            {"activation": what.activation},
+            "; ".join(effect_parts(what.raises, what.lowers)) or str(what.neuron),
+        )
     return {
         "node_id": id,
         "feature": feature,

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.controls import Nodes, largest, recovered_shares
+from icebear.concepts.attribution.effects import Patched, effect_words
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Probe
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.run import Place
 from icebear.errors import InputError
-from icebear.records import Neuron
+from icebear.records import Neuron, Ranked
 
 MOST = 1024
 """The largest number of nodes of a graph."""
@@ -60,6 +61,16 @@ def places(model: Model, chosen: Tensor) -> list[Place]:
         for layer, token, index in chosen.nonzero().tolist()
     ]
     return sorted(nodes, key=lambda place: (place[0].layer, place[0].site == "ffn", place[1], place[0].index))
+
+
+def moved_words(
+    model: Model, relevance: Relevance, sets: Sequence[Sequence[Place]]
+) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the likely next words that the nodes of each set raise and lower together (`Patched.effects`)."""
+    patched = Patched(model, relevance)
+    effects, *_ = patched.effects([[Ranked(neuron, token, None, 0.0) for neuron, token in some] for some in sets])
+    words = (effect_words(patched.tokens, row) for row in effects)
+    return [(tuple(raises), tuple(lowers)) for raises, lowers in words]
 
 
 def column(model: Model, neuron: Neuron) -> int:

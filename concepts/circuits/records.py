@@ -36,8 +36,9 @@ class Node:
     """For a head: its output times the multipliers of the answer."""
     counterfactual: float
     """The activation in the counterfactual prompt."""
-    words: tuple[str, ...] = ()
-    """The vocabulary projection of its difference, strongest first."""
+    raises: tuple[str, ...] = ()
+    """The likely next words that it raises most, in the first pair of prompts (`icebear.effects`)."""
+    lowers: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -110,6 +111,9 @@ class Group:
 
     name: str
     nodes: tuple[Node, ...]
+    raises: tuple[str, ...] = ()
+    """The likely next words that its nodes raise most together, in the first pair of prompts."""
+    lowers: tuple[str, ...] = ()
 
     @property
     def score(self) -> float:
