@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from icebear import values
 from icebear.actmax.page import STYLE, card_fragment
+from icebear.actmax.writes import PLACES, Writes, writes
 from icebear.concepts.files import SavedResult
 from icebear.concepts.models.model import Model
 from icebear.concepts.projection import both_projections
@@ -14,7 +15,7 @@ from icebear.concepts.render import page
 from icebear.convert import Tabled
 from icebear.db.search import nearest_by_chance
 from icebear.db.store import Store
-from icebear.records import Example, Hit, Meaning, Neuron, NeuronStatistics, Projection, as_neuron
+from icebear.records import FEW_WORDS, Example, Hit, Meaning, Neuron, NeuronStatistics, Projection, as_neuron
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +36,8 @@ class Card(SavedResult, Tabled):
     projection: Projection | None
     other: Projection | None
     """The projection through the other lens, which is shown second; None without a model."""
+    writes: dict[str, Writes]
+    """polarity -> the measured effect at the first examples; empty without a model."""
     examples: dict[str, list[Example]]
     """polarity -> maximally activating examples, largest first."""
     statistics: NeuronStatistics
@@ -61,6 +64,12 @@ class Card(SavedResult, Tabled):
     @property
     def projections(self) -> list[Projection]:
         return [one for one in (self.projection, self.other) if one]
+
+    @property
+    def has_fixed_words(self) -> bool:
+        """Whether a projection can say what the neuron writes, as far as that is measured (`Reliability.ceiling`)."""
+        known = [one.reliability for one in self.projections if one.reliability]
+        return not known or known[0].ceiling >= FEW_WORDS
 
     @property
     def title(self) -> str:
@@ -111,6 +120,7 @@ class Card(SavedResult, Tabled):
             "statistics": self.statistics.to_dict(),
             "vocabulary": self.projection and self.projection.to_dict(),
             "other_lens": self.other and self.other.to_dict(),
+            "writes": {polarity: one.to_dict() for polarity, one in self.writes.items()},
             "examples": {polarity: list(map(_example, rows)) for polarity, rows in self.examples.items()},
         }
 
@@ -127,7 +137,12 @@ def _example(example: Example) -> dict[str, Any]:
 
 
 def describe(
-    store: Store, neuron: Neuron | str, model: Model | None = None, k: int = 10, whole: bool | None = None
+    store: Store,
+    neuron: Neuron | str,
+    model: Model | None = None,
+    k: int = 10,
+    whole: bool | None = None,
+    places: int = PLACES,
 ) -> Card:
     """Describe a neuron of an index.
 
@@ -136,13 +151,15 @@ def describe(
     store : Store
     neuron : Neuron or str
     model : Model, optional
-        With a model there are the direct vocabulary projection, exact (see `Store.vocabulary`), and the one through
-        the averaged Jacobian.
+        With a model there are the direct vocabulary projection, exact (see `Store.vocabulary`), the one through the
+        averaged Jacobian, and, if the model predicts next tokens, the measured effects on them.
     k : int
         The number of examples and tokens.
     whole : bool, optional
         Also search the whole vector index for the nearest neurons and, without a model, the vocabulary. Default: if it
         is smaller than 1 GiB.
+    places : int
+        The number of examples of each polarity where effects are measured; 0 leaves them out.
 
     Returns
     -------
@@ -152,8 +169,16 @@ def describe(
     ------
     InputError
         If the index has no such neuron.
+    StoreError
+        If the index is of another model.
+
+    References
+    ----------
+    Gur-Arieh et al. 2025, "Enhancing Automated Interpretability with Output-Centric Feature Descriptions" (mean effects
+    of a neuron on the next token).
     """
     neuron, k = as_neuron(neuron), values.whole(k, "The number of examples")
+    places = values.whole(places, "The number of places", 0)
     whole = store.vectors.size() < LARGE if whole is None else whole
     statistics = store.neurons.statistics(neuron)
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
@@ -168,6 +193,7 @@ def describe(
         store.by,
         first,
         second,
+        writes(model, store, neuron, places) if model and places else {},
         {polarity: rows[:k] for polarity, rows in examples.items()},
         statistics,
         store.neurons.classes(neuron),

@@ -16,6 +16,7 @@ from icebear.actmax.card import Card, describe
 from icebear.actmax.effect_map import effect_map
 from icebear.actmax.page import STYLE, card_fragment, groups_html, vocabulary_html
 from icebear.actmax.sentences import limits_sentence, reach_sentence, together_sentence, tokens_sentence
+from icebear.actmax.writes import FEW
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, Nodes, ablate, ablation
 from icebear.concepts.attribution.effect_groups import EffectGroup, effect_groups
@@ -182,7 +183,9 @@ class Explanation(Tabled):
             removal_control=removal_control,
             without_counterfactual=without_counterfactual,
             circuit=CheckedCircuit.of(graph) if graph else None,
-            cards=tuple(describe(store, neuron, reading, CARD_EXAMPLES) for neuron in neurons) if store else (),
+            cards=tuple(describe(store, neuron, reading, CARD_EXAMPLES, places=FEW) for neuron in neurons)
+            if store
+            else (),
             effects=effects,
             groups=parts,
             together=together,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -12,12 +12,13 @@ from markupsafe import Markup
 from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES
 from icebear.actmax.labels.scores import HELD_OUT, label_title, measured
 from icebear.actmax.sentences import group_text, sum_text
-from icebear.concepts.render import NEGATIVE, POSITIVE, render
+from icebear.concepts.render import NEGATIVE, POSITIVE, render, visible
 from icebear.records import Example, Projection
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
     from icebear.actmax.explanation import ExplainedGroup
+    from icebear.actmax.writes import Place
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 NEAREST = {
@@ -25,6 +26,7 @@ NEAREST = {
     "reads": "Similar input",
     "examples": "Similar sentences at polarity +",
 }
+WRITES = "What it writes at its strongest sentences"
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
     "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "
@@ -54,7 +56,8 @@ def card_fragment(card: Card) -> Markup:
         examples=examples_html,
         nearest_title=nearest_title,
         histogram=histogram_html(card.statistics.histogram),
-        vocabulary=Markup().join(map(vocabulary_html, card.projections)),
+        writes=writes_html(card),
+        vocabulary=projections_html(card.projections),
         relmax=RELMAX if card.by == "relevance" else "",
     )
 
@@ -91,9 +94,31 @@ def meaning_html(card: Card, polarity: str) -> Markup:
     )
 
 
-def examples_html(rows: Sequence[Example]) -> Markup:
-    """Return sentences with the value of the neuron in each."""
-    return render("icebear.actmax/examples.html", examples=rows)
+def examples_html(rows: Sequence[Example], places: Sequence[Place] = ()) -> Markup:
+    """Return sentences with the value of the neuron in each, and, at places, what it writes there."""
+    return render("icebear.actmax/examples.html", examples=list(zip_longest(rows, places[: len(rows)])))
+
+
+def writes_about(card: Card) -> str:
+    """Return what the words and numbers of `Card.writes` are; they have places."""
+    one = next(iter(card.writes.values()))
+    return (
+        f"Mean effect on the likely next words after the first {len(one.places)} sentences, relative to the neuron's "
+        f"average activation ({one.average:+.2f}). Alike: the mean correlation of the effects after two of them; "
+        "random: after two random sentences."
+    )
+
+
+def writes_html(card: Card) -> Markup:
+    """Return what the neuron writes at its sentences, by polarity; nothing if that is not measured."""
+    about = writes_about(card) if card.writes else ""
+    return render("icebear.actmax/writes.html", title=WRITES, writes=card.writes, about=about)
+
+
+def projections_html(projections: Sequence[Projection]) -> Markup:
+    """Return the projection through the better lens as bars, and the other one as a line."""
+    first = Markup().join(map(vocabulary_html, projections[:1]))
+    return first + Markup().join(Markup('<p class="dim">{}</p>').format(visible(one.line)) for one in projections[1:])
 
 
 def vocabulary_html(projection: Projection) -> Markup:

@@ -263,19 +263,30 @@ class Projection:
     """Of this lens in the neuron's layer, if `icebear index --lens` has measured it."""
 
     @property
-    def about(self) -> str:
+    def heading(self) -> str:
         """The meaning of the numbers."""
-        measured = f" ({self.reliability})" if self.reliability else ""
         unit = "change of the logit by one unit of activation" if self.has_logits else "z scores over the vocabulary"
         if self.lens == "mean":
-            return f"{self.neuron}: {unit}, through the averaged Jacobian of the layers above{measured}"
+            return f"{self.neuron}: {unit}, through the averaged Jacobian of the layers above"
         if self.typical is None:
-            return f"{self.neuron}: vocabulary projection of w_out, as z scores over the vocabulary{measured}"
+            return f"{self.neuron}: vocabulary projection of w_out, as z scores over the vocabulary"
         low, high = self.typical
         return (
             f"{self.neuron}: {unit}, on the direct path, at a typical token "
-            f"({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens){measured}"
+            f"({low:.2f}-{high:.2f}x, 10th-90th percentile of tokens)"
         )
+
+    @property
+    def about(self) -> str:
+        """The meaning of the numbers, with the reliability if it is measured."""
+        return f"{self.heading} ({self.reliability})" if self.reliability else self.heading
+
+    @property
+    def line(self) -> str:
+        """The first words as one line, for the lens that is shown second."""
+        name = "Averaged Jacobian" if self.lens == "mean" else "Logit lens"
+        measured = f" (correlation {self.reliability.correlation:.2f})" if self.reliability else ""
+        return f"{name}{measured}: promotes {self.words('+')}; suppresses {self.words('-')}"
 
     def to_dict(self) -> dict[str, Any]:
         def row(token: Promotion) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 from icebear import Chat, Neuron, attribute, build_index, open_store, units
+from icebear.actmax.page import WRITES
+from icebear.actmax.writes import FEW
 from icebear.app.web import background, ui, words
 from icebear.app.web.background import Shared, shared
 from icebear.app.web.steer import differences
@@ -112,6 +114,13 @@ def test_a_card_needs_no_model(environment, monkeypatch):
     page = fine(visit(view="neuron", neuron="L29.ffn.860"))
     assert "Canad" in text(page)
     fine(visit(view="search", text="water"))
+
+
+def test_a_card_says_what_the_neuron_writes_where_the_model_is_loaded(environment):
+    ui.loading().join()
+    page = text(fine(visit("neuron", neuron="L28.ffn.7")))
+    assert WRITES in page
+    assert page.count("; lowers ") >= 2 + FEW  # both polarities, and each sentence
 
 
 def test_neuron(environment):

@@ -17,6 +17,7 @@ from mcp import Client, StdioServerParameters
 from test_tasks import make
 
 from icebear import Concept, attribute, build_index, circuit, open_store
+from icebear.actmax.writes import FEW
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session
@@ -219,6 +220,10 @@ def test_what_it_means(session, indexed):
     result = json_of(indexed, "neuron", neuron="L1.ffn.3", k=2)
     assert [row["polarity"] for row in result["examples"]] == ["+", "+", "-", "-"]
     assert result["meaning"][0].startswith("+: not labeled yet")
+    assert all(-1 <= result["writes"][sign]["correlation"] <= 1 for sign in "+-")
+    places = json_of(indexed, "more", handle=result["handle"], part="places")["rows"]
+    assert [place["polarity"] for place in places].count("-") <= FEW
+    assert {"text", "activation", "raises", "lowers"} < set(places[0])
     assert json_of(indexed, "search", text="camel", k=2)["note"].startswith("Found by similarity")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 from rich import box
@@ -16,7 +18,8 @@ from rich.tree import Tree
 import icebear
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import scores
-from icebear.actmax.page import RELMAX, nearest_title, token_count_note
+from icebear.actmax.page import RELMAX, WRITES, nearest_title, token_count_note, writes_about
+from icebear.actmax.writes import Place
 from icebear.concepts.attribution.behaviour import BehaviourNeuron
 from icebear.concepts.attribution.controls import Ablation
 from icebear.concepts.attribution.effects import effect_text
@@ -35,6 +38,7 @@ from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.side_effects import SideEffects
 
 LONG = 240  # characters of a text in a table
+TOKENS = 10  # of a projection on a card
 LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
 DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
 Words = Literal["effects", "direct"]
@@ -288,6 +292,16 @@ def _tree(graph: icebear.Graph) -> Tree:
     return tree
 
 
+def projections_report(projections: Sequence[Projection], rows: int | None = None) -> list[Table | Text]:
+    """The first tokens by the better lens as a table, the other lens as one line, and how reliable the table is."""
+    parts: list[Table | Text] = []
+    for first in projections[:1]:
+        shown = replace(first, promoted=first.promoted[:rows], suppressed=first.suppressed[:rows], reliability=None)
+        parts.append(projection_table(shown))
+        parts += [Text(f"Reliability in this layer: {first.reliability}.", "dim")] if first.reliability else []
+    return parts + [Text(visible(one.line), "dim") for one in projections[1:]]
+
+
 def projection_table(projection: Projection) -> Table:
     by_std = projection.has_logits and projection.std is not None
     numbers = [*(["logit"] if projection.has_logits else []), *(["per std"] if by_std else []), "z"]
@@ -329,16 +343,38 @@ def card_report(card: icebear.Card) -> Group:
         ),
         Text(f"{bars}  histogram of activations, -128 to 128, log2 bins", "dim"),
     ]
-    parts += map(projection_table, card.projections)
+    words, written = projections_report(card.projections, TOKENS), ["", writes_table(card)] if card.writes else []
+    parts += [*words, *written] if card.has_fixed_words else [*written, "", *words]
     if card.by == "relevance":
         parts.append(Text(RELMAX, "dim"))
     for polarity, examples in card.examples.items():
         parts.append(label_report(polarity, card.meanings.get(polarity), card.held_out.get(polarity, {})))
-        parts.append(_examples_table(f">{card.by}", "sentence", examples, f"class: {class_name(card.kind[polarity])}"))
+        places = card.writes[polarity].places if polarity in card.writes else ()
+        title = f"class: {class_name(card.kind[polarity])}"
+        parts.append(_examples_table(f">{card.by}", "sentence", examples, title, places))
     for by, nearest in card.nearest.items():
         names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
         parts.append(Text(f"{nearest_title(by, card.nearest_by_chance[by])}: {names}", "dim"))
     return Group(*parts)
+
+
+def writes_table(card: icebear.Card) -> Table:
+    """What the neuron writes at its sentences, by polarity."""
+    rows = [
+        (
+            polarity,
+            ", ".join(map(visible, one.raises)),
+            ", ".join(map(visible, one.lowers)),
+            *map(_correlation, numbers),
+        )
+        for polarity, one in card.writes.items()
+        for numbers in [(one.correlation, one.random_correlation)]
+    ]
+    return grid("sign", "raises", "lowers", ">alike", ">random", rows=rows, title=WRITES, caption=writes_about(card))
+
+
+def _correlation(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
@@ -350,8 +386,17 @@ def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, lis
     return Group(*parts)
 
 
-def _examples_table(value: str, heading: str, examples: Sequence[Example], title: str = "") -> Table:
-    rows = ((f"{example.value:+.2f}", _highlighted(example)) for example in examples)
+def _examples_table(
+    value: str, heading: str, examples: Sequence[Example], title: str = "", places: Sequence[Place] = ()
+) -> Table:
+    """Sentences, and at places what the neuron writes there."""
+    rows = []
+    for example, place in zip_longest(examples, places[: len(examples)]):
+        text = _highlighted(example)
+        if place:
+            words = (", ".join(map(visible, side)) for side in (place.raises, place.lowers))
+            text.append("\nraises {}; lowers {}".format(*words), "dim")
+        rows.append((f"{example.value:+.2f}", text))
     return grid(value, heading, rows=rows, title=title)
 
 

@@ -19,6 +19,7 @@ from pydantic import Field
 from icebear.actmax.card import describe
 from icebear.actmax.explanation import CheckedCircuit, Explanation, silencing_control
 from icebear.actmax.labels.scores import label_title
+from icebear.actmax.writes import FEW
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
@@ -240,11 +241,12 @@ class Tools:
     @tool
     def neuron(self, neuron: Annotated[str, Field(max_length=40, description="L29.ffn.860")], k: Count = 4) -> Answer:
         """Return the tokens that a neuron promotes and suppresses, and, with an index, its maximally activating texts
-        in both directions and its label with a score. A meaning is a correlation: `steer` measures what it causes."""
+        in both directions, the words that it raises and lowers after them (measured), and its label with a score. A
+        meaning is a correlation: `steer` measures what it causes."""
         model, wanted = self.session.model, Neuron.parse(neuron)
         model.check(wanted)
         with self.session.store() as store:
-            card = describe(store, wanted, model, 20) if store else None
+            card = describe(store, wanted, model, 20, places=FEW) if store else None
         words = card.projection if card else both_projections(model, wanted, 20)[0]
         tokens = {side: list(map(vars, getattr(words, side, ()))) for side in ("promoted", "suppressed")}
         rows = card.to_frame().drop(columns="neuron").to_dict("records") if card else []
@@ -252,14 +254,17 @@ class Tools:
         labels = (
             [f"{sign}: {label_title(card.meanings.get(sign))}" for sign in "+-"] if card else ["no index, no texts"]
         )
+        writes = {sign: one.to_dict() for sign, one in card.writes.items()} if card else {}
+        places = [{"polarity": sign, **place} for sign, one in writes.items() for place in one.pop("places")]
         return {
             "neuron": str(wanted),
             "meaning": labels,
+            "writes": writes,
             "promotes": [token["text"] for token in tokens["promoted"][:ROWS]],
             "suppresses": [token["text"] for token in tokens["suppressed"][:ROWS]],
             "examples": [row for sign in "+-" for row in [one for one in rows if one["polarity"] == sign][:k]],
             "note": f"promoted at + and suppressed at -; {words.about}" if words else "writes nothing",
-            "handle": self.session.keep("neuron", card, {"examples": rows, **tokens}, **files),
+            "handle": self.session.keep("neuron", card, {"examples": rows, "places": places, **tokens}, **files),
         }
 
     @tool

@@ -72,6 +72,8 @@ class Shared:
     def __init__(self, room: int = ROOM) -> None:
         self.builds: dict[Path | None, Job] = {}
         """Path (None: the small index) -> the job that builds it, or has built it, since the server began."""
+        self.loads: dict[str, Job] = {}
+        """The settings of a model -> the job that loads it, or has loaded it."""
         self.room = room
         self._relevances: dict[tuple, Relevance] = {}  # the longest unused first
         self._lock = threading.Lock()

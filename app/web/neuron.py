@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import streamlit as st
 from markupsafe import Markup
@@ -13,8 +15,11 @@ from icebear.actmax import page
 from icebear.actmax.card import SILENT, Card, describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import class_name
+from icebear.actmax.writes import FEW, Writes, writes
 from icebear.app.web import ui
 from icebear.app.web.header import no_store_yet
+from icebear.concepts.lens import mean_lens
+from icebear.concepts.models.model import Model
 from icebear.concepts.projection import both_projections
 from icebear.db.store import Store
 from icebear.errors import IcebearError, ModelError
@@ -55,28 +60,31 @@ def show() -> None:
 def _vocabulary(neuron: Neuron) -> None:
     """Show the part of a card that needs no index."""
     if neuron.site not in SILENT["writes"]:
-        for projection in both_projections(ui.model(), neuron, EXAMPLES):
-            _styled(page.vocabulary_html(projection))
+        _styled(page.projections_html(both_projections(ui.model(), neuron, EXAMPLES)))
 
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
-    card = describe(opened, neuron, k=EXAMPLES)
+    model = ui.loaded(opened)
+    reading = model if model and mean_lens(model) else None  # else the lens of the neuron would take seconds
+    card = describe(opened, neuron, reading, EXAMPLES, places=0)
     if card.left_out:
         size = f"{opened.vectors.size() / 1e9:.0f} GB"
         if st.button(f"Vocabulary and nearest neurons (reads {size})", icon=":material/hub:", key="whole_card"):
-            card = describe(opened, neuron, k=EXAMPLES, whole=True)
+            card = describe(opened, neuron, reading, EXAMPLES, whole=True, places=0)
     st.markdown(f"#### {card.neuron} {ui.plain(card.title)}")
     st.caption(page.statistics_line(card))
     _styled(page.histogram_html(card.statistics.histogram))
-    for projection in card.projections:
-        _styled(page.vocabulary_html(projection))
+    written = None if card.has_fixed_words else st.container()
+    _styled(page.projections_html(card.projections))
+    written = written or st.container()
     if card.by == "relevance":
         st.caption(ui.plain(page.RELMAX))
     st.markdown(f"#### {page.heading(card, polarity)}")
     _styled(page.meaning_html(card, polarity))
     st.caption(ui.plain(f"class: {class_name(card.kind[polarity])}"))
+    sentences = st.empty()
     if card.examples[polarity]:
-        _styled(page.examples_html(card.examples[polarity]))
+        _styled(page.examples_html(card.examples[polarity]), sentences)
     else:
         st.caption("There is none.")
     if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
@@ -87,11 +95,25 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
             [(hit.neuron, hit.polarity) for hit in hits],
             f"nearest_{by}",
         )
-    _actions(card)
+    actions = st.container()
+    if model:  # after all that is there at once
+        with written:
+            card = replace(card, writes=_writes(str(neuron), str(opened.path), opened.made_with(), opened, model))
+        _styled(page.writes_html(card), written)
+        places = card.writes[polarity].places if polarity in card.writes else ()
+        _styled(page.examples_html(card.examples[polarity], places), sentences)
+    with actions:
+        _actions(card)
 
 
-def _styled(html: Markup) -> None:
-    st.html(STYLED.format(Markup(page.STYLE), html))
+@st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)
+def _writes(neuron: str, path: str, index: dict[str, Any], _opened: Store, _model: Model) -> dict[str, Writes]:
+    return writes(_model, _opened, Neuron.parse(neuron), FEW)
+
+
+def _styled(html: Markup, place: Any = st) -> None:
+    if html:
+        place.html(STYLED.format(Markup(page.STYLE), html))
 
 
 def _annotating(opened: Store, neuron: Neuron) -> None:

@@ -21,7 +21,7 @@ from icebear.app.web.background import Job, shared
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.render import relevance_heatmap, visible
 from icebear.db.store import Store, open_store
-from icebear.errors import IcebearError
+from icebear.errors import IcebearError, StoreError
 from icebear.records import Neuron
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ def settings() -> dict[str, Any]:
     return {"store": "icebear.db", "model": "smollm2-135m", **json.loads(os.environ.get("ICEBEAR_APP", "{}"))}
 
 
+def _model_settings() -> dict[str, Any]:
+    return {name: value for name, value in settings().items() if name != "store"}
+
+
 def model_name() -> str:
     return settings()["model"]
 
@@ -83,11 +87,21 @@ def _load(model: str, **options: Any) -> Job:
 
 def loading() -> Job:
     """Return the job that loads, or has loaded, the model of all visitors."""
-    options = settings()
-    del options["store"]
+    options = _model_settings()
     if _load(**options).error:
         _load.clear()  # to try again
-    return _load(**options)
+    job = shared().loads[json.dumps(options)] = _load(**options)
+    return job
+
+
+def loaded(opened: Store) -> Model | None:
+    """Return the model if it is loaded already, and the index is of this model."""
+    job = shared().loads.get(json.dumps(_model_settings()))
+    if job and job.result:
+        with suppress(StoreError):
+            opened.check(job.result.fingerprint, job.result.name)
+            return job.result
+    return None
 
 
 def model() -> Model:

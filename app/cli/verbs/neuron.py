@@ -34,7 +34,8 @@ class Options:
 def neuron(options: Options) -> None:
     """Show what NEURON means: the tokens that it promotes or, with a store (see icebear index), its card.
 
-    The card has the maximally activating sentences of both signs, and the label with its score. With --base-model, the
+    The card has the maximally activating sentences of both signs with what the neuron writes there, and the label with
+    its score. With --base-model, the
     command shows the promoted tokens in both models. It also shows two cosines between the models: one of the neuron's
     W_in rows, one of its W_out rows.
 
@@ -72,14 +73,14 @@ def _card(model: icebear.Model, wanted: Neuron, store: icebear.Store, options: O
 
 
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
-    from icebear.app.cli.terminal import projection_table
+    from icebear.app.cli.terminal import projection_table, projections_report
     from icebear.concepts.attribution.two_models import neuron_similarity
     from icebear.concepts.projection import both_projections
 
     words = both_projections(model, wanted, options.top)
     first, other = (*(projection.to_dict() for projection in words), None)[:2]
     document: dict[str, Any] = {"neuron": str(wanted), "vocabulary": first, "other_lens": other}
-    tables: list[Any] = [*map(projection_table, words), *([] if words[0].reliability else [NOT_MEASURED])]
+    tables: list[Any] = [*projections_report(words), *([] if words[0].reliability else [NOT_MEASURED])]
     if options.base_model:
         base = options.model.load(options.base_model)
         base_words, cosines = icebear.project(base, wanted, options.top), neuron_similarity(model, base, wanted)

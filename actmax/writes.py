@@ -1,0 +1,173 @@
+"""What a neuron writes at its maximally activating sentences: its measured effects on the likely next tokens there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.attribution.effects import LIKELY, effect_words
+from icebear.concepts.calibration import mean_activations
+from icebear.concepts.models.model import Model
+from icebear.concepts.passes.prefix import Prefix
+from icebear.concepts.passes.sites import hooks
+from icebear.db.store import Store
+from icebear.records import Neuron
+
+PLACES, FEW = 12, 6
+"""The number of sentences on a card, and in the app and on pages with several cards."""
+ROWS = 12
+"""The number of sentences that are read in one pass; more of them would add padding."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A sentence up to a token, and the likely next words that the neuron raises and lowers there."""
+
+    text: str
+    activation: float
+    raises: tuple[str, ...]
+    lowers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What a neuron writes at its maximally activating sentences of one polarity: its mean effect on the likely next
+    tokens, relative to their mean, when the neuron is set to its mean on the calibration texts."""
+
+    average: float
+    """The mean activation that the neuron is set to."""
+    raises: tuple[str, ...]
+    lowers: tuple[str, ...]
+    correlation: float | None
+    """How alike the effects are at these sentences: the mean correlation of two of them; None for a single one."""
+    random_correlation: float | None
+    """The same at random tokens of random sentences."""
+    places: tuple[Place, ...]
+    """The sentences, those with the largest activation first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return asdict(self)
+
+
+def writes(model: Model, store: Store, neuron: Neuron, places: int = PLACES) -> dict[str, Writes]:
+    """Measure what a neuron writes, by polarity.
+
+    It is empty for models that do not predict a next token, and for sites whose mean activation is not measured.
+    """
+    means = mean_activations(model) if model.task.is_causal else {}
+    if neuron.site not in means:
+        return {}
+    store.check(model.fingerprint, model.name)
+    average = means[neuron.site][neuron.layer, neuron.index].item()
+    sets = {polarity: [(e.sentence, e.token) for e in store.examples(neuron, polarity, places)] for polarity in "+-"}
+    sets["random"] = random_places(store, places)
+    limit = store.facts.get("max_tokens")
+    rows = [model.token_ids(sentence.text, limit)[: token + 1] for one in sets.values() for sentence, token in one]
+    measured = [part.split(list(map(len, sets.values()))) for part in patched_logits(model, neuron, average, rows)]
+    parts = dict(zip(sets, zip(*measured, strict=True), strict=True))
+    plain, patched, activations = parts["random"]
+    control = mean_correlation(likely_effects(plain, patched)[1], activations - average)
+    return {
+        polarity: _writes(model, average, sets[polarity], parts[polarity], control)
+        for polarity in "+-"
+        if sets[polarity]
+    }
+
+
+def random_places(store: Store, count: int) -> list[tuple[Any, int]]:
+    """Return sentences of a store and a token of each, seeded. The first token does not count."""
+    generator = random.Random(0)
+    sentences = store.sentences.starting_at(generator.getrandbits(62))  # ids are hashes of 62 bits
+    several = (sentence for sentence in sentences if len(sentence.tokens) > 1)
+    return [(sentence, generator.randrange(1, len(sentence.tokens))) for sentence in islice(several, count)]
+
+
+def likely_effects(plain: Tensor, patched: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the W likely tokens of any of P places, the most probable first, the centered effects (P, W) on them, and
+    their probabilities (P, W). plain, patched: logits (P, V)."""
+    probabilities = plain.softmax(-1)
+    ids = probabilities.topk(min(LIKELY, plain.shape[-1])).indices.unique()
+    ids = ids[probabilities[:, ids].amax(0).argsort(descending=True, stable=True)]
+    effects = (plain - patched)[:, ids]
+    return ids, effects - effects.mean(1, keepdim=True), probabilities[:, ids]
+
+
+def mean_correlation(effects: Tensor, deviations: Tensor) -> float | None:
+    """Return the mean correlation of two of P centered effects (P, W), each for an activation that is larger.
+
+    deviations: (P,) the activations less the value that they are set to. An effect reverses with the sign of its
+        deviation, which differs at random tokens.
+    """
+    count = len(effects)
+    rows = torch.nn.functional.normalize(effects * deviations.sign()[:, None])
+    cosines = rows @ rows.T
+    return ((cosines.sum() - cosines.trace()) / (count * (count - 1))).item() if count > 1 else None
+
+
+def _writes(model: Model, average: float, chosen: Any, measured: Sequence[Tensor], control: float | None) -> Writes:
+    plain, patched, activations = measured
+    ids, effects, probabilities = likely_effects(plain, patched)
+    tokens = list(map(model.answer_text, ids.tolist()))
+    raises, lowers = map(tuple, effect_words(tokens, effects.mean(0), 6))
+    places = []
+    for (sentence, token), row, likely, activation in zip(
+        chosen, effects, probabilities, activations.tolist(), strict=True
+    ):
+        own = likely.argsort(descending=True, stable=True)
+        words = effect_words([tokens[at] for at in own.tolist()], row[own])
+        places.append(Place("".join(sentence.tokens[: token + 1]), activation, *map(tuple, words)))
+    return Writes(average, raises, lowers, mean_correlation(effects, activations - average), control, tuple(places))
+
+
+@torch.no_grad()
+def patched_logits(
+    model: Model, neuron: Neuron, value: float, rows: Sequence[Sequence[int]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits (P, V) after token ids, those with a neuron set to a value at the last token, and the neuron's
+    activations (P,) there."""
+    parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    seen: list[Tensor] = []
+
+    def visit(site: str, layer: int, x: Tensor) -> Tensor:
+        half, x = len(x) // 2, x.clone()
+        seen.append(x[:half, -1, neuron.index].float().cpu())
+        x[half:, -1, neuron.index] = value
+        return x
+
+    for chosen, run in _passes(model, rows):
+        with model.lock, hooks(model, [(neuron.site, neuron.layer)], visit):
+            plain, patched = run().float().cpu().chunk(2)
+        parts |= zip(chosen, zip(plain, patched, seen.pop(), strict=True), strict=True)
+    plain, patched, activations = zip(*(parts[row] for row in range(len(rows))), strict=True)
+    return torch.stack(plain), torch.stack(patched), torch.stack(activations)
+
+
+def _passes(model: Model, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Any]]:
+    """Yield some rows, and a function that returns the logits (2 R, V) at their last tokens, in two copies."""
+    order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+    for start in range(0, len(order), ROWS):
+        chosen = order[start : start + ROWS]
+        prefix = Prefix.of(model, [rows[row][:-1] for row in chosen])
+        if prefix:
+            twice = [*range(len(chosen))] * 2
+            last = torch.tensor([[rows[chosen[row]][-1]] for row in twice], device=model.device)
+            starts = [len(rows[chosen[row]]) - 1 for row in twice]
+            yield chosen, partial(_after, prefix, last, twice, starts)
+        else:
+            yield from (([row], partial(_whole, model, rows[row])) for row in chosen)
+
+
+def _after(prefix: Prefix, last: Tensor, rows: list[int], starts: list[int]) -> Tensor:
+    return prefix.logits(last, rows, starts, [0])[:, 0]
+
+
+def _whole(model: Model, ids: Sequence[int]) -> Tensor:
+    return model.logits(model.padded([list(ids)] * 2), [len(ids) - 1])[:, 0]
