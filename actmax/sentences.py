@@ -38,7 +38,8 @@ def sum_text(group: ExplainedGroup) -> str:
     """Say what the effects of the nodes, one at a time, add up to, where this differs from their joint effect."""
     if not group.group.interacts:
         return ""
-    return f"Sum of the effects of its nodes: {effect_text(*effect_words(group.group.tokens, group.group.each.sum(0)))}"
+    words = effect_words(group.group.tokens, group.group.each.sum(0), 3)
+    return f"Sum of the effects of its nodes: {effect_text(*words)}"
 
 
 def group_text(group: ExplainedGroup) -> str:
@@ -80,9 +81,9 @@ def reach_sentence(explanation: Explanation, nodes: int) -> str:
     compared = explanation.relevance.counterfactual is not None
     values = "counterfactual values" if compared else "average on other texts"
     return (
-        f"These {nodes} nodes recover {row.sufficiency:z.0%} of the difference when all other nodes take their "
-        f"{values} (random nodes {row.random_sufficiency:z.0%}); when they alone take theirs, "
-        f"{row.necessity:z.0%} is lost (random nodes {row.random_necessity:z.0%})."
+        f"The {nodes} nodes with the largest absolute relevance recover {row.sufficiency:z.0%} of the difference when "
+        f"all other nodes take their {values} (random nodes {row.random_sufficiency:z.0%}); when they alone take "
+        f"theirs, {row.necessity:z.0%} is lost (random nodes {row.random_necessity:z.0%})."
     )
 
 

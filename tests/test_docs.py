@@ -170,6 +170,12 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
+def test_the_readme_shows_the_screen_of_its_page():
+    """Which runs the command that the README then only parses."""
+    shown = [block.code for block in blocks(ROOT / "docs" / "explain.md") if block.language == "text"]
+    assert next(block.code for block in blocks(README) if block.language == "text") == shown[0]
+
+
 def test_what_pages_and_notebooks_import_is_there():
     """Without running them."""
     code = [block.code for page in PAGES for block in blocks(page) if block.language == "python"]

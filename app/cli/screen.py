@@ -56,12 +56,12 @@ def _predictions(explanation: icebear.Explanation) -> list[Text]:
     head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
     lines = [head, Text(f"Predicted: {_listed(relevance.predictions)}")]
     if compared and compared.predictions:
-        lines.append(Text(f"Counterfactual {''.join(compared.prompts[0])!r}: {_listed(compared.predictions)}"))
+        lines.append(Text(f"Counterfactual: {_listed(compared.predictions)}, after {''.join(compared.prompts[0])!r}"))
     return lines
 
 
 def _listed(tokens: tuple[TokenScore, ...]) -> str:
-    return ", ".join(f"{token.text!r} {token.number}" for token in tokens[:4])
+    return ", ".join(f"{token.text!r} {token.number}" for token in tokens[:3])
 
 
 def _group(number: int, group: ExplainedGroup) -> list[Text]:
@@ -69,7 +69,7 @@ def _group(number: int, group: ExplainedGroup) -> list[Text]:
     lines = [
         Text.assemble((f"{number}. {effect_text(raises, lowers)}", "bold")),
         Text(f"   {group_text(group)}", "dim"),
-        *([Text(f"   {sum_text(group)}", "dim")] if group.group.interacts else []),
+        *([Text(f"   {sum_text(group)}", "dim", no_wrap=True, overflow="ellipsis")] if group.group.interacts else []),
     ]
     for node in group.strongest:
         label = f"  [{node.label}]" if node.label else ""
