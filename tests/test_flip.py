@@ -404,6 +404,35 @@ def test_a_phrase_in_a_chat(smol):
     assert first_tokens(smol, again)["holds"]
 
 
+class Signs(Letters):
+    """Every token is a word."""
+
+    def decode(self, ids):
+        return "".join(chr(20000 + id) for id in ids)
+
+
+@pytest.mark.parametrize(("count", "paraphrases"), [(3, []), (1, []), (1, ["a big bear"])])
+def test_words_are_those_that_an_edit_alone_moves(count, paraphrases):
+    """At its step, against no edits; likely words are those without edits and with all of them."""
+    model, prompt = Model(random_model(LLAMA, dtype=torch.float32).net, Signs(), "signs"), "the ice bear"
+    phrase = next_best(model, prompt, count, 2)
+    recipe = flip(model, prompt, "".join(map(model.text, phrase)), max_neurons=20, paraphrases=paraphrases)
+    rows = FlipRecord.of(recipe).neurons
+    for row, edit in zip(rows, recipe, strict=True):
+        step = 0 if edit.where == "last" else int(edit.where.removeprefix("step:"))
+        plain, edited, alone = (
+            phrase_logits(model, edits, prompt, phrase)[step].double() for edits in ([], recipe, [edit])
+        )
+        chance = torch.maximum(plain.softmax(-1), edited.softmax(-1)).tolist()
+        likely = sorted(range(len(chance)), key=lambda id: -chance[id])
+        change = (alone - plain)[likely]
+        order = sorted(zip((change - change.mean()).tolist(), likely, strict=True))
+        assert list(row.raises) == [model.text(id) for size, id in order[::-1][:4] if size >= 1e-3]
+        assert list(row.lowers) == [model.text(id) for size, id in order[:4] if size <= -1e-3]
+    assert any(len(row.raises) == len(row.lowers) == 4 for row in rows)
+    assert len({edit.where for edit in recipe}) > 1 or count == 1
+
+
 # --- many flips ---
 
 

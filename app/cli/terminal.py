@@ -463,13 +463,13 @@ def recipe_report(recipe: icebear.Recipe) -> Group:
 def _edits_table(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> Table:
     neurons = {row.neuron: row for record in records for row in record.neurons}
     examples = ["examples"] if any(row.examples for row in neurons.values()) else []
-    names = ("edit", ">before", ">share of range", ">relevance", "promotes at +", "at -", *examples)
+    names = ("edit", ">before", ">share of range", ">relevance", "raises", "lowers", *examples)
     rows: list[list[str]] = []
     for edit in recipe:
         rows.append([str(edit)])
         if row := neurons.get(edit.neuron):
             share = "outside" if row.range_share is None else f"{row.range_share:.2f} x"
-            words = (", ".join(map(visible, side)) for side in (row.promotes, row.suppresses))
+            words = (", ".join(map(visible, side)) for side in (row.raises, row.lowers))
             rows[-1] += [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}", *words]
             rows[-1] += ["\n".join(row.examples) for _ in examples]
     table = grid(*names, rows=rows, title=recipe.name)

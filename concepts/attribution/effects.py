@@ -98,6 +98,13 @@ class Effects(Tabled):
         return pandas.DataFrame(rows, columns=["neuron", "position", "token_id", "token", "effect"])
 
 
+def likely_ids(logits: Tensor) -> list[int]:
+    """Return the `LIKELY` most probable tokens of each row of logits (P, V), the most probable in any of them first."""
+    probabilities = logits.softmax(-1)
+    likely = probabilities.topk(min(LIKELY, probabilities.shape[-1])).indices.unique()
+    return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
+
+
 def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[list[str], list[str]]:
     """Return the k words with the largest and smallest effects (W,) among the first `SHOWN` tokens. Tokens that differ
     only in case and spaces are one word; single ASCII characters and tokens without a letter or digit are none."""
@@ -184,9 +191,7 @@ class Patched:
             self._here = self._pass([[]], 0)[0][0]
         with self.model.lock, torch.no_grad():
             there = [self.model.logits(one.batch, one.all_positions)[0, 0] for one in self._counterfactuals()]
-        probabilities = torch.stack([x.float().cpu().softmax(-1) for x in (self._here, *there)])
-        likely = probabilities.topk(min(LIKELY, probabilities.shape[-1])).indices.unique()
-        return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
+        return likely_ids(torch.stack([x.float().cpu() for x in (self._here, *there)]))
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:

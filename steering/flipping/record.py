@@ -25,8 +25,9 @@ class EditedNeuron:
     """The relevance for the margin of the flip, without edits."""
     range_share: float | None
     """The value that it is set to, as a multiple of its activation range (`Calibration.share`)."""
-    promotes: tuple[str, ...]
-    suppresses: tuple[str, ...]
+    raises: tuple[str, ...]
+    """The likely next words that this edit alone raises most, at its step, relative to the other likely tokens."""
+    lowers: tuple[str, ...]
     examples: tuple[str, ...]
     """Sentences with large activations of the sign that it is set to, if there was an index."""
 

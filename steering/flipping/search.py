@@ -16,11 +16,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from icebear.concepts.attribution.effects import effect_words, likely_ids
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Prompt, PromptLike
-from icebear.concepts.projection import project
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -399,22 +399,37 @@ def _edits(edits: Edits) -> list[Edit]:
 
 def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
     relevance, rows = state.now * _gradients(state, {}), []
-    for edit in edits:
-        step = int(edit.where.removeprefix("step:")) if edit.where.startswith("step:") else 0
-        place = edit.neuron.layer, edit.neuron.index, step
-        words = project(state.model, edit.neuron, 5)
+    values = {_place(edit): edit.value for edit in edits}
+    for edit, place, (raises, lowers) in zip(edits, values, _moved_words(state, values), strict=True):
         examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
         row = EditedNeuron(
             edit.neuron,
             round(state.now[place].item(), 4),
             relevance[place].item(),
             calibrate(state.model).share(place[:2], edit.value),
-            tuple(word.text for word in words.promoted),
-            tuple(word.text for word in words.suppressed),
+            tuple(raises),
+            tuple(lowers),
             tuple(example.sentence.text for example in examples if example.by == "activation"),
         )
         rows.append(row)
     return tuple(rows)
+
+
+def _place(edit: Edit) -> Place:
+    step = int(edit.where.removeprefix("step:")) if edit.where.startswith("step:") else 0
+    return edit.neuron.layer, edit.neuron.index, step
+
+
+def _moved_words(state: _State, edits: Edits) -> list[tuple[list[str], list[str]]]:
+    """Return the likely next words that each edit alone raises and lowers at its step. The likely words are those
+    without edits and with all of them."""
+    plain, edited, *each = state.last.logits([{}, edits, *({place: value} for place, value in edits.items())])
+    words = []
+    for (_, _, step), alone in zip(edits, each, strict=True):
+        likely = likely_ids(torch.stack([plain[step], edited[step]]))
+        effects = (alone - plain)[step, likely]
+        words.append(effect_words([state.model.answer_text(id) for id in likely], effects - effects.mean()))
+    return words
 
 
 def _failure(state: _State, edits: Edits, source: bool) -> str:
