@@ -86,14 +86,23 @@ def explain(options: Options) -> None:
         document |= {"answer": prompt.text, "ended": prompt.ended, "answer_tokens": rows}
         document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
         tables += [probabilities(prompt), origins_report(origins), matrix_report(sentences)]
-    if options.suggest:
+    if options.suggest or (not options.json and relevance.counterfactual is None and _is_text(attribution, model)):
         text = str(attribution.prompt.prompt)
         suggestions = icebear.suggest_counterfactuals(model, text)
         document["suggestions"] = list(map(vars, suggestions))
         for one in suggestions:
             command = shlex.join(["icebear", "explain", text, "--counterfactual", one.text])
             tables.append(f"{command}  # {one.answer!r} {one.probability:.2f}")
+        if suggestions:
+            tables.insert(1, "\nCompare with another prompt:")
     show(options.json, document, *tables)
+
+
+def _is_text(attribution: AttributionOptions, model: icebear.Model) -> bool:
+    """Return whether the prompt is a text that a counterfactual can be suggested for."""
+    prompt = attribution.prompt
+    others = (attribution.image, attribution.span, prompt.chat, prompt.system, prompt.messages)
+    return model.task.is_causal and not any(others)
 
 
 def _checked(options: Options) -> AttributionOptions:
