@@ -33,7 +33,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.models.answer import Span
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
-from icebear.concepts.models.prompts import PromptLike, Prompts
+from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.projection import projections
 from icebear.concepts.render import page, render
@@ -329,7 +329,7 @@ class _Explained:
 
 def explain(
     model: Model,
-    prompt: PromptLike,
+    prompt: PromptLike | Relevance,
     *,
     target: Token | None = None,
     contrast: Token | None = None,
@@ -347,7 +347,8 @@ def explain(
     Parameters
     ----------
     model, prompt, target, contrast, counterfactual, base_model, method, span
-        See `attribute`.
+        See `attribute`. In place of a prompt, its relevance explains what other arguments of `attribute` choose, such
+        as a position.
     top : int
         The number of nodes.
     site : str, optional
@@ -368,6 +369,12 @@ def explain(
         If `attribute` or `circuit` raise it.
     """
     graph, ranking = None, Ranking(top, site)
+    if isinstance(prompt, Relevance):
+        chosen = (target, contrast, counterfactual, base_model, method, span, circuit_nodes)
+        if any(value is not None for value in chosen):
+            raise InputError("A relevance has its target, counterfactual and method; give only top, site and store.")
+        read = Prompt(ids=prompt.prompt.ids[: prompt.prompt.encoder_length])
+        return controlled(model, read, prompt, ranking, store=store)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
     if circuit_nodes is not None:
         if counterfactual is None:
@@ -392,7 +399,11 @@ def controlled(
     """Explain a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
     ranking, compared = ranking or Ranking(site="ffn"), relevance.counterfactual
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
-    ids = [token.id if token else None for token in (relevance.target, relevance.contrast)]
+    answer: dict[str, Any] = {
+        "target": relevance.target and relevance.target.id,
+        "contrast": relevance.contrast and relevance.contrast.id,
+        "position": relevance.predicted_at if model.task.takes_position else None,
+    }
     return Explanation.of(
         model,
         relevance,
@@ -400,7 +411,7 @@ def controlled(
         store=store,
         sizes=SIZES if _can_ablate(model, relevance, ranking.site or "ffn") else (),
         removal_control=token_removal_control(model, prompt, relevance) if next_token else None,
-        without_counterfactual=attribute(model, prompt, *ids, sites=()) if next_token and compared else None,
+        without_counterfactual=attribute(model, prompt, **answer, sites=()) if next_token and compared else None,
         graph=graph,
         cards=cards,
         groups=GROUPS if _can_group(relevance, ranking.site or "ffn") else 0,
@@ -427,7 +438,7 @@ def silencing_control(
 
 
 def _can_ablate(model: Model, relevance: Relevance, site: str) -> bool:
-    if relevance.contrast_phrase or not model.task.is_causal:
+    if relevance.contrast_phrase or model.task.stacks == 2:
         return False
     known = site in ("ffn", "head") and neuron_site(site) in relevance.sites
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)

@@ -84,9 +84,10 @@ def projections(model: Model, neurons: Iterable[Neuron], k: int = 20, lens: str 
         rows = mean_rows(model, writers)
     else:
         rows = torch.stack([direct_row(model, neuron) for neuron in writers])
-    names = {} if model.task.reads_text else model.labels
+    names = model.labels if model.task.unembeds or not model.task.reads_text else {}
     logits = unembed(model, rows)  # (N, V)
-    z = (logits - logits.mean(1, keepdim=True)) / logits.std(1, keepdim=True)
+    scale = logits.std(1, keepdim=True) if logits.shape[1] > 1 else torch.ones_like(logits)  # a single number
+    z = (logits - logits.mean(1, keepdim=True)) / scale
     k = min(k, logits.shape[1])
 
     def promotions(row: int, sign: int, claims: bool) -> tuple[Promotion, ...]:

@@ -30,7 +30,7 @@ def gives_answers(model: Model, layer: int) -> bool:
     """Return whether projected rows of a layer are logits of the model's answers: an encoder writes to a decoder, a
     text classifier to a separate head, and a router weighs the neurons of a mixture."""
     task = model.task
-    last = not task.reads_text or (task.generates and model.stack_of(layer) == task.stacks - 1)
+    last = not task.reads_text or task.unembeds or (task.generates and model.stack_of(layer) == task.stacks - 1)
     return last and not model.family.experts
 
 

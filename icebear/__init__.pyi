@@ -33,6 +33,7 @@ from icebear.concepts.models.answer import Answer as Answer
 from icebear.concepts.models.chat import Chat as Chat
 from icebear.concepts.models.loading import load_model as load_model
 from icebear.concepts.models.model import Model as Model
+from icebear.concepts.models.prompts import Prompt as Prompt
 from icebear.concepts.projection import project as project
 from icebear.db.store import Store as Store
 from icebear.db.store import open_store as open_store

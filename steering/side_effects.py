@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from icebear.concepts import calibration
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
@@ -129,7 +130,8 @@ def side_effects(
         )
         old = _change(model, (int(before[0].argmax()),), before, after)
         new = _change(model, phrase, before, after) if phrase else None
-        repetition_plain, repetition = (_repetition(model, chosen, prompt) for chosen in ([], edits))
+        if model.task.generates and model.tokenizer:
+            repetition_plain, repetition = (_repetition(model, chosen, prompt) for chosen in ([], edits))
     ranged = [edit for edit in edits if edit.op == "set" and edit.neuron.site == "ffn"]
     return SideEffects(
         contexts.off_target_kl(edits),
@@ -147,7 +149,12 @@ def side_effects(
 
 
 def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of texts. Raises `InputError` for no texts, or a text in which nothing is predicted."""
+    """Return the token ids of texts; random ones for a model whose tokenizer cannot read them.
+
+    Raises `InputError` for no texts, or a text in which nothing is predicted.
+    """
+    if not model.reads_any_text:
+        return calibration.token_rows(model)
     rows = [model.token_ids(text) for text in texts]
     if not rows or any(len(ids) < 2 for ids in rows):
         raise InputError("A held-out text is shorter than two tokens, or there is none; give whole sentences.")

@@ -142,10 +142,10 @@ DOORS = {
         ("", 2.5, ["a", "b"], [2.5]),
     ),
     "attribute.prefix": (lambda at, x: icebear.attribute(at.model, PROMPT, prefix=x), ("x", 3, 2.5)),
-    "attribute.position": (lambda at, x: icebear.attribute(at.model, PROMPT, position=x), ("x", 3, 2.5, "prompt")),
+    "attribute.position": (lambda at, x: icebear.attribute(at.model, PROMPT, position=x), ("x", 300, 2.5, "prompt")),
     "attribute.position, counterfactual": (
         lambda at, x: icebear.attribute(at.model, PROMPT, counterfactual=OTHER, position=x),
-        ("x", 3, 2.5, ""),
+        ("x", 300, 2.5, ""),
     ),
     "attribute.counterfactual": (
         lambda at, x: icebear.attribute(at.model, PROMPT, counterfactual=x),

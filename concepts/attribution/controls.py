@@ -52,8 +52,10 @@ class Nodes:
 
         Raises `InputError` if the relevance has not recorded all positions.
         """
-        if len(relevance.neurons.recorded) != len(relevance.tokens) or not model.task.is_causal:
-            raise InputError("Ablation needs a causal model and all positions recorded; pass record='all'.")
+        if len(relevance.neurons.recorded) != len(relevance.tokens):
+            raise InputError("Ablation needs all positions recorded; pass record='all'.")
+        if model.task.stacks == 2:
+            raise InputError("Ablation sets nodes of one stack of layers; an encoder-decoder has two.")
         if relevance.contrast_phrase:
             raise InputError("Ablation cannot measure a phrase against a contrast phrase; leave out the contrast.")
         one, sites = relevance.explained(), sites or ("ffn",)

@@ -99,8 +99,9 @@ def _with_answers(model: Model, pair: Objective) -> Objective:
         logits = model.logits(pair.batch, pair.all_positions)
     (here, there), _ = replace(pair, targets=(None, None), contrasts=(None, None)).evaluate(logits)
     target, contrast = pair.targets[0] or here, pair.contrasts[0]
-    contrast = there[0] if contrast is None else contrast
-    if contrast in target:
+    if contrast is None and model.output_size > 1:  # a single number has no alternative
+        contrast = there[0]
+    if contrast is not None and contrast in target:
         raise InputError(
             f"The answer to both prompts is {model.answer_text(contrast)!r}, so there is nothing to compare; name a "
             "contrast, or give another counterfactual."

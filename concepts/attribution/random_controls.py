@@ -110,7 +110,8 @@ def token_removal_control(
     if relevance.target is None or relevance.image:
         raise InputError("Tokens can be removed only from a text with one target token; explain such a text.")
     contrast = relevance.contrast and relevance.contrast.id
-    objective = objective_of(model, [prompt], relevance.target.id, contrast, kind=relevance.prediction.objective)
+    kind, place = relevance.prediction.objective, relevance.predicted_at if model.task.takes_position else None
+    objective = objective_of(model, [prompt], relevance.target.id, contrast, position=place, kind=kind)
     choices: list[Sequence[int]] = [(), first, *_drawn(others, len(first), seed)]
     masks = torch.zeros(len(choices), len(relevance.tokens), dtype=torch.bool)
     for mask, places in zip(masks, choices, strict=True):

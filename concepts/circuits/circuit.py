@@ -22,6 +22,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
 from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.concepts.passes.run import Place
+from icebear.concepts.passes.sites import neuron_site
 from icebear.errors import InputError
 from icebear.values import POSITIVE, real, whole
 
@@ -34,6 +35,7 @@ def circuit(
     *,
     counterfactual: PromptLike | Prompts,
     span: Span | None = None,
+    position: int | Sequence[int] | None = None,
     nodes: int = 60,
     sufficiency: float | None = None,
     heads: bool = False,
@@ -49,7 +51,7 @@ def circuit(
     ----------
     model
         A model of any family with neurons.
-    prompt, target, contrast, counterfactual, span
+    prompt, target, contrast, counterfactual, span, position
         As of `attribute`; the counterfactual prompt has as many tokens as the prompt. A list of prompts with a list of
         counterfactual prompts, all of one length, gives one circuit: scores and edges are averaged token by token.
     nodes
@@ -83,8 +85,11 @@ def circuit(
     real(edge_threshold, "The edge threshold", POSITIVE, 1)
     if sufficiency is not None:
         real(sufficiency, "The sufficiency", POSITIVE, 1)
-    relevances = _relevances(model, prompt, target, contrast, counterfactual, span, heads)
-    scores = torch.stack([choosing.scored(relevance, heads) for relevance in relevances]).mean(0)
+    sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))
+    compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
+    one_or_more: Any = attribute(model, prompt, target, contrast, **compared)  # type: ignore[arg-type, misc]
+    relevances = _comparable(one_or_more if isinstance(one_or_more, list) else [one_or_more])
+    scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
     if sufficiency is not None:
         nodes = choosing.fewest(model, relevances, scores, sufficiency, heads)
     places = choosing.places(model, largest(scores, nodes))
@@ -114,13 +119,8 @@ def circuit(
     )
 
 
-def _relevances(
-    model: Model, prompt: PromptLike | Prompts, target: Any, contrast: Any, counterfactual: Any, span: Any, heads: bool
-) -> list[Relevance]:
+def _comparable(relevances: list[Relevance]) -> list[Relevance]:
     """Return the relevance of each pair of prompts. Raises `InputError` for pairs that have no circuit."""
-    sites = ("ffn", "attn") if heads else ("ffn",)
-    one_or_more: Any = attribute(model, prompt, target, contrast, counterfactual=counterfactual, span=span, sites=sites)  # type: ignore[arg-type]
-    relevances: list[Relevance] = one_or_more if isinstance(one_or_more, list) else [one_or_more]
     for relevance in relevances:
         other = relevance.counterfactual
         if other is None or len(other.prompts) != 1:

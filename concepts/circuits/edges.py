@@ -155,5 +155,5 @@ def inputs_of(model: Model, pair: Objective) -> list[Tensor]:
     """Return the input of each stack, for both rows."""
     inputs = Inputs()
     # A recorder takes a mixture past its kernels, as `forward_backward` does.
-    forward(model, Logits(pair), [inputs, NeuronRecorder(model, pair.batch, ("ffn",))])
+    forward(model, Logits(pair), [inputs, NeuronRecorder(model, pair.batch, {"ffn"} & set(model.sites))])
     return [leaf.detach() for leaf in inputs.leaves]

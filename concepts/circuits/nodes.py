@@ -23,14 +23,28 @@ MOST = 1024
 """The largest number of nodes of a graph."""
 
 
-def scored(relevance: Relevance, heads: bool) -> Tensor:
+def node_sites(model: Model, heads: bool) -> tuple[str, ...]:
+    """Return the sites of nodes. Raises `InputError` if there are none."""
+    sites = ("ffn",) * ("ffn" in model.sites) + ("head",) * heads
+    if not sites:
+        raise InputError(f"{model.name} has attention only; take its heads as nodes (heads=True, --heads).")
+    return sites
+
+
+def neuron_count(model: Model) -> int:
+    """Return the number of neurons of a layer, which precede its heads."""
+    return model.width("ffn") if "ffn" in model.sites else 0
+
+
+def scored(model: Model, relevance: Relevance, heads: bool) -> Tensor:
     """Return the relevance (L, T, W) of neurons, followed by that of heads if they are nodes."""
-    return torch.cat((relevance.ffn, relevance.heads()), -1) if heads else relevance.ffn
+    parts = (relevance.heads() if site == "head" else relevance.of(site) for site in node_sites(model, heads))
+    return torch.cat(list(parts), -1)
 
 
 def patchable(model: Model, relevance: Relevance, heads: bool) -> Nodes:
     """Return the activations of both prompts, for activation patching."""
-    return Nodes.of(model, relevance, *(("ffn", "head") if heads else ("ffn",)))
+    return Nodes.of(model, relevance, *node_sites(model, heads))
 
 
 def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted: float, heads: bool) -> int:
@@ -55,7 +69,7 @@ def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted
 
 def places(model: Model, chosen: Tensor) -> list[Place]:
     """Return the chosen (L, T, W) nodes by layer, then heads before neurons (which read them), then by token."""
-    width = model.width("ffn")
+    width = neuron_count(model)
     nodes = [
         (Neuron(layer, "ffn", index) if index < width else Neuron(layer, "head", index - width), token)
         for layer, token, index in chosen.nonzero().tolist()
@@ -75,7 +89,7 @@ def moved_words(
 
 def column(model: Model, neuron: Neuron) -> int:
     """Return the index of a neuron or head along the last dimension of a choice (L, T, W): heads follow neurons."""
-    return neuron.index + model.width("ffn") * (neuron.site == "head")
+    return neuron.index + neuron_count(model) * (neuron.site == "head")
 
 
 def probes(relevance: Relevance, places: Sequence[Place]) -> list[Probe]:

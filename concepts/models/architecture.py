@@ -155,8 +155,12 @@ class Architecture:
     @cached_property
     def sites(self) -> tuple[str, ...]:
         """The sites that this model has."""
-        family = self.stacks[-1][0]
-        own = {"router": family.experts, **{name: family.qkv or getattr(family, name) for name in "qkv"}}
+        family = self.family.decoder or self.family
+        own = {
+            "ffn": family.experts or family.ffn_out,
+            "router": family.experts,
+            **{name: family.qkv or getattr(family, name) for name in "qkv"},
+        }
         return tuple(site for site in SITES if own.get(site, getattr(family, site, True)))
 
     def layers_with(self, site: str) -> Sequence[int]:

@@ -18,7 +18,7 @@ class Family:
 
     layers: str = "model.layers"
     ffn_out: str = "mlp.down_proj"
-    """The FFN's second linear map, W_out; its input is the site `ffn`."""
+    """The FFN's second linear map, W_out; its input is the site `ffn`. Empty in a model of attention only."""
     ffn_in: str = "mlp.gate_proj"
     """The FFN's first linear map, W_in; the gate of a gated FFN (the first rows, if gate and up are one map).
     Of several names, the first one that a layer has."""
@@ -93,4 +93,7 @@ products (AttnLRP Eq. 15) would halve the relevance of the past at each token.""
 def family_of(config: Any) -> Family | None:
     """Return the family of a transformers configuration, None if it is unknown."""
     family = FAMILIES.get(config.model_type)
+    if family and config.model_type == "hooked_transformer":
+        lacks: Any = dict.fromkeys(config.lacks, "")
+        return replace(family, **lacks)
     return OPT_350M if config.model_type == "opt" and not config.do_layer_norm_before else family

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from icebear.cache import cache_folder, hub_reachable
+from icebear.concepts.models import hooked
 from icebear.concepts.models.conversion import converted, fetch
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.presets import PRESETS
@@ -38,7 +40,7 @@ def load_model(
     Parameters
     ----------
     name
-        A preset, a folder (also of a LoRA adapter), a .gguf file or a hub id.
+        A preset, a folder (also of a LoRA adapter, or in TransformerLens' format), a .gguf file or a hub id.
     device
         ``auto`` takes cuda, then mps, then cpu.
     device_map
@@ -47,7 +49,7 @@ def load_model(
     bits
         8 or 4: quantize the weights of linear maps with bitsandbytes (LLM.int8 or NF4).
     dtype
-        By default bfloat16 on cuda if supported, else float32.
+        By default bfloat16 on cuda if supported, else float32; float32 for TransformerLens' format.
     attention
         ``sdpa``, ``eager``, or None for the model's default.
     trust_remote_code
@@ -72,16 +74,19 @@ def load_model(
     logging.disable_progress_bar()
     loud = logging.get_verbosity()
     place = _device(device)
-    kind = _dtype(dtype, place)
     path = str(local(name))
     name = path if str(name).startswith("~") else str(name)  # a hub id is no path
     gguf = name.lower().endswith(".gguf")
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
+    read = _reader(source)
+    kind = _dtype("float32" if dtype is None and read is hooked.read else dtype, place)
     weights = _weight_options(device, device_map, bits, kind)
-    if weights and _is_adapter(source):
-        raise InputError(
-            f"{name} is a LoRA adapter, which cannot be quantized or split among devices; merge it and save it."
-        )
+    if weights and read is not _read:
+        kinds: dict[Any, str] = {
+            _read_adapter: "a LoRA adapter (merge it and save it)",
+            hooked.read: "in TransformerLens' format",
+        }
+        raise InputError(f"{name} is {kinds[read]}; it cannot be quantized or split among devices.")
     if name in PRESETS:  # which load, despite transformers' warnings
         logging.set_verbosity_error()
     try:
@@ -90,7 +95,6 @@ def load_model(
         if gguf:
             source = str(converted(Path(name), kind))
         weights |= {"dtype": kind, "attn_implementation": attention, "use_safetensors": True}
-        read = _read_adapter if _is_adapter(source) else _read
         net, tokenizer, processor = read(source, weights, {"trust_remote_code": trust_remote_code})
         if not (device_map or getattr(net, "is_quantized", False)):
             net = net.to(place)
@@ -108,8 +112,14 @@ def load_model(
     return model
 
 
-def _is_adapter(source: str) -> bool:
-    return (Path(source) / "adapter_config.json").is_file()
+Reader = Callable[[str, dict[str, Any], dict[str, Any]], tuple[Any, Any, Any]]
+
+
+def _reader(source: str) -> Reader:
+    """Return the function that reads a folder or a hub id."""
+    if (Path(source) / "adapter_config.json").is_file():
+        return _read_adapter
+    return hooked.read if hooked.matches(source) else _read
 
 
 def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -125,7 +135,14 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
     net = getattr(transformers, task.auto_class).from_pretrained(source, **weights, **options)
     if not task.reads_text:
         return net, None, transformers.AutoImageProcessor.from_pretrained(source, **options)
+    if _lacks_tokenizer(Path(source)):
+        return net, None, None
     return net, transformers.AutoTokenizer.from_pretrained(source, **options), None
+
+
+def _lacks_tokenizer(folder: Path) -> bool:
+    names = ("*token*", "vocab*", "merges.txt", "*.model")
+    return folder.is_dir() and not any(next(folder.glob(name), None) for name in names)
 
 
 def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, None]:

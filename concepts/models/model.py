@@ -20,6 +20,7 @@ from icebear.concepts.models.chat import Chat, Marks, Turn, marks_of, readable, 
 from icebear.concepts.models.lock import FairLock, draws, replaced
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Batch, Prompt, PromptLike, Prompts, joined, prompts_of
+from icebear.concepts.models.words import Words
 from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.records import TokenScore
 from icebear.values import real, seed_of, several, whole
@@ -92,6 +93,8 @@ class Model(Architecture):
             ids = list(prompt.ids)
         elif prompt.messages is not None:
             ids = rendered(self, prompt.messages)
+        elif prompt.tokens is not None:
+            ids = [self.token_id(token, "token") for token in prompt.tokens]
         elif not prompt.text or not prompt.text.strip():
             raise InputError("The prompt is empty; give it some text.")
         else:
@@ -201,6 +204,11 @@ class Model(Architecture):
 
     def special_ids(self) -> set[int]:
         return set(self.tokenizer.all_special_ids) if self.tokenizer is not None else set()
+
+    @property
+    def reads_any_text(self) -> bool:
+        """Whether its tokenizer splits any text, not only a list of tokens."""
+        return self.tokenizer is not None and not isinstance(self.tokenizer, Words)
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
@@ -404,7 +412,7 @@ class Model(Architecture):
         if temperature != 0:
             real(temperature, "A temperature other than 0", 1e-6, 1e6)  # beyond, a float32 softmax degenerates
         seed = seed_of(seed)
-        padding = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0
+        padding = *(getattr(self.tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")), 0
         padding_id = next(token for token in padding if token is not None)
         options = {"do_sample": temperature > 0, "pad_token_id": padding_id, **options}
         if temperature > 0:

@@ -15,6 +15,7 @@ from icebear.concepts.models import images
 from icebear.concepts.models.lock import replaced
 from icebear.concepts.models.prompts import Batch, Prompt
 from icebear.errors import InputError, ModelError
+from icebear.values import whole
 
 if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
@@ -46,7 +47,11 @@ class Task:
     """It predicts labels, not tokens."""
     labels_tokens = False
     """Each token has a label, of which one is explained."""
+    takes_position = False
+    """The output at any token can be explained."""
     generates = False
+    unembeds = False
+    """Labels are the rows of the map after the final norm."""
     is_masked_lm = False
     """Answers replace mask tokens in the text; they do not follow it."""
     is_causal = False
@@ -75,7 +80,7 @@ class Task:
         reasons = {
             "target_text": f"{model.name} gives labels; use target" if self.labelled else "",
             "prefix": f"{model.name} has no separate decoder" if self.stacks == 1 else "",
-            "position": f"{model.name} does not label single tokens" if not self.labels_tokens else "",
+            "position": f"{model.name} has no output at each token" if not self.takes_position else "",
         }
         for name, values in arguments.items():
             if reasons[name] and any(value is not None for value in values):
@@ -118,21 +123,32 @@ def answer_positions(start: int, answer: tuple[int, ...] | None) -> tuple[int, .
     return tuple(range(start, start + len(answer or (0,))))
 
 
+def index_of(position: int, ids: Sequence[int]) -> int:
+    """Return an index, which may count from the end, as a position. Raises `InputError`."""
+    return whole(position, "A position", -len(ids), len(ids) - 1) % len(ids)
+
+
 class Causal(Task):
     """The next token: Llama, GPT-2, ..."""
 
     name = "causal"
     auto_class = "AutoModelForCausalLM"
     generates = True
-    is_causal = True
+    is_causal = takes_position = True
 
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         return prompt
 
     def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = [(model.ids(row.prompt), row.answer) for row in rows]
+        if any(row.position is not None and len(row.answer or (0,)) > 1 for row in rows):
+            raise InputError("A target text follows the prompt; leave out position, or end the prompt there.")
         batch = model.read_ids([with_answer(ids, answer) for ids, answer in read])
-        return batch, [answer_positions(len(ids) - 1, answer) for ids, answer in read]
+        last = [
+            len(ids) - 1 if row.position is None else index_of(row.position, ids)
+            for row, (ids, _) in zip(rows, read, strict=True)
+        ]
+        return batch, [answer_positions(start, answer) for start, (_, answer) in zip(last, read, strict=True)]
 
 
 class EncoderDecoder(Task):
@@ -226,20 +242,40 @@ class TokenLabel(Labelled):
 
     name = "token"
     auto_class = "AutoModelForTokenClassification"
-    labels_tokens = True
+    labels_tokens = takes_position = True
 
     def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
-        """By default the token that most probably has another label than the first one (``O`` or the like)."""
-        position = row.position
-        if position is None:
-            with model.lock, torch.no_grad():
-                scores = model.logits(model.read_ids([list(ids)]), list(range(len(ids))))[0].float()  # (T, labels)
-            special = model.special_ids()
-            scores[[place for place, token in enumerate(ids) if token in special]] = -torch.inf
-            return (int(scores.softmax(-1)[:, 0].nan_to_num(nan=2.0).argmin()),)
-        if not -len(ids) <= position < len(ids):
-            raise InputError(f"Position {position} is not one of 0 to {len(ids) - 1}.")
-        return (position % len(ids),)
+        return (self.default_position(model, ids) if row.position is None else index_of(row.position, ids),)
+
+    def default_position(self, model: Model, ids: Sequence[int]) -> int:
+        """Return the token that most probably has another label than the first one (``O`` or the like)."""
+        with model.lock, torch.no_grad():
+            scores = model.logits(model.read_ids([list(ids)]), list(range(len(ids))))[0].float()  # (T, labels)
+        special = model.special_ids()
+        scores[[place for place, token in enumerate(ids) if token in special]] = -torch.inf
+        return int(scores.softmax(-1)[:, 0].nan_to_num(nan=2.0).argmin())
+
+
+class Outputs(TokenLabel):
+    """The output at a token of a bidirectional model in TransformerLens' format."""
+
+    name = "outputs"
+    unembeds = True
+
+    def default_position(self, model: Model, ids: Sequence[int]) -> int:
+        raise InputError(
+            f"{model.name} has an output at each token; choose the one to explain (position=, such as -1 for the last)."
+        )
+
+
+class CausalOutputs(Outputs):
+    """The same of a causal model, whose output vocabulary is not its input vocabulary."""
+
+    name = "causal-outputs"
+    is_causal = True
+
+    def default_position(self, model: Model, ids: Sequence[int]) -> int:
+        return len(ids) - 1
 
 
 class Image(Labelled):
@@ -263,6 +299,8 @@ TASKS: dict[str, Task] = {
     "ForMaskedLM": Masked(),
     "ForSequenceClassification": TextLabel(),
     "ForTokenClassification": TokenLabel(),
+    "ForOutputs": Outputs(),
+    "ForCausalOutputs": CausalOutputs(),
     "ForImageClassification": Image(),
     "ForImageClassificationWithTeacher": Image(),
     "ForCausalLM": Causal(),

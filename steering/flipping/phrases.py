@@ -18,6 +18,8 @@ from icebear.steering.apply import steer
 
 def wanted_ids(model: Model, wanted: str | int, prompt: PromptLike) -> tuple[int, ...]:
     """Return the tokens of a wanted or suppressed answer. Raises `InputError` for an empty one."""
+    if model.labels:
+        return (model.answer_id(wanted),)
     phrase = wanted if isinstance(wanted, str) else (wanted,)
     ids = phrase_ids(model, phrase, prompt) if not isinstance(wanted, str) or wanted.strip() else ()
     if not ids:

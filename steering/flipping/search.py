@@ -204,7 +204,8 @@ def flip(
     if not model.task.is_causal:
         raise InputError(f"flip needs a model that predicts the next token; {model.name} does not.")
     whole(max_neurons, "max_neurons")
-    whole(top_k, "top_k", 1, model.output_size - 1)
+    if suppress:
+        whole(top_k, "top_k", 1, model.output_size - 1)
     one_of(choose, "way to choose candidates", CHOOSERS)
     if source is not None and model.ids(source) == model.ids(prompt):
         raise InputError("The source prompt equals the prompt; give one that the wanted token follows.")

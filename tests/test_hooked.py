@@ -1,0 +1,369 @@
+"""Models in TransformerLens' format: their logits are TransformerLens' own, and everything works on them."""
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from hooked_models import IDS, RECORDED, VARIANTS, config_of, folder_of, lens_logits, state_of
+from safetensors.torch import save_file
+
+from icebear import (
+    ATTNLRP,
+    CP_LRP,
+    DIFFERENCE,
+    Neuron,
+    Prompt,
+    ablation,
+    attribute,
+    circuit,
+    explain,
+    flip,
+    load_model,
+    project,
+    steer,
+)
+from icebear.concepts.attribution.controls import Nodes
+from icebear.errors import InputError, ModelError
+
+OTHER = [7, 3, 1, 4, 6, 3, 2, 9]
+CAUSAL = [name for name in VARIANTS if "bidirectional" not in name and name != "one number"]
+DYCK = [folder for parent in Path(__file__).parents for folder in parent.glob("shared/truth/dyck16")]
+
+
+@pytest.fixture
+def made(tmp_path):
+    return lambda name, **more: load_model(folder_of(name, tmp_path / "model", **more), dtype="float64")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_logits_are_those_of_transformer_lens(name, tmp_path):
+    recorded = torch.tensor(json.loads(RECORDED.read_text())[name])
+    folder = folder_of(name, tmp_path / "model")
+    for dtype, close in ((None, 1e-5), ("float64", 1e-6)):
+        model = load_model(folder, dtype=dtype, device="cpu")
+        with torch.no_grad():
+            logits = model.net(torch.tensor([IDS])).logits[0]
+        assert (logits - recorded).abs().max() < close
+
+
+def test_the_recorded_logits_are_those_of_the_installed_transformer_lens():
+    lens = pytest.importorskip("transformer_lens")
+    if "HookedTransformer" not in vars(lens):
+        pytest.skip("TransformerLens 4 has no HookedTransformer.")
+    for name, recorded in json.loads(RECORDED.read_text()).items():
+        assert (lens_logits(name) - torch.tensor(recorded)).abs().max() < 1e-6, name
+
+
+@pytest.mark.parametrize("position", [-1, 3])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_difference_rules_are_exact_and_relevance_is_conserved(name, position, made):
+    model = made(name)
+    contrast = {"contrast": 1} if model.output_size > 1 else {}
+    with torch.no_grad():
+        here, there = model.net(torch.tensor([IDS, OTHER])).logits[:, position, [0, 1 % model.output_size]]
+    result = attribute(model, IDS, 0, **contrast, counterfactual=OTHER, position=position, sites=model.sites)
+    number = (lambda x: x[0] - x[1]) if contrast else (lambda x: x[0])
+    assert result.method == DIFFERENCE
+    assert result.conservation().target == pytest.approx((number(here) - number(there)).item(), abs=1e-9)
+    assert result.tokens.sum().item() == pytest.approx(result.conservation().target, abs=1e-9)
+    assert result.prompt.target_positions == (position % len(IDS),)
+    for method in (CP_LRP, ATTNLRP):
+        result = attribute(model, IDS, 0, **contrast, method=method, position=position, sites=model.sites)
+        assert result.conservation().target == pytest.approx(number(here).item(), abs=1e-9)
+        assert abs(result.conservation().remainder) < 1e-9
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_position_of_a_causal_model_is_the_end_of_a_shorter_prompt(name, made):
+    model = made(name)
+    one, short = attribute(model, IDS, 0, position=4, number="logit"), attribute(model, IDS[:5], 0, number="logit")
+    assert torch.allclose(one.tokens[:5], short.tokens)
+    assert not one.tokens[5:].any()
+    assert torch.allclose(one.attn[:, :5], short.attn)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_batch_of_prompts_equals_single_ones(name, made):
+    model = made(name)
+    prompts = [IDS, IDS[:3], OTHER[:5]]
+    for prompt, result in zip(prompts, attribute(model, prompts, 0, position=-1, sites=model.sites), strict=True):
+        alone = attribute(model, prompt, 0, position=-1, sites=model.sites)
+        assert torch.allclose(alone.tokens, result.tokens)
+        for site in model.sites:
+            assert torch.allclose(alone.of(site), result.of(site)), site
+
+
+def test_sites_are_tensors_of_transformer_lens(made):
+    """Written out from its weights: neurons after the activation, queries, keys and values by head."""
+    name = "LN"
+    model, state = made(name), {key: x.double() for key, x in state_of(config_of(name)).items()}
+    seen = attribute(model, IDS, 0, sites=model.sites)
+    x = state["embed.W_E"][IDS] + state["pos_embed.W_pos"][: len(IDS)]
+    read = torch.nn.functional.layer_norm(x, x.shape[-1:], state["blocks.0.ln1.w"], state["blocks.0.ln1.b"])
+    for site in "qkv":
+        own = torch.einsum("td,hdk->thk", read, state[f"blocks.0.attn.W_{site.upper()}"])
+        own = own + state[f"blocks.0.attn.b_{site.upper()}"]
+        assert torch.allclose(seen.activation(site)[0], own.flatten(1))
+    z = seen.activation("attn")[0].unflatten(-1, (3, 4))
+    x = x + torch.einsum("thk,hkd->td", z, state["blocks.0.attn.W_O"]) + state["blocks.0.attn.b_O"]
+    read = torch.nn.functional.layer_norm(x, x.shape[-1:], state["blocks.0.ln2.w"], state["blocks.0.ln2.b"])
+    neurons = (read @ state["blocks.0.mlp.W_in"] + state["blocks.0.mlp.b_in"]).relu()
+    assert torch.allclose(seen.activation("ffn")[0], neurons)
+
+
+# --- positions, edits, ablation, circuits ---------------------------------------------------------------
+
+
+def test_a_bidirectional_model_asks_for_the_position(made):
+    model = made("bidirectional, outputs")
+    with pytest.raises(InputError, match="position"):
+        attribute(model, IDS, 0)
+    with pytest.raises(InputError, match="-8 to 7"):
+        attribute(model, IDS, 0, position=8)
+    early = attribute(model, IDS, 0, position=0)
+    assert early.tokens[1:].abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["bidirectional, outputs", "LN", "outputs"])
+def test_ablation_sets_all_other_nodes_to_their_counterfactual_values(name, made):
+    """A node's sufficiency and necessity, by a forward pass that is written out with hooks."""
+    model = made(name)
+    result = attribute(model, IDS, 0, 1, counterfactual=OTHER, position=5)
+    nodes = Nodes.of(model, result)
+    flat = result.ffn.abs().flatten()
+    chosen = (flat >= flat.topk(3).values[-1]).view(nodes.shape)
+    there = result.neurons.counterfactual["ffn"]
+
+    def number(kept):
+        def before(layer):
+            return lambda module, args: (torch.where(kept[layer], args[0], there[layer].to(args[0])),)
+
+        handles = [b.mlp.out.register_forward_pre_hook(before(n)) for n, b in enumerate(model.net.model.blocks)]
+        with torch.no_grad():
+            logits = model.net(torch.tensor([IDS])).logits[0, 5]
+        for handle in handles:
+            handle.remove()
+        return (logits[0] - logits[1]).item()
+
+    own = number(chosen), number(~chosen)
+    assert nodes.numbers([chosen, ~chosen]) == pytest.approx(own, abs=1e-9)
+    with torch.no_grad():
+        logits = model.net(torch.tensor([IDS, OTHER])).logits[:, 5]
+    whole, none = (logits[0, 0] - logits[0, 1]).item(), number(torch.zeros_like(chosen))
+    measured = ablation(model, result, 3)
+    assert measured.sufficiency == pytest.approx((own[0] - none) / (whole - none), abs=1e-6)
+    assert measured.necessity == pytest.approx(1 - (own[1] - none) / (whole - none), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["plain", "bidirectional, outputs", "outputs", "gated", "rotary"])
+def test_effects_and_edits_are_interventions(name, made):
+    model = made(name)
+    result = attribute(model, IDS, 0, 1, counterfactual=OTHER, position=5)
+    effects = result.effects(4)
+    for row, node in enumerate(effects.nodes):
+        with steer(model, [f"{node.neuron}={node.counterfactual}@position:{node.position}"]), torch.no_grad():
+            changed = model.logits(model.read_ids([IDS]), [5])[0, 0]
+        with torch.no_grad():
+            difference = (model.logits(model.read_ids([IDS]), [5])[0, 0] - changed)[list(effects.token_ids)]
+        assert torch.allclose(effects.matrix[row], (difference - difference.mean()).float(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_circuits_of_every_variant(name, made):
+    model = made(name)
+    contrast = {"contrast": 1} if model.output_size > 1 else {}
+    graph = circuit(model, IDS, 0, **contrast, counterfactual=OTHER, position=5, nodes=8, heads=True)
+    assert torch.allclose(graph.contribution.sum(1), graph.difference, atol=1e-6)
+    assert 0 < len(graph.nodes) <= 8
+    if name in CAUSAL:
+        assert all(node.position <= 5 for node in graph.nodes)
+    assert graph.ablation().nodes == len(graph.nodes)
+
+
+@pytest.mark.parametrize("name", ["plain", "LN", "gated", "rotary", "shared keys", "parallel"])
+def test_generation_with_cached_keys_is_greedy(name, made):
+    model = made(name)
+    ids = list(IDS[:3])
+    for _ in range(4):
+        with torch.no_grad():
+            ids.append(model.net(torch.tensor([ids])).logits[0, -1].argmax().item())
+    assert model.continuations([IDS[:3]], 4) == [ids[3:]]
+    assert list(model.answer(IDS[:3], 4).ids) == ids[3:]
+    left = model.continuations([IDS[:3], IDS[:2]], 4)  # padded on the left
+    assert left == [ids[3:], model.continuations([IDS[:2]], 4)[0]]
+
+
+@pytest.mark.parametrize("name", ["plain", "RMS", "outputs"])
+def test_flips_hold(name, made):
+    model = made(name)
+    order = model.next_logits(IDS).argsort(descending=True).tolist()
+    recipe = flip(model, IDS, order[1], unbounded=True, source=OTHER)
+    with steer(model, recipe):
+        assert model.predict(IDS, 1)[0].id == order[1]
+
+
+def test_words_that_neurons_of_a_model_with_outputs_promote(made):
+    model = made("outputs")
+    row = project(model, Neuron(1, "ffn", 3), 4)
+    state = state_of(config_of("outputs"))
+    logits = state["blocks.1.mlp.W_out"][3] @ state["unembed.W_U"]
+    assert [one.id for one in row.promoted] == logits.argsort(descending=True).tolist()
+    assert [one.text for one in row.promoted] == [str(one.id) for one in row.promoted]
+
+
+# --- folders, tokens, conversion ------------------------------------------------------------------------
+
+
+def write_words(folder, **vocabulary):
+    (Path(folder) / "vocab.json").write_text(json.dumps(vocabulary))
+    return folder
+
+
+def test_a_vocabulary_names_tokens_and_outputs(tmp_path):
+    words = ["BOS", "a", "b", "ab", "(", ")", "1", "2", "12", "c", "d"]
+    outputs = ["no", "yes", "a", "b"]
+    folder = folder_of("bidirectional, outputs", tmp_path)
+    numbered = {word: number for number, word in enumerate(words)}
+    model = load_model(write_words(folder, input=numbered, output={word: n for n, word in enumerate(outputs)}))
+    tokens = Prompt(tokens=["BOS", "a", "b", "(", "1", "2"])
+    assert model.ids(tokens) == [0, 1, 2, 4, 6, 7]
+    assert model.ids("BOS a b (12") == [0, 1, 2, 4, 8]
+    assert model.ids("ab 1 2") == [3, 6, 7]
+    with pytest.raises(InputError, match="'x y' does not begin"):
+        model.ids("a x y")
+    with pytest.raises(InputError):
+        model.ids(Prompt(tokens=["a", "ba"]))
+    result = attribute(model, tokens, "yes", "no", position=2)
+    assert result.prompt.strings == ("BOS", "a", "b", "(", "1", "2")
+    assert (result.target.id, result.contrast.id) == (1, 0)
+    batch = attribute(model, ["a b", "b a"], 0, position=-1)
+    assert [one.prompt.ids for one in batch] == [(1, 2), (2, 1)]
+    other = Prompt(tokens=["BOS", "a", "b", "(", "2", "2"])
+    explanation = explain(model, attribute(model, tokens, "yes", "no", counterfactual=other, position=3))
+    assert explanation.removal_control
+    assert explanation.ablations
+    assert "yes" in explanation.to_html()
+
+
+def test_token_strings_of_a_transformers_tokenizer(tiny_folder):
+    model = load_model(tiny_folder)
+    ids = model.ids(" Paris is A")
+    assert model.ids(Prompt(tokens=model.pieces(ids))) == ids
+
+
+def test_a_folder_without_a_tokenizer_loads(llama, tmp_path):
+    llama.net.save_pretrained(tmp_path)
+    model = load_model(str(tmp_path))
+    assert model.tokenizer is None
+    assert attribute(model, IDS).tokens.shape == (len(IDS),)
+
+
+def convert(*arguments):
+    command = [sys.executable, "-m", "icebear.concepts.models.hooked", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_converter_writes_a_folder_that_loads(tmp_path):
+    config, state = config_of("LN"), state_of(config_of("LN"))
+    state["blocks.0.attn.mask"] = torch.ones(3, 3)
+    torch.save({"model": state, "config": {**config, "device": "cpu"}}, tmp_path / "whole.pt")
+    done = convert(tmp_path / "whole.pt", tmp_path / "made")
+    assert (done.returncode, done.stderr) == (0, "")
+    torch.save(state, tmp_path / "weights.pt")
+    without = convert(tmp_path / "weights.pt", tmp_path / "other")
+    assert without.returncode == 1
+    assert "config.json" in without.stderr
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    assert convert(tmp_path / "weights.pt", tmp_path / "other").returncode == 0
+    direct = tmp_path / "direct"
+    direct.mkdir()
+    torch.save(state, direct / "model.pt")
+    (direct / "config.json").write_text(json.dumps(config))
+    recorded = torch.tensor(json.loads(RECORDED.read_text())["LN"])
+    for folder in ("made", "other", "direct"):
+        with torch.no_grad():
+            assert (load_model(str(tmp_path / folder)).net(torch.tensor([IDS])).logits[0] - recorded).abs().max() < 1e-5
+
+
+def test_pickles_of_objects_are_refused(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "object.pt")
+    done = convert(tmp_path / "object.pt", tmp_path / "made")
+    assert done.returncode == 1
+    assert "torch.save(model.state_dict()" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"act_fn": "xielu"}, "act_fn"),
+        ({"positional_embedding_type": "alibi"}, "positional_embedding_type"),
+        ({"use_local_attn": True}, "use_local_attn"),
+        ({"normalization_type": "other"}, "normalization_type"),
+        ({"gated_mlp": True, "act_fn": "solu_ln"}, "gated"),
+    ],
+)
+def test_what_is_not_computed_is_refused(change, named, tmp_path):
+    with pytest.raises(ModelError, match=named):
+        load_model(folder_of("plain", tmp_path, **change))
+
+
+def test_weights_and_configuration_must_agree(tmp_path):
+    folder = Path(folder_of("LN", tmp_path))
+    config = config_of("LN")
+    for change, named in (
+        ({"normalization_type": "LNPre"}, "ln1"),
+        ({"gated_mlp": True}, "gate"),
+        ({"d_mlp": 9}, "size"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ModelError, match=named):
+            load_model(str(folder))
+    (folder / "config.json").write_text(json.dumps({key: x for key, x in config.items() if key != "n_ctx"}))
+    with pytest.raises(ModelError):
+        load_model(str(folder))
+
+
+def test_biases_and_positions_may_be_absent(tmp_path):
+    config = {**config_of("plain"), "positional_embedding_type": None}
+    state = {name: x for name, x in state_of(config).items() if ".b_" not in name and "pos" not in name}
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    zeros = {name: torch.zeros_like(x) for name, x in state_of(config).items() if name not in state}
+    other = tmp_path / "zeros"
+    other.mkdir()
+    save_file(state | zeros, other / "model.safetensors")
+    (other / "config.json").write_text(json.dumps({**config, "positional_embedding_type": "standard"}))
+    with torch.no_grad():
+        one, two = (load_model(str(folder)).net(torch.tensor([IDS])).logits for folder in (tmp_path, other))
+    assert torch.equal(one, two)
+
+
+@pytest.mark.skipif(not DYCK, reason="The certified model is beside the repository, not in it.")
+def test_the_certified_dyck_model_answers_as_its_certificate_says():
+    """All balanced words of 16 brackets, some others, and the word with the smallest margin."""
+    model = load_model(str(DYCK[0]), device="cpu")
+    certificate = json.loads(next(DYCK[0].glob("*.cert.json")).read_text())
+    words = torch.tensor(list(product((0, 1), repeat=16)))
+    depth = (1 - 2 * words).cumsum(1)
+    valid = (depth.amin(1) >= 0) & (depth[:, -1] == 0)
+    assert valid.sum() == certificate["per_class"]["circuit_valid"]
+    least = torch.tensor([[int(sign) for sign in certificate["min_margin_input"]]])
+    chosen = torch.cat((words[valid], words[::97], least))
+    ids = torch.cat((chosen, torch.full((len(chosen), 1), 2)), 1)
+    with torch.no_grad():
+        logits = model.net(ids).logits[:, -1]
+    depth = (1 - 2 * chosen).cumsum(1)
+    expected = ((depth.amin(1) >= 0) & (depth[:, -1] == 0)).long()
+    margins = (logits[:, 1] - logits[:, 0]) * (2 * expected - 1)
+    assert margins[-1] == margins.min() == pytest.approx(certificate["min_margin_lower_bound"]["float"], abs=1e-4)
+    assert model.predict(Prompt(tokens=[*"(())()((()))()()", "END"]), 1)[0].text == "valid"
+    result = attribute(model, "(())()((()))()() END", counterfactual="(())())(()))()() END")
+    assert result.tokens.sum().item() == pytest.approx(result.conservation().target, abs=1e-4)
+    assert result.conservation().target > 8
