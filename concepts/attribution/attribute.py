@@ -85,7 +85,8 @@ def attribute(
     span : (int, int) or str, optional
         The tokens [i, j) of an answer, or a phrase of it. Default: the whole answer.
     position : int, optional
-        For token classifiers, the token whose label is explained.
+        The token whose output is explained, of a causal model (default: the last one), a token classifier, or a model
+        in TransformerLens' format. A negative one counts from the end.
     **options
         The fields of `icebear.concepts.attribution.request.AttributionOptions`.
 
