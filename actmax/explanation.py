@@ -138,7 +138,7 @@ class Explanation(Tabled):
     """The effects of the nodes on the next token; None where nodes cannot be set."""
     groups: tuple[ExplainedGroup, ...] = ()
     """The groups with the largest relevance, of the first `GROUPED` nodes."""
-    together: EffectGroup | None = None
+    together: ExplainedGroup | None = None
     """The first `GROUPED` nodes as one group."""
 
     @classmethod
@@ -250,7 +250,7 @@ class Explanation(Tabled):
             together_sentence=together_sentence(self),
             effect_groups=groups_html(self.groups) if self.groups else "",
             effects=effects.to_svg() if effects else "",
-            reach=[reach_sentence(self, GROUPED), limits_sentence(self)] if self.groups else [],
+            reach=[reach_sentence(self), limits_sentence(self)] if self.groups else [],
             grouped=GROUPED,
             details=cards or [(str(one.neuron), vocabulary_html(one)) for one in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
@@ -306,25 +306,22 @@ class _Explained:
             for row in rows
         )
 
-    def groups(self, patched: Patched, ranking: Ranking, count: int) -> tuple[EffectGroup, tuple[ExplainedGroup, ...]]:
+    def groups(
+        self, patched: Patched, ranking: Ranking, count: int
+    ) -> tuple[ExplainedGroup, tuple[ExplainedGroup, ...]]:
         """Return the `GROUPED` nodes with the largest relevance at all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
         rows = relevance.top(GROUPED, site, position="all")
         patchable = Nodes.of(model, relevance, site) if _can_ablate(model, relevance, site) else None
-        generator, explained = torch.Generator().manual_seed(0), []
+        generator = torch.Generator().manual_seed(0)
+
+        def explained(group: EffectGroup) -> ExplainedGroup:
+            words = {row: effect_words(patched.tokens, own) for row, own in zip(group.nodes, group.each, strict=True)}
+            ablated = ablate(patchable, relevance.mask(group.nodes, site), generator) if patchable else None
+            return ExplainedGroup(group, ablated, self.nodes(group.nodes[:STRONGEST], words))
+
         together, groups = effect_groups(patched, rows, count)
-        for group in groups:
-            strongest = {
-                row: effect_words(patched.tokens, own) for row, own in zip(group.nodes, group.each, strict=True)
-            }
-            explained.append(
-                ExplainedGroup(
-                    group,
-                    ablate(patchable, relevance.mask(group.nodes, site), generator) if patchable else None,
-                    self.nodes(group.nodes[:STRONGEST], strongest),
-                )
-            )
-        return together, tuple(explained)
+        return explained(together), tuple(map(explained, groups))
 
 
 def explain(

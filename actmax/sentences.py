@@ -60,9 +60,9 @@ def shares_text(ablation: Ablation | None) -> str:
 
 def together_sentence(explanation: Explanation) -> str:
     """Say what the grouped nodes do together."""
-    group = explanation.together
-    if group is None:
+    if explanation.together is None:
         return ""
+    group = explanation.together.group
     raises, lowers = (", ".join(words) or "no likely word" for words in group.words(6))
     compared = explanation.relevance.counterfactual is not None
     relative = "their values in the counterfactual" if compared else "their average on other texts"
@@ -73,17 +73,17 @@ def together_sentence(explanation: Explanation) -> str:
     )
 
 
-def reach_sentence(explanation: Explanation, nodes: int) -> str:
-    """Say how much of the difference a number of nodes carries; empty if it was not measured."""
-    row = next((row for row in explanation.ablations if row.nodes == nodes), None)
+def reach_sentence(explanation: Explanation) -> str:
+    """Say how much of the difference the grouped nodes carry; empty if it was not measured."""
+    row = explanation.together.ablation if explanation.together else None
     if row is None:
         return ""
     compared = explanation.relevance.counterfactual is not None
     values = "counterfactual values" if compared else "average on other texts"
     return (
-        f"The {nodes} nodes with the largest absolute relevance recover {row.sufficiency:z.0%} of the difference when "
-        f"all other nodes take their {values} (random nodes {row.random_sufficiency:z.0%}); when they alone take "
-        f"theirs, {row.necessity:z.0%} is lost (random nodes {row.random_necessity:z.0%})."
+        f"These {row.nodes} nodes recover {row.sufficiency:z.0%} of the difference when all other nodes take their "
+        f"{values} (random nodes {row.random_sufficiency:z.0%}); when they alone take theirs, "
+        f"{row.necessity:z.0%} is lost (random nodes {row.random_necessity:z.0%})."
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from icebear import ablation, attribute, build_index, circuit, effects, explain, open_store, project
 from icebear.actmax.effect_map import FULL, NODES, OF_GROUP, WORDS, effect_map
-from icebear.actmax.explanation import GROUPED, SIZES, Explanation
+from icebear.actmax.explanation import SIZES, Explanation
 from icebear.actmax.sentences import (
     group_text,
     limits_sentence,
@@ -223,7 +223,7 @@ def test_the_page_begins_with_answers(worded):
         *(text for group in groups for text in (group_text(group), sum_text(group))),
         *(f">{node.ranked.relevance:+.3f}<" for node in worded.nodes),
         "<svg",
-        reach_sentence(worded, GROUPED),
+        reach_sentence(worded),
         limits_sentence(worded),
     ]
     place = 0

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 import icebear
-from icebear.actmax.explanation import GROUPED, ExplainedGroup
+from icebear.actmax.explanation import ExplainedGroup
 from icebear.actmax.sentences import (
     effect_text,
     group_text,
@@ -42,7 +42,7 @@ def explanation_screen(explanation: icebear.Explanation, units: Table | None = N
         ),
         *(line for number, group in enumerate(explanation.groups, 1) for line in _group(number, group)),
         Text(),
-        Text(reach_sentence(explanation, GROUPED)),
+        Text(reach_sentence(explanation)),
         Text(limits_sentence(explanation), "dim"),
     ]
     return Constrain(Group(*parts), WIDTH)
