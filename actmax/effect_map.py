@@ -38,10 +38,14 @@ class EffectMap:
     """(N, K) in logits, relative to the other likely tokens."""
 
     @property
+    def full(self) -> float:
+        """The size of the effects that have the full color."""
+        return self.matrix.abs().quantile(FULL).item() or 1.0
+
+    @property
     def shares(self) -> list[list[float]]:
-        """(N, K) the strength of the colors, -1 to 1; the largest 5 % of effects have the full color."""
-        full = self.matrix.abs().quantile(FULL).clamp(min=1e-9)
-        return (self.matrix / full).clamp(-1, 1).tolist()
+        """(N, K) the strength of the colors, -1 to 1."""
+        return (self.matrix / self.full).clamp(-1, 1).tolist()
 
     def __str__(self) -> str:
         """The picture in words."""

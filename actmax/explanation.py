@@ -15,7 +15,7 @@ import torch
 from icebear.actmax.card import Card, describe
 from icebear.actmax.effect_map import effect_map
 from icebear.actmax.page import STYLE, card_fragment, groups_html, vocabulary_html
-from icebear.actmax.sentences import limits_sentence, reach_sentence, together_sentence, tokens_sentence
+from icebear.actmax.sentences import GROUPS_ABOUT, limits_sentence, reach_sentence, together_sentence, tokens_sentence
 from icebear.actmax.writes import FEW
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, Nodes, ablate, ablation
@@ -92,6 +92,10 @@ class ExplainedGroup:
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.group.to_dict(), "ablation": vars(self.ablation) if self.ablation else None}
+
+
+Grouped = tuple[ExplainedGroup | None, tuple[ExplainedGroup, ...]]
+"""What nodes do together, and their groups."""
 
 
 @dataclass(frozen=True)
@@ -250,8 +254,9 @@ class Explanation(Tabled):
             together_sentence=together_sentence(self),
             effect_groups=groups_html(self.groups) if self.groups else "",
             effects=effects.to_svg() if effects else "",
-            reach=[reach_sentence(self), limits_sentence(self)] if self.groups else [],
-            grouped=GROUPED,
+            reach=reach_sentence(self),
+            limits=limits_sentence(self),
+            about_groups=GROUPS_ABOUT,
             details=cards or [(str(one.neuron), vocabulary_html(one)) for one in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
             groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
@@ -306,9 +311,7 @@ class _Explained:
             for row in rows
         )
 
-    def groups(
-        self, patched: Patched, ranking: Ranking, count: int
-    ) -> tuple[ExplainedGroup, tuple[ExplainedGroup, ...]]:
+    def groups(self, patched: Patched, ranking: Ranking, count: int) -> Grouped:
         """Return the `GROUPED` nodes with the largest relevance at all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
         rows = relevance.top(GROUPED, site, position="all")
@@ -411,8 +414,16 @@ def controlled(
         without_counterfactual=attribute(model, prompt, **answer, sites=()) if next_token and compared else None,
         graph=graph,
         cards=cards,
-        groups=GROUPS if _can_group(relevance, ranking.site or "ffn") else 0,
+        groups=GROUPS if can_group(relevance, ranking.site or "ffn") else 0,
     )
+
+
+def explain_groups(model: Model, relevance: Relevance, site: str = "ffn") -> Grouped:
+    """Return what the first nodes of a site do together, and their first groups, without labels; nothing where nodes of
+    all tokens are not recorded."""
+    if not can_group(relevance, site):
+        return None, ()
+    return _Explained(model, relevance, None).groups(Patched(model, relevance), Ranking(site=site), GROUPS)
 
 
 def silencing_control(
@@ -441,6 +452,7 @@ def _can_ablate(model: Model, relevance: Relevance, site: str) -> bool:
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)
 
 
-def _can_group(relevance: Relevance, site: str) -> bool:
+def can_group(relevance: Relevance, site: str) -> bool:
+    """Return whether the effects of all nodes of a site can be measured."""
     known = neuron_site(site) in WRITERS and neuron_site(site) in relevance.sites
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)

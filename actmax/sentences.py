@@ -11,6 +11,12 @@ from icebear.concepts.attribution.result import Relevance
 if TYPE_CHECKING:
     from icebear.actmax.explanation import ExplainedGroup, Explanation
 
+NODES = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads"}
+"""The nodes of a site, in words."""
+GROUPS_ABOUT = (
+    "Each group of nodes is named by its joint effect: the likely next words that all its nodes together raise and "
+    "lower most. In brackets: as many random nodes of the same layers and tokens."
+)
 MOST, ENOUGH = 3, 0.95
 """Tokens are named until their shares sum to this, at most three."""
 
@@ -66,7 +72,7 @@ def together_sentence(explanation: Explanation) -> str:
     raises, lowers = (", ".join(words) or "no likely word" for words in group.words(6))
     compared = explanation.relevance.counterfactual is not None
     relative = "their values in the counterfactual" if compared else "their average on other texts"
-    site = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads"}[explanation.ranking.site or "ffn"]
+    site = NODES[explanation.ranking.site or "ffn"]
     return (
         f"Together, the {len(group.nodes)} nodes ({site} at a token) with the largest relevance raise {raises}, and "
         f"lower {lowers}, relative to {relative}."

@@ -19,9 +19,12 @@ from serving import started
 from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
-from icebear import Chat, Neuron, attribute, build_index, open_store, units
-from icebear.actmax.page import WRITES
+from icebear import Chat, Neuron, attribute, build_index, explain, open_store, units
+from icebear.actmax import explanation
+from icebear.actmax.explanation import explain_groups
+from icebear.actmax.page import WRITES, groups_html
 from icebear.actmax.writes import FEW
+from icebear.app.cli.verbs.demo import OTHER
 from icebear.app.web import background, ui, words
 from icebear.app.web.background import Shared, shared
 from icebear.app.web.steer import differences
@@ -76,7 +79,8 @@ def fine(page):
     return page
 
 
-def test_explain(environment):
+def test_explain(environment, monkeypatch):
+    monkeypatch.setattr(ui, "SHORT", 0)  # no groups, which would take seconds
     page = fine(visit("explain"))
     assert "Why ␣Arctic rather than" in text(page)  # compared with the example's other prompt
     page.get_by_key("counterfactual").set_value("").run()
@@ -95,6 +99,45 @@ def test_explain(environment):
     assert "must be one token" in page.error[0].value.replace("\\", "")
     page.get_by_key("target").set_value("").run()
     assert "target itself" in page.error[0].value  # Arctic rather than Arctic
+
+
+def test_explain_and_start_show_what_groups_and_nodes_do(environment, smol):
+    result = explain(smol, ICE_BEAR, counterfactual=OTHER)
+    assert result.groups
+    for page in map(fine, (visit("explain"), visit())):
+        assert groups_html(result.groups) in text(page)
+        table = page.dataframe[0].value.set_index("neuron")
+        nodes = {str(node.ranked.neuron): node for node in result.nodes[:3]}
+        for name in nodes.keys() & set(table.index):
+            row = table.loc[[name]].iloc[0]
+            assert row["raises"] == ", ".join(nodes[name].raises)
+            assert row["lowers"] == ", ".join(nodes[name].lowers)
+
+
+def test_groups_are_measured_once_and_for_a_long_prompt_on_a_click(environment, monkeypatch):
+    calls = []
+    monkeypatch.setattr(explanation, "explain_groups", lambda *arguments: calls.append(arguments) or (None, ()))
+    long = "The bear " * (ui.SHORT // 2) + "lives in the"
+    page = fine(visit("explain", prompt=long))
+    assert not calls
+    for _ in range(2):
+        page.get_by_key("grouped").set_value(True).run()
+        fine(page)
+        assert len(calls) == 1
+    fine(visit("explain", prompt="A bear lives in the"))
+    assert len(calls) == 2
+
+
+def test_groups_are_forgotten_with_their_relevance(model):
+    relevance, known = attribute(model, "ice bear", contrast="z", counterfactual="big cats"), Shared().groups
+    known[relevance] = {"ffn": explain_groups(model, relevance)}
+    assert known[relevance]["ffn"][1]
+    assert explain_groups(model, attribute(model, "ice bear", record="last")) == (None, ())
+    forgotten = weakref.ref(relevance)
+    del relevance
+    gc.collect()
+    assert forgotten() is None
+    assert not known
 
 
 def test_the_url_opens_the_same_view(environment):

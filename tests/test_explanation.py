@@ -221,9 +221,9 @@ def test_the_page_begins_with_answers(worded):
         tokens_sentence(relevance),
         together_sentence(worded),
         *(text for group in groups for text in (group_text(group), sum_text(group))),
+        reach_sentence(worded),
         *(f">{node.ranked.relevance:+.3f}<" for node in worded.nodes),
         "<svg",
-        reach_sentence(worded),
         limits_sentence(worded),
     ]
     place = 0

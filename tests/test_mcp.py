@@ -17,12 +17,15 @@ from mcp import Client, StdioServerParameters
 from test_tasks import make
 
 from icebear import Concept, attribute, build_index, circuit, open_store
+from icebear.actmax.explanation import Explanation
+from icebear.actmax.sentences import group_text, limits_sentence, together_sentence
 from icebear.actmax.writes import FEW
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session
 from icebear.concepts.attribution.counterfactuals import Suggestion
 from icebear.concepts.attribution.random_controls import RandomControl, token_removal_control
+from icebear.concepts.attribution.ranking import Ranking
 from icebear.edits import parse_edits
 from icebear.steering.random_edits import random_edit_control, random_edits
 
@@ -190,6 +193,19 @@ def test_which_neurons_with_their_controls(session, model, site, counterfactual)
     assert [row["neuron"] for row in result["neurons"]] == [str(row.neuron) for row in best]
     assert result["control"]["draws"] == 20 if site != "head" else 0 < result["control"]["draws"] <= 20
     assert bool(result["ablation"]) is (counterfactual is not None and site != "attn")
+    nodes = Explanation.of(model, relevance, Ranking(2, site), groups=3)
+    for row, node in zip(result["neurons"], nodes.nodes, strict=True):
+        assert (row["raises"], row["lowers"]) == (list(node.raises), list(node.lowers))
+        assert "promotes" not in row
+    assert nodes.groups
+    for row, one in zip(result["groups"], nodes.groups, strict=True):
+        assert (row["raises"], row["lowers"]) == tuple(one.group.words())
+        assert group_text(one) in row["about"]
+        assert [node["neuron"] for node in row["strongest"]] == [str(node.ranked.neuron) for node in one.strongest]
+    for sentence in (together_sentence(nodes), limits_sentence(nodes)):
+        assert sentence in result["about_groups"]
+    groups = json_of(session, "more", handle=result["handle"], part="groups")["rows"]
+    assert [len(row["nodes"]) for row in groups] == [len(one.group.nodes) for one in nodes.groups]
     for row in result["ablation"]:
         assert {"sufficiency", "random_sufficiency", "necessity", "random_necessity"} <= set(row)
 

@@ -17,8 +17,23 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from icebear.actmax.card import describe
-from icebear.actmax.explanation import CheckedCircuit, Explanation, silencing_control
+from icebear.actmax.explanation import (
+    GROUPS,
+    CheckedCircuit,
+    ExplainedNode,
+    Explanation,
+    can_group,
+    silencing_control,
+)
 from icebear.actmax.labels.scores import label_title
+from icebear.actmax.sentences import (
+    GROUPS_ABOUT,
+    group_text,
+    limits_sentence,
+    reach_sentence,
+    sum_text,
+    together_sentence,
+)
 from icebear.actmax.writes import FEW
 from icebear.app.mcp.session import Session
 from icebear.concepts.attribution.attribute import attribute
@@ -55,6 +70,8 @@ ROWS = 8
 """Rows of a list in an answer; its handle has all."""
 RANKED = 200
 """Rows behind the handle of a ranking."""
+SHORT = 64
+"""The tokens of a prompt whose groups are measured, which takes half a second a token."""
 LISTS = (100, 1000)
 """Numbers of (neuron, token) pairs that are ablated as well."""
 
@@ -172,27 +189,30 @@ class Tools:
         k: Count = ROWS,
     ) -> Answer:
         """List the neurons that contribute most to the next token, or with `counterfactual` to the difference to
-        another prompt, with the tokens that they promote. Relevance alone proves nothing: the control switches these
-        neurons off, and others, most of which are less active; with `counterfactual`, the nodes that change most are a
-        harder control."""
+        another prompt, with the likely next words that each raises and lowers here, and groups of them by these words.
+        Relevance alone proves nothing: the control switches these neurons off, and others, most of which are less
+        active; with `counterfactual`, the nodes that change most are a harder control."""
         model, read = self.session.model, _read(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
         other = other_prompt(read, counterfactual)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
         sizes = sorted({k, *LISTS}) if counterfactual and site != "attn" else []
         with self.session.store() as store:
-            explanation = Explanation.of(model, relevance, Ranking(RANKED, site), store=store, sizes=sizes)
+            groups = GROUPS if len(relevance.tokens) <= SHORT and can_group(relevance, site) else 0
+            ranking = Ranking(RANKED, site)
+            explanation = Explanation.of(model, relevance, ranking, store=store, sizes=sizes, groups=groups)
         nodes = explanation.nodes[:k]
         control = silencing_control(model, read, relevance, [node.ranked for node in nodes], on_progress=reporting(ctx))
         ablations = list(map(vars, explanation.ablations))
-        rows = [node.to_dict() for node in nodes]
         explanation = replace(explanation, silencing_control=control)
-        return self._explained("neurons", explanation, control, neurons=rows, ablation=ablations)
+        rows = {"neurons": list(map(_node, nodes)), **_groups(explanation), "ablation": ablations}
+        return self._explained("neurons", explanation, control, **rows)
 
     def _explained(self, kind: str, explanation: Explanation, control: RandomControl, **rows: Any) -> Answer:
         """Return the answer about an explanation; the file behind its handle has the controls too."""
         relevance = explanation.relevance
-        lists = {"neurons": [node.to_dict() for node in explanation.nodes], "tokens": explanation.tokens}
+        groups = [{"nodes": [node.to_dict() for node in one.group.nodes]} for one in explanation.groups]
+        lists = {"neurons": list(map(_node, explanation.nodes)), "tokens": explanation.tokens, "groups": groups}
         lists = {name: every for name, every in lists.items() if every}
         files = {"json": explanation.to_json, "html": explanation.to_html}
         return {
@@ -461,6 +481,25 @@ class Tools:
             raise InputError(f"{handle} is saved as {' or '.join(result.files) or 'nothing'}, not as .{suffix}.")
         place = self.session.write(file, result.files[suffix]())
         return {"file": place.name, "bytes": place.stat().st_size}
+
+
+def _node(node: ExplainedNode) -> Answer:
+    """Return a node with the words that it raises and lowers here, without its vocabulary projection."""
+    return {name: value for name, value in node.to_dict().items() if name != "promotes"}
+
+
+def _groups(explanation: Explanation) -> Answer:
+    """Return what groups of nodes do, in sentences, and how much of the difference they carry."""
+    if not explanation.groups:
+        return {}
+    rows = []
+    for one in explanation.groups:
+        raises, lowers = one.group.words()
+        about = " ".join(filter(None, [group_text(one), sum_text(one)]))
+        rows.append({"raises": raises, "lowers": lowers, "about": about, "strongest": list(map(_node, one.strongest))})
+    sentences = [together_sentence(explanation), GROUPS_ABOUT, reach_sentence(explanation)]
+    note = " ".join(filter(None, [*sentences, limits_sentence(explanation)]))
+    return {"groups": rows, "about_groups": note}
 
 
 def _read(prompt: str, chat: bool) -> PromptLike:

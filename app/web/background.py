@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import streamlit as st
 
@@ -16,6 +17,7 @@ from icebear.concepts.models.presets import PRESETS
 from icebear.errors import IcebearError, out_of_memory
 
 if TYPE_CHECKING:
+    from icebear.actmax.explanation import Grouped
     from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.models.model import Model
 
@@ -76,6 +78,8 @@ class Shared:
         """The settings of a model -> the job that loads it, or has loaded it."""
         self.room = room
         self._relevances: dict[tuple, Relevance] = {}  # the longest unused first
+        self.groups: WeakKeyDictionary[Relevance, dict[str, Grouped]] = WeakKeyDictionary()
+        """By site, as long as the relevance is cached."""
         self._lock = threading.Lock()
 
     def build(self, model: Job, path: Path | None = None, on_request: bool = True) -> None:

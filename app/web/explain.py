@@ -9,6 +9,8 @@ import altair as alt
 import pandas
 import streamlit as st
 
+from icebear.actmax.effect_map import effect_map
+from icebear.actmax.explanation import Explanation
 from icebear.app.web import ui
 from icebear.app.web.background import shared
 from icebear.concepts.attribution.attribute import attribute
@@ -84,11 +86,17 @@ def show() -> None:
     if not relevance.sites:
         st.info("For this model family only tokens have relevance; docs/new-family.md shows how to add its neurons.")
         return
-    site = _neurons(relevance)
+    cards = st.container()
+    explanation = _neurons(relevance)
+    picture, site = st.container(), explanation.ranking.site
     _map(relevance)
     st.markdown("#### Compare with a second prompt")
     if st.toggle("Show the neurons that both prompts share, and the neurons that differ", key="compare"):
         _compared(prompt, target, site)
+    with cards:  # last, because it takes seconds
+        explanation = ui.group_cards(explanation)
+    with picture:
+        _effects(explanation)
 
 
 def _margins(relevance: Relevance) -> str:
@@ -115,8 +123,8 @@ def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
     st.pills(label, list(texts), format_func=texts.__getitem__, key=picked, on_change=fill)
 
 
-def _neurons(relevance: Relevance) -> str | None:
-    """Show the ranked nodes, with filters. Return the chosen site."""
+def _neurons(relevance: Relevance) -> Explanation:
+    """Show the ranked nodes, with filters."""
     st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
         sites = {"ffn and attn": "MLP and attention", "ffn": "MLP", "attn": "attention", "head": "attention heads"}
@@ -145,11 +153,38 @@ def _neurons(relevance: Relevance) -> str | None:
     )
     explanation = ui.explanation_of(relevance, ranking)
     if explanation.nodes:
-        columns = ("neuron", "relevance", "activation", "counterfactual", "token", "promotes")
+        columns = ("neuron", "relevance", "activation", "counterfactual", "token")
         ui.node_table(explanation, "neurons", columns, height=388)
     else:
         st.info("No neuron passes these filters; widen them.")
-    return site
+    return explanation
+
+
+def _effects(explanation: Explanation) -> None:
+    """Show what nodes do to likely words, as a heatmap."""
+    effects = effect_map(explanation)
+    if effects is None:
+        return
+    nodes = [f"{group or ''}  {label}" for group, label in zip(effects.groups, effects.labels, strict=True)]
+    rows = [
+        {"node": node, "word": word, "effect": effect}
+        for node, values in zip(nodes, effects.matrix.tolist(), strict=True)
+        for word, effect in zip(effects.words, values, strict=True)
+    ]
+    scale = alt.Scale(
+        domain=[-effects.full, 0, effects.full], range=[BLUE, "#ffffff", RED], interpolate="rgb", clamp=True
+    )
+    st.markdown("#### What each node does to each likely word")
+    st.caption("In logits. The first number is the group; the largest 5% of effects have the full color.")
+    chart = alt.Chart(pandas.DataFrame(rows), height=alt.Step(18)).mark_rect()
+    st.altair_chart(
+        chart.encode(
+            x=alt.X("word:N", sort=list(effects.words), title=None, axis=alt.Axis(labelAngle=-90, labelOverlap=True)),
+            y=alt.Y("node:N", sort=nodes, title=None, axis=alt.Axis(labelLimit=240, labelOverlap=False)),
+            color=alt.Color("effect:Q", scale=scale, legend=alt.Legend(orient="bottom", format="+.2f", title=None)),
+            tooltip=["node", "word", alt.Tooltip("effect:Q", format="+.2f")],
+        )
+    )
 
 
 def _map(relevance: Relevance) -> None:

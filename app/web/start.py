@@ -55,9 +55,12 @@ def _example(relevance: Relevance) -> None:
         st.markdown("**Does it depend on one neuron?**")
         st.caption("Switch off the neuron that contributes most, and read what the model then writes.")
         st.button(f"Switch {first} off", key="try_steer", on_click=ui.to_steer, args=(first,))
+    cards = st.container()
     st.markdown(f"#### The neurons that contribute most to {ui.target_label(relevance)}")
-    ui.node_table(explanation, "tried", ("neuron", "token", "relevance", "promotes"))
+    ui.node_table(explanation, "tried", ("neuron", "token", "relevance"))
     _significant_labels()
+    with cards:
+        ui.group_cards(explanation)
 
 
 def _significant_labels() -> None:

@@ -8,6 +8,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,6 +46,8 @@ FORMATS: dict[str, Any] = {
     "label": st.column_config.TextColumn(width=380),
 }
 """How columns of tables of neurons are shown."""
+SHORT = 24
+"""The tokens of a prompt whose groups are measured without a click; a token takes half a second of one thread."""
 HEAT = Markup('<div class="heat">{}</div>')
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
 
@@ -285,18 +289,54 @@ def target_label(relevance: Relevance) -> str:
 
 
 def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
-    """Return the nodes of a relevance with the tokens they promote, and with their labels if there is an index."""
+    """Return the nodes of a relevance with their effects, and with their labels if there is an index."""
     from icebear.actmax.explanation import Explanation
 
     with st.skeleton(height=240), store() if has_labels() else nullcontext() as opened:
         return Explanation.of(model(), relevance, ranking, store=opened)
 
 
+def with_groups(explanation: Explanation, measure: bool = False) -> Explanation:
+    """Return the explanation with the groups of its nodes, if they were measured. measure: measure them, once for all
+    visitors."""
+    from icebear.actmax.explanation import explain_groups
+
+    relevance, site = explanation.relevance, explanation.ranking.site or "ffn"
+    known = shared().groups.setdefault(relevance, {})
+    if measure and site not in known:
+        with st.spinner("Measuring what groups of nodes do to the next word ..."):
+            known[site] = explain_groups(model(), relevance, site)
+    together, groups = known.get(site, (None, ()))
+    return replace(explanation, together=together, groups=groups)
+
+
+def group_cards(explanation: Explanation) -> Explanation:
+    """Show what groups of nodes do to the next word, for a long prompt on a click. Return the explanation with them."""
+    from icebear.actmax.page import groups_html
+    from icebear.actmax.sentences import GROUPS_ABOUT, reach_sentence, together_sentence
+
+    short = len(explanation.relevance.tokens) <= SHORT
+    explanation = with_groups(explanation, short or st.toggle("Measure what groups of nodes do", key="grouped"))
+    if explanation.groups:
+        st.markdown("#### What groups of nodes do to the next word")
+        st.markdown(plain(together_sentence(explanation)))
+        st.html(groups_html(explanation.groups))
+        st.caption(GROUPS_ABOUT)
+        st.markdown(plain(reach_sentence(explanation)))
+    return explanation
+
+
 def node_table(
     explanation: Explanation, key: str, columns: Sequence[str], height: int | Literal["auto"] = "auto", **values: str
 ) -> None:
-    """Show the nodes of an explanation. values: typed into the steering view when the first neuron is sent there."""
+    """Show the nodes of an explanation with these columns and their words.
+
+    values: typed into the steering view when the first neuron is sent there.
+    """
     table = explanation.to_frame().rename(columns={"polarity": "sign"})
+    words = ("raises", "lowers") if explanation.effects else ("promotes",)
+    table = table.assign(**{name: table[name].map(", ".join) for name in ("raises", "lowers")})
+    columns = (*columns, *words)
     if any(node.ranked.neuron.site == "head" for node in explanation.nodes):
         apart = {"activation", "counterfactual"}
         shown = [name for name in columns if name in table and name not in apart]
@@ -306,7 +346,8 @@ def node_table(
         neuron_table(table, key, height=height, column_order=shown)
     first = explanation.nodes[0].ranked.neuron
     with st.container(horizontal=True):
-        downloads(key, {"html": explanation.to_html, "json": explanation.to_json})
+        whole = partial(with_groups, explanation)  # when it is downloaded
+        downloads(key, {"html": lambda: whole().to_html(), "json": lambda: whole().to_json()})
         st.button(f"Send {first} to Steer", key=f"{key}_steer", on_click=to_steer, args=(first,), kwargs=values)
 
 

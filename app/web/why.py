@@ -40,7 +40,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
     before = Chat(chat.messages[:turn])
     if explanation.nodes:
         st.markdown(f"#### The neurons that contribute most to {ui.target_label(relevance)}")
-        ui.node_table(explanation, "talk", ("neuron", "token", "relevance", "promotes"), prompt=before.to_json(None))
+        ui.node_table(explanation, "talk", ("neuron", "token", "relevance"), prompt=before.to_json(None))
     _circuit(before, answer, start, relevance)
 
 

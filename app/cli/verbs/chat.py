@@ -130,5 +130,8 @@ class _Conversation:
         explanation = icebear.Explanation.of(self.model, relevance, Ranking(8, "ffn"))
         words = units_table(icebear.units(relevance, "word"))
         return Group(
-            relevance_report(relevance, words), nodes_table(explanation, "FFN neurons where the model predicts it")
+            relevance_report(relevance, words),
+            nodes_table(
+                explanation, "FFN neurons where the model predicts it, relative to their average on other texts"
+            ),
         )
