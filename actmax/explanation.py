@@ -352,7 +352,7 @@ def explain(
     top : int
         The number of nodes.
     site : str, optional
-        The site of the nodes; None for every site.
+        The site of the nodes; None for every site. A model of attention only has heads in place of ``ffn``.
     circuit_nodes : int, optional
         Also compute the circuit of this many nodes, which needs a counterfactual and takes seconds.
     store : Store, optional
@@ -368,6 +368,7 @@ def explain(
     InputError
         If `attribute` or `circuit` raise it.
     """
+    site = "head" if site == "ffn" and model.has_family and "ffn" not in model.sites else site
     graph, ranking = None, Ranking(top, site)
     if isinstance(prompt, Relevance):
         chosen = (target, contrast, counterfactual, base_model, method, span, circuit_nodes)

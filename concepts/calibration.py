@@ -93,7 +93,7 @@ def _measured(model: Model) -> Calibration:
         "Calibrating activation ranges of %s on %d texts (one-time, cached)", model.name, len(TEXTS)
     )
     sites = written_sites(model)
-    low, high = torch.zeros(2, model.layers, model.width("ffn"))
+    low, high = torch.zeros(2, model.layers, model.ffn_width)
     sums = {site: torch.zeros(model.layers, model.width(site), dtype=torch.float64) for site in sites}
     counts = torch.zeros(model.layers, 1)
     divided: dict[str, list[Tensor]] = {}

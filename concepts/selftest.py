@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.calibration import token_rows
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP
 from icebear.concepts.models.model import Model
@@ -49,8 +50,9 @@ class SelfTest:
 def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> SelfTest:
     """Measure parity, conservation, missing operations, sites, sinks and cost on one prompt, in some seconds."""
     if isinstance(prompt, str):
-        prompt = model.task.as_prompt(model, prompt)
-    objective = objective_of(model, [prompt])
+        prompt = model.task.as_prompt(model, prompt) if model.reads_any_text else token_rows(model)[0]
+    position = -1 if model.task.unembeds else None
+    objective = objective_of(model, [prompt], position=position)
     with model.lock, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing operations are reported below
         plain = model.logits(objective.batch, objective.all_positions)
@@ -59,8 +61,8 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
         parity = ((ruled - plain).abs().max() / plain.abs().max()).item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        relevance = attribute(model, prompt, method=CP_LRP, sites=(), number="logit", strict=False)
-        ours = partial(attribute, model, prompt, sites=(), strict=False)
+        relevance = attribute(model, prompt, method=CP_LRP, sites=(), number="logit", position=position, strict=False)
+        ours = partial(attribute, model, prompt, position=position, sites=(), strict=False)
         bare = lambda: forward_backward(model, Logits(objective), [Inputs()])  # noqa: E731
         cost = statistics.median(seconds(ours, model.device) / seconds(bare, model.device) for _ in range(3))
     sites = {site: model.width(site) for site in model.sites} if model.has_family else {}

@@ -65,9 +65,9 @@ class SideEffects:
     """The token that was first without the edits; None if the recipe has no prompt."""
     new: TokenChange | None
     """The wanted token or phrase, if there is one."""
-    perplexity: float
-    """The perplexity of held-out sentences without edits."""
-    perplexity_everywhere: float
+    perplexity: float | None
+    """The perplexity of held-out sentences without edits; None for a model that does not predict tokens."""
+    perplexity_everywhere: float | None
     """The same with the edits at every token."""
     repetition: float | None
     """The share of repeated trigrams in 40 tokens after the prompt, with the edits."""
@@ -139,8 +139,8 @@ def side_effects(
         _where(edits, len(contexts.contexts)),
         old,
         new,
-        _perplexity(model, [], held),
-        _perplexity(model, everywhere, held),
+        None if model.task.labelled else _perplexity(model, [], held),
+        None if model.task.labelled else _perplexity(model, everywhere, held),
         repetition,
         repetition_plain,
         {str(e.neuron): calibrate(model).share((e.neuron.layer, e.neuron.index), e.value) for e in ranged},

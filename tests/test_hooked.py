@@ -19,14 +19,18 @@ from icebear import (
     Prompt,
     ablation,
     attribute,
+    build_index,
     circuit,
     explain,
     flip,
     load_model,
+    open_store,
     project,
+    read_corpus,
     steer,
 )
 from icebear.concepts.attribution.controls import Nodes
+from icebear.concepts.selftest import selftest
 from icebear.errors import InputError, ModelError
 
 OTHER = [7, 3, 1, 4, 6, 3, 2, 9]
@@ -113,6 +117,28 @@ def test_sites_are_tensors_of_transformer_lens(made):
     read = torch.nn.functional.layer_norm(x, x.shape[-1:], state["blocks.0.ln2.w"], state["blocks.0.ln2.b"])
     neurons = (read @ state["blocks.0.mlp.W_in"] + state["blocks.0.mlp.b_in"]).relu()
     assert torch.allclose(seen.activation("ffn")[0], neurons)
+
+
+def test_the_first_token_is_ranked_where_it_is_no_sink(made):
+    result = attribute(made("bidirectional"), IDS, 0, position=0)
+    assert 0 not in result.prompt.sinks
+    assert result.top(1, site="ffn", position="all")[0].position == 0
+
+
+@pytest.mark.parametrize("name", ["plain", "bidirectional, outputs", "attention only"])
+def test_the_self_test_and_an_index(name, made, tmp_path):
+    model = made(name)
+    assert selftest(model).verdict == "fine"
+    model = load_model(write_words(folder_of(name, tmp_path / "model"), **{f"w{n}": n for n in range(11)}))
+    (tmp_path / "corpus.txt").write_text("w1 w2 w3\nw4 w5 w6 w7\nw8 w9")
+    site = model.sites[0]
+    with open_store(tmp_path / "store.db", create=True) as store:
+        build_index(model, read_corpus(str(tmp_path / "corpus.txt")), store, k=2, sites=(site,))
+        best = {n: rows[0] for n in range(10) if (rows := store.examples(Neuron(1, site, n), "+"))}
+    assert best
+    for index, example in best.items():
+        seen = attribute(model, example.sentence.text, 0, position=-1, sites=(site,)).activation(site)[1, :, index]
+        assert seen[1:].max().item() == pytest.approx(example.activation, rel=1e-3)  # an index skips the first token
 
 
 # --- positions, edits, ablation, circuits ---------------------------------------------------------------

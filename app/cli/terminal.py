@@ -484,10 +484,12 @@ def _side_effects(effects: SideEffects) -> list[Table | Text]:
         for text, token in tokens.items()
     ]
     table = grid("next token", ">before", ">rank", ">after", ">rank", rows=rows)
-    lines = [
-        f"Perplexity of held-out sentences: {effects.perplexity:.1f}, with edits at every token "
-        f"{effects.perplexity_everywhere:.1f}"
-    ]
+    lines = []
+    if effects.perplexity is not None:
+        lines.append(
+            f"Perplexity of held-out sentences: {effects.perplexity:.1f}, with edits at every token "
+            f"{effects.perplexity_everywhere:.1f}"
+        )
     if effects.repetition is not None:
         lines.append(
             f"Repetition in the continuation: {effects.repetition:.0%}, without edits {effects.repetition_plain:.0%}"

@@ -18,7 +18,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks, drawing, neuronpedia
 from icebear.concepts.circuits import records as parts
 from icebear.concepts.circuits.groups import DISTANCE, grouped
-from icebear.concepts.circuits.nodes import column, neuron_count, pair_of, patchable
+from icebear.concepts.circuits.nodes import column, pair_of, patchable
 from icebear.concepts.circuits.records import Edge, EdgeFaithfulness, Group, GroupAblation, Node
 from icebear.concepts.files import SavedResult
 from icebear.concepts.models.model import Model
@@ -159,7 +159,7 @@ class Graph(SavedResult, Tabled):
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
         """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.attribution.controls.Nodes`."""
-        width = neuron_count(self.model) + self.model.heads * self.heads
+        width = self.model.ffn_width + self.model.heads * self.heads
         chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
         for node in self.nodes if nodes is None else several(nodes):
             if not isinstance(node, Node):

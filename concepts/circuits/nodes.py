@@ -31,11 +31,6 @@ def node_sites(model: Model, heads: bool) -> tuple[str, ...]:
     return sites
 
 
-def neuron_count(model: Model) -> int:
-    """Return the number of neurons of a layer, which precede its heads."""
-    return model.width("ffn") if "ffn" in model.sites else 0
-
-
 def scored(model: Model, relevance: Relevance, heads: bool) -> Tensor:
     """Return the relevance (L, T, W) of neurons, followed by that of heads if they are nodes."""
     parts = (relevance.heads() if site == "head" else relevance.of(site) for site in node_sites(model, heads))
@@ -69,7 +64,7 @@ def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted
 
 def places(model: Model, chosen: Tensor) -> list[Place]:
     """Return the chosen (L, T, W) nodes by layer, then heads before neurons (which read them), then by token."""
-    width = neuron_count(model)
+    width = model.ffn_width
     nodes = [
         (Neuron(layer, "ffn", index) if index < width else Neuron(layer, "head", index - width), token)
         for layer, token, index in chosen.nonzero().tolist()
@@ -89,7 +84,7 @@ def moved_words(
 
 def column(model: Model, neuron: Neuron) -> int:
     """Return the index of a neuron or head along the last dimension of a choice (L, T, W): heads follow neurons."""
-    return neuron.index + neuron_count(model) * (neuron.site == "head")
+    return neuron.index + model.ffn_width * (neuron.site == "head")
 
 
 def probes(relevance: Relevance, places: Sequence[Place]) -> list[Probe]:

@@ -182,6 +182,11 @@ class Architecture:
         return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
 
     @property
+    def ffn_width(self) -> int:
+        """The number of FFN neurons of a layer, 0 in a model of attention only."""
+        return self.width("ffn") if "ffn" in self.sites else 0
+
+    @property
     def residual_scale(self) -> float:
         """The multiplier of everything that is written to the residual stream."""
         name = self.family.residual_scale

@@ -61,6 +61,8 @@ class Family:
     """A method inside a layer that returns positions."""
     position_embedding: str = ""
     """The module or parameter of the model that is added to the token embeddings."""
+    first_is_sink: bool = True
+    """Whether the first token counts as a sink also where its residual stream is short."""
     decoder: Family | None = None
     """The decoder of an encoder-decoder; its layers are numbered after the encoder's."""
 

@@ -128,7 +128,6 @@ class HookedConfig(PreTrainedConfig):
         """The parts of the family (see `Family`) that a model of this configuration lacks."""
         parts = {
             "ffn_out": self.attn_only,
-            "final_norm": self.normalization_type is None,
             "position_embedding": self.positional_embedding_type != "standard",
         }
         return tuple(name for name, lacking in parts.items() if lacking)

@@ -68,7 +68,10 @@ class Linear:
 
 
 def norm_divisor(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return (..., 1) the number by which a norm divides x (..., D): the standard deviation or root mean square."""
+    """Return (..., 1) the number by which a norm divides x (..., D): the standard deviation or root mean square; 1 in
+    place of a norm."""
+    if isinstance(norm, nn.Identity):
+        return torch.ones_like(x[..., :1], dtype=torch.float32)
     eps: float = getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0))  # type: ignore[assignment]
     x = x.float()
     power = x.var(-1, correction=0, keepdim=True) if _centers(norm) else x.pow(2).mean(-1, keepdim=True)

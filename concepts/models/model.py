@@ -77,12 +77,12 @@ class Model(Architecture):
         return Batch(ids.to(self.device), mask.to(self.device), tuple(map(len, rows)))
 
     def padding(self, rows: Sequence[Sequence[int]]) -> int:
-        """Return the model's padding id, or, if it has none, an id that no row ends with."""
+        """Return the model's padding id, or, if it has none, an id that no row ends with (0 if there is none)."""
         own = getattr(self.config, "pad_token_id", None)
         if own is not None and 0 <= own < self.config.vocab_size:
             return own
         last = {row[-1] for row in rows}
-        return next(token for token in range(len(last) + 1) if token not in last)
+        return next((token for token in range(self.config.vocab_size) if token not in last), 0)
 
     def ids(self, prompt: PromptLike) -> list[int]:
         """Return the token ids of a prompt, including special tokens. Raises `InputError`."""
@@ -215,19 +215,24 @@ class Model(Architecture):
             raise InputError(f"{self.name} was given without a tokenizer; pass token ids instead of text.")
         return self.tokenizer
 
-    def predict(self, prompt: PromptLike, k: int = 10, also: Sequence[int] = ()) -> list[TokenScore]:
-        """Return the k most probable next tokens (or labels), then the tokens of `also` that are not among them."""
+    def predict(
+        self, prompt: PromptLike, k: int = 10, also: Sequence[int] = (), position: int | None = None
+    ) -> list[TokenScore]:
+        """Return the k most probable next tokens (or labels), then the tokens of `also` that are not among them.
+
+        position: the token whose output is read, as in `attribute`.
+        """
         k = whole(k, "The number of predictions")
-        logits = self.next_logits(prompt)
+        logits = self.next_logits(prompt, position)
         also = [self.answer_id(token) for token in several(also)]
         best = self.top_tokens(logits, k)
         known = {token.id for token in best}
         return best + self.token_scores(logits, [token for token in also if token not in known])
 
     @torch.no_grad()
-    def next_logits(self, prompt: PromptLike) -> Tensor:
+    def next_logits(self, prompt: PromptLike, position: int | None = None) -> Tensor:
         """Return the float32 logits (V,) of the next token (or of labels)."""
-        objective = objective_of(self, [prompt])
+        objective = objective_of(self, [prompt], position=position)
         with self.lock:
             return self.logits(objective.batch, list(objective.positions[0][:1]))[0, 0].float()
 
@@ -370,7 +375,7 @@ class Model(Architecture):
         InputError
             If the model is not causal, or with `num_beams` above 1.
         """
-        if not self.task.is_causal:
+        if not (self.task.is_causal and self.task.generates):
             raise InputError(f"{self.name} does not continue a prompt; see its predictions with `Model.predict`.")
         if options.get("num_beams", 1) > 1:
             raise InputError("`Model.answer` has no beam search (num_beams above 1); use `Model.generate`.")

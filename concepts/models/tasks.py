@@ -264,7 +264,7 @@ class Outputs(TokenLabel):
 
     def default_position(self, model: Model, ids: Sequence[int]) -> int:
         raise InputError(
-            f"{model.name} has an output at each token; choose the one to explain (position=, such as -1 for the last)."
+            f"{model.name} has an output at each token; choose one by its position (position=, --at), such as -1."
         )
 
 

@@ -204,6 +204,8 @@ def flip(
     if not model.task.is_causal:
         raise InputError(f"flip needs a model that predicts the next token; {model.name} does not.")
     whole(max_neurons, "max_neurons")
+    if not model.ffn_width:
+        raise InputError(f"flip edits FFN neurons, which {model.name} does not have.")
     if suppress:
         whole(top_k, "top_k", 1, model.output_size - 1)
     one_of(choose, "way to choose candidates", CHOOSERS)

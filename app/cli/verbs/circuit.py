@@ -33,6 +33,7 @@ class Options:
     store: str
     json: bool
     file: str | None
+    at: int | None
     max_new_tokens: int = option(advanced=True)
     sufficiency: float | None = option(
         "Instead of --nodes: the smallest number of nodes with this sufficiency.", advanced=True
@@ -66,6 +67,7 @@ def circuit(options: Options) -> None:
     model = options.model.load()
     pairs = _pairs(options) if options.file else _pair(model, prompt, options)
     how: dict[str, Any] = {"nodes": options.nodes, "sufficiency": options.sufficiency, "heads": options.heads}
+    how["position"] = options.at
     with bar("edges", 1) as move:
         graph = icebear.circuit(model, **pairs, **how, on_progress=move)
     measured = (graph.ablation(), graph.faithfulness(), graph.correlations()) if options.ablate else None
