@@ -443,7 +443,9 @@ def silencing_control(
         return Edit(row.neuron, "scale", 0.0, where=f"position:{position}")
 
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
-    return random_edit_control(model, prompt, list(map(edit, rows)), target, contrast, on_progress=on_progress)
+    place = relevance.predicted_at if model.task.takes_position else None
+    edits = list(map(edit, rows))
+    return random_edit_control(model, prompt, edits, target, contrast, position=place, on_progress=on_progress)
 
 
 def _can_ablate(model: Model, relevance: Relevance, site: str) -> bool:

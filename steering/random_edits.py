@@ -26,6 +26,7 @@ def random_edit_control(
     target: Token | None = None,
     contrast: Token | None = None,
     statistic: Statistic | None = None,
+    position: int | None = None,
     draws: int = DRAWS,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -41,6 +42,8 @@ def random_edit_control(
         token without edits.
     statistic
         As of `steer`.
+    position
+        The token whose output is read, as of `attribute`.
     draws
         The number of random draws, each of as many neurons of the same layers and sites.
     seed
@@ -65,18 +68,18 @@ def random_edit_control(
     draws, seed = whole(draws, "The number of draws"), seed_of(seed)
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     ids = [None if token is None else model.answer_id(token, after=prompt) for token in (target, contrast)]
-    wanted_id = model.predict(prompt, 1)[0].id if ids[0] is None else ids[0]
+    wanted_id = model.predict(prompt, 1, position=position)[0].id if ids[0] is None else ids[0]
 
     def number(some: list[Edit]) -> float:
         with steer(model, some):
-            logits = model.next_logits(prompt).float()
+            logits = model.next_logits(prompt, position).float()
         return (logits[wanted_id] - (0.0 if ids[1] is None else logits[ids[1]])).item()
 
     drawn = []
     for done, others in enumerate(random_edits(model, wanted, draws, seed)):
         on_progress(done, draws)
         drawn.append(number(others))
-    logits = model.next_logits(prompt)
+    logits = model.next_logits(prompt, position)
     names = [None if id is None else model.token_scores(logits, [id])[0] for id in (wanted_id, ids[1])]
     count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
     return RandomControl(

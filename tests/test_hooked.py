@@ -32,6 +32,7 @@ from icebear import (
 from icebear.concepts.attribution.controls import Nodes
 from icebear.concepts.selftest import selftest
 from icebear.errors import InputError, ModelError
+from icebear.steering.side_effects import side_effects
 
 OTHER = [7, 3, 1, 4, 6, 3, 2, 9]
 CAUSAL = [name for name in VARIANTS if "bidirectional" not in name and name != "one number"]
@@ -223,13 +224,15 @@ def test_generation_with_cached_keys_is_greedy(name, made):
     assert left == [ids[3:], model.continuations([IDS[:2]], 4)[0]]
 
 
-@pytest.mark.parametrize("name", ["plain", "RMS", "outputs"])
-def test_flips_hold(name, made):
+@pytest.mark.parametrize("name", ["plain", "RMS", "outputs", "bidirectional", "bidirectional, outputs"])
+def test_flips_at_the_last_token_hold(name, made):
     model = made(name)
-    order = model.next_logits(IDS).argsort(descending=True).tolist()
+    order = model.next_logits(IDS, -1).argsort(descending=True).tolist()
     recipe = flip(model, IDS, order[1], unbounded=True, source=OTHER)
     with steer(model, recipe):
-        assert model.predict(IDS, 1)[0].id == order[1]
+        assert model.predict(IDS, 1, position=-1)[0].id == order[1]
+    assert {edit.where for edit in recipe} == {"last"}
+    assert side_effects(model, recipe).off_target_kl >= 0
 
 
 def test_words_that_neurons_of_a_model_with_outputs_promote(made):

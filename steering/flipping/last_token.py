@@ -28,7 +28,7 @@ ROWS = 64
 
 class LastToken:
     """Passes over the last token of a prompt, and a phrase after it, with cached keys and values of the tokens before
-    (exact, because no token attends to a later one)."""
+    (exact if no token attends to a later one; else all tokens are read)."""
 
     def __init__(self, model: Model, ids: Sequence[int], phrase: Sequence[int] = ()) -> None:
         """phrase: tokens after the prompt; all S of them are predicted, and all but the last are read."""
@@ -36,7 +36,10 @@ class LastToken:
         self.read = [self.ids[-1], *phrase[:-1]]
         self.steps = len(self.read)
         self.rows = max(1, min(ROWS, TOKENS // (len(self.ids) + self.steps)))
-        self.prefix = Prefix(model, [self.ids[:-1]]) if len(self.ids) > 1 else None
+        self.prefix = Prefix(model, [self.ids[:-1]]) if len(self.ids) > 1 and model.task.is_causal else None
+        self.again = [] if self.prefix else self.ids[:-1]
+        """The tokens before, which are read in every pass if later tokens have an influence on them."""
+        self.own = slice(len(self.again), None)
 
     def before(self, step: int) -> list[int]:
         """Return the token ids before the prediction of a step."""
@@ -44,7 +47,7 @@ class LastToken:
 
     def _inputs(self, count: int) -> dict[str, Any]:
         """Return the inputs of a pass with `count` rows."""
-        ids = torch.tensor([self.read] * count, device=self.model.device)
+        ids = torch.tensor([[*self.again, *self.read]] * count, device=self.model.device)
         if self.prefix is None:
             return {"input_ids": ids}
         return self.prefix.inputs(ids, [0] * count, [self.prefix.length] * count)
@@ -54,7 +57,7 @@ class LastToken:
         values = torch.zeros(self.model.layers, self.model.width("ffn"), self.steps)
 
         def visit(site: str, layer: int, x: Tensor) -> None:
-            values[layer] = x[0].float().cpu().T
+            values[layer] = x[0, self.own].float().cpu().T
 
         places = [("ffn", layer) for layer in self.model.layers_with("ffn")]
         with self.model.lock, torch.no_grad(), hooks(self.model, places, visit):
@@ -67,20 +70,21 @@ class LastToken:
         logits = []
         for start in range(0, len(proposals), self.rows):
             part = proposals[start : start + self.rows]
-            edits = _Edited(part)
+            edits = _Edited(part, len(self.again))
             with self.model.lock, hooks(self.model, [("ffn", layer) for layer in edits.by_layer], edits.set):
-                logits.append(self.model.net(**self._inputs(len(part))).logits.float().cpu())
+                logits.append(self.model.net(**self._inputs(len(part))).logits[:, self.own].float().cpu())
         return torch.cat(logits)
 
     def gradients(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
         """(L, F, S) the gradient of `explained` (a number of the logits (S, V)) at each FFN neuron, under edits, by the
         rules of a method; None is the plain gradient. Activation x gradient is the relevance."""
-        model, edited = self.model, _Edited([edits])
-        forward_backward(model, _Margin(self._inputs(1), explained), [Inputs(), edited], method)
+        model, edited = self.model, _Edited([edits], len(self.again))
+        margin = _Margin(self._inputs(1), lambda logits: explained(logits[self.own]))
+        forward_backward(model, margin, [Inputs(), edited], method)
         gradients = torch.zeros(model.layers, model.width("ffn"), self.steps)
         for layer, gradient in zip(model.layers_with("ffn"), edited.gradients, strict=True):
             if gradient is not None:
-                gradients[layer] = gradient[0].float().cpu().T
+                gradients[layer] = gradient[0, self.own].float().cpu().T
         return gradients.nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -97,11 +101,12 @@ class _Margin(Target):
 class _Edited:
     """Sets FFN neurons of each row to the values of its edits, and records the gradient at all of them."""
 
-    def __init__(self, rows: Sequence[Edits]) -> None:
+    def __init__(self, rows: Sequence[Edits], first: int) -> None:
+        """first: the position of step 0 in a pass."""
         self.by_layer: dict[int, list[tuple[int, int, int, float]]] = {}
         for row, edits in enumerate(rows):
             for (layer, index, step), value in edits.items():
-                self.by_layer.setdefault(layer, []).append((row, step, index, value))
+                self.by_layer.setdefault(layer, []).append((row, first + step, index, value))
         self.leaves: list[Tensor] = []
         self.gradients: Sequence[Tensor | None] = ()
 

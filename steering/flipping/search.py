@@ -201,7 +201,7 @@ def flip(
     """
     if (to is None) is not bool(suppress):
         raise InputError("Give either the wanted token (to) or suppress.")
-    if not model.task.is_causal:
+    if not (model.task.is_causal or model.task.unembeds):
         raise InputError(f"flip needs a model that predicts the next token; {model.name} does not.")
     whole(max_neurons, "max_neurons")
     if not model.ffn_width:
@@ -236,13 +236,13 @@ def flip(
         chosen_by=choose,
         unbounded=unbounded,
         left_source=state.goal is None and (source is not None or state.top_k is not None),
-        before=tuple(model.predict(prompt, 5, state.tokens[:1])),
+        before=tuple(model.predict(prompt, 5, state.tokens[:1], -1)),
         rounds=result.rounds,
         neurons=_neurons(state, edits, store),
     )
     name = f"{prompt_line(prompt)} -> {'not ' * bool(state.top_k)}{state.text.strip()}"
     with steer(model, edits):
-        after = model.predict(prompt, max(5, state.top_k or 0), [row.id for row in record.before])
+        after = model.predict(prompt, max(5, state.top_k or 0), [row.id for row in record.before], -1)
     provenance = {**record.provenance(), "after": [vars(row) for row in after]}
     return Recipe.for_model(model, name, edits, found_by="flip", **provenance)
 
@@ -439,7 +439,7 @@ def _failure(state: _State, edits: Edits, source: bool) -> str:
     model, place = state.model, state.top_k or 1
     worst = int(_steps(state, [edits])[0].argmax() if state.top_k else _steps(state, [edits])[0].argmin())
     with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):
-        tokens = model.predict(state.last.before(worst), place, [state.tokens[worst]])
+        tokens = model.predict(state.last.before(worst), place, [state.tokens[worst]], -1)
     own = next(token for token in tokens if token.id == state.tokens[worst])
     phrase = f" of {state.text!r}" if state.last.steps > 1 else ""
     within = "" if state.unbounded else " inside their activation range"
