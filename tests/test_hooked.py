@@ -396,3 +396,21 @@ def test_the_certified_dyck_model_answers_as_its_certificate_says():
     result = attribute(model, "(())()((()))()() END", counterfactual="(())())(()))()() END")
     assert result.tokens.sum().item() == pytest.approx(result.conservation().target, abs=1e-4)
     assert result.conservation().target > 8
+
+
+def test_files_that_cannot_be_read_are_refused_in_a_sentence(tmp_path):
+    folder = Path(folder_of("plain", tmp_path / "model"))
+    (folder / "vocab.json").write_text("{")
+    with pytest.raises(ModelError, match=r"vocab\.json is not JSON"):
+        load_model(str(folder))
+    (folder / "vocab.json").unlink()
+    (folder / "second.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(ModelError, match="2 files"):
+        load_model(str(folder))
+    (folder / "second.safetensors").unlink()
+    with pytest.raises(InputError, match="TransformerLens"):
+        load_model(str(folder), device_map="auto")
+    with pytest.raises(InputError):
+        load_model(str(folder)).ids(Prompt(tokens=[1, 2]))
+    (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
+    assert "Traceback" not in convert(tmp_path / "cut.pt", tmp_path / "made").stderr

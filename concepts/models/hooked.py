@@ -133,7 +133,9 @@ def convert(file: Path, folder: Path) -> None:
     config = {**plain, "model_type": HookedConfig.model_type}
     load(HookedForOutputs(HookedConfig.of(config, str(file))), state, str(file))
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: x.contiguous().clone() for name, x in state.items() if name.rpartition(".")[2] not in BUFFERS}
+    weights = {
+        name: x.detach().contiguous().clone() for name, x in state.items() if name.rpartition(".")[2] not in BUFFERS
+    }
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
@@ -143,12 +145,17 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit("Usage: python -m icebear.concepts.models.hooked FILE.pt FOLDER")
     try:
         convert(*map(Path, arguments))
-    except (IcebearError, OSError) as error:
+    except (IcebearError, OSError, RuntimeError) as error:
         sys.exit(f"{error}")
 
 
 def _json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    """Return the entries of a JSON file, none if there is no such file. Raises `ModelError`."""
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise ModelError(f"{file} is not JSON ({error}); write it again.") from error
+    return entries if isinstance(entries, dict) else {}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from icebear.concepts.models.prompts import Batch, Prompt, PromptLike, Prompts, 
 from icebear.concepts.models.words import Words
 from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.records import TokenScore
-from icebear.values import real, seed_of, several, whole
+from icebear.values import real, seed_of, several, text_of, whole
 
 
 class Model(Architecture):
@@ -94,7 +94,7 @@ class Model(Architecture):
         elif prompt.messages is not None:
             ids = rendered(self, prompt.messages)
         elif prompt.tokens is not None:
-            ids = [self.token_id(token, "token") for token in prompt.tokens]
+            ids = [self.token_id(text_of(token), "token") for token in prompt.tokens]
         elif not prompt.text or not prompt.text.strip():
             raise InputError("The prompt is empty; give it some text.")
         else:

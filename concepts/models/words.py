@@ -17,7 +17,9 @@ class Words:
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self.ids, self.words = dict(ids), {number: word for word, number in ids.items()}
-        self._pattern = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))) + r"|\s+|(?P<other>\S)")
+        self._pattern = re.compile(
+            "|".join(map(re.escape, sorted(filter(None, ids), key=len, reverse=True))) + r"|\s+|(?P<other>\S)"
+        )
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         if text.strip() in self.ids:
