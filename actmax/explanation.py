@@ -46,10 +46,10 @@ from icebear.records import WRITERS, Meaning, Projection, Ranked
 from icebear.steering.random_edits import random_edit_control
 
 LOOK = files("icebear.actmax").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
-SIZES = (10, 100, 1000)
+SIZES = (100, 1000)
 """The numbers of nodes whose sufficiency and necessity are measured."""
-GROUPED = 100
-"""The number of nodes that are grouped by their effects."""
+GROUPED, READ = 100, 2400
+"""The number of nodes that are grouped by their effects; fewer if they would read more tokens than this."""
 WORDS, CARDS, CARD_EXAMPLES, CIRCUIT_GROUPS = 8, 4, 4, 6
 GROUPS, STRONGEST = 3, 2
 """The numbers of groups, and of nodes of each, that are shown."""
@@ -314,7 +314,7 @@ class _Explained:
     def groups(self, patched: Patched, ranking: Ranking, count: int) -> Grouped:
         """Return the `GROUPED` nodes with the largest relevance at all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
-        rows = relevance.top(GROUPED, site, position="all")
+        rows = relevance.top(max(1, min(GROUPED, READ // len(relevance.tokens))), site, position="all")
         patchable = Nodes.of(model, relevance, site) if _can_ablate(model, relevance, site) else None
         generator = torch.Generator().manual_seed(0)
 
@@ -396,6 +396,7 @@ def controlled(
     store: Store | None = None,
     graph: Graph | None = None,
     cards: int = CARDS,
+    groups: int = GROUPS,
 ) -> Explanation:
     """Explain a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
     ranking, compared = ranking or Ranking(site="ffn"), relevance.counterfactual
@@ -410,12 +411,12 @@ def controlled(
         relevance,
         ranking,
         store=store,
-        sizes=SIZES if _can_ablate(model, relevance, ranking.site or "ffn") else (),
+        sizes=SIZES if compared and _can_ablate(model, relevance, ranking.site or "ffn") else (),
         removal_control=token_removal_control(model, prompt, relevance) if next_token else None,
         without_counterfactual=attribute(model, prompt, **answer, sites=()) if next_token and compared else None,
         graph=graph,
         cards=cards,
-        groups=GROUPS if can_group(relevance, ranking.site or "ffn") else 0,
+        groups=groups if can_group(relevance, ranking.site or "ffn") else 0,
     )
 
 

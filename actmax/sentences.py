@@ -25,7 +25,9 @@ def tokens_sentence(relevance: Relevance) -> str:
     """Say which tokens account for the explained number, or for its difference to the counterfactual."""
     compared, values = relevance.counterfactual is not None, relevance.tokens.tolist()
     total = relevance.sums.target if compared else sum(values)
-    order = sorted(range(len(values)), key=lambda place: -values[place] * (1 if total > 0 else -1))
+    left_out = () if compared else {*relevance.prompt.sinks, *relevance.prompt.template}
+    places = [place for place in range(len(values)) if place not in left_out]
+    order = sorted(places, key=lambda place: -values[place] * (1 if total > 0 else -1))
     named, share = [], 0.0
     for place in order[:MOST]:
         if share >= ENOUGH or not total or values[place] / total <= 0:

@@ -274,8 +274,10 @@ def started_alone(work, *arguments):
 @pytest.fixture
 def few_contexts(monkeypatch):
     """Side effects are measured in 6 held-out contexts instead of 48, and on 2 held-out sentences instead of 24, and
-    concepts read every eighth calibration text, for tests that assert no number of theirs."""
+    concepts read every eighth calibration text, explanations group fewer nodes, for tests that assert no number of
+    theirs."""
     few = partial(held_out, 2)
+    monkeypatch.setattr("icebear.actmax.explanation.READ", 200)
     monkeypatch.setattr(side_effects, "CONTEXTS", 6)
     monkeypatch.setattr("icebear.steering.concept.concept.TEXTS", calibration.TEXTS[::8])
     monkeypatch.setattr("icebear.concepts.corpus.held_out", few)

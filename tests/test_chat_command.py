@@ -9,7 +9,7 @@ from icebear.app.cli.main import main
 
 RUN = CliRunner()
 QUESTION = "Where do ice bears live?"
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("few_contexts")]
 
 
 def run(*words, code=0, **options):

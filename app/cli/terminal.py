@@ -158,11 +158,11 @@ def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words 
         row = node.ranked
         activation = "" if row.neuron.site == "head" else f"{row.activation:+.3f}"
         other = ["" if row.counterfactual is None else f"{row.counterfactual:+.3f}"] if compared else []
-        said = [", ".join(node.raises[:3]), ", ".join(node.lowers[:3])] if measured else [node.words]
-        rows.append([str(row.neuron), repr(node.token), activation, *other, f"{row.relevance:+.3f}", *said])
+        shown = [", ".join(node.raises[:3]), ", ".join(node.lowers[:3])] if measured else [node.words]
+        rows.append([str(row.neuron), repr(node.token), activation, *other, f"{row.relevance:+.3f}", *shown])
     counterfactual = [">counterfactual"] if compared else []
-    said = ["raises", "lowers"] if measured else ["promotes"]
-    names = ("neuron", "token", ">activation", *counterfactual, ">relevance", *said)
+    shown = ["raises", "lowers"] if measured else ["promotes"]
+    names = ("neuron", "token", ">activation", *counterfactual, ">relevance", *shown)
     return grid(*names, rows=rows, title=title or _nodes_title(explanation))
 
 

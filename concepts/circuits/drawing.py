@@ -173,8 +173,8 @@ def cards(graph: Graph) -> dict[str, list[str]]:
             card.append("to " + ", ".join(f"{edge.target} {edge.effect:+.3f}" for edge in outgoing[what.id][:6]))
     for number, group in enumerate(graph.groups):
         members = ", ".join(map(str, group.nodes))  # the second line, which graph.js reads
-        said = effect_text(group.raises, group.lowers)
-        lines[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", members, said]
+        moved = effect_text(group.raises, group.lowers)
+        lines[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", members, moved]
     return lines
 
 

@@ -84,20 +84,20 @@ def read(source: str, weights: Mapping[str, Any], options: Mapping[str, Any]) ->
 
 def load(net: Hooked, state: Mapping[str, Tensor], source: str) -> None:
     """Load weights by TransformerLens' names; a missing bias is zero. Raises `ModelError`."""
-    wanted, given = net.state_dict(), {}
+    wanted, weights = net.state_dict(), {}
     for path, value in state.items():
         where, _, name = path.rpartition(".")
         if name in BUFFERS:
             continue
         own, change = LAYOUTS.get(name.lstrip("_"), (name, same))
         inside = f"{where}.{'b_in' if name == 'b_in' and net.config.gated_mlp else own}"
-        given[inside if where == "unembed" else f"model.{inside}"] = change(value)
-    unknown = [path for path in given if path not in wanted]
-    lacking = [path for path in wanted if path not in given and not re.search(r"\.(bias|b_in)$", path)]
+        weights[inside if where == "unembed" else f"model.{inside}"] = change(value)
+    unknown = [path for path in weights if path not in wanted]
+    lacking = [path for path in wanted if path not in weights and not re.search(r"\.(bias|b_in)$", path)]
     if unknown or lacking:
         what = f"weights that its config.json does not have: {unknown[0]}" if unknown else f"no weights {lacking[0]}"
         raise ModelError(f"{source} has {what}; check config.json, or convert the model again.")
-    net.load_state_dict({path: given.get(path, torch.zeros_like(value)) for path, value in wanted.items()})
+    net.load_state_dict({path: weights.get(path, torch.zeros_like(value)) for path, value in wanted.items()})
 
 
 def state_of(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -43,10 +43,10 @@ def rotated(x: Tensor, rotation: tuple[Tensor, Tensor], width: int, adjacent: bo
     """Rotate the first `width` entries of queries or keys x (B, H, T, d), in pairs of neighbors or of both halves."""
     (cos, sin), first, rest = rotation, x[..., :width], x[..., width:]
     if adjacent:
-        turned = torch.stack((-first[..., 1::2], first[..., ::2]), -1).flatten(-2)
+        rotated = torch.stack((-first[..., 1::2], first[..., ::2]), -1).flatten(-2)
     else:
-        turned = torch.cat((-first[..., width // 2 :], first[..., : width // 2]), -1)
-    return torch.cat((first * cos[:, None] + turned * sin[:, None], rest), -1)
+        rotated = torch.cat((-first[..., width // 2 :], first[..., : width // 2]), -1)
+    return torch.cat((first * cos[:, None] + rotated * sin[:, None], rest), -1)
 
 
 class FFN(nn.Module):
@@ -165,8 +165,8 @@ class Hooked(PreTrainedModel):
         **_: Any,
     ) -> CausalLMOutputWithPast:
         output = self.model(input_ids, attention_mask, past_key_values, use_cache, output_attentions)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.unembed(output.last_hidden_state[:, kept])
+        places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.unembed(output.last_hidden_state[:, places])
         return CausalLMOutputWithPast(None, logits, output.past_key_values, None, output.attentions)
 
 

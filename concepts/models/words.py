@@ -24,12 +24,12 @@ class Words:
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         if text.strip() in self.ids:
             return {"input_ids": [self.ids[text.strip()]]}
-        found = list(self._pattern.finditer(text))
-        unknown = next((match for match in found if match["other"]), None)
+        matches = list(self._pattern.finditer(text))
+        unknown = next((match for match in matches if match["other"]), None)
         if unknown:
             some = ", ".join(list(self.ids)[:12]) + (", ..." if len(self.ids) > 12 else "")
             raise InputError(f"{text[unknown.start() :]!r} does not begin with a token of this model; they are {some}.")
-        return {"input_ids": [self.ids[match[0]] for match in found if match[0] in self.ids]}
+        return {"input_ids": [self.ids[match[0]] for match in matches if match[0] in self.ids]}
 
     def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
         return "".join(self.words.get(int(number), f"<{int(number)}>") for number in ids)

@@ -47,7 +47,7 @@ def explain(options: Options) -> None:
       icebear explain "The ice bear lives in the" --contrast " desert"
       icebear explain --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
-    from icebear.actmax.explanation import CARDS, controlled
+    from icebear.actmax.explanation import CARDS, GROUPS, controlled
     from icebear.app.cli.screen import explanation_screen
     from icebear.app.cli.terminal import explanation_report, matrix_report, origins_report, probabilities, units_table
     from icebear.concepts.attribution.ranking import Ranking
@@ -68,7 +68,10 @@ def explain(options: Options) -> None:
     prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or "ffn", position=position)
     with store_if_any(options.store, model) as store:
         cards = CARDS if options.html or options.json else 0
-        explanation = controlled(model, prompt, relevance, ranking, store=store, graph=graph, cards=cards)
+        groups = 0 if options.units or options.sources else GROUPS
+        explanation = controlled(
+            model, prompt, relevance, ranking, store=store, graph=graph, cards=cards, groups=groups
+        )
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
