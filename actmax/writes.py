@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.effects import LIKELY, effect_words
+from icebear.concepts.attribution.effects import effect_words, likely_ids
 from icebear.concepts.calibration import mean_activations
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.prefix import Prefix
@@ -90,14 +90,12 @@ def random_places(store: Store, count: int) -> list[tuple[Any, int]]:
     return [(sentence, generator.randrange(1, len(sentence.tokens))) for sentence in islice(several, count)]
 
 
-def likely_effects(plain: Tensor, patched: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def likely_effects(plain: Tensor, patched: Tensor) -> tuple[list[int], Tensor, Tensor]:
     """Return the W likely tokens of any of P places, the most probable first, the centered effects (P, W) on them, and
     their probabilities (P, W). plain, patched: logits (P, V)."""
-    probabilities = plain.softmax(-1)
-    ids = probabilities.topk(min(LIKELY, plain.shape[-1])).indices.unique()
-    ids = ids[probabilities[:, ids].amax(0).argsort(descending=True, stable=True)]
+    ids = likely_ids(plain)
     effects = (plain - patched)[:, ids]
-    return ids, effects - effects.mean(1, keepdim=True), probabilities[:, ids]
+    return ids, effects - effects.mean(1, keepdim=True), plain.softmax(-1)[:, ids]
 
 
 def mean_correlation(effects: Tensor, deviations: Tensor) -> float | None:
@@ -115,7 +113,7 @@ def mean_correlation(effects: Tensor, deviations: Tensor) -> float | None:
 def _writes(model: Model, average: float, chosen: Any, measured: Sequence[Tensor], control: float | None) -> Writes:
     plain, patched, activations = measured
     ids, effects, probabilities = likely_effects(plain, patched)
-    tokens = list(map(model.answer_text, ids.tolist()))
+    tokens = list(map(model.answer_text, ids))
     raises, lowers = map(tuple, effect_words(tokens, effects.mean(0), 6))
     places = []
     for (sentence, token), row, likely, activation in zip(

@@ -72,7 +72,7 @@ def slow_correlation(effects, activations, value):
     ids=["llama", "gemma3, whose windows are shorter than sentences"],
 )
 def test_what_it_writes_is_what_hooks_measure(config, path, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LIKELY", LIKELY)
+    monkeypatch.setattr("icebear.concepts.attribution.effects.LIKELY", LIKELY)
     monkeypatch.setattr(module, "ROWS", 3)
     model, neuron = made(config), Neuron(1, "ffn", 3)
     average = mean_activations(model)["ffn"][1, 3].item()

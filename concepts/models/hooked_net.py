@@ -43,10 +43,10 @@ def rotated(x: Tensor, rotation: tuple[Tensor, Tensor], width: int, adjacent: bo
     """Rotate the first `width` entries of queries or keys x (B, H, T, d), in pairs of neighbors or of both halves."""
     (cos, sin), first, rest = rotation, x[..., :width], x[..., width:]
     if adjacent:
-        rotated = torch.stack((-first[..., 1::2], first[..., ::2]), -1).flatten(-2)
+        normal = torch.stack((-first[..., 1::2], first[..., ::2]), -1).flatten(-2)
     else:
-        rotated = torch.cat((-first[..., width // 2 :], first[..., : width // 2]), -1)
-    return torch.cat((first * cos[:, None] + rotated * sin[:, None], rest), -1)
+        normal = torch.cat((-first[..., width // 2 :], first[..., : width // 2]), -1)
+    return torch.cat((first * cos[:, None] + normal * sin[:, None], rest), -1)
 
 
 class FFN(nn.Module):
