@@ -15,7 +15,7 @@ import tokenizers
 import torch
 from hypothesis import settings
 from rich.console import Console
-from serving import CHROMIUM, browser
+from serving import CHROMIUM, browser, serving
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
@@ -287,3 +287,33 @@ def few_contexts(monkeypatch):
 def desert(smol):
     """The ice bear's way to the desert, found."""
     return flip(smol, ICE_BEAR, " desert", source=CAMEL)
+
+
+@pytest.fixture(scope="session")
+def address(folder):
+    """Of the app with the small index."""
+    with serving(folder / "wiki.db") as result:
+        yield result
+
+
+@pytest.fixture
+def environment(folder, monkeypatch):
+    """The app's settings: the small index."""
+    from appview import set_up
+
+    set_up(monkeypatch, store=str(folder / "wiki.db"), dtype="float32", device="cpu")
+    return folder
+
+
+@pytest.fixture
+def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
+    """A small model, and a store that is not there; the texts are ours, as a store is built of them."""
+    from appview import set_up
+
+    from icebear.app.web import background
+
+    set_up(monkeypatch, model=tiny_folder, store=str(tmp_path / "none.db"))
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(background.shared(), "builds", {})
+    monkeypatch.setattr("icebear.concepts.corpus.read_corpus", lambda name, limit: corpus)
+    return tmp_path

@@ -32,12 +32,6 @@ CUT_OFF = """() => [...document.querySelectorAll('[data-testid=stMain] :is(p, bu
     .filter(e => !e.closest('[data-testid=stDataFrame]')).map(e => e.outerHTML.slice(0, 200))"""
 
 
-@pytest.fixture(scope="module")
-def address(folder):
-    with serving(folder / "wiki.db") as result:
-        yield result
-
-
 def view(page, name):
     page.get_by_role("link", name=name, exact=True).click()
     return settled(page)

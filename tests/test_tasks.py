@@ -27,7 +27,7 @@ from icebear import (
 )
 from icebear.actmax.index.neuron_vectors import gated
 from icebear.app.cli.terminal import comparison_table, relevance_report
-from icebear.app.web.steer import next_tokens
+from icebear.app.web.editing import next_tokens
 from icebear.concepts.attribution.random_controls import token_removal_control
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.sites import hooks

@@ -114,7 +114,7 @@ def _without(request: tuple, number: int, _graph: Graph) -> GroupAblation:
 
 
 def _steer(graph: Graph, group: Group) -> None:
-    ui.go("steer", edits="\n".join(map(str, graph.recipe(group).edits)))
+    ui.go("steer", section="edits", edits="\n".join(map(str, graph.recipe(group).edits)))
 
 
 def _measured(graph: Graph, request: tuple) -> None:

@@ -8,7 +8,7 @@ import streamlit as st
 from icebear.app.cli.terminal import DEVIATIONS, provenance_lines
 from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.web import ui
-from icebear.app.web.steer import last_result, side_by_side
+from icebear.app.web.editing import last_result, side_by_side
 from icebear.concepts.render import heatmap
 from icebear.steering.comparison import Comparison, compare
 from icebear.steering.concept.concept import Concept

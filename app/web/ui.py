@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.models.model import Model
 
-VIEWS = ("talk", "explain", "circuit", "neuron", "search", "concept", "steer", "report")
+VIEWS = {
+    "why": "Why this word?",
+    "chat": "Chat",
+    "circuit": "How is it computed?",
+    "neurons": "Neurons",
+    "steer": "Concepts & steering",
+}
+"""Module and URL of a view -> its name in the navigation; the first one is at the root."""
 LINK = 6000
 """The longest conversation that goes into a link, in characters."""
 SIGNED = st.column_config.NumberColumn(format="%+.3f")
@@ -60,7 +67,7 @@ def page(view: str) -> Page:
             code = importlib.import_module(f"icebear.app.web.{view}")
         code.show()
 
-    return st.Page(show, title=view, url_path=view, default=view == VIEWS[0])
+    return st.Page(show, title=VIEWS[view], url_path=view, default=view == next(iter(VIEWS)))
 
 
 # --- model and index ------------------------------------------------------------------------------------
@@ -220,14 +227,14 @@ def go(view: str, **values: str) -> None:
     """Show `view` with these values typed in; for callbacks."""
     for key, value in values.items():
         st.session_state[key] = value
-    if view != st.session_state["view"]:
+    if VIEWS[view] != st.session_state["view"]:
         st.switch_page(page(view), query_params=values)
 
 
 def to_steer(neuron: Neuron | str, **values: str) -> None:
     """Add an edit that switches the neuron off, and show the steering view with these values; for callbacks."""
     lines = st.session_state.get("edits", "")
-    go("steer", edits=f"{lines.rstrip()}\n{neuron}*0".strip(), **values)
+    go("steer", section="edits", edits=f"{lines.rstrip()}\n{neuron}*0".strip(), **values)
 
 
 # --- prompts --------------------------------------------------------------------------------------------
@@ -363,7 +370,7 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
         rows = [*chosen["rows"], *(row for row, _ in chosen["cells"])]
         if rows:
             row = table.iloc[rows[0]]
-            go("neuron", neuron=row["neuron"], polarity=row["sign"] or "+")
+            go("neurons", neuron=row["neuron"], polarity=row["sign"] or "+")
 
     if labels and has_labels():
         with store() as opened:
@@ -386,7 +393,7 @@ def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> N
         if st.session_state[key]:
             neuron, _, polarity = st.session_state[key].partition(" ")
             st.session_state[key] = None
-            go("neuron", neuron=neuron, polarity=polarity or "+")
+            go("neurons", neuron=neuron, polarity=polarity or "+")
 
     names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in pairs))
     st.pills(label, names, key=key, on_change=open_card)

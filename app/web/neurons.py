@@ -1,4 +1,4 @@
-"""Neurons by words, by similarity to another neuron, or by their statistics."""
+"""Neurons: a search by words, by similarity to another neuron or by statistics; and the card of one neuron."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas
 import streamlit as st
 
 from icebear.actmax.page import RELMAX
-from icebear.app.web import ui
+from icebear.app.web import card, ui
 from icebear.app.web.header import no_store_yet
 from icebear.db.search import NEAR, nearest_by_chance
 from icebear.records import Hit, Neuron
@@ -17,6 +17,10 @@ HOW = ("words", "similar to a neuron", "statistics")
 
 
 def show() -> None:
+    if ui.from_url("neuron"):
+        st.button("Search", icon=":material/arrow_back:", key="back", on_click=ui.to_url, kwargs={"neuron": None})
+        card.show(st.session_state["neuron"])
+        return
     how = ui.typed(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
     {"words": _words, "similar to a neuron": _similar, "statistics": _statistics}[how]()
 
@@ -31,9 +35,9 @@ def _words() -> None:
 
 def _similar() -> None:
     left, middle, right = st.columns(3)
-    name = ui.typed(left.text_input, "Neuron", "neuron", value=ui.a_neuron())
+    name = ui.typed(left.text_input, "Neuron", "near", value=ui.a_neuron())
     by = ui.typed(middle.selectbox, "By output (writes), input (reads) or example sentences", "by", list(NEAR))
-    polarity = ui.typed(right.segmented_control, "At", "polarity", ["+", "-"], default="+", required=True)
+    polarity = ui.typed(right.segmented_control, "At", "near_polarity", ["+", "-"], default="+", required=True)
     if no_store_yet("Similar neurons need"):
         return
     with ui.store() as opened:

@@ -1,4 +1,4 @@
-"""The first page: a conversation with the model, and for each word the reason; before it begins, an example."""
+"""Chat: a conversation with the model, and for each word of an answer the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import streamlit as st
 from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web import start, ui, why, words
+from icebear.app.web import account, ui, words
 from icebear.concepts.models.answer import message_ids, read_span
 from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
@@ -47,7 +47,7 @@ def show() -> None:
         return
     with st.container():
         if span is not None:
-            why.show(chat, turn, span)
+            account.show(chat, turn, span)
         elif chat.messages[-1]["role"] == "assistant":
             st.caption(
                 "Click a word of an answer to see why the model wrote it. Shift-click a second word for a phrase."
@@ -110,7 +110,7 @@ def _before_the_first_message() -> None:
         with place.container():
             st.markdown("#### Talk to the model, and click a word of an answer to see why the model wrote it.")
             _field("Write to the model")
-    start.show()
+    ui.model()
     reason = _no_template()  # the model was waited for
     if reason:
         place.info(ui.plain(reason))
@@ -172,7 +172,7 @@ def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) ->
     content, answers = message["content"], message["role"] == "assistant"
     if not isinstance(content, str):
         st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
-    elif not live or not (answers or why.selects_alternative()):
+    elif not live or not (answers or account.selects_alternative()):
         st.html(TEXT.format(content))
     elif answers:
         try:
@@ -228,7 +228,7 @@ def _selected(chat: Chat) -> tuple[int, tuple[int, int] | None]:
 
 
 def _select(turn: int, first: int, stop: int, text: str) -> None:
-    if why.selects_alternative():
+    if account.selects_alternative():
         _select_alternative(first, stop, text)
         return
     ui.to_url(turn=str(turn), span=f"{first}-{stop}")
@@ -237,7 +237,7 @@ def _select(turn: int, first: int, stop: int, text: str) -> None:
 
 def _select_alternative(first: int, stop: int, text: str) -> None:
     st.session_state["rather"] = text.strip()
-    st.session_state["clicks"] = why.WORD
+    st.session_state["clicks"] = account.WORD
 
 
 def _unselect() -> None:

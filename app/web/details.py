@@ -1,8 +1,7 @@
-"""Why this word? The tokens and neurons that contribute to a prediction, also side by side with a second prompt's."""
+"""Below an explanation: all ranked neurons with filters, maps by layer, and the neurons of a second prompt."""
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import Any
 
 import altair as alt
@@ -12,115 +11,23 @@ import streamlit as st
 from icebear.actmax.effect_map import effect_map
 from icebear.actmax.explanation import Explanation
 from icebear.app.web import ui
-from icebear.app.web.background import shared
-from icebear.concepts.attribution.attribute import attribute
+from icebear.app.web.relevances import explained
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.methods.registry import METHODS
-from icebear.concepts.models.answer import Answer, answer_of
-from icebear.concepts.models.chat import Chat
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
-from icebear.records import TokenScore
 
-DEFAULT = "default"
-"""AttnLRP; with a counterfactual, difference rules."""
 BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
 
 
-def explained(
-    prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
-) -> Relevance:
-    """Return the relevance for a prompt, cached for all visitors."""
-
-    def make() -> Relevance:
-        other = ui.read_prompt(counterfactual) if counterfactual else None
-        known = METHODS.get(method)
-        return attribute(ui.model(), ui.read_prompt(prompt), target, contrast, counterfactual=other, method=known)
-
-    with st.spinner("Explaining ..."):
-        return shared().relevance((ui.model(), prompt, target, contrast, method, counterfactual), make)
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def answered(name: str, chat: str, turn: int) -> Answer:
-    return answer_of(ui.model(), Chat.from_json(chat), turn)
-
-
-def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
-    """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
-
-    def make() -> Relevance:
-        answer = answered(ui.model_name(), chat, turn)
-        return attribute(ui.model(), answer, contrast=contrast, span=span, record="last")
-
-    with st.spinner("Explaining ..."):
-        return shared().relevance((ui.model(), chat, turn, span, contrast), make)
-
-
-@st.cache_data(max_entries=64, show_spinner=False)
-def predicted(name: str, prompt: str) -> list[TokenScore]:
-    return ui.model().predict(ui.read_prompt(prompt), 10)
-
-
-def show() -> None:
-    prompt, counterfactual = ui.prompts()
-    ui.model()
-    tokens = predicted(ui.model_name(), prompt)
-    _pick("Why this token? (click one)", "target", tokens)
-    _pick("Rather than (optional)", "contrast", tokens)
-    with st.expander("Advanced"):
-        left, middle, right = st.columns(3)
-        target = ui.typed(left.text_input, "Target token (empty: the most probable)", "target")
-        contrast = ui.typed(middle.text_input, "Contrast token", "contrast")
-        usable = (name for name, one in METHODS.items() if one.scores_neurons)
-        names = [name for name in usable if counterfactual or not METHODS[name].needs_counterfactual]
-        method = ui.typed(right.selectbox, "Method", "method", [DEFAULT, *names])
-    method = "attnlrp" if method == DEFAULT and not counterfactual else method
-    relevance = explained(prompt, target or None, contrast or None, method, counterfactual)
-    st.markdown(f"#### Why {ui.target_label(relevance)}?")
-    ui.heat(relevance)
-    st.caption("Red supports the target, blue opposes it; dotted: attention sinks, ignored.")
-    st.caption(ui.plain(relevance.comparison_text() + _margins(relevance)))
-    with st.expander("Method check"):
-        st.caption(ui.plain(relevance.conservation_text()))
-    if not relevance.sites:
-        st.info("For this model family only tokens have relevance; docs/new-family.md shows how to add its neurons.")
-        return
-    cards = st.container()
+def show(relevance: Relevance, prompt: str, target: str) -> None:
     explanation = _neurons(relevance)
     picture, site = st.container(), explanation.ranking.site
     _map(relevance)
     st.markdown("#### Compare with a second prompt")
     if st.toggle("Show the neurons that both prompts share, and the neurons that differ", key="compare"):
         _compared(prompt, target, site)
-    with cards:  # last, because it takes seconds
-        explanation = ui.group_cards(explanation)
     with picture:
-        _effects(explanation)
-
-
-def _margins(relevance: Relevance) -> str:
-    """Return by how much the target leads the contrast, in the prompt and in the counterfactual, as a sentence."""
-    if not relevance.counterfactual or not relevance.contrast_text:
-        return ""
-    there = fmean(relevance.counterfactual.numbers)
-    here = relevance.sums.target + there
-    by = [f"{'leads' if margin > 0 else 'trails'} by {abs(margin):.1f} logits" for margin in (here, there)]
-    target, contrast = relevance.target_text, relevance.contrast_text
-    return f". Against {contrast!r}, {target!r} {by[0]} here and {by[1]} in the counterfactual."
-
-
-def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
-    """Show the most probable tokens; a click on one fills the text field `key`."""
-    texts = {token.text: f"{ui.token_label(token.text)} {token.number}" for token in tokens}
-    chosen = st.session_state.get(key) or st.query_params.get(key)
-    picked = f"_{key}"
-    st.session_state[picked] = chosen if chosen in texts else None
-
-    def fill() -> None:
-        st.session_state[key] = st.session_state[picked] or ""
-
-    st.pills(label, list(texts), format_func=texts.__getitem__, key=picked, on_change=fill)
+        _effects(ui.with_groups(explanation))
 
 
 def _neurons(relevance: Relevance) -> Explanation:

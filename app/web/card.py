@@ -29,11 +29,9 @@ EXAMPLES = 8
 STYLED = Markup('<style>{}</style><div class="card">{}</div>')
 
 
-def show() -> None:
-    left, right = st.columns([3, 2], vertical_alignment="bottom")
-    name = ui.typed(left.text_input, "Neuron", "neuron", value=ui.a_neuron())
+def show(name: str) -> None:
     polarity = ui.typed(
-        right.segmented_control,
+        st.segmented_control,
         "Sentences with high (+) or low (-) activation",
         "polarity",
         ["+", "-"],

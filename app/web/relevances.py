@@ -1,0 +1,52 @@
+"""Relevances, answers and predictions, computed once for all visitors."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from icebear.app.web import ui
+from icebear.app.web.background import shared
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.methods.registry import METHODS
+from icebear.concepts.models.answer import Answer, answer_of
+from icebear.concepts.models.chat import Chat
+from icebear.records import TokenScore
+
+DEFAULT = "default"
+"""AttnLRP; with a counterfactual, difference rules."""
+
+
+def explained(
+    prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
+) -> Relevance:
+    """Return the relevance for a prompt, cached for all visitors."""
+
+    def make() -> Relevance:
+        other = ui.read_prompt(counterfactual) if counterfactual else None
+        known = METHODS.get(method)
+        return attribute(ui.model(), ui.read_prompt(prompt), target, contrast, counterfactual=other, method=known)
+
+    with st.spinner("Explaining ..."):
+        return shared().relevance((ui.model(), prompt, target, contrast, method, counterfactual), make)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def answered(name: str, chat: str, turn: int) -> Answer:
+    return answer_of(ui.model(), Chat.from_json(chat), turn)
+
+
+def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
+    """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
+
+    def make() -> Relevance:
+        answer = answered(ui.model_name(), chat, turn)
+        return attribute(ui.model(), answer, contrast=contrast, span=span, record="last")
+
+    with st.spinner("Explaining ..."):
+        return shared().relevance((ui.model(), chat, turn, span, contrast), make)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def predicted(name: str, prompt: str) -> list[TokenScore]:
+    return ui.model().predict(ui.read_prompt(prompt), 10)

@@ -1,0 +1,41 @@
+"""Views of the app in Streamlit's own test runner."""
+
+import json
+import os
+
+from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
+
+MAIN = "../app/web/script/main.py"
+
+
+def set_up(monkeypatch, **settings):
+    """As `icebear app` with these options, and those set before."""
+    monkeypatch.setenv("ICEBEAR_APP", json.dumps(json.loads(os.environ.get("ICEBEAR_APP", "{}")) | settings))
+
+
+def visit(view="why", **parameters):
+    page = AppTest.from_file(MAIN, default_timeout=120)
+    for name, value in parameters.items():
+        page.query_params[name] = value
+    return shown(page, view)
+
+
+def shown(page, view):
+    """As its name in the navigation does; AppTest's own switch_page() knows only pages that are files."""
+    page._page_hash = calc_hash(view)
+    page.run()
+    page._page_hash = ""
+    return page
+
+
+def text(page):
+    """Everything the page says, as Markdown and HTML."""
+    kinds = (page.markdown, page.caption, page.html, page.error, page.info, page.code)
+    return "\n".join(str(getattr(element, "value", None) or element.proto.body) for kind in kinds for element in kind)
+
+
+def fine(page):
+    assert not page.exception, page.exception
+    assert not page.error, [element.value for element in page.error]
+    return page

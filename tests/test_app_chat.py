@@ -1,0 +1,161 @@
+"""Chat in the app."""
+
+import pytest
+from appview import fine, shown, text, visit
+
+from icebear import Chat, attribute, units
+from icebear.app.web import words
+from icebear.concepts.models.answer import answer_of
+from icebear.concepts.render import heatmap
+
+
+def conversation(page):
+    return Chat.from_json(page.session_state["chat"])
+
+
+def output_of(*contents, roles=("user", "assistant")):
+    return Chat({"role": roles[at % 2], "content": content} for at, content in enumerate(contents)).to_json(None)
+
+
+def test_talk(environment, smol):
+    page = fine(visit(length="12"))
+    page.chat_input[0].set_value("What is the capital of France? Answer in one word.").run()
+    request, answer = conversation(fine(page)).messages
+    assert answer["content"] == "The capital of France is Paris."
+    assert page.query_params["chat"] == conversation(page).to_json(None)
+    assert "Click a word" in text(page)
+    page.query_params["turn"], page.query_params["span"] = "1", "5-6"
+    assert "#### Why ␣Paris?" in text(fine(page.run()))
+    assert "(template)" in text(page)  # greyed in the heatmap
+    turns, neurons = (frame.value for frame in page.dataframe)
+    own = attribute(smol, answer_of(smol, conversation(page), 1), span=(5, 6))
+    assert turns["relevance"].sum() == pytest.approx(own.tokens.sum().item(), abs=1e-4)
+    assert list(neurons["neuron"]) == [str(row.neuron) for row in own.top(10)]
+    page.get_by_key("rather").set_value("London").run()
+    assert "Why ␣Paris rather than ␣London?" in text(fine(page))
+    against = attribute(smol, answer_of(smol, conversation(page), 1), contrast="London", span=(5, 6))
+    wanted = [value for _, value in sorted(units(against, "turn"), key=lambda part: part[0].template)]
+    assert page.dataframe[0].value["relevance"].tolist() == pytest.approx(wanted, abs=1e-4)
+    page.get_by_key("talk_steer").click().run()
+    assert fine(page).get_by_key("edits").value.endswith("*0")
+    assert Chat.from_json(page.get_by_key("prompt").value) == Chat([request])
+    page.get_by_key("tokens").set_value(2).run()
+    page.get_by_key("generate").click().run()
+    assert "The capital" in text(fine(page))
+    assert "Why ␣Paris rather than ␣London?" in text(fine(shown(page, "chat")))
+    page.get_by_key("forget").click().run()
+    assert fine(page).get_by_key("try_explain")
+    assert "chat" not in page.query_params
+
+
+def test_an_answer_that_somebody_ended_is_kept(environment, smol):
+    ids = smol.tokens_of("The capital of France")
+    page = visit(chat=output_of("What is the capital of France?"))
+    page.session_state["writing"] = [*ids, smol.tokenizer.eos_token_id]  # any click ends the run that writes
+    page.run()
+    message = conversation(fine(page)).messages[1]
+    assert message == {"role": "assistant", "content": "The capital of France", "ids": ids}
+    page.session_state["writing"] = []  # before the first word
+    assert len(conversation(page.run()).messages) == 2
+
+
+def test_a_conversation_without_an_answer_waits_for_a_click(environment):
+    page = fine(visit(chat=output_of("Say yes."), length="2"))
+    assert "no answer yet" in text(page)
+    page.get_by_key("ask").click().run()
+    assert len(conversation(fine(page)).messages[1]["ids"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("chat", "reason"),
+    [
+        ("[{", "JSON"),
+        ("[" * 5000, "JSON"),
+        ('{"a": 1}', "JSON"),
+        ('[{"role": "user"}]', "content"),
+        ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[999999999]}]', "Token ids of"),
+        ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[5]}]', "text"),
+    ],
+)
+def test_broken_links(environment, chat, reason):
+    page = visit(chat=chat, turn="1", span="0-1")
+    assert not page.exception
+    assert reason in page.error[0].value.replace("\\", "")
+    page.chat_input[0].set_value("Hi").run()
+    assert not page.exception
+
+
+@pytest.mark.parametrize(("turn", "span"), [("1", "3-99"), ("0", "0-1"), ("9", "0-1"), ("x", "0-1"), ("1", "x")])
+def test_marks_that_are_not_there(environment, turn, span):
+    page = visit(chat=output_of("Say yes.", "Yes, of course."), turn=turn, span=span)
+    assert len(page.error) == 1
+    assert not page.exception
+
+
+def test_a_long_conversation_has_pages_and_no_link(environment):
+    chat = output_of(*("ice bear " * 70, "Yes.") * 12)
+    page = visit()
+    page.session_state["chat"] = chat
+    page = fine(shown(page, "chat"))
+    assert "too long for a link" in text(page)
+    assert "chat" not in page.query_params
+    before = len(page.chat_message)
+    page.get_by_key("show_earlier").click().run()
+    assert len(fine(page).chat_message) == 2 * before
+    assert Chat.from_json(chat) == conversation(page)
+
+
+def test_a_model_without_a_template_says_so(first_visit):
+    assert "has no chat template" in text(fine(visit())).replace("\\", "")
+    page = fine(visit())
+    assert not page.chat_input
+    assert page.get_by_key("prompt")
+
+
+def test_views_take_a_conversation(environment, smol):
+    chat = output_of("What is the capital of France? Answer in one word.")
+    page = fine(visit("explain", prompt=chat, target="Paris"))
+    assert "Why Paris?" in text(page)
+    assert "(template)" in text(page)
+    page = fine(visit("steer", prompt=chat, edits="L29.ffn.860*0", tokens="3"))
+    page.get_by_key("generate").click().run()
+    assert "user: What is the capital" in text(fine(page))
+    printed = []
+    python = page.code[0].value.replace("load_model('smollm2-135m')", "MODEL")
+    exec(python, {"MODEL": smol, "print": printed.append})
+    assert printed == [page.session_state["generated"][1].steered.text]
+    both = (output_of(f"What is the capital of {name}?", f"The capital of {name} is") for name in ("France", "Spain"))
+    assert "Groups" in text(fine(visit("circuit", prompt=next(both), counterfactual=next(both), nodes="5")))
+    assert "cannot be read" in visit("steer", prompt=chat[:-1]).error[0].value
+
+
+def test_a_conversation_s_circuit(environment):
+    page = visit(
+        chat=output_of("What is the capital of France?", "The capital of France is Paris."), turn="1", span="5-6"
+    )
+    (field,) = (field for field in fine(page).text_input if field.label.startswith("Compared with another message"))
+    field.set_value("What is the capital of Spain?").run()
+    page.get_by_key("open_circuit").click().run()
+    assert page.get_by_key("target").value == " Paris"
+    assert (
+        Chat.from_json(page.get_by_key("counterfactual").value).messages[0]["content"]
+        == "What is the capital of Spain?"
+    )
+    assert Chat.from_json(page.get_by_key("prompt").value).messages[1]["content"] == "The capital of France is"
+
+
+def test_words_to_click_on():
+    assert words.words_of(("Hi", " ", "", "", "🐻", "!")) == [
+        ("Hi", 0, 1), (" ", 1, 2), ("🐻", 2, 5), ("!", 5, 6),
+    ]  # fmt: skip
+    assert words.split(" Is it <b>'s, or not?\n") == [" Is", " it", " <", "b", ">'", "s", ",", " or", " not", "?", "\n"]
+    for nasty in ("", " ", "a\n\n b", "it's well-known", "<i>", "\u202e\u05d0 x", "你好。"):
+        assert "".join(words.split(nasty)) == nasty
+
+
+def test_a_template_is_grey_and_does_not_count():
+    html = heatmap(["<s>", "a", "<b>"], [100.0, 1.0, -2.0], (0,), (0,))
+    assert html.count("#888") == 2  # its ink, and the dots of a sink
+    assert "rgba(33,102,172,1.00)" in html
+    assert "100.0000 (template)" in html
+    assert "&lt;b&gt;" in html

@@ -1,0 +1,132 @@
+"""Concepts & steering in the app."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from appview import fine, text, visit
+from conftest import ICE_BEAR
+
+from icebear.app.web import ui
+from icebear.app.web.editing import differences
+from icebear.steering.comparison import compare
+
+
+def test_steer(environment):
+    page = fine(visit(view="steer"))
+    page.get_by_key("example_recipe").click().run()
+    page.get_by_key("tokens").set_value(3).run()
+    page.get_by_key("generate").click().run()
+    shown = text(fine(page))
+    assert "<mark>" in shown
+    assert "desert" in shown
+    assert "icebear steer 'The ice bear lives in the' --edit" in shown
+    page.get_by_key("edits").set_value("L29.ffn.860=1").run()
+    slider = next(s for s in page.slider if s.label == "Value")
+    slider.set_value(-20.0).run()
+    assert page.get_by_key("edits").value == "L29.ffn.860=-20"
+    page.get_by_key(f"where 0 {page.get_by_key('edits').value}").set_value("last").run()
+    assert page.get_by_key("edits").value == "L29.ffn.860=-20@last"
+    page.get_by_key("unit 0 L29.ffn.860=-20@last").set_value("max").run()
+    assert page.get_by_key("edits").value == "L29.ffn.860=-20max@last"
+    page.get_by_key("generate").click().run()
+    fine(page)
+    assert "--store" in text(page)
+    page.get_by_key("remove 0 L29.ffn.860=-20max@last").click().run()
+    assert page.get_by_key("edits").value == ""
+    page.get_by_key("edits").set_value("L29.ffn.860 is hot").run()
+    assert "is not an edit" in page.error[0].value.replace("\\", "")
+
+
+def test_the_code_it_shows_does_what_it_did(environment, smol):
+    page = fine(visit(view="steer", edits="L29.ffn.860=-20", tokens="4", temperature="0.9", seed="3"))
+    page.get_by_key("generate").click().run()
+    result = page.session_state["generated"][1]
+    python = page.code[1].value.replace("load_model('smollm2-135m')", "MODEL")
+    printed = []
+    exec(python, {"MODEL": smol, "print": printed.append})
+    assert printed == [result.steered.text]
+
+
+def test_a_generation_that_fails(environment, monkeypatch, caplog):
+    page = visit(view="steer", edits="L29.ffn.860*0")
+
+    def fail(*args, **options):
+        raise RuntimeError("out of `memory`")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("icebear.app.web.editing.compare", fail)
+        page.get_by_key("generate").click().run()
+        assert "That failed" in page.error[0].value
+    (record,) = [record for record in caplog.records if record.name == "icebear.app"]
+    assert "in fail" in caplog.text
+    assert str(record.exc_info[1]) == "out of `memory`"
+    page.get_by_key("generate").click().run()
+    fine(page)
+
+
+def test_steering_in_one_tab_never_leaks_into_another(smol):
+    alone = smol.predict(ICE_BEAR)
+    stop = threading.Event()
+
+    def steering():
+        while not stop.is_set():
+            compare(smol, "The camel lives in the", ["L29.ffn.860=500"], 2)
+
+    tab = threading.Thread(target=steering)
+    tab.start()
+    try:
+        for _ in range(10):
+            assert smol.predict(ICE_BEAR) == alone
+    finally:
+        stop.set()
+        tab.join()
+
+
+def test_a_stopped_generation_leaves_nothing_behind(smol):
+    alone = smol.predict(ICE_BEAR)
+
+    class Stop(BaseException):
+        """As Streamlit ends a run."""
+
+    def stop(count):
+        if count == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        compare(smol, ICE_BEAR, ["L29.ffn.860=500"], 3, on_token=stop)
+    result = []
+    tab = threading.Thread(target=lambda: result.append(smol.predict(ICE_BEAR)), daemon=True)
+    tab.start()
+    tab.join(60)
+    assert result == [alone]
+
+
+def test_differences_are_marked_and_text_stays_text():
+    one, other = differences("a <b> same", "a <i> same")
+    assert one == "a <mark>&lt;b&gt;</mark> same"
+    assert other == "a <mark>&lt;i&gt;</mark> same"
+    assert differences("x", "x") == ("x", "x")
+    assert ui.plain("*a* `b` :red[c] $d$ <e> [f](g)") == (r"\*a\* \`b\` \:red\[c\] \$d\$ \<e\> \[f\]\(g\)")
+
+
+def test_a_concept_is_found_measured_and_turned(environment, few_contexts):
+    """From pasted texts; what it is called is shown as it is; a mistake is a sentence."""
+    page = fine(visit("concept", measured="She played an old song on the piano."))
+    music, rest = (Path(__file__).parent.parent / "examples" / name for name in ("music.txt", "not-music.txt"))
+    page.get_by_key("concept_with").set_value(music.read_text()).run()
+    page.get_by_key("find_concept").click().run()
+    assert "there are 40 and 0" in page.error[0].value.replace("\\", "")
+    page.get_by_key("concept_without").set_value(rest.read_text()).run()
+    page.get_by_key("concept_name").set_value("<b>music</b>").run()
+    page.get_by_key("find_concept").click().run()
+    output_of = text(fine(page))
+    assert "\\<b\\>music" in output_of
+    assert "AUROC" in output_of
+    assert "rgba(" in output_of
+    assert set(page.dataframe[0].value.columns) >= {"neuron", "sign", "weight"}
+    page.get_by_key("concept_kl").set_value(0.1).run()
+    page.get_by_key("steer_concept").click().run()
+    assert "0\\.1" in text(fine(page)).partition("Strength")[2][:40]
+    page.get_by_key("concept_suppress").set_value(True).run()
+    assert "other settings" in text(fine(page))
