@@ -68,18 +68,33 @@ def read(source: str, weights: Mapping[str, Any], options: Mapping[str, Any]) ->
         raise ModelError(f"{source} has {len(files)} files of weights; keep one .safetensors or .pt file in it.")
     vocabulary = _json(folder / "vocab.json")
     words = vocabulary.get("input", vocabulary)
-    outputs = vocabulary.get("output", words if config.d_vocab_out == config.d_vocab else {})
-    causal, own = config.is_causal, outputs != words or config.d_vocab_out != config.d_vocab
-    names = {number: word for word, number in outputs.items()}
-    config.id2label = {number: names.get(number, str(number)) for number in range(config.d_vocab_out)}
-    net = (HookedForOutputs if not causal else HookedForCausalOutputs if own else HookedForCausalLM)(config)
-    load(net, state_of(files[0])[0], source)
+    net = network(config, state_of(files[0])[0], words, vocabulary.get("output"), source)
     net = net.to(weights["dtype"])
     if (folder / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast
 
         return net, PreTrainedTokenizerFast.from_pretrained(folder), None
     return net, Words(words) if words else None, None
+
+
+def network(
+    config: HookedConfig,
+    state: Mapping[str, Tensor],
+    words: Mapping[str, int],
+    outputs: Mapping[str, int] | None = None,
+    source: str = "The model",
+) -> Hooked:
+    """Return the network of weights by TransformerLens' names. Raises `ModelError`.
+
+    words, outputs: text -> number; outputs: None for the words themselves.
+    """
+    outputs = outputs if outputs is not None else words if config.d_vocab_out == config.d_vocab else {}
+    causal, own = config.is_causal, outputs != words or config.d_vocab_out != config.d_vocab
+    names = {number: word for word, number in outputs.items()}
+    config.id2label = {number: names.get(number, str(number)) for number in range(config.d_vocab_out)}
+    net = (HookedForOutputs if not causal else HookedForCausalOutputs if own else HookedForCausalLM)(config)
+    load(net, state, source)
+    return net
 
 
 def load(net: Hooked, state: Mapping[str, Tensor], source: str) -> None:

@@ -1,0 +1,95 @@
+"""Models whose mechanism is known: a compiled model answers as its program does."""
+
+import itertools
+from random import Random
+
+import pytest
+import torch
+
+from icebear.concepts.truth.compiler import compiled
+from icebear.concepts.truth.programs import PROGRAMS
+
+REFERENCE = {
+    "previous": lambda p: [{"a": "b", "b": "c", "c": "d", "d": "a"}.get(word) for word in ["", *p[:-1]]],
+    "histogram": lambda p: [None] + [str(sum(a == b for b in p)) for a in p[1:]],
+    "sort": lambda p: [None, *sorted(p[1:])],
+    "parity": lambda p: [None] + [["even", "odd"][sum(w == "1" for w in p[:n]) % 2] for n in range(2, len(p) + 1)],
+    "addition": lambda p: [None] * 5 + list(ternary(number(p[1:5]) + number(p[5:]))[:4]),
+    "conditional": lambda p: [None] * 5 + [p[3] if p[1] == p[2] else p[4]],
+    "hops": lambda p: [None] * 7 + [next((c for b, c in pairs(p) if b == hop(p, p[7])), None)],
+    "reverse": lambda p: [None, *p[1 : p.index("END")][::-1], *[None] * (len(p) - p.index("END"))],
+}
+"""Each program a second time, in a line."""
+
+
+def number(digits):
+    return sum(int(digit) * 3**place for place, digit in enumerate(digits))
+
+
+def ternary(value):
+    return [str(value // 3**place % 3) for place in range(5)]
+
+
+def pairs(prompt):
+    return list(zip(prompt[1:7:2], prompt[2:7:2], strict=True))
+
+
+def hop(prompt, word):
+    return next((value for key, value in pairs(prompt) if key == word), None)
+
+
+def prompts_of(program, count=100, seed=0):
+    random = Random(seed)
+    return [program.sample(random) for _ in range(count)]
+
+
+def ids_of(program, prompts):
+    return [[program.words.index(word) for word in prompt] for prompt in prompts]
+
+
+def judged(program, made, prompts):
+    """The margins of the answers of a model, by which it is right."""
+    with torch.no_grad():
+        logits = made.model.net(torch.tensor(ids_of(program, prompts))).logits
+    margins = []
+    for row, prompt in enumerate(prompts):
+        for place, answer in enumerate(program.answers(prompt)):
+            if answer is not None:
+                scores = logits[row, place].tolist()
+                right = scores.pop(program.outputs.index(answer))
+                margins.append(right - max(scores))
+    return margins
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_compiled_model_is_its_program(name):
+    program = PROGRAMS[name]
+    prompts = prompts_of(program)
+    exact = judged(program, compiled(program.circuitry(), name), prompts)
+    assert min(exact) == pytest.approx(max(exact), abs=1e-3)
+    assert min(exact) > 4
+    normed = judged(program, compiled(program.circuitry(), name, ids_of(program, prompts[:50])), prompts)
+    assert min(normed) > 0.85 * min(exact)
+
+
+def test_the_bracket_model_is_right_on_every_word():
+    program = PROGRAMS["brackets"]
+    words = [["BOS", *word, "END"] for word in itertools.product("()", repeat=8)]
+    answers = [program.answers(word)[-1] for word in words]
+    assert answers.count("balanced") == 14  # the Catalan number of 4 pairs
+    assert min(judged(program, compiled(program.circuitry(), "brackets"), words)) > 4
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_programs_answer_as_written_again(name):
+    for prompt in prompts_of(PROGRAMS[name]):
+        assert PROGRAMS[name].answers(prompt) == REFERENCE[name](prompt), prompt
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_variables_have_a_value_at_each_token(name):
+    program = PROGRAMS[name]
+    for prompt in prompts_of(program, 10):
+        variables = program.variables(prompt)
+        assert list(variables)[-1] == "output"
+        assert {len(values) for values in variables.values()} == {program.length} == {len(prompt)}
