@@ -1,23 +1,58 @@
 """How is it computed? in the app."""
 
+import pytest
 from appview import fine, text, visit
+
+from icebear.app.web.checks import bars, sentence
+from icebear.concepts.attribution.controls import Ablation
+
+
+def buttons_of(page, label):
+    return [button for button in page.button if button.label == label]
 
 
 def test_a_circuit_its_groups_and_its_checks(environment):
     page = fine(visit("circuit", contrast=" desert", nodes="10"))
+    assert "These 10 neurons" in text(page)
+    assert "<b>Lost without these neurons</b>" in text(page)
+    nodes = page.dataframe[0].value
+    assert nodes[""].iloc[0] == "these 10 neurons"
+    assert 0 < nodes["necessity"].iloc[0] < 1
+    assert not nodes.isna().any().any()
+    page.toggle(key="measure").set_value(True)
+    edges = fine(page.run()).dataframe[0].value
+    assert 0 < int(edges.iloc[0, 0].split()[1]) <= 60  # "the 40 strongest edges"
+    assert not edges.isna().any().any()
     (groups,) = (choice for choice in page.get("button_group") if choice.key == "without")
     page.session_state["without"] = groups.options[0].replace("\\", "")
     page = fine(page.run())
-    assert "Without this group the answer is" in text(page)
-    page.toggle(key="measure").set_value(True)
-    page = fine(page.run())
-    (table,) = (frame.value for frame in page.dataframe)
-    assert table[""].iloc[0] == "the 10 nodes"
-    assert 0 < table["necessity"].iloc[0] < 1
-    (send,) = (button for button in page.button if button.label == "Send this group to Steer")
+    assert "Without this group the model continues with" in text(page)
+    (send,) = buttons_of(page, "Send this group to steering")
     send.click()
     page.run()
     assert "@position:" in page.session_state["edits"]
+
+
+def test_prompts_without_a_circuit_say_what_to_do(environment):
     page = visit("circuit", prompt="The camel", counterfactual="The ice bear lives")
     assert "of 2 tokens" in text(page)
     assert "with the same number of tokens" in text(fine(visit("circuit", prompt="The camel")))
+
+
+@pytest.mark.parametrize(
+    ("share", "random", "little", "control"),
+    [(0.6, 0.02, False, "2%"), (0.1, 0.02, True, "2%"), (-0.001, 0.0, True, "no more"), (0.5, 0.6, False, "no more")],
+)
+def test_a_circuit_that_recovers_little_says_so(share, random, little, control):
+    said = sentence(Ablation(25, share, 0.43, random, 0.01, 0.0, 0.0), "neurons")
+    assert ("not in this picture" in said) is little
+    assert control in said
+    assert "43%" in said
+    assert "-0%" not in said
+
+
+def test_bars_stay_in_their_box():
+    html = bars(Ablation(25, -0.5, 1.7, 0.25, 0.0, 0.0, 0.0), "neurons")
+    widths = [part.split("%")[0] for part in html.split("width:")[1:] if part[0].isdigit()]
+    assert [float(width) for width in widths[-4:]] == [0, 25, 100, 0]
+    assert ">170%<" in html

@@ -6,8 +6,7 @@ from urllib.parse import quote
 import pytest
 from serving import open_view, serving, settled
 
-from icebear import Neuron, Recipe, annotate, build_index, circuit, open_store, read_corpus
-from icebear.app.cli.verbs.demo import CONTRAST, OTHER, PROMPT
+from icebear import Neuron, Recipe, annotate, build_index, open_store, read_corpus
 from icebear.app.recipes import EXAMPLE_RECIPE
 
 TALK = [
@@ -122,99 +121,6 @@ def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address, widt
         assert page.locator("[data-testid=stAlert], [data-testid=stException]").count() == 0, query
         dark = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
         assert (sum(map(int, dark[4:-1].split(","))) < 300) == (scheme == "dark"), dark
-    page.close()
-
-
-def test_a_circuit_answers_to_pointing(chromium, address, smol, tmp_path):
-    """In the app, and in a file of its own, which asks for nothing."""
-    page = chromium.new_page(viewport={"width": 1280, "height": 900})
-    open_view(page, address, "circuit?nodes=20")
-    page.locator(".circuit .node[data-id^='L24.ffn.299']").first.click()
-    settled(page).get_by_text("The node's card").wait_for()
-    assert page.locator(".circuit .dim").count()
-    page.close()
-    graph = circuit(smol, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
-    (tmp_path / "circuit.html").write_text(graph.to_html(), encoding="utf-8")
-    alone = chromium.new_context(viewport={"width": 390, "height": 900}, offline=True).new_page()
-    requests, wrong = [], []
-    alone.on("request", lambda request: requests.append(request.url))
-    alone.on("pageerror", lambda error: wrong.append(str(error)))
-    alone.goto((tmp_path / "circuit.html").as_uri())
-    assert alone.evaluate("document.documentElement.scrollWidth") <= 390  # the picture scrolls in its frame
-    assert alone.evaluate("document.querySelector('.picture').scrollWidth") > 390
-    alone.locator(".node").nth(3).focus()
-    alone.keyboard.press("Enter")
-    assert alone.locator(".card div").count() > 1
-    assert alone.locator(".edge:not(.gone)").count() == 300
-    alone.locator("input[name=edges]").fill("50")
-    assert alone.locator(".edge:not(.gone)").count() == 50
-    assert len(requests) == 1
-    assert not wrong
-    alone.context.close()
-
-
-def write(page, message):
-    """Until it is answered."""
-    answers = page.locator(".words").count()
-    box = page.get_by_test_id("stChatInputTextArea")
-    box.fill(message)
-    box.press("Enter")
-    page.locator(".words").nth(answers).wait_for(timeout=120_000)
-    return settled(page)
-
-
-def pressed(page):
-    return page.locator(".words button[aria-pressed=true]").all_text_contents()
-
-
-def test_a_conversation(chromium, address):
-    """Write, answer, click a word, contrast, steer, share the URL; what stands in a message does nothing."""
-    page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "?length=40")
-    dialogs = []
-    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
-    write(page, "<img src=x onerror=alert(1)> **Hi** <script>alert(2)</script>").get_by_text("<img src=x").wait_for()
-    write(page, "What is the capital of France, not of Spain? One sentence.")
-
-    page.get_by_role("button", name="Paris").click()
-    settled(page).get_by_role("heading", name="Why ␣Paris?").wait_for()
-    assert pressed(page) == ["Paris"]
-    page.get_by_text("alternative", exact=True).click()
-    settled(page).get_by_role("button", name="Spain").click()
-    settled(page).get_by_role("heading", name="Why ␣Paris rather than ␣Spain?").wait_for()
-
-    other = open_view(chromium.new_page(), address, page.url.removeprefix(f"{address}/"))
-    assert pressed(other) == ["Paris"]
-    other.get_by_role("heading", name="Why ␣Paris rather than ␣Spain?").wait_for()
-    other.close()
-
-    page.get_by_role("button", name="capital").last.click()
-    settled(page).get_by_role("button", name="France").last.click(modifiers=["Shift"])
-    assert pressed(settled(page)) == ["capital", "of", "France"]
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    assert pressed(settled(page)) == ["is"]
-    page.go_back()
-    assert pressed(settled(page)) == ["capital", "of", "France"]
-
-    page.get_by_role("button", name="to Steer").click()
-    settled(page).get_by_role("button", name="Generate").click()
-    page.get_by_text("assistant:").first.wait_for(timeout=120_000)
-    assert pressed(view(page, "talk")) == ["capital", "of", "France"]
-    assert not dialogs
-    assert page.locator("[data-testid=stMain] img, [data-testid=stMain] script").count() == 0
-    page.close()
-
-
-def test_an_answer_can_be_ended_and_what_was_said_stays(chromium, address):
-    page = open_view(chromium.new_page(viewport={"width": 390, "height": 900}), address)
-    box = page.get_by_test_id("stChatInputTextArea")
-    box.fill("Write a long story of an ice bear.")
-    box.press("Enter")
-    words = "document.querySelectorAll('[data-testid=stChatMessage]')[1]?.innerText.split(' ').length"
-    page.wait_for_function(f"{words} > 5")
-    page.get_by_role("button", name="Stop").click()
-    text = settled(page).locator(".words").last.text_content()
-    assert 5 < len(text.split()) < 200
     page.close()
 
 

@@ -1,14 +1,14 @@
-"""How is it computed? The circuit behind a difference between two prompts: picture, groups, checks."""
+"""How is it computed? The circuit behind a difference between two prompts: picture, check, groups."""
 
 from __future__ import annotations
 
 from importlib.resources import files
+from time import monotonic
 from typing import Any
 
-import pandas
 import streamlit as st
 
-from icebear.app.web import ui
+from icebear.app.web import checks, ui
 from icebear.app.web.background import Job
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
@@ -16,65 +16,115 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Group, GroupAblation, Node
 from icebear.extras import need
 
+NODES = 25
+"""The nodes of a circuit at first."""
 SCRIPT = files("icebear.concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
 SHOW = """
-export default function ({ data, parentElement, setStateValue }) {
+export default function ({ data, parentElement, setStateValue, setTriggerValue }) {
   const place = parentElement.querySelector(".place");
-  if (place.dataset.graph !== data.graph) {
-    place.dataset.graph = data.graph;
-    place.innerHTML = data.html;
-    watchCircuits(place);
-    place.firstElementChild.addEventListener("pick", (event) => setStateValue("picked", event.detail));
-  }
+  if (place.dataset.graph === data.graph) return;
+  place.dataset.graph = data.graph;
+  place.style.setProperty("--panel-top", "4.5rem");
+  place.innerHTML = data.html;
+  const circuit = place.firstElementChild;
+  circuit.dataset.picked = data.picked ?? "";
+  watchCircuits(place);
+  circuit.addEventListener("pick", (event) => setStateValue("picked", event.detail));
+  circuit.addEventListener("act", (event) => setTriggerValue("act", event.detail));
 }
 """
 picture = st.components.v2.component("icebear_circuit", html='<div class="place"></div>', js=SCRIPT + SHOW)
+ACTIONS = {"card": "Open its card", "steer": "Steer: set to the counterfactual"}
+"""The buttons in the panel beside the picture."""
 
 
 def show() -> None:
     prompt, counterfactual = ui.prompts()
-    left, middle, right = st.columns(3)
-    target = ui.typed(left.text_input, "Target token (empty: the most probable)", "target")
-    contrast = ui.typed(middle.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
-    count = ui.typed(right.slider, "Nodes", "nodes", 5, 150, 60, step=5)
-    heads = ui.typed(st.toggle, "Include attention heads", "heads")
+    bar = st.container(horizontal=True)
+    with bar:
+        options = _settings()
     need("circuits")
     ui.model()
     if not counterfactual:
-        st.info("A circuit explains a difference: give another prompt with the same number of tokens.")
+        st.info("A circuit explains a difference: give a counterfactual prompt with the same number of tokens.")
         return
-    request = (ui.model_name(), prompt, target or None, contrast or None, counterfactual, count, heads)
-    job = _started(*request)
-    try:
-        graph = ui.waited(job, stops=True)
-    finally:
-        if job.error:
-            _started.clear(*request)  # to try again
-    picked = picture(
-        data={"graph": repr(request), "html": fragment(graph)}, key="picture", on_picked_change=lambda: None
-    ).picked
-    files = {"html": graph.to_html, "png": graph.to_png, "svg": graph.to_svg, "json": graph.to_json}
-    table = {"csv": lambda: graph.to_frame().to_csv(index=False), "neuronpedia.json": graph.to_neuronpedia}
-    ui.downloads("circuit", files | table)
-    chosen = next((node for node in graph.nodes if node.id == picked), None)
-    if chosen and chosen.neuron.site != "head":
-        ui.neuron_pills("The node's card", [(chosen.neuron, _sign(chosen))], "picked_card")
+    request = (ui.model_name(), prompt, counterfactual, *options)
+    graph = checks.result(_started, *request, stops=True)
+    with bar:
+        _downloads(graph)
+    _picture(graph, request)
+    check = st.container()
     _groups(graph, request)
-    _measured(graph, request)
+    with check:
+        checks.show(graph, request)
+
+
+def _settings() -> tuple[str | None, str | None, int, bool]:
+    """Return the target, the contrast, the number of nodes, and whether heads are nodes."""
+    with st.popover("Settings", icon=":material/tune:"):
+        target = ui.typed(st.text_input, "Target token (empty: the most probable)", "target")
+        contrast = ui.typed(st.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
+        count = ui.typed(st.slider, "Nodes", "nodes", 5, 150, NODES, step=5)
+        heads = ui.typed(st.toggle, "Include attention heads", "heads")
+    return target or None, contrast or None, count, heads
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _started(
-    name: str, prompt: str, target: str | None, contrast: str | None, counterfactual: str, nodes: int, heads: bool
+    name: str, prompt: str, counterfactual: str, target: str | None, contrast: str | None, nodes: int, heads: bool
 ) -> Job:
     """Return the job that finds a circuit, or has found it, for all visitors."""
     loaded, here, there = ui.model(), ui.read_prompt(prompt), ui.read_prompt(counterfactual)
-    return Job(
-        "Finding the circuit",
-        lambda job: circuit(
-            loaded, here, target, contrast, counterfactual=there, nodes=nodes, heads=heads, on_progress=job.step
-        ),
-    )
+
+    def find(job: Job) -> Graph:
+        begun = monotonic()
+
+        def step(done: int, total: int) -> None:
+            job.step(done, total)
+            left = (monotonic() - begun) * (total - done) / done
+            job.doing = "Finding the circuit" + (f": about {left:.0f} s left" if left > 2 else "")
+
+        graph = circuit(
+            loaded, here, target, contrast, counterfactual=there, nodes=nodes, heads=heads, on_progress=step
+        )
+        job.doing = "Naming its groups"
+        assert graph.groups  # computed here, not while the page is drawn
+        return graph
+
+    return Job("Finding the circuit", find)
+
+
+def _picture(graph: Graph, request: tuple) -> None:
+    """Draw the graph with its panel, which opens cards and sends edits to the steering view."""
+
+    def pick() -> None:
+        ui.to_url(node=st.session_state["picture"].picked)
+
+    def act() -> None:
+        if st.session_state["picture"].act:
+            action, id = st.session_state["picture"].act
+            group = _chosen(graph, id)
+            if action == "card":
+                (node,) = group.nodes
+                ui.go("neurons", neuron=str(node.neuron), polarity=_sign(node))
+            else:
+                ui.go("steer", section="edits", edits="\n".join(map(str, graph.recipe(group).edits)))
+
+    data = {"graph": repr(request), "html": fragment(graph, ACTIONS), "picked": ui.from_url("node")}
+    picture(data=data, key="picture", on_picked_change=pick, on_act_change=act)
+
+
+def _chosen(graph: Graph, id: str) -> Group:
+    """Return the group, or the node as a group of one, that has this id in the picture."""
+    if id.startswith("group "):
+        return graph.groups[int(id.removeprefix("group "))]
+    return next(Group(id, (node,)) for node in graph.nodes if node.id == id)
+
+
+def _downloads(graph: Graph) -> None:
+    files = {"html": graph.to_html, "png": graph.to_png, "svg": graph.to_svg, "json": graph.to_json}
+    table = {"csv": lambda: graph.to_frame().to_csv(index=False), "neuronpedia.json": graph.to_neuronpedia}
+    ui.downloads("circuit", files | table)
 
 
 def _sign(node: Node) -> str:
@@ -88,56 +138,25 @@ def _groups(graph: Graph, request: tuple) -> None:
         "group is named by the likely next words that its neurons raise and lower together."
     )
     names = [f"{number + 1}: {group.name} ({len(group.nodes)})" for number, group in enumerate(graph.groups)]
-    chosen = st.pills("Switch off group", names, format_func=ui.plain, key="without")
+    chosen = st.pills("Switch off a group", names, format_func=ui.plain, key="without")
     if chosen not in names:
         return
     number = names.index(chosen)
     group, result = graph.groups[number], _without(request, number, graph)
     answers = ", ".join(f"{ui.token_label(token.text)} {token.number}" for token in result.predictions[:3])
     st.markdown(
-        f"Without this group the answer is {answers}. The necessity of the group is {result.necessity:.0%}; that of as "
-        f"many random nodes of the same layers and tokens is {result.random_necessity:.0%}."
+        f"Without this group the model continues with {answers}, and {checks.percent(result.necessity)} of the "
+        f"difference is lost; without as many random nodes of the same layers and tokens "
+        f"{checks.percent(result.random_necessity)}."
     )
-    with st.container(horizontal=True):
-        ui.neuron_pills(
-            "Cards",
-            [(node.neuron, _sign(node)) for node in group.nodes if node.neuron.site != "head"],
-            f"cards_{number}",
-        )
-    if all(node.neuron.site != "head" for node in group.nodes):
-        st.button("Send this group to Steer", on_click=_steer, args=(graph, group))
+    cards = [(node.neuron, _sign(node)) for node in group.nodes if node.neuron.site != "head"]
+    ui.neuron_pills("Cards", cards, f"cards_{number}")
+    if len(cards) == len(group.nodes):
+        edits = "\n".join(map(str, graph.recipe(group).edits))
+        go: dict[str, Any] = {"section": "edits", "edits": edits}
+        st.button("Send this group to steering", key="steer_group", on_click=ui.go, args=("steer",), kwargs=go)
 
 
 @st.cache_data(max_entries=64, show_spinner="Switching it off ...")
 def _without(request: tuple, number: int, _graph: Graph) -> GroupAblation:
     return _graph.without(_graph.groups[number])
-
-
-def _steer(graph: Graph, group: Group) -> None:
-    ui.go("steer", section="edits", edits="\n".join(map(str, graph.recipe(group).edits)))
-
-
-def _measured(graph: Graph, request: tuple) -> None:
-    """Show the checks, on demand because they take a few seconds."""
-    st.markdown("#### Is it true?")
-    if not st.toggle("Measure this circuit", key="measure"):
-        st.caption("Patch its nodes, and run the model along its edges alone, with controls. It takes a few seconds.")
-        return
-    nodes, edges = _checked(request, graph)
-    sufficiency, necessity = "sufficiency", "necessity"
-    rows = [
-        (f"the {nodes.nodes} nodes", nodes.sufficiency, nodes.necessity),
-        ("layer- and token-matched random nodes", nodes.random_sufficiency, nodes.random_necessity),
-        ("the nodes that change most", nodes.most_changed_sufficiency, nodes.most_changed_necessity),
-        (f"along {edges.edges} edges alone", edges.sufficiency, None),
-        ("along random edges into the same targets", edges.random_sufficiency, None),
-        ("along all edges between the nodes", edges.all_edges, None),
-    ]
-    percent = st.column_config.NumberColumn(format="percent")
-    table = pandas.DataFrame(rows, columns=["", sufficiency, necessity])
-    st.dataframe(table, hide_index=True, column_config={sufficiency: percent, necessity: percent})
-
-
-@st.cache_data(max_entries=16, show_spinner="Measuring ...")
-def _checked(request: tuple, _graph: Graph) -> tuple[Any, Any]:
-    return _graph.ablation(), _graph.faithfulness()

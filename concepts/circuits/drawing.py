@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from icebear.concepts.attribution.effects import effect_parts, effect_text
-from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Token
+from icebear.concepts.attribution.effects import effect_parts
+from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Source, Target, Token
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
 from icebear.extras import need
 from icebear.values import real
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 DRAWN = 300
 """The largest number of edges in the picture."""
+FIRST = 60
+"""The edges that an interactive picture shows at first."""
+STRONGEST = 6
+"""Inputs and outputs of a node in the panel beside the picture."""
 WIDE, HIGH, GAP, ROW = 70, 40, 5, 24
 """Width and height of a node's box, the gap between boxes, and the gap between layers, in pixels."""
 PER_ROW = 5
@@ -126,20 +131,26 @@ def caption(parts: dict[str, float]) -> str:
     """Return `direct_shares` in words, and say so if the circuit has little of the answer."""
     whole = sum(map(abs, parts.values()))
     more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > 0.8 * whole else ""
-    return ", ".join(f"{name} {share:.0%}" for name, share in parts.items()) + more
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
+    return f"directly from {shares}{more}"
 
 
-def fragment(graph: Graph) -> Markup:
-    """Return the interactive picture for a notebook or a page: no frames, nothing fetched."""
+def fragment(graph: Graph, actions: Mapping[str, str] | None = None) -> Markup:
+    """Return the interactive picture for a notebook or a page: no frames, nothing fetched.
+
+    actions: name -> label of the buttons in the panel of a node or group; a click dispatches the event "act".
+    """
     script = files("icebear.concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
+    data = json.dumps({"cards": cards(graph), "actions": dict(actions or {})})
     return render(
         "icebear.concepts/circuit.html",
-        summary=summary(graph),
-        nodes=len(graph.nodes),
+        graph=graph,
+        first=FIRST,
         edges=graph.shown_edges[:DRAWN],
         picture=svg(graph),
-        cards=Markup(json.dumps(cards(graph)).replace("<", "\\u003c")),
+        data=Markup(data.replace("<", "\\u003c")),
         script=Markup(script),
+        colors={"positive": hexadecimal(POSITIVE), "negative": hexadecimal(NEGATIVE)},
     )
 
 
@@ -152,36 +163,67 @@ def summary(graph: Graph) -> str:
     )
 
 
-def cards(graph: Graph) -> dict[str, list[str]]:
-    """Return lines of text about each token, node, answer and group."""
-    lines: dict[str, list[str]] = {}
+def cards(graph: Graph) -> dict[str, dict[str, Any]]:
+    """Return what the panel shows of each token, node, answer and group."""
     outgoing: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
         outgoing[edge.source.id].append(edge)
     everything: tuple[Token | Node | AnswerNode, ...] = (*graph.shown, graph.answer)
-    for what in everything:
-        card = lines[what.id] = [str(what)]
-        if isinstance(what, Node):
-            card[0] = (
-                f"{what.neuron} at {graph.tokens[what.position].text!r}: {what.activation:+.3f} in the prompt, "
-                f"{what.counterfactual:+.3f} in the counterfactual, score {what.score:+.3f}"
-            )
-            card.append(effect_text(what.raises, what.lowers))
-        if not isinstance(what, Token):
-            card.append(f"from {top_sources(graph, what, 6)}")
-        if outgoing[what.id]:
-            card.append("to " + ", ".join(f"{edge.target} {edge.effect:+.3f}" for edge in outgoing[what.id][:6]))
+    result = {one.id: _card(graph, one, outgoing[one.id]) for one in everything}
     for number, group in enumerate(graph.groups):
-        members = ", ".join(map(str, group.nodes))  # the second line, which graph.js reads
-        moved = effect_text(group.raises, group.lowers)
-        lines[f"group {number}"] = [f"{group.name}: score {group.score:+.3f}", members, moved]
-    return lines
+        rows = [(node.id, name_of(graph, node), f"{node.score:+.2f}") for node in group.nodes]
+        result[f"group {number}"] = {
+            "title": f"Group {number + 1}",
+            "lines": [group.name] * (not group.raises and not group.lowers) + [f"score {group.score:+.2f}"],
+            "raises": group.raises,
+            "lowers": group.lowers,
+            "lists": {"Nodes, with their scores": rows},
+            "acts": all(node.neuron.site != "head" for node in group.nodes),
+        }
+    return result
+
+
+def _card(graph: Graph, one: Token | Node | AnswerNode, outgoing: Sequence[Edge]) -> dict[str, Any]:
+    lines, lists = [], {}
+    if isinstance(one, Node):
+        token = graph.tokens[one.position]
+        lines = [
+            f"at {token}",
+            f"{one.activation:+.2f} here, {one.counterfactual:+.2f} in the counterfactual",
+            f"score {one.score:+.2f} of {graph.difference[-1].item():.2f} logits",
+        ]
+    if not isinstance(one, Token):
+        edges, hidden = graph.sources_of(one, STRONGEST)
+        rows = [(edge.source.id, name_of(graph, edge.source), percent(edge.contribution_share)) for edge in edges]
+        lists["Strongest inputs"] = [*rows, (None, "outside the circuit", percent(hidden))]
+    if outgoing:
+        lists["Strongest outputs"] = [
+            (edge.target.id, name_of(graph, edge.target), f"{edge.effect:+.2f}") for edge in outgoing[:STRONGEST]
+        ]
+    return {
+        "title": name_of(graph, one) if not isinstance(one, Node) else str(one.neuron),
+        "lines": lines,
+        "raises": getattr(one, "raises", ()),
+        "lowers": getattr(one, "lowers", ()),
+        "lists": lists,
+        "acts": isinstance(one, Node) and one.neuron.site != "head",
+    }
 
 
 def top_sources(graph: Graph, target: Node | AnswerNode, k: int) -> str:
     """Return the largest contributions to a target, in words."""
     edges, hidden = graph.sources_of(target, k)
     return ", ".join([*(f"{edge.source} {edge.contribution_share:+.0%}" for edge in edges), f"not shown {hidden:+.0%}"])
+
+
+def percent(share: float) -> str:
+    """Return a signed share in whole percent, without a negative zero."""
+    return f"{round(100 * share):+d}%"
+
+
+def name_of(graph: Graph, one: Source | Target) -> str:
+    """Return the name of a part of the picture for readers: a node with its token instead of its position."""
+    return f"{one.neuron} at {graph.tokens[one.position].text!r}" if isinstance(one, Node) else str(one)
 
 
 def html(graph: Graph) -> Markup:

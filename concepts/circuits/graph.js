@@ -1,83 +1,114 @@
-// Highlights what is pointed at in the picture of a circuit. Text comes from the JSON beside it, as text only.
+// Highlights what is pointed at in the picture of a circuit, and shows it in the panel. Text comes from the JSON beside
+// it, as text only.
 function watchCircuits(root) {
   for (const circuit of root.querySelectorAll(".circuit:not([data-watched])")) {
     circuit.dataset.watched = "yes";
-    const cards = JSON.parse(circuit.querySelector("script[type='application/json']").textContent);
+    const { cards, actions } = JSON.parse(circuit.querySelector("script[type='application/json']").textContent);
     const nodes = [...circuit.querySelectorAll(".node")];
     const edges = [...circuit.querySelectorAll(".edge")];
-    const card = circuit.querySelector(".card");
-    const status = circuit.querySelector(".count");
-    const ranges = Object.fromEntries([...circuit.querySelectorAll("input")].map((x) => [x.name, x]));
+    const boxes = [...nodes, ...circuit.querySelectorAll(".group")];
+    const panel = circuit.querySelector(".panel");
+    const range = circuit.querySelector("input[name=edges]");
     let pinned = null; // what was clicked stays highlighted
 
-    function show(chosen) {
-      const highlighted = new Set(chosen ? chosen.ids : []);
+    function element(tag, name, text) {
+      const made = document.createElement(tag);
+      if (name) made.className = name;
+      if (text !== undefined) made.textContent = text;
+      return made;
+    }
+
+    function button(name, text, act) {
+      const made = element("button", name, text);
+      made.type = "button";
+      made.onclick = act;
+      return made;
+    }
+
+    // The ids that a box stands for: its own, or those of the members of a group.
+    const idsOf = (id) => (id.startsWith("group ") ? Object.values(cards[id].lists)[0].map(([one]) => one) : [id]);
+
+    function highlight(id) {
+      const highlighted = new Set(id ? idsOf(id) : []);
       const near = new Set(highlighted);
       for (const edge of edges) {
-        const on = highlighted.has(edge.dataset.source) || highlighted.has(edge.dataset.target);
-        edge.classList.toggle("dim", chosen !== null && !on);
-        edge.classList.toggle("highlight", chosen !== null && on);
-        if (on && !edge.classList.contains("gone")) near.add(edge.dataset.source).add(edge.dataset.target);
+        const own = highlighted.has(edge.dataset.source) || highlighted.has(edge.dataset.target);
+        // Of one node also the edges that the picture does not show by itself; of a group these would be too many.
+        const on = own && (highlighted.size === 1 || !edge.classList.contains("gone"));
+        edge.classList.toggle("dim", id !== null && !on);
+        edge.classList.toggle("highlight", id !== null && on);
+        if (on) near.add(edge.dataset.source).add(edge.dataset.target);
       }
-      for (const node of nodes) node.classList.toggle("dim", chosen !== null && !near.has(node.dataset.id));
-      card.replaceChildren(
-        ...(chosen ? cards[chosen.card] : []).map((line) => {
-          const row = document.createElement("div");
-          row.textContent = line;
-          return row;
-        }),
-      );
+      for (const node of nodes) node.classList.toggle("dim", id !== null && !near.has(node.dataset.id));
     }
 
-    function members(group) {
-      return cards["group " + group.dataset.group][1].split(", ");
+    function words(label, name, texts) {
+      const line = element("div", "words", label + " ");
+      for (const text of texts) line.append(element("span", name, text), " ");
+      return line;
     }
 
-    function watch(element, chosen) {
-      const point = () => show(pinned ?? chosen);
-      element.addEventListener("mouseenter", point);
-      element.addEventListener("focus", point);
-      element.addEventListener("mouseleave", () => show(pinned));
-      element.addEventListener("blur", () => show(pinned));
-      const click = () => {
-        pinned = pinned && pinned.card === chosen.card ? null : chosen;
-        show(pinned ?? chosen);
-        for (const one of circuit.querySelectorAll("[role=button]"))
-          one.setAttribute("aria-pressed", String(one === element && pinned !== null));
-        circuit.dispatchEvent(new CustomEvent("pick", { detail: pinned && pinned.card, bubbles: true }));
-      };
-      element.addEventListener("click", click);
-      element.addEventListener("keydown", (event) => {
-        if (event.key === "Enter" || event.key === " ") {
-          event.preventDefault();
-          click();
-        }
+    function list([title, rows]) {
+      const made = element("ul");
+      for (const [id, name, number] of rows) {
+        const row = element("li");
+        row.append(id ? button("name", name, () => pin(id)) : element("span", "name", name), element("span", "", number));
+        made.append(row);
+      }
+      return [element("h5", "", title), made];
+    }
+
+    function show(id) {
+      highlight(id);
+      const card = cards[id ?? "answer"];
+      const parts = [element("h4", "", card.title), ...card.lines.map((line) => element("div", "", line))];
+      if (card.raises.length) parts.push(words("raises", "raises", card.raises));
+      if (card.lowers.length) parts.push(words("lowers", "lowers", card.lowers));
+      if (card.acts) {
+        const send = (name) => circuit.dispatchEvent(new CustomEvent("act", { detail: [name, id] }));
+        const choices = element("div", "actions");
+        for (const [name, label] of Object.entries(actions))
+          if (!id.startsWith("group ") || name !== "card") choices.append(button("", label, () => send(name)));
+        parts.push(choices);
+      }
+      if (id === null) parts.push(element("p", "hint", "Point at a box to see its inputs and outputs. Click it to select it."));
+      panel.replaceChildren(...parts, ...Object.entries(card.lists).flatMap(list));
+    }
+
+    function pin(id) {
+      pinned = id === pinned || !cards[id] ? null : id;
+      show(pinned);
+      for (const box of boxes) box.setAttribute("aria-pressed", String(pinned !== null && idOf(box) === pinned));
+      circuit.dispatchEvent(new CustomEvent("pick", { detail: pinned }));
+    }
+
+    const idOf = (box) => box.dataset.id ?? "group " + box.dataset.group;
+
+    function watch(box) {
+      const id = idOf(box);
+      const point = () => pinned === null && show(id);
+      const leave = () => pinned === null && show(null);
+      box.addEventListener("mouseenter", point);
+      box.addEventListener("focus", point);
+      box.addEventListener("mouseleave", leave);
+      box.addEventListener("blur", leave);
+      box.addEventListener("click", () => pin(id));
+      box.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        pin(id);
       });
     }
 
     function limit() {
-      const gone = new Set();
-      for (const node of nodes) {
-        const hidden = Number(node.dataset.rank) >= Number(ranges.nodes.value);
-        node.classList.toggle("gone", hidden);
-        if (hidden) gone.add(node.dataset.id);
-      }
-      let shown = 0;
-      for (const edge of edges) {
-        const hidden =
-          Number(edge.dataset.rank) >= Number(ranges.edges.value) ||
-          gone.has(edge.dataset.source) ||
-          gone.has(edge.dataset.target);
-        edge.classList.toggle("gone", hidden);
-        shown += hidden ? 0 : 1;
-      }
-      status.textContent = `${ranges.nodes.value} nodes, ${shown} edges`;
+      for (const edge of edges) edge.classList.toggle("gone", Number(edge.dataset.rank) >= Number(range.value));
+      circuit.querySelector(".count").textContent = `${range.value} strongest of ${edges.length}`;
     }
 
-    for (const node of nodes) watch(node, { ids: [node.dataset.id], card: node.dataset.id });
-    for (const group of circuit.querySelectorAll(".group"))
-      watch(group, { ids: members(group), card: "group " + group.dataset.group });
-    for (const range of Object.values(ranges)) range.addEventListener("input", limit);
+    boxes.forEach(watch);
+    range.addEventListener("input", limit);
     limit();
+    show(null);
+    if (circuit.dataset.picked) pin(circuit.dataset.picked);
   }
 }

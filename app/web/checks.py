@@ -1,0 +1,120 @@
+"""Is it true? What a circuit recovers, beside its controls, in a sentence, bars and tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas
+import streamlit as st
+from markupsafe import Markup
+
+from icebear.app.web import ui
+from icebear.app.web.background import Job
+from icebear.concepts.attribution.controls import Ablation
+from icebear.concepts.circuits.checks import faithfulness
+from icebear.concepts.circuits.drawing import DRAWN, FIRST
+from icebear.concepts.circuits.graph import Graph
+
+LITTLE = 0.2
+"""Circuits of less sufficiency are called a small part of the computation."""
+BARS = Markup("""<style>
+.checks{{display:grid;grid-template-columns:max-content 1fr max-content;gap:.25rem .8rem;align-items:center}}
+.checks i{{display:block;height:.7rem;border-radius:.2rem;min-width:2px;background:#2166ac}}
+.checks i.random{{height:.35rem;background:#999}}.checks small{{opacity:.75}}
+</style><div class="checks">{}</div>""")
+BAR = Markup('<{tag}>{name}</{tag}><i class="{kind}" style="width:{share:.1f}%"></i><{tag}>{number}</{tag}>')
+
+
+def show(graph: Graph, request: tuple) -> None:
+    """Say what the nodes recover, with their control; the other checks run on a click, as they take seconds."""
+    st.markdown("#### Is it true?")
+    nodes = result(_ablation, request, graph)
+    parts = "nodes" if graph.heads else "neurons"
+    st.markdown(sentence(nodes, parts))
+    st.html(bars(nodes, parts))
+    with st.expander("All checks"):
+        if st.toggle("Also run the model along the edges alone", key="measure"):
+            edges = result(_along_edges, request, graph)
+            table = [(f"the {one.edges} strongest edges", one.sufficiency, one.random_sufficiency) for one in edges]
+            _table(["along these edges alone", "recovered", "along random edges into the same targets"], table)
+        rows = [
+            (f"these {nodes.nodes} {parts}", nodes.sufficiency, nodes.necessity),
+            (
+                f"{nodes.nodes} random {parts} of the same layers and tokens",
+                nodes.random_sufficiency,
+                nodes.random_necessity,
+            ),
+            (
+                f"the {nodes.nodes} {parts} that change most",
+                nodes.most_changed_sufficiency,
+                nodes.most_changed_necessity,
+            ),
+        ]
+        _table(["", "sufficiency", "necessity"], rows)
+
+
+def _table(columns: list[str], rows: list[tuple]) -> None:
+    percent = {name: st.column_config.NumberColumn(format="percent") for name in columns[1:]}
+    st.dataframe(pandas.DataFrame(rows, columns=columns), hide_index=True, column_config=percent)
+
+
+def percent(share: float) -> str:
+    return f"{round(100 * share)}%"
+
+
+def sentence(measured: Ablation, parts: str) -> str:
+    """Say how much of the difference the nodes recover and how much is lost without them, beside random ones."""
+    share, random = measured.sufficiency, measured.random_sufficiency
+    these, others = f"These {measured.nodes} {parts}", f"{measured.nodes} random ones"
+    if share <= random + 0.01:
+        first = f"{these} alone recover no more of the difference than {others} ({percent(share)})"
+    else:
+        only = "only " if share < LITTLE else ""
+        first = f"{these} recover {only}{percent(share)} of the difference; {others} {percent(random)}"
+    little = ": most of the computation is not in this picture" if share < LITTLE else ""
+    lost, lost_at_random = percent(measured.necessity), percent(measured.random_necessity)
+    return f"**{first}{little}.** Without them {lost} is lost; without {others} {lost_at_random}."
+
+
+def bars(measured: Ablation, parts: str) -> Markup:
+    """Return a bar for each measure, with that of random nodes below it."""
+    rows = [
+        (f"Recovered by these {parts} alone", "own", measured.sufficiency),
+        ("by random ones", "random", measured.random_sufficiency),
+        (f"Lost without these {parts}", "own", measured.necessity),
+        ("without random ones", "random", measured.random_necessity),
+    ]
+    drawn = (
+        BAR.format(
+            tag="b" if kind == "own" else "small",
+            name=name,
+            kind=kind,
+            share=100 * min(max(share, 0.0), 1.0),
+            number=percent(share),
+        )
+        for name, kind, share in rows
+    )
+    return BARS.format(Markup("").join(drawn))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _ablation(request: tuple, _graph: Graph) -> Job:
+    return Job("Measuring what these nodes recover", lambda job: _graph.ablation())
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _along_edges(request: tuple, _graph: Graph) -> Job:
+    """Return the job that measures the edges that the picture shows at first, and all that it can show."""
+    most = min(DRAWN, len(_graph.shown_edges))
+    counts = sorted({min(FIRST, most), most})
+    return Job("Running the model along the edges", lambda job: faithfulness(_graph, counts, 0))
+
+
+def result(start: Any, *request: Any, stops: bool = False) -> Any:
+    """Wait for the job that `start`, a cached function, returns. After an error it is started again the next time."""
+    job = start(*request)
+    try:
+        return ui.waited(job, stops)
+    finally:
+        if job.error:
+            start.clear(*request)

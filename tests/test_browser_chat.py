@@ -1,0 +1,73 @@
+"""Chat in real Chromium."""
+
+from serving import open_view, settled
+
+
+def view(page, name):
+    page.get_by_role("link", name=name, exact=True).click()
+    return settled(page)
+
+
+def write(page, message):
+    """Until it is answered."""
+    answers = page.locator(".words").count()
+    box = page.get_by_test_id("stChatInputTextArea")
+    box.fill(message)
+    box.press("Enter")
+    page.locator(".words").nth(answers).wait_for(timeout=120_000)
+    return settled(page)
+
+
+def pressed(page):
+    return page.locator(".words button[aria-pressed=true]").all_text_contents()
+
+
+def test_a_conversation(chromium, address):
+    """Write, answer, click a word, contrast, steer, share the URL; what stands in a message does nothing."""
+    page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "?length=40")
+    dialogs = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    write(page, "<img src=x onerror=alert(1)> **Hi** <script>alert(2)</script>").get_by_text("<img src=x").wait_for()
+    write(page, "What is the capital of France, not of Spain? One sentence.")
+
+    page.get_by_role("button", name="Paris").click()
+    settled(page).get_by_role("heading", name="Why ␣Paris?").wait_for()
+    assert pressed(page) == ["Paris"]
+    page.get_by_text("alternative", exact=True).click()
+    settled(page).get_by_role("button", name="Spain").click()
+    settled(page).get_by_role("heading", name="Why ␣Paris rather than ␣Spain?").wait_for()
+
+    other = open_view(chromium.new_page(), address, page.url.removeprefix(f"{address}/"))
+    assert pressed(other) == ["Paris"]
+    other.get_by_role("heading", name="Why ␣Paris rather than ␣Spain?").wait_for()
+    other.close()
+
+    page.get_by_role("button", name="capital").last.click()
+    settled(page).get_by_role("button", name="France").last.click(modifiers=["Shift"])
+    assert pressed(settled(page)) == ["capital", "of", "France"]
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert pressed(settled(page)) == ["is"]
+    page.go_back()
+    assert pressed(settled(page)) == ["capital", "of", "France"]
+
+    page.get_by_role("button", name="to Steer").click()
+    settled(page).get_by_role("button", name="Generate").click()
+    page.get_by_text("assistant:").first.wait_for(timeout=120_000)
+    assert pressed(view(page, "talk")) == ["capital", "of", "France"]
+    assert not dialogs
+    assert page.locator("[data-testid=stMain] img, [data-testid=stMain] script").count() == 0
+    page.close()
+
+
+def test_an_answer_can_be_ended_and_what_was_said_stays(chromium, address):
+    page = open_view(chromium.new_page(viewport={"width": 390, "height": 900}), address)
+    box = page.get_by_test_id("stChatInputTextArea")
+    box.fill("Write a long story of an ice bear.")
+    box.press("Enter")
+    words = "document.querySelectorAll('[data-testid=stChatMessage]')[1]?.innerText.split(' ').length"
+    page.wait_for_function(f"{words} > 5")
+    page.get_by_role("button", name="Stop").click()
+    text = settled(page).locator(".words").last.text_content()
+    assert 5 < len(text.split()) < 200
+    page.close()

@@ -1,0 +1,74 @@
+"""How is it computed? in real Chromium."""
+
+import re
+
+from serving import open_view, settled
+
+from icebear import circuit
+from icebear.app.cli.verbs.demo import CONTRAST, OTHER, PROMPT
+
+
+def test_a_circuit_answers_to_pointing(chromium, address):
+    """The panel beside the picture stays in view, and leads to the card and to steering; the link keeps the node."""
+    page = chromium.new_page(viewport={"width": 1280, "height": 800})
+    open_view(page, address, "circuit?nodes=20")
+    assert page.locator(".circuit .node[data-id*=ffn]").count() == 20
+    shown = page.locator(".circuit .edge:not(.gone)").count()
+    assert f"{shown} strongest" in page.locator(".circuit .count").inner_text()
+    low = page.locator(".circuit .node[data-id^=token]").first
+    low.click()
+    page.locator(".circuit .node[data-id^='L24.ffn.299']").first.click()
+    panel = settled(page).locator(".circuit .panel")
+    assert panel.locator("h4").inner_text() == "L24.ffn.299"
+    assert page.locator(".circuit .dim").count()
+    low.scroll_into_view_if_needed()
+    box = panel.bounding_box()
+    assert 0 < box["y"] < box["y"] + box["height"] <= 800
+    assert "node=L24.ffn.299" in page.url
+    other = open_view(chromium.new_page(), address, page.url.removeprefix(f"{address}/"))
+    assert other.locator(".circuit .panel h4").inner_text() == "L24.ffn.299"
+    other.close()
+    panel.get_by_role("button", name="Steer").click()
+    assert settled(page).url.startswith(f"{address}/steer")
+    assert "L24.ffn.299" in page.url
+    page.get_by_role("link", name="How is it computed?").click()
+    settled(page).locator(".circuit .panel").get_by_role("button", name="Open its card").click()
+    settled(page).get_by_role("heading", name="L24.ffn.299").wait_for()
+    assert "/neurons" in page.url
+    page.close()
+
+
+def test_a_circuit_is_legible_on_a_phone_and_at_night(chromium, address):
+    page = chromium.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    open_view(page, address, "circuit?nodes=20")
+    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= 390
+    page.locator(".circuit .node[data-id^='L24.ffn.299']").first.click()
+    box = settled(page).locator(".circuit .panel").bounding_box()
+    assert box["y"] + box["height"] <= 844
+    assert box["x"] + box["width"] <= 390
+    color = page.locator(".circuit .edge").first.evaluate("edge => getComputedStyle(edge).stroke")
+    assert max(map(float, re.findall(r"[0-9.]+", color)[:3])) > 0.7  # lighter than on white
+    page.close()
+
+
+def test_a_circuit_s_page_asks_for_nothing(chromium, smol, tmp_path):
+    graph = circuit(smol, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
+    (tmp_path / "circuit.html").write_text(graph.to_html(), encoding="utf-8")
+    alone = chromium.new_context(viewport={"width": 390, "height": 900}, offline=True).new_page()
+    requests, wrong = [], []
+    alone.on("request", lambda request: requests.append(request.url))
+    alone.on("pageerror", lambda error: wrong.append(str(error)))
+    alone.goto((tmp_path / "circuit.html").as_uri())
+    assert alone.evaluate("document.documentElement.scrollWidth") <= 390  # the picture scrolls in its frame
+    assert alone.evaluate("document.querySelector('.picture').scrollWidth") > 390
+    alone.locator(".node").nth(3).focus()
+    alone.keyboard.press("Enter")
+    assert alone.locator(".panel li").count() > 1
+    assert alone.locator(".panel .actions button").count() == 0
+    alone.keyboard.press("Enter")
+    assert alone.locator(".edge:not(.gone)").count() == 60
+    alone.locator("input[name=edges]").fill("50")
+    assert alone.locator(".edge:not(.gone)").count() == 50
+    assert len(requests) == 1
+    assert not wrong
+    alone.context.close()
