@@ -49,14 +49,15 @@ def commands(console):
     return [[re.sub(r"^\$(\w+)$", lambda name: values[name[1]], word) for word in line] for line in words]
 
 
-def read(words, verb=main):
+def read(words, verb=main, above=None):
     """The verb and the names of the options of `icebear WORDS`. Raises where the command line does not take them."""
     name, *rest = words
     command = verb.get_command(None, name)
+    context = click.Context(verb, above, **verb.context_settings)  # commands remember its names of the help option
     if isinstance(command, click.Group):
-        below, options = read(rest, command)
+        below, options = read(rest, command, context)
         return f"{name} {below}", options
-    command.make_context(name, list(rest))
+    command.make_context(name, list(rest), context)
     return name, {word for word in rest if word.startswith("--")}
 
 
