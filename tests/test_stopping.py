@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from icebear.app.cli import progress
+from icebear.app.cli.main import main
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.stopping import SAID
 
@@ -130,26 +132,28 @@ def run(*words, **options):
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, encoding="utf-8", **options)
 
 
+def shown(columns, *words):
+    """What `icebear WORDS` prints in this process, where the output is no terminal either."""
+    done = CliRunner().invoke(main, words, env={"COLUMNS": columns})
+    assert (done.exit_code, done.stderr) == (0, "")
+    return done.stdout
+
+
 def test_columns_are_respected_in_a_pipe_and_lines_have_no_spaces_at_their_ends():
-    music = Path(__file__).parent.parent / "examples" / "music.json"
-    for columns in (60, 100):
-        result = run("concept", "show", str(music), env={**os.environ, "COLUMNS": str(columns)})
-        assert result.returncode == 0, result.stderr
-        lengths = [len(line) for line in result.stdout.splitlines()]
-        assert 40 < max(lengths) <= columns
-        assert not [line for line in result.stdout.splitlines() if line != line.rstrip()]
+    words = "concept", "show", str(Path(__file__).parent.parent / "examples" / "music.json")
+    for columns in ("60", "100"):
+        lines = shown(columns, *words).splitlines()
+        assert 40 < max(map(len, lines)) <= int(columns)
+        assert not [line for line in lines if line != line.rstrip()]
+    piped = run(*words, env={**os.environ, "COLUMNS": "60"})
+    assert (piped.returncode, piped.stderr) == (0, "")
+    assert piped.stdout == shown("60", *words)
 
 
 @pytest.mark.parametrize("columns", ["0", "-1", "x", "\u00b2", "9" * 30])
 def test_columns_that_are_no_width_are_passed_over(columns):
-    result = run("recipe", "show", str(EXAMPLE_RECIPE), env={**os.environ, "COLUMNS": columns})
-    assert (result.returncode, result.stderr) == (0, "")
-    assert (
-        result.stdout
-        == run(
-            "recipe", "show", str(EXAMPLE_RECIPE), env={key: os.environ[key] for key in os.environ if key != "COLUMNS"}
-        ).stdout
-    )
+    words = "recipe", "show", str(EXAMPLE_RECIPE)
+    assert shown(columns, *words) == shown(None, *words) != shown("60", *words)
 
 
 def test_a_full_disk_behind_stdout():

@@ -162,8 +162,8 @@ def random_nodes(chosen: Tensor, generator: torch.Generator) -> Tensor:
     """Draw layer- and token-matched random nodes: as many others at each layer and token, or any if too few."""
     draw = torch.rand(chosen.shape, generator=generator).masked_fill(chosen, -1)
     counts = chosen.sum(-1, keepdim=True)
-    order = draw.argsort(-1, descending=True).argsort(-1)  # the rank of each
-    return order < counts
+    most = int(counts.max())
+    return torch.zeros_like(chosen).scatter(-1, draw.topk(most).indices, torch.arange(most) < counts)
 
 
 @dataclass(frozen=True)
