@@ -5,15 +5,31 @@ from pathlib import Path
 
 import pytest
 from appview import fine, text, visit
-from conftest import ICE_BEAR
+from conftest import CAMEL, ICE_BEAR
 
 from icebear.app.web import ui
-from icebear.app.web.editing import differences
+from icebear.app.web.continuations import differences
+from icebear.app.web.flips import started
 from icebear.steering.comparison import compare
 
 
+def test_a_flip(environment, few_contexts, desert):
+    """A word without its space, found once for all visitors; it is shown from its file without the model."""
+    page = fine(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL))
+    assert not page.session_state["run"]
+    page.get_by_key("flip").click().run()
+    shown = text(fine(page))
+    assert "9 edits make the model say ␣desert instead of ␣Arctic" in shown
+    assert "0 of 20 draws" in shown
+    job = started(ICE_BEAR, "desert", CAMEL)
+    assert job.result.edits == desert.edits
+    assert text(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, run="flip")) == shown
+    page.get_by_key("flip_edit").click().run()
+    assert page.get_by_key("edits").value == "\n".join(map(str, desert))
+
+
 def test_steer(environment):
-    page = fine(visit(view="steer"))
+    page = fine(visit("steer", section="edits"))
     page.get_by_key("example_recipe").click().run()
     page.get_by_key("tokens").set_value(3).run()
     page.get_by_key("generate").click().run()
@@ -39,7 +55,7 @@ def test_steer(environment):
 
 
 def test_the_code_it_shows_does_what_it_did(environment, smol):
-    page = fine(visit(view="steer", edits="L29.ffn.860=-20", tokens="4", temperature="0.9", seed="3"))
+    page = fine(visit("steer", section="edits", edits="L29.ffn.860=-20", tokens="4", temperature="0.9", seed="3"))
     page.get_by_key("generate").click().run()
     result = page.session_state["generated"][1]
     python = page.code[1].value.replace("load_model('smollm2-135m')", "MODEL")
@@ -49,7 +65,7 @@ def test_the_code_it_shows_does_what_it_did(environment, smol):
 
 
 def test_a_generation_that_fails(environment, monkeypatch, caplog):
-    page = visit(view="steer", edits="L29.ffn.860*0")
+    page = visit("steer", section="edits", edits="L29.ffn.860*0")
 
     def fail(*args, **options):
         raise RuntimeError("out of `memory`")
@@ -112,7 +128,7 @@ def test_differences_are_marked_and_text_stays_text():
 
 def test_a_concept_is_found_measured_and_turned(environment, few_contexts):
     """From pasted texts; what it is called is shown as it is; a mistake is a sentence."""
-    page = fine(visit("concept", measured="She played an old song on the piano."))
+    page = fine(visit("steer", section="concepts", measured="She played an old song on the piano."))
     music, rest = (Path(__file__).parent.parent / "examples" / name for name in ("music.txt", "not-music.txt"))
     page.get_by_key("concept_with").set_value(music.read_text()).run()
     page.get_by_key("find_concept").click().run()

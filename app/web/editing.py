@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
 import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,22 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pandas
 import streamlit as st
-from markupsafe import Markup
 
 from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.app.web import ui
+from icebear.app.web import continuations, ui
 from icebear.concepts.models.chat import Chat
-from icebear.concepts.render import NEGATIVE, hexadecimal
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
 from icebear.recipe import Recipe
 from icebear.steering.comparison import Comparison, compare
 
-SIDE = Markup(
-    '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.6">{}</span>{}</div>'
-)
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
 
@@ -130,46 +122,18 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
 
 def side_by_side(result: Comparison) -> None:
     """Show both texts, and the first token's probabilities."""
-    prompt = result.prompt
-    if not isinstance(prompt, str):
-        prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
-    sides = differences(result.plain.text, result.steered.text)
-    for column, name, html in zip(st.columns(2), ("plain", "steered"), sides, strict=True):
-        with column.container(border=True):
-            st.caption(name)
-            st.html(SIDE.format(prompt, html))
-    table, number = next_tokens(result)
+    continuations.texts(result.prompt, result.plain.text, result.steered.text)
     st.markdown("**Next token**")
-    st.bar_chart(
-        table,
-        color=["#8a8a8a", hexadecimal(NEGATIVE)],
-        horizontal=True,
-        stack=False,
-        sort=False,
-        x_label="",
-        y_label=number,
-    )
+    columns, number = next_tokens(result)
+    continuations.bars(columns, number)
     ui.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
 
 
-def next_tokens(result: Comparison) -> tuple[pandas.DataFrame, str]:
-    """Return the next tokens' probabilities (or a model's logits), plain and steered, and the name of this number."""
+def next_tokens(result: Comparison) -> tuple[dict[str, dict[str, float | None]], str]:
+    """Return the next tokens' probabilities (or a model's logits) without and with edits, and the number's name."""
     number = "logit" if any(token.probability is None for token in result.plain.next) else "probability"
-    sides = {"plain": result.plain.next, "steered": result.steered.next}
-    table = pandas.DataFrame({name: {repr(t.text): getattr(t, number) for t in side} for name, side in sides.items()})
-    return table.reindex(list(dict.fromkeys(repr(token.text) for token in result.plain.next))), number
-
-
-def differences(plain_text: str, steered: str) -> tuple[Markup, Markup]:
-    """Return both texts as HTML, with marks on the words that only one of them has."""
-    words = [re.findall(r"\s*\S+|\s+", text) for text in (plain_text, steered)]
-    out: tuple[list[Markup], list[Markup]] = ([], [])
-    for same, *bounds in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
-        for side, (first, last) in enumerate((bounds[:2], bounds[2:])):
-            text = "".join(words[side][first:last])
-            space, word = text[: len(text) - len(text.lstrip())], text.lstrip()
-            out[side].append(Markup("{}<mark>{}</mark>" if word and same != "equal" else "{}{}").format(space, word))
-    return Markup().join(out[0]), Markup().join(out[1])
+    sides = {"without edits": result.plain.next, "with edits": result.steered.next}
+    return {name: {token.text: getattr(token, number) for token in side} for name, side in sides.items()}, number
 
 
 def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:

@@ -1,25 +1,26 @@
-"""Concepts & steering: find a concept and steer by it, or edit single neurons."""
+"""Concepts & steering: change an answer, find a concept and steer by it, or edit single neurons."""
 
 from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.web import concept, editing, ui
+from icebear.app.web import change, concept, editing, ui
 
-SECTIONS = {"concepts": "Find a concept", "edits": "Edit neurons"}
+SECTIONS = {
+    "flip": ("Change the answer", change.show),
+    "concepts": ("Find a concept", concept.show),
+    "edits": ("Edit neurons", editing.show),
+}
+"""The value in the URL -> its name, and what shows it."""
 
 
 def show() -> None:
-    section = ui.typed(
-        st.segmented_control,
-        "Steer by",
-        "section",
-        list(SECTIONS),
-        default="concepts",
-        required=True,
-        format_func=SECTIONS.__getitem__,
-    )
-    if section == "concepts":
-        concept.show()
-    else:
-        editing.show()
+    section = ui.from_url("section") or "flip"
+    st.session_state["_section"] = section = section if section in SECTIONS else "flip"
+
+    def choose() -> None:
+        ui.to_url(section=st.session_state["_section"])
+
+    options = {"key": "_section", "on_change": choose, "required": True, "label_visibility": "collapsed"}
+    st.segmented_control("Steer by", list(SECTIONS), format_func=lambda name: SECTIONS[name][0], **options)
+    SECTIONS[section][1]()

@@ -443,7 +443,7 @@ def _failure(state: _State, edits: Edits, source: bool) -> str:
     own = next(token for token in tokens if token.id == state.tokens[worst])
     phrase = f" of {state.text!r}" if state.last.steps > 1 else ""
     within = "" if state.unbounded else " inside their activation range"
-    further = "" if state.unbounded else ", or --unbounded"
+    further = "" if state.unbounded else ", or activations outside their range (unbounded)"
     if state.top_k:
         return (
             f"No edits of at most {state.max_neurons} neurons{within} take {own.text!r}{phrase} out of the top {place};"

@@ -1,0 +1,177 @@
+"""A flip: few edits that make another word the answer. Found in the background, shown beside random edits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas
+import streamlit as st
+
+from icebear.app.web import continuations, ui
+from icebear.app.web.background import Job
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import PromptLike
+from icebear.recipe import Recipe
+from icebear.steering.flipping.outcome import FlipOutcome, outcome_of
+from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
+from icebear.steering.flipping.record import FlipRecord
+from icebear.steering.flipping.search import flip
+
+SEARCH = 0.6
+"""The share of the time that the search takes; measuring takes the other."""
+
+
+def started(prompt: str, to: str, source: str | None = None, most: int = 10, unbounded: bool = False) -> Job:
+    """Return the job that finds a flip, or has found it, for all visitors; its result is a recipe that `show` takes.
+
+    to: the word or phrase that the model should say; without its space, the one with it is taken where it is more
+    probable. source: a prompt after which the model says it. most: the largest number of edits.
+    """
+    return _job(ui.model_name(), ui.loading(), prompt, to, source, most, unbounded)
+
+
+def forget(prompt: str, to: str, source: str | None = None, most: int = 10, unbounded: bool = False) -> None:
+    """Forget a job that failed or was stopped, so that `started` starts it again; for callbacks."""
+    if started(prompt, to, source, most, unbounded).error:
+        _job.clear(ui.model_name(), ui.loading(), prompt, to, source, most, unbounded)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _job(name: str, _loading: Job, prompt: str, to: str, source: str | None, most: int, unbounded: bool) -> Job:
+    def work(job: Job) -> Recipe:
+        _loading.join()
+        if _loading.error:
+            raise _loading.error
+        return _flipped(job, _loading.result, ui.read_prompt(prompt), to, source, most, unbounded)
+
+    return Job("Searching for edits", work)
+
+
+def _flipped(
+    job: Job, model: Model, prompt: PromptLike, to: str, source: str | None, most: int, unbounded: bool
+) -> Recipe:
+    def searched(done: int, total: int) -> None:
+        job.doing = f"Searching for edits: {done} of at most {total}"
+        job.step(SEARCH * done, total)
+
+    def measured(done: int, total: int) -> None:
+        job.doing = "Measuring what the edits and random edits do"
+        job.step(SEARCH * total + (1 - SEARCH) * done, total)
+
+    recipe = flip(
+        model,
+        prompt,
+        completed(model, prompt, to),
+        ui.read_prompt(source) if source else None,
+        most,
+        on_progress=searched,
+        unbounded=unbounded,
+    )
+    return recipe.noting(**outcome_of(model, recipe, on_progress=measured).provenance())
+
+
+def completed(model: Model, prompt: PromptLike, word: str) -> str:
+    """Return a word with a space before it, if that is more probable after the prompt."""
+    if model.labels or not word.strip() or word[0].isspace():
+        return word
+    choices = (word, f" {word}")
+    return max(choices, key=lambda text: phrase_probability(model, [], prompt, wanted_ids(model, text, prompt)))
+
+
+def show(recipe: Recipe, key: str = "flip") -> None:
+    """Show a flip: both texts, both words' probabilities, side effects, random edits and the edits.
+
+    The recipe is the result of `started`, or was saved from it; the model is not needed.
+    """
+    outcome, record = FlipOutcome.of(recipe), FlipRecord.of(recipe)
+    if outcome is None or record is None:
+        st.info("This recipe was not made by a flip, so nothing is known about its effect.")
+        return
+    old, new = ui.token_label(outcome.old), ui.token_label(outcome.new)
+    if not recipe:
+        st.info(f"The model says {new} already; no edit is needed.")
+        return
+    edits = f"{len(recipe)} edit{'s make' if len(recipe) > 1 else ' makes'}"
+    st.markdown(f"#### {edits} the model say {new} instead of {old}")
+    continuations.texts(record.prompt, outcome.plain, outcome.edited)
+    _probabilities(outcome)
+    st.markdown("\n".join(f"- {line}" for line in (_random_text(outcome, len(recipe)), _side_effects_text(outcome))))
+    with st.expander(f"The {edits.partition(' make')[0]}"):
+        _edits(recipe, record, key)
+    with st.container(horizontal=True):
+        st.button("Edit these", icon=":material/tune:", key=f"{key}_edit", on_click=edit, args=(recipe,))
+        name, kind = "recipe.json", "application/json"
+        st.download_button("Save recipe", recipe.to_json(), name, kind, key=f"{key}_save", on_click="ignore")
+
+
+def edit(recipe: Recipe) -> None:
+    """Show a recipe's edits, with its prompt if it has one, in the steering view; for callbacks."""
+    prompt = prompt_of(recipe)
+    ui.to_url(section="edits")
+    ui.go("steer", section="edits", edits="\n".join(map(str, recipe)), **({"prompt": prompt} if prompt else {}))
+
+
+def prompt_of(recipe: Recipe) -> str | None:
+    """Return the prompt that a recipe was made or saved with, a chat as JSON; None if there is none."""
+    record = FlipRecord.of(recipe)
+    prompt = record.prompt if record else recipe.provenance.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        return json.dumps(prompt, ensure_ascii=False)
+    return prompt if isinstance(prompt, str) else None
+
+
+def _probabilities(outcome: FlipOutcome) -> None:
+    def words(old: float, new: float) -> dict[str, float]:
+        return {outcome.old: old, outcome.new: new}
+
+    columns = {
+        "without edits": words(outcome.before.old, outcome.before.new),
+        "with edits": words(outcome.after.old, outcome.after.new),
+    }
+    if outcome.random:
+        mean = [sum(getattr(one, name) for one in outcome.random) / len(outcome.random) for name in ("old", "new")]
+        columns["random edits (mean)"] = words(*mean)
+    continuations.bars(columns)
+    changes = (
+        continuations.probability_text(outcome.new, outcome.before.new, outcome.after.new),
+        continuations.probability_text(outcome.old, outcome.before.old, outcome.after.old),
+    )
+    st.caption("; ".join(changes) + ".")
+
+
+def _random_text(outcome: FlipOutcome, count: int) -> str:
+    draws = len(outcome.random)
+    if not draws:
+        return "There are not enough other neurons for a random control."
+    flipped = sum(one.flipped for one in outcome.random)
+    largest = continuations.share(max(one.new for one in outcome.random))
+    new = ui.token_label(outcome.new)
+    neurons = "a random other neuron of its layer" if count == 1 else f"{count} random other neurons of the same layers"
+    return (
+        f"**Random edits** (the same values, {neurons}): {flipped} of {draws} draws make {new} the answer; its "
+        f"probability is at most {ui.plain(largest)}."
+    )
+
+
+def _side_effects_text(outcome: FlipOutcome) -> str:
+    kl = ui.plain(f"{outcome.off_target_kl:.2f}")
+    return (
+        f"**Side effects** in {outcome.contexts} unrelated texts: the next\\-word probabilities change by {kl} nats "
+        "\\(mean KL divergence; 0 is no change\\)."
+    )
+
+
+def _edits(recipe: Recipe, record: FlipRecord, key: str) -> None:
+    """Show a table of the edits, with the words that each of them alone raises and lowers."""
+    neurons = {row.neuron: row for row in record.neurons}
+    rows: list[dict[str, Any]] = []
+    for one in recipe:
+        row = neurons.get(one.neuron)
+        numbers = {"neuron": str(one.neuron), "sign": "+" if one.value >= 0 else "-"}
+        rows.append({**numbers, "value": row and row.activation, "set to": one.value, "at": one.where})
+        if row:
+            rows[-1] |= {"raises": ", ".join(row.raises), "lowers": ", ".join(row.lowers)}
+    formats = {name: st.column_config.NumberColumn(format="%+.2f") for name in ("value", "set to")}
+    order = [name for name in rows[0] if name != "sign"]
+    ui.neuron_table(pandas.DataFrame(rows), f"{key}_edits", column_order=order, column_config=formats)
