@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -50,7 +52,8 @@ class Job(threading.Thread):
         what, begun = self.doing, time.monotonic()
         log.info("%s ...", what)
         try:
-            self.result = self._work(self)
+            with self._stoppable():
+                self.result = self._work(self)
             log.info("%s: done in %.0f s.", what, time.monotonic() - begun)
         except Exception as error:
             log.warning("%s: failed.", what, exc_info=error)
@@ -58,14 +61,30 @@ class Job(threading.Thread):
             self.error = error if isinstance(error, IcebearError) else out_of_memory(error) or IcebearError(message)
 
     def stop(self) -> None:
-        """End the work at its next step."""
+        """End the work at its next step, or its next operation on tensors."""
         self._stopped_by_visitor = True
 
     def step(self, done: int, total: int) -> None:
         """Report progress, from the work. Raises `IcebearError` if a visitor stopped it."""
         self.share = done / total
+        self.check()
+
+    def check(self) -> None:
         if self._stopped_by_visitor:
             raise IcebearError("Stopped. Change the settings, or start again.")
+
+    def _stoppable(self) -> AbstractContextManager:
+        """Check before each operation of torch in this thread, once torch is imported."""
+        if "torch.overrides" not in sys.modules:
+            return nullcontext()
+        from torch.overrides import TorchFunctionMode
+
+        class Checked(TorchFunctionMode):
+            def __torch_function__(mode, func, types, args=(), kwargs=None):  # type: ignore # noqa: N805
+                self.check()
+                return func(*args, **(kwargs or {}))
+
+        return Checked()
 
 
 class Shared:

@@ -10,10 +10,12 @@ from icebear.app.web import header, ui
 from icebear.errors import IcebearError, out_of_memory
 
 STYLE = """<style>
-.stMainBlockContainer{padding-top:4.5rem;max-width:72rem}
+.stMainBlockContainer{padding-top:4rem;max-width:72rem}
+.stMain h4{padding-top:.4rem}
 .heat,.heat *{overflow-wrap:anywhere}
 .answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}
 .st-key-header button{padding:0 .4rem}
+@media(min-width:1000px){.st-key-header{position:fixed;top:.55rem;right:1rem;width:auto;z-index:1000000}}
 </style>"""
 
 

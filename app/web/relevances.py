@@ -22,13 +22,14 @@ def explained(
 ) -> Relevance:
     """Return the relevance for a prompt, cached for all visitors."""
 
-    def make() -> Relevance:
-        other = ui.read_prompt(counterfactual) if counterfactual else None
-        known = METHODS.get(method)
-        return attribute(ui.model(), ui.read_prompt(prompt), target, contrast, counterfactual=other, method=known)
+    model, read = ui.model(), ui.read_prompt(prompt)
+    other, known = ui.read_prompt(counterfactual) if counterfactual else None, METHODS.get(method)
 
-    with st.spinner("Explaining ..."):
-        return shared().relevance((ui.model(), prompt, target, contrast, method, counterfactual), make)
+    def make() -> Relevance:
+        return attribute(model, read, target, contrast, counterfactual=other, method=known)
+
+    key = (model, prompt, target, contrast, method, counterfactual)
+    return shared().relevance(key, lambda: ui.computed("Explaining", make))
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -39,12 +40,13 @@ def answered(name: str, chat: str, turn: int) -> Answer:
 def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
     """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
 
-    def make() -> Relevance:
-        answer = answered(ui.model_name(), chat, turn)
-        return attribute(ui.model(), answer, contrast=contrast, span=span, record="last")
+    model, answer = ui.model(), answered(ui.model_name(), chat, turn)
 
-    with st.spinner("Explaining ..."):
-        return shared().relevance((ui.model(), chat, turn, span, contrast), make)
+    def make() -> Relevance:
+        return attribute(model, answer, contrast=contrast, span=span, record="last")
+
+    key = (model, chat, turn, span, contrast)
+    return shared().relevance(key, lambda: ui.computed("Explaining", make))
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

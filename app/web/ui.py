@@ -42,6 +42,8 @@ VIEWS = {
     "steer": "Concepts & steering",
 }
 """Module and URL of a view -> its name in the navigation; the first one is at the root."""
+LIGHT = ("why",)
+"""Views that can be shown without torch."""
 LINK = 6000
 """The longest conversation that goes into a link, in characters."""
 SIGNED = st.column_config.NumberColumn(format="%+.3f")
@@ -53,8 +55,8 @@ FORMATS: dict[str, Any] = {
     "label": st.column_config.TextColumn(width=380),
 }
 """How columns of tables of neurons are shown."""
-SHORT = 24
-"""The tokens of a prompt whose groups are measured without a click; a token takes half a second of one thread."""
+QUICK = 0.3
+"""Seconds before progress is shown."""
 HEAT = Markup('<div class="heat">{}</div>')
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
 
@@ -63,7 +65,8 @@ def page(view: str) -> Page:
     """Return a view as a page of Streamlit's navigation; its code is imported when it is first shown."""
 
     def show() -> None:
-        with st.skeleton(height=400), background.importing:  # the first import of torch takes seconds
+        lock = nullcontext() if view in LIGHT else background.importing
+        with st.skeleton(height=400), lock:  # the first import of torch takes seconds
             code = importlib.import_module(f"icebear.app.web.{view}")
         code.show()
 
@@ -123,19 +126,37 @@ def model() -> Model:
 def waited(job: Job, stops: bool = False) -> Any:
     """Return the job's result. Until then the page shows the progress, and any click ends this run."""
     place = st.empty()
+    job.join(QUICK)
     if job.is_alive():
         with place.container():
             bar = st.progress(0.0)
             if stops:
-                st.button("Stop", key="stop_job", on_click=job.stop)
+                st.button("Stop", key=f"stop {job.name}", on_click=job.stop)
             st.skeleton(height=240)
         while job.is_alive():
-            bar.progress(job.share, f"{plain(job.doing)} ...")
+            bar.progress(job.share, f"{plain(doing(job))} ...")
             job.join(0.2)
         place.empty()
     if job.error:
         raise job.error
     return job.result
+
+
+def doing(job: Job) -> str:
+    """Return what the job is doing; a model works for one visitor at a time."""
+    loads = list(shared().loads.values())
+    if any(load.result and job.ident and load.result.lock.is_waiting(job.ident) for load in loads):
+        return "Waiting for another tab"
+    return job.doing
+
+
+def computed(what: str, make: Callable[[], Any]) -> Any:
+    """Return the result of `make`, in a thread that Stop, any other click, and leaving the page end."""
+    job = Job(what, lambda _: make())
+    try:
+        return waited(job, stops=True)
+    finally:
+        job.stop()
 
 
 @contextmanager
@@ -311,26 +332,11 @@ def with_groups(explanation: Explanation, measure: bool = False) -> Explanation:
     relevance, site = explanation.relevance, explanation.ranking.site or "ffn"
     known = shared().groups.setdefault(relevance, {})
     if measure and site not in known:
-        with st.spinner("Measuring what groups of nodes do to the next word ..."):
-            known[site] = explain_groups(model(), relevance, site)
+        shown = model()
+        what = "Measuring what groups of neurons do to the next word"
+        known[site] = computed(what, lambda: explain_groups(shown, relevance, site))
     together, groups = known.get(site, (None, ()))
     return replace(explanation, together=together, groups=groups)
-
-
-def group_cards(explanation: Explanation) -> Explanation:
-    """Show what groups of nodes do to the next word, for a long prompt on a click. Return the explanation with them."""
-    from icebear.actmax.page import groups_html
-    from icebear.actmax.sentences import GROUPS_ABOUT, reach_sentence, together_sentence
-
-    short = len(explanation.relevance.tokens) <= SHORT
-    explanation = with_groups(explanation, short or st.toggle("Measure what groups of nodes do", key="grouped"))
-    if explanation.groups:
-        st.markdown("#### What groups of nodes do to the next word")
-        st.markdown(plain(together_sentence(explanation)))
-        st.html(groups_html(explanation.groups))
-        st.caption(GROUPS_ABOUT)
-        st.markdown(plain(reach_sentence(explanation)))
-    return explanation
 
 
 def node_table(

@@ -1,66 +1,115 @@
-"""Why this word? The tokens, groups of neurons and neurons that contribute to a prediction."""
+"""Why this word? One sentence with its answer, the groups of neurons behind it, and a switch to another answer."""
 
 from __future__ import annotations
 
-from statistics import fmean
+import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 import streamlit as st
 
-from icebear.app.web import details, ui
-from icebear.app.web.relevances import DEFAULT, explained, predicted
-from icebear.concepts.attribution.ranking import Ranking
-from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.methods.registry import METHODS
-from icebear.records import TokenScore
+from icebear.app.web import background, gallery, story, suggestions, ui
+from icebear.app.web.finding import Finding, Group, Request
+from icebear.records import Neuron
 
 
 def show() -> None:
-    prompt, counterfactual = ui.prompts()
+    """Show an example from its file if these are its prompts, which needs no model; else what is measured."""
+    first = gallery.example(gallery.NAMES[0]).finding
+    row = st.columns([6, 2, 2], vertical_alignment="bottom")
+    prompt = ui.typed(row[0].text_input, "Prompt", "prompt", value=first.prompt, on_change=_forget)
+    counterfactual = suggestions.field(prompt, first.counterfactual if prompt == first.prompt else "")
+    offered = st.container()
+    example = gallery.known(prompt, counterfactual)
+    found = example.finding if example else _live().answers(prompt, counterfactual)
+    answer = _chip(row[1], "Answer", "target", found.predicted, found.target)
+    rather = _chip(row[2], "Rather than", "contrast", found.predicted_there or found.predicted, found.contrast)
+    request = Request(prompt, counterfactual, answer, rather, st.session_state.get("method"))
+    if example and request.is_default:
+        shown = example.finding
+        _page(Request(prompt, counterfactual, shown.target, shown.contrast, None), shown, lambda: shown, example.flip)
+        st.caption(ui.plain(f"Measured before, and read from a file that comes with icebear. {_waiting()}"))
+    elif _live().is_short(request):
+        found = _live().finding(request)
+        _page(request, found, partial(_live().finished, request, found), None)
+    if counterfactual is None:
+        with offered:
+            suggestions.offer(prompt)
+    gallery.show()
+
+
+def _live() -> ModuleType:
+    """Return the module that measures, as soon as the model is loaded."""
     ui.model()
-    tokens = predicted(ui.model_name(), prompt)
-    _pick("Why this token? (click one)", "target", tokens)
-    _pick("Rather than (optional)", "contrast", tokens)
-    with st.expander("Advanced"):
-        left, middle, right = st.columns(3)
-        target = ui.typed(left.text_input, "Target token (empty: the most probable)", "target")
-        contrast = ui.typed(middle.text_input, "Contrast token", "contrast")
-        usable = (name for name, one in METHODS.items() if one.scores_neurons)
-        names = [name for name in usable if counterfactual or not METHODS[name].needs_counterfactual]
-        method = ui.typed(right.selectbox, "Method", "method", [DEFAULT, *names])
-    method = "attnlrp" if method == DEFAULT and not counterfactual else method
-    relevance = explained(prompt, target or None, contrast or None, method, counterfactual)
-    st.markdown(f"#### Why {ui.target_label(relevance)}?")
-    ui.heat(relevance)
-    st.caption("Red supports the target, blue opposes it; dotted: attention sinks, ignored.")
-    st.caption(ui.plain(relevance.comparison_text() + _margins(relevance)))
-    with st.expander("Method check"):
-        st.caption(ui.plain(relevance.conservation_text()))
-    if not relevance.sites:
-        st.info("For this model family only tokens have relevance; docs/new-family.md shows how to add its neurons.")
+    with background.importing:
+        return importlib.import_module("icebear.app.web.live")
+
+
+def _waiting() -> str:
+    job = ui.loading()
+    return f"{job.doing} ..." if job.is_alive() else ""
+
+
+def _forget() -> None:
+    """What was chosen for another prompt does not hold for this one."""
+    st.session_state.update(counterfactual="", target=None, contrast=None, flip=False)
+
+
+def _chip(place: Any, label: str, key: str, tokens: Sequence[tuple[str, str]], default: str | None) -> str | None:
+    """Draw a chip with probable tokens; another one can be typed. None is the default."""
+    numbers = dict(tokens)
+    return ui.typed(
+        place.selectbox,
+        label,
+        key,
+        list(numbers),
+        index=None,
+        placeholder=(default or "any other word").strip(),
+        format_func=lambda text: f"{text.strip() or text!r} {numbers.get(text, '')}",
+        accept_new_options=True,
+    )
+
+
+def _page(request: Request, found: Finding, finished: Callable[[], Finding], flip: dict[str, Any] | None) -> None:
+    """Show the sentence, the switch, the cards, and what is folded. finished: measures the cards, in seconds."""
+    left, right = st.columns([3, 1], vertical_alignment="top")
+    with left:
+        story.head(found)
+    switched = st.container()
+    with right:
+        _switch(request, found, flip, switched)
+    place = st.container()
+    _folded(request)
+    found = finished()
+    with place:
+        story.cards(found, partial(_foot, request))
+
+
+def _switch(request: Request, found: Finding, flip: dict[str, Any] | None, place: Any) -> None:
+    """Offer to change the answer to the word that it is explained against."""
+    if not found.contrast:
         return
-    ui.group_cards(ui.explanation_of(relevance, Ranking(10)))
-    details.show(relevance, prompt, target)
+    word = ui.plain(found.contrast.strip() or found.contrast)
+    if ui.typed(st.toggle, f"**Make it say {word}**", "flip"):
+        place.write(flip)
 
 
-def _margins(relevance: Relevance) -> str:
-    """Return by how much the target leads the contrast, in the prompt and in the counterfactual, as a sentence."""
-    if not relevance.counterfactual or not relevance.contrast_text:
-        return ""
-    there = fmean(relevance.counterfactual.numbers)
-    here = relevance.sums.target + there
-    by = [f"{'leads' if margin > 0 else 'trails'} by {abs(margin):.1f} logits" for margin in (here, there)]
-    target, contrast = relevance.target_text, relevance.contrast_text
-    return f". Against {contrast!r}, {target!r} {by[0]} here and {by[1]} in the counterfactual."
+def _foot(request: Request, number: int, group: Group) -> None:
+    """Offer to set the nodes of a group to their other values, and the card of its strongest neuron."""
+    what = "Set to its value in the counterfactual" if request.counterfactual else "Set to its average"
+    if group.edits and st.toggle(what, key=f"set_{number}"):
+        st.markdown(ui.plain(_live().without(request, group.edits)))
+    node = group.strongest[0]
+    if Neuron.parse(node.neuron).site != "head":
+        values = {"neuron": node.neuron, "polarity": node.polarity}
+        st.button(f"Card of {node.neuron}", key=f"card_{number}", type="tertiary", on_click=ui.go, args=("neurons",), kwargs=values)
 
 
-def _pick(label: str, key: str, tokens: list[TokenScore]) -> None:
-    """Show the most probable tokens; a click on one fills the text field `key`."""
-    texts = {token.text: f"{ui.token_label(token.text)} {token.number}" for token in tokens}
-    chosen = st.session_state.get(key) or st.query_params.get(key)
-    picked = f"_{key}"
-    st.session_state[picked] = chosen if chosen in texts else None
-
-    def fill() -> None:
-        st.session_state[key] = st.session_state[picked] or ""
-
-    st.pills(label, list(texts), format_func=texts.__getitem__, key=picked, on_change=fill)
+def _folded(request: Request) -> None:
+    for name in ("Details", "Method"):
+        box = st.expander(name, key=name.lower(), on_change="rerun")
+        if box.open:
+            with box:
+                getattr(_live(), name.lower())(request)

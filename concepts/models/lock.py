@@ -22,7 +22,7 @@ class FairLock:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: deque[object] = deque()
+        self._waiting: deque[int] = deque()
         self._holder: int | None = None
         self._depth = 0  # of the holder's `with`
         self._contexts: list[tuple[PutIn, ExitStack]] = []  # those among them that can be interrupted
@@ -41,15 +41,19 @@ class FairLock:
             self._leave()
 
     def _take(self) -> None:
-        ticket = object()
+        ticket = threading.get_ident()
         with self._changed:
             self._waiting.append(ticket)
             try:
-                self._changed.wait_for(lambda: self._holder is None and self._waiting[0] is ticket)
+                self._changed.wait_for(lambda: self._holder is None and self._waiting[0] == ticket)
                 self._holder = threading.get_ident()
             finally:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
+
+    def is_waiting(self, thread: int) -> bool:
+        """Return whether a thread, by its identifier, waits for the lock."""
+        return thread in self._waiting
 
     def _leave(self) -> None:
         with self._changed:

@@ -1,0 +1,66 @@
+"""Finished examples from files, which need no model to look at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import streamlit as st
+
+from icebear.app.web import ui
+from icebear.app.web.finding import Finding
+from icebear.concepts.render import heatmap
+
+MODEL = "smollm2-135m"
+NAMES = ("geography", "languages", "music", "grammar", "chat", "sums")
+"""Files in `examples`; the first one is what a first visit shows."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A finding with the flip of its answer, and the counterfactuals that were suggested."""
+
+    title: str
+    about: str
+    made_with: dict[str, Any]
+    """`Model.made_with` of the model that it was measured on."""
+    finding: Finding
+    flip: dict[str, Any] | None
+
+
+@cache
+def example(name: str) -> Example:
+    record = json.loads(files("icebear.app.web").joinpath("examples", f"{name}.json").read_text(encoding="utf-8"))
+    return Example(**record | {"finding": Finding.from_dict(record["finding"])})
+
+
+def known(prompt: str, counterfactual: str | None) -> Example | None:
+    """Return the example with these prompts, if the app shows its model."""
+    if ui.model_name() != MODEL:
+        return None
+    every = map(example, NAMES)
+    return next(
+        (one for one in every if (one.finding.prompt, one.finding.counterfactual) == (prompt, counterfactual)), None
+    )
+
+
+def show() -> None:
+    """Offer every example; a click shows it in place of what is shown."""
+    st.markdown("#### Examples")
+    columns = st.columns(3)
+    for place, one in enumerate(map(example, NAMES)):
+        found = one.finding
+        with columns[place % 3].container(border=True):
+            st.markdown(f"**{ui.plain(one.title)}**")
+            st.html(ui.HEAT.format(heatmap(list(found.tokens), list(found.values), found.sinks, found.template)))
+            st.caption(ui.plain(one.about))
+            st.button("Show", key=f"example_{place}", on_click=_take, args=(found,))
+
+
+def _take(found: Finding) -> None:
+    st.session_state.update(
+        prompt=found.prompt, counterfactual=found.counterfactual or "", target=None, contrast=None, flip=False
+    )

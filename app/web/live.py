@@ -1,0 +1,129 @@
+"""Measure what the first view shows; imported when the model is there."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import streamlit as st
+
+from icebear.actmax.explanation import Explanation
+from icebear.app.web import measured, ui
+from icebear.app.web import details as tables
+from icebear.app.web.finding import Answers, Finding, Request
+from icebear.app.web.relevances import explained, predicted
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.ranking import Ranking
+from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.methods.registry import METHODS
+from icebear.edits import parse_edits
+from icebear.steering.apply import steer
+
+LONG, SAMPLE = 512, 64
+"""Tokens of a prompt that is explained without a question, and of a part of it that is timed for the question."""
+PEAK = {False: 5, True: 15}
+"""The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
+SMALL = 0.01
+"""A change of a probability that is called almost nothing."""
+
+
+def answers(prompt: str, counterfactual: str | None) -> Answers:
+    """Return the probable answers, and which ones are explained if none is chosen."""
+    here = predicted(ui.model_name(), prompt)
+    there = predicted(ui.model_name(), counterfactual) if counterfactual else []
+    contrast = there[0].text if there and there[0].id != here[0].id else None
+    return Answers(measured.listed(here), measured.listed(there), here[0].text, contrast)
+
+
+def is_short(request: Request) -> bool:
+    """Return whether to explain the prompt at once; else offer to explain a part of it."""
+    ids = ui.model().ids(ui.read_prompt(request.prompt))
+    if len(ids) <= LONG or st.session_state.get("whole") == request.prompt:
+        return True
+    seconds, size = _cost(tuple(ids), request.counterfactual is not None)
+    duration = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    st.info(f"{len(ids):,} tokens: about {duration} and {size:.1f} GB of memory. Explain the last {LONG} instead?")
+    with st.container(horizontal=True):
+        part = ui.model().tokenizer.decode(ids[-LONG:], skip_special_tokens=True)
+        shorten = partial(st.session_state.update, prompt=part, counterfactual="")
+        st.button(f"Explain the last {LONG} tokens", key="shorten", type="primary", on_click=shorten)
+        whole = partial(st.session_state.update, whole=request.prompt)
+        st.button("Explain all of it", key="whole_prompt", on_click=whole)
+    return False
+
+
+@st.cache_data(max_entries=16, show_spinner="Estimating how long this takes ...")
+def _cost(ids: tuple[int, ...], compared: bool) -> tuple[float, float]:
+    """Return about how many seconds an explanation takes, and how many GB, from that of a part of the prompt."""
+    part, begun = list(ids[:SAMPLE]), time.monotonic()
+    first, second = (token.id for token in ui.model().predict(part, 2))
+    other = [*part[:-1], part[0]] if compared else None
+    relevance = attribute(ui.model(), part, first, second, counterfactual=other)
+    scale = len(ids) / SAMPLE
+    return (time.monotonic() - begun) * scale, PEAK[compared] * relevance.neurons.nbytes * scale / 1e9
+
+
+def relevance_of(request: Request) -> Relevance:
+    method = request.method or ("default" if request.counterfactual else "attnlrp")
+    target, contrast = (_token(request.prompt, text) for text in (request.target, request.contrast))
+    return explained(request.prompt, target, contrast, method, request.counterfactual)
+
+
+def _token(prompt: str, text: str | None) -> str | None:
+    """Return a typed token, with the space that was left out."""
+    if not text or text[0].isspace() or any(token.text == text for token in predicted(ui.model_name(), prompt)):
+        return text
+    return f" {text}" if len(ui.model().continuation(f" {text}")) == 1 else text
+
+
+def finding(request: Request) -> Finding:
+    return measured.finding(relevance_of(request), request.prompt, request.counterfactual)
+
+
+def finished(request: Request, begun: Finding) -> Finding:
+    """Return the finding with its groups."""
+    relevance = relevance_of(request)
+    if not relevance.sites:
+        st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
+        return begun
+    site = "ffn" if "ffn" in relevance.sites else "head"
+    explanation = ui.with_groups(Explanation(relevance, Ranking(site=site), ()), measure=True)
+    return measured.with_groups(ui.model(), begun, explanation)
+
+
+def without(request: Request, edits: tuple[str, ...]) -> str:
+    """Return in words what happens to both answers when the edits are made."""
+    relevance = relevance_of(request)
+    tokens = [token for token in (relevance.target, relevance.contrast) if token]
+    before, after = (_probabilities(request.prompt, each, tuple(token.id for token in tokens)) for each in ((), edits))
+    moved = [
+        f"P({token.text.strip() or token.text}) goes from {old:.2f} to {new:.2f}"
+        for token, old, new in zip(tokens, before[0], after[0], strict=True)
+    ]
+    same = max(abs(old - new) for old, new in zip(before[0], after[0], strict=True)) < SMALL
+    answer = f"the answer stays {after[1].strip()}" if before[1] == after[1] else f"the answer becomes {after[1].strip()}"
+    return f"{'Almost nothing changes: ' if same else ''}{', '.join(moved)}; {answer}."
+
+
+@st.cache_data(max_entries=256, show_spinner="Setting it ...")
+def _probabilities(prompt: str, edits: tuple[str, ...], ids: tuple[int, ...]) -> tuple[list[float], str]:
+    """Return the probabilities of tokens, and the most probable one, with edits."""
+    model = ui.model()
+    with steer(model, parse_edits(edits)):
+        logits = model.next_logits(ui.read_prompt(prompt))
+    probabilities = logits.softmax(-1)
+    return [probabilities[token].item() for token in ids], model.answer_text(int(logits.argmax()))
+
+
+def details(request: Request) -> None:
+    tables.show(relevance_of(request), request.prompt, request.target or "")
+
+
+def method(request: Request) -> None:
+    """Say how the numbers were made, and that they add up; offer other methods."""
+    relevance = relevance_of(request)
+    usable = [name for name, one in METHODS.items() if one.scores_neurons]
+    names = [name for name in usable if request.counterfactual or not METHODS[name].needs_counterfactual]
+    ui.typed(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
+    st.caption(ui.plain(relevance.comparison_text()))
+    st.caption(ui.plain(f"Sum of the parts: {relevance.conservation_text()}."))

@@ -1,0 +1,66 @@
+"""Draw a finding: heatmap, sentences, and the cards of its groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import streamlit as st
+from markupsafe import Markup
+
+from icebear.app.web import ui
+from icebear.app.web.finding import Finding, Group, Strong
+from icebear.concepts.render import heatmap, render
+from icebear.records import Example, Neuron
+
+AROUND = 10
+"""Tokens of a sentence that are shown on each side of its peak."""
+ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
+RATHER = Markup("<span>not <i>{}</i></span>")
+
+
+def head(found: Finding) -> None:
+    """Show the sentence with its answer, and what it depends on in words."""
+    rather = RATHER.format(found.contrast.strip() or found.contrast) if found.contrast else ""
+    tokens = heatmap(list(found.tokens), list(found.values), found.sinks, found.template)
+    st.html(ANSWER.format(tokens, found.target.strip() or found.target, rather))
+    st.markdown(ui.plain(quoted(f"{found.about_tokens} {found.margins}")))
+
+
+def quoted(text: str) -> str:
+    """Return a text whose quoted tokens have no space at their beginning."""
+    return re.sub(r"' (?=[^' ]+')", "'", text)
+
+
+def cards(found: Finding, below: Callable[[int, Group], None]) -> None:
+    """Show the cards of the groups side by side. below: draws the foot of each card."""
+    if not found.groups:
+        return
+    for number, (column, group) in enumerate(zip(st.columns(len(found.groups)), found.groups, strict=True)):
+        with column.container(border=True):
+            node = group.strongest[0]
+            values = {"group": group, "node": node, "compared": found.counterfactual is not None}
+            st.html(render("icebear.app.web/group.html", **values, sentences=_sentences(node)))
+            below(number, group)
+    st.caption(ui.plain(f"{found.together} {found.reach}"))
+
+
+def _sentences(node: Strong) -> list[tuple[str, float, Markup]]:
+    """Return the sentence with the highest and the one with the lowest activation, if there is an index."""
+    neuron = Neuron.parse(node.neuron)
+    if not node.polarity or not ui.has_labels():
+        return []
+    with ui.store() as opened:
+        if neuron.site not in opened.facts.get("sites"):
+            return []
+        sides = [(name, opened.examples(neuron, sign, 1)) for name, sign in (("high", "+"), ("low", "-"))]
+    return [(name, rows[0].value, cropped(rows[0])) for name, rows in sides if rows]
+
+
+def cropped(example: Example) -> Markup:
+    """Return the tokens around the peak of a sentence, the peak marked."""
+    first, every = max(0, example.token - AROUND), example.sentence.tokens
+    last = example.token + AROUND + 1
+    parts = ["".join(every[first : example.token]), every[example.token], "".join(every[example.token + 1 : last])]
+    ends = ("… " if first else "", " …" if last < len(every) else "")
+    return Markup("{}{}<mark>{}</mark>{}{}").format(ends[0], *parts, ends[1])
