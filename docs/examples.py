@@ -65,7 +65,12 @@ EXAMPLES = {
         " is",
     ),
     "chat": Example(
-        "A chat", "A word of an answer, in a conversation.", chat("ice bears"), chat("wild camels"), " Arctic", " Arabian"
+        "A chat",
+        "A word of an answer, in a conversation.",
+        chat("ice bears"),
+        chat("wild camels"),
+        " Arctic",
+        " Arabian",
     ),
     "sums": Example(
         "One that does not work",

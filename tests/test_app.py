@@ -1,79 +1,216 @@
 """The app's first view, and what all visitors share: with the real model and a small real index."""
 
 import gc
+import importlib.util
+import json
 import re
 import signal
+import threading
 import time
 import weakref
+from html import escape
+from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+import torch
 from appview import fine, shown, text, visit
 from conftest import ICE_BEAR
 from serving import started
 
-from icebear import Neuron, attribute, explain
+from icebear import attribute
 from icebear.actmax import explanation
 from icebear.actmax.explanation import explain_groups
-from icebear.actmax.page import groups_html
-from icebear.app.cli.verbs.demo import OTHER
-from icebear.app.web import ui
-from icebear.app.web.background import Shared
+from icebear.app.web import gallery, live, ui
+from icebear.app.web.background import Job, Shared
+from icebear.app.web.finding import Finding
 from icebear.concepts.attribution import counterfactuals
 from icebear.concepts.attribution.counterfactuals import Suggestion
-from icebear.concepts.evaluation import report
 from icebear.concepts.models import loading
 from icebear.concepts.models.families import FAMILIES
+from icebear.concepts.render import heatmap
+from icebear.errors import IcebearError
+
+ROOT = Path(__file__).parent.parent
+FRANCE = "The capital of France is"
+CAMEL = "The wild camel lives in the"
 
 
-def test_explain(environment, monkeypatch):
-    monkeypatch.setattr(ui, "SHORT", 0)  # no groups, which would take seconds
-    page = fine(visit("explain"))
-    assert "Why ␣Arctic rather than" in text(page)  # compared with the example's other prompt
-    page.get_by_key("counterfactual").set_value("").run()
-    assert "Why ␣Arctic?" in text(fine(page))
-    assert "Logit against all others" in text(page)
+@pytest.fixture
+def no_groups(monkeypatch):
+    """Groups and suggestions take seconds."""
+    monkeypatch.setattr(explanation, "explain_groups", lambda *arguments: (None, ()))
+    monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda *arguments: [])
+
+
+def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, monkeypatch):
+    waits = threading.Event()
+    monkeypatch.setattr(loading, "load_model", lambda *arguments, **options: waits.wait())
+    ui._load.clear()
+    page = fine(visit())
+    found = gallery.example(gallery.NAMES[0]).finding
+    assert page.get_by_key("prompt").value == found.prompt
+    for group in found.groups:
+        assert all(f">{escape(word)}</span>" in text(page) for word in (*group.raises, *group.lowers))
+    page.get_by_key("example_2").click().run()
+    assert fine(page).get_by_key("prompt").value == gallery.example(gallery.NAMES[2]).finding.prompt
+    waits.set()
+    ui._load.clear()
+
+
+def test_examples_are_what_the_model_computes(smol):
+    spec = importlib.util.spec_from_file_location("examples", ROOT / "docs" / "examples.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert tuple(made.EXAMPLES) == gallery.NAMES
+    record = json.loads(json.dumps(made.measure(smol, made.EXAMPLES["grammar"])))
+    finding = Finding.from_dict(record["finding"])
+    file = gallery.example("grammar").finding
+    assert finding.values == pytest.approx(file.values, abs=1e-3)
+    for one, other in zip(finding.groups, file.groups, strict=True):
+        assert one.raises + one.lowers == other.raises + other.lowers
+        assert [edit.split("=")[0] for edit in one.edits] == [edit.split("=")[0] for edit in other.edits]
+
+
+def test_an_own_prompt(environment, smol, no_groups):
+    page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL))
+    relevance = attribute(smol, ICE_BEAR, counterfactual=CAMEL)
+    assert heatmap(list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks) in text(page)
+    assert page.get_by_key("contrast").placeholder == "Arabian"
+    page.get_by_key("contrast").set_value(" desert").run()
+    relevance = attribute(smol, ICE_BEAR, contrast=" desert", counterfactual=CAMEL)
+    assert heatmap(list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks) in text(page)
+    assert visit(prompt=ICE_BEAR, counterfactual=CAMEL, contrast=" Arctic").error  # rather than Arctic
+    page.get_by_key("prompt").set_value("The opposite of hot is").run()
+    assert fine(page).get_by_key("counterfactual").value == ""
+    assert page.get_by_key("contrast").value is None
+
+
+def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
+    """As by a hook that sets them."""
+    found = gallery.example("geography").finding
+    group = found.groups[0]
+
+    def patched(layer, edits):
+        def hook(module, arguments):
+            x = arguments[0].clone()
+            for index, value, position in edits:
+                x[:, position, index] = value
+            return (x,)
+
+        return smol.net.model.layers[layer].mlp.down_proj.register_forward_pre_hook(hook)
+
+    parts = [re.fullmatch(r"L(\d+)\.ffn\.(\d+)=(.+)@position:(\d+)", edit).groups() for edit in group.edits]
+    layers = {int(layer) for layer, *_ in parts}
+    hooks = [
+        patched(one, [(int(index), float(value), int(at)) for layer, index, value, at in parts if int(layer) == one])
+        for one in layers
+    ]
+    ids = smol.tokenizer(FRANCE, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        after = smol.net(ids).logits[0, -1].softmax(-1)[smol.answer_id(" Paris")].item()
+    for hook in hooks:
+        hook.remove()
+    page = visit()
+    assert "goes from" not in text(page)
+    page.toggle(key="set_0").set_value(True).run()
+    before = smol.probability(FRANCE, " Paris")
+    assert f"P\\(Paris\\) goes from {before:.2f} to {after:.2f}".replace(".", "\\.") in text(fine(page))
+
+
+def test_a_long_prompt_asks_first(environment, no_groups, monkeypatch):
+    monkeypatch.setattr(live, "LONG", 8)
+    page = fine(visit(prompt="one two three four five six seven eight nine ten eleven"))
+    assert page.info
+    assert "heat answer" not in text(page)
+    page.get_by_key("shorten").click().run()
+    assert page.get_by_key("prompt").value.strip() == "four five six seven eight nine ten eleven"
+    assert "heat answer" in text(fine(page))
+    page.get_by_key("prompt").set_value("one two three four five six seven eight nine ten").run()
+    page.get_by_key("whole_prompt").click().run()
+    assert "heat answer" in text(fine(page))
+
+
+def test_work_stops_between_two_operations():
+    begun = threading.Event()
+
+    def forever(job):
+        while True:
+            begun.set()
+            torch.ones(1) + 1
+
+    job = Job("Computing", forever)
+    begun.wait(10)
+    job.stop()
+    job.join(10)
+    assert isinstance(job.error, IcebearError)
+
+
+def test_a_job_that_waits_for_another_visitor_says_so(environment, smol):
+    model = ui.model()
+    with model.lock:
+        job = Job("Predicting", lambda job: model.predict("bear"))
+        deadline = time.monotonic() + 10
+        while ui.doing(job) == "Predicting" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert ui.doing(job) != "Predicting"
+    job.join(10)
+    assert job.result
+
+
+def test_messages_leave_out_what_only_a_command_line_knows():
+    assert ui.message("It is one; two? Use --to or three.") == ui.plain("It is one; two?")
+    assert ui.message("a.db does not have L1.ffn.2; run icebear index.") == ui.plain("a.db does not have L1.ffn.2.")
+    assert ui.message("Use --to.") == ui.plain("Use --to.")
+
+
+def test_groups_are_measured_once(environment, no_groups, monkeypatch):
+    calls = []
+    monkeypatch.setattr(explanation, "explain_groups", lambda *arguments: calls.append(arguments) or (None, ()))
+    for prompt in ("A bear lives in the", "A bear lives in the", "A cat lives in the"):
+        fine(visit(prompt=prompt))
+    assert len(calls) == 2
+
+
+def test_details_and_method(environment, no_groups):
+    page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL, details_open="true", method_open="true"))
     assert len(page.dataframe[0].value) == 50
-    page.get_by_key("_target").set_value(" icy").run()
-    assert "Why ␣icy?" in text(fine(page))
-    page.get_by_key("_contrast").set_value(" Arctic").run()
-    assert "rather than ␣Arctic" in text(fine(page))
+    assert len(set(page.dataframe[0].value["token"])) > 1  # ranked at every token
     page.get_by_key("site").set_value("head").run()
     assert "head" in page.dataframe[0].value["neuron"][0]
     page.get_by_key("map").set_value("heads").run()
-    fine(page)
-    page.get_by_key("target").set_value("two tokens").run()
-    assert "must be one token" in page.error[0].value.replace("\\", "")
-    page.get_by_key("target").set_value("").run()
-    assert "target itself" in page.error[0].value  # Arctic rather than Arctic
+    page.toggle(key="compare").set_value(True).run()
+    assert set(fine(page).dataframe[1].value["in"]) == {"both", "A", "B"}
 
 
-def test_explain_and_start_show_what_groups_and_nodes_do(environment, smol):
-    result = explain(smol, ICE_BEAR, counterfactual=OTHER)
-    assert result.groups
-    for page in map(fine, (visit("explain"), visit())):
-        assert groups_html(result.groups) in text(page)
-        table = page.dataframe[0].value.set_index("neuron")
-        nodes = {str(node.ranked.neuron): node for node in result.nodes[:3]}
-        for name in nodes.keys() & set(table.index):
-            row = table.loc[[name]].iloc[0]
-            assert row["raises"] == ", ".join(nodes[name].raises)
-            assert row["lowers"] == ", ".join(nodes[name].lowers)
+def test_what_was_typed_stays(environment, no_groups):
+    page = fine(visit(prompt="The camel lives in the"))
+    shown(page, "neurons").get_by_key("text").set_value("desert").run()
+    assert shown(page, "circuit").get_by_key("prompt").value == "The camel lives in the"
+    assert shown(page, "neurons").get_by_key("text").value == "desert"
 
 
-def test_groups_are_measured_once_and_for_a_long_prompt_on_a_click(environment, monkeypatch):
-    calls = []
-    monkeypatch.setattr(explanation, "explain_groups", lambda *arguments: calls.append(arguments) or (None, ()))
-    long = "The bear " * (ui.SHORT // 2) + "lives in the"
-    page = fine(visit("explain", prompt=long))
-    assert not calls
-    for _ in range(2):
-        page.get_by_key("grouped").set_value(True).run()
-        fine(page)
-        assert len(calls) == 1
-    fine(visit("explain", prompt="A bear lives in the"))
-    assert len(calls) == 2
+def test_one_token_and_an_unknown_family(environment, no_groups):
+    fine(visit(prompt="Hi"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(FAMILIES, "llama")
+        ui._load.clear()
+        page = fine(visit(prompt="The camel"))
+        assert page.info
+        assert "heat answer" in text(page)
+    ui._load.clear()
+
+
+def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, monkeypatch):
+    suggestion = Suggestion((), CAMEL, "camel", "bear", " desert", 0.25, -3.0)
+    monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda model, prompt: [suggestion])
+    page = fine(visit(prompt="The wild bear lives in the"))
+    deadline = time.monotonic() + 20
+    while not page.get("button_group") and time.monotonic() < deadline:
+        page.run()
+    page.get_by_key("suggestion").set_value(suggestion.text).run()
+    assert fine(page).get_by_key("counterfactual").value == suggestion.text
 
 
 def test_groups_are_forgotten_with_their_relevance(model):
@@ -86,38 +223,6 @@ def test_groups_are_forgotten_with_their_relevance(model):
     gc.collect()
     assert forgotten() is None
     assert not known
-
-
-def test_the_url_opens_the_same_view(environment):
-    page = fine(visit(view="explain", prompt="The capital of France is", target=" the"))
-    assert "Why ␣the?" in text(page)
-    page = fine(visit(view="neurons", neuron="L29.ffn.1342", polarity="-"))
-    assert "Strongest negative sentences" in text(page)
-    assert "L29.ffn.1342" in text(page)
-
-
-def test_the_neurons_of_two_prompts_side_by_side(environment):
-    page = fine(visit("explain"))
-    page.toggle(key="compare").set_value(True).run()
-    table = fine(page).dataframe[1].value
-    assert set(table["in"]) == {"both", "A", "B"}
-    assert "shared" in text(page)
-    assert Neuron.parse(table["neuron"][0])
-
-
-def test_report(environment, tmp_path, monkeypatch):
-    assert "Name a folder" in text(fine(visit("report")))
-    settings = {"evaluation": "faithfulness", "model": {"name": "a <b>model</b>"}, "methods": {"gxi": "", "alti": None}}
-    samples = [{"methods": {"gxi": {"x": value}}} for value in (1.0, 2.0)]
-    folder = tmp_path / "ablation" / "capitals"
-    folder.mkdir(parents=True)
-    report.write(folder, report.Results(settings, {"x": "higher is better"}, [], {"alti": "it cannot"}, samples))
-    page = fine(visit("report", folder=str(folder)))
-    assert "1.500 ± 0.500 *" in str(page.get("iframe")[0].proto)
-    assert "<b>model" not in str(page.get("iframe")[0].proto)
-    assert visit(view="report", folder=str(tmp_path / "none")).error[0].value.count("check the path")
-    monkeypatch.chdir(tmp_path)
-    assert "ablation\\/capitals" in text(visit(view="report"))
 
 
 def test_explanations_are_kept_in_so_many_bytes(model):
@@ -136,64 +241,12 @@ def test_explanations_are_kept_in_so_many_bytes(model):
     assert alive("wolf", "a polar bear") == [False, True]
 
 
-def test_another_prompt_to_compare_with(environment):
-    page = fine(visit("explain", prompt="The ice bear lives in the", counterfactual="The wild camel lives in the"))
-    output_of = " ".join(caption.value for caption in page.caption)
-    assert re.search(r"remainder [+-]?0\\?\.000", output_of)
-    assert "top token" in output_of
-    table = next(frame.value for frame in page.dataframe if "neuron" in frame.value)
-    assert "counterfactual" in table
-    assert len(set(table["token"])) > 1  # ranked at every token
-    alone = fine(page.get_by_key("counterfactual").set_value("").run())
-    assert "Without a counterfactual" in " ".join(caption.value for caption in alone.caption)
-
-
-def test_what_was_typed_stays(environment):
-    page = fine(visit("explain", prompt="The camel lives in the"))
-    shown(page, "search").get_by_key("text").set_value("desert").run()
-    assert shown(page, "steer").get_by_key("prompt").value == "The camel lives in the"
-    assert shown(page, "search").get_by_key("text").value == "desert"
-
-
-def test_explain_of_one_token_and_of_an_unknown_family(environment):
-    fine(visit("explain", prompt="Hi"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(FAMILIES, "llama")
-        ui._load.clear()
-        page = fine(visit("explain", prompt="The camel"))
-        assert "only tokens have relevance" in text(page)
-    ui._load.clear()
-
-
-def test_start(environment):
-    page = fine(visit(prompt="The camel lives in the"))
-    word, table = re.search(r"<b>&rarr;  ?(.*?)</b>", text(page))[1], page.dataframe[0].value
-    assert len(table) == 10
-    assert "smollm2-135m" in text(page).replace("\\", "")
-    page.get_by_key("try_steer").click().run()
-    assert fine(page).get_by_key("edits").value == f"{table['neuron'][0]}*0"
-    assert page.get_by_key("prompt").value == "The camel lives in the"
-    shown(page, "chat").get_by_key("try_search").click().run()
-    assert fine(page).get_by_key("text").value == word
-    shown(page, "chat").get_by_key("try_explain").click().run()
-    assert f"Why ␣{word}?" in text(fine(page))
-
-
-def test_the_example_is_compared_with_its_other_prompt_and_no_other_one_is(environment):
-    page = fine(visit())
-    assert "The wild camel lives in the" in " ".join(caption.value for caption in page.caption)
-    assert len(set(page.dataframe[0].value["token"])) > 1
-    page.get_by_key("prompt").set_value("The opposite of hot is").run()
-    assert fine(page).get_by_key("counterfactual").value == ""
-    assert "Without a counterfactual" in " ".join(caption.value for caption in page.caption)
-
-
-def test_the_second_visitor_does_not_load_the_model_again(environment, monkeypatch):
+def test_the_second_visitor_does_not_load_the_model_again(environment, no_groups, monkeypatch):
     loads = []
     load = loading.load_model
     monkeypatch.setattr(loading, "load_model", lambda *args, **options: loads.append(1) or load(*args, **options))
     ui._load.clear()
-    fine(visit("explain"))
+    fine(visit(prompt="Hi"))
     fine(visit("chat"))
     assert len(loads) == 1
 
@@ -208,13 +261,3 @@ def test_the_server_ends_with_the_command(tmp_path, sent):
             for _ in range(20):
                 urlopen(f"{address}/_stcore/health", timeout=2).read()
                 time.sleep(0.5)
-
-
-def test_comparisons_are_suggested_and_one_is_taken(environment, monkeypatch):
-    suggestion = Suggestion((), "The wild camel lives in the", "camel", "bear", " desert", 0.25, -3.0)
-    monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda model, prompt: [suggestion])
-    page = fine(visit("explain", prompt="The wild bear lives in the"))
-    page.get_by_key("suggest").click().run()
-    page.get_by_key("suggestion").set_value(suggestion.text).run()
-    assert page.get_by_key("counterfactual").value == suggestion.text
-    assert "Compared with" in text(fine(page))

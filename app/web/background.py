@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import streamlit as st
 
@@ -36,6 +37,19 @@ importing = threading.Lock()
 """Held while torch or transformers is imported: two threads that import transformers at once find half of it."""
 
 
+running: WeakSet[Job] = WeakSet()
+
+
+@atexit.register
+def stop_all() -> None:
+    """End all work before Python ends, which must not happen in the middle of an operation."""
+    jobs = list(running)
+    for job in jobs:
+        job.stop()
+    for job in jobs:
+        job.join(2)
+
+
 class Job(threading.Thread):
     """Work that ends with a result or an error; `doing` and `share` say how far it is."""
 
@@ -46,6 +60,7 @@ class Job(threading.Thread):
         self.error: IcebearError | None = None
         self._stopped_by_visitor = False
         self._work = work
+        running.add(self)
         self.start()
 
     def run(self) -> None:
@@ -55,10 +70,13 @@ class Job(threading.Thread):
             with self._stoppable():
                 self.result = self._work(self)
             log.info("%s: done in %.0f s.", what, time.monotonic() - begun)
+        except IcebearError as error:
+            log.info("%s: %s", what, error)
+            self.error = error
         except Exception as error:
             log.warning("%s: failed.", what, exc_info=error)
             message = f"{what} failed ({type(error).__name__}: {error}); the log of icebear app has the details."
-            self.error = error if isinstance(error, IcebearError) else out_of_memory(error) or IcebearError(message)
+            self.error = out_of_memory(error) or IcebearError(message)
 
     def stop(self) -> None:
         """End the work at its next step, or its next operation on tensors."""
@@ -80,7 +98,7 @@ class Job(threading.Thread):
         from torch.overrides import TorchFunctionMode
 
         class Checked(TorchFunctionMode):
-            def __torch_function__(mode, func, types, args=(), kwargs=None):  # type: ignore # noqa: N805
+            def __torch_function__(mode, func, types, args=(), kwargs=None):  # type: ignore
                 self.check()
                 return func(*args, **(kwargs or {}))
 

@@ -8,8 +8,8 @@ from functools import partial
 import streamlit as st
 
 from icebear.actmax.explanation import Explanation
-from icebear.app.web import measured, ui
 from icebear.app.web import details as tables
+from icebear.app.web import measured, ui
 from icebear.app.web.finding import Answers, Finding, Request
 from icebear.app.web.relevances import explained, predicted
 from icebear.concepts.attribution.attribute import attribute
@@ -101,7 +101,9 @@ def without(request: Request, edits: tuple[str, ...]) -> str:
         for token, old, new in zip(tokens, before[0], after[0], strict=True)
     ]
     same = max(abs(old - new) for old, new in zip(before[0], after[0], strict=True)) < SMALL
-    answer = f"the answer stays {after[1].strip()}" if before[1] == after[1] else f"the answer becomes {after[1].strip()}"
+    answer = (
+        f"the answer stays {after[1].strip()}" if before[1] == after[1] else f"the answer becomes {after[1].strip()}"
+    )
     return f"{'Almost nothing changes: ' if same else ''}{', '.join(moved)}; {answer}."
 
 

@@ -29,11 +29,11 @@ def main() -> None:
     try:
         header.show()
         if trouble:
-            st.error(ui.plain(trouble))
+            st.error(ui.message(trouble))
         view.run()
     except IcebearError as error:
-        st.error(ui.plain(str(error)))
+        st.error(ui.message(error))
     except Exception as error:  # a view must not take the app with it
         logging.getLogger("icebear.app").exception("The view %s failed.", view.title)
         message = f"That failed ({type(error).__name__}: {error}); change the settings and try again."
-        st.error(ui.plain(str(out_of_memory(error) or message)))
+        st.error(ui.message(out_of_memory(error) or message))

@@ -32,7 +32,9 @@ def offer(prompt: str) -> None:
     def take() -> None:
         st.session_state["counterfactual"] = st.session_state["suggestion"] or ""
 
-    st.pills("Compare with", list(rows), format_func=lambda text: ui.plain(rows[text]), key="suggestion", on_change=take)
+    st.pills(
+        "Compare with", list(rows), format_func=lambda text: ui.plain(rows[text]), key="suggestion", on_change=take
+    )
 
 
 @st.fragment(run_every=1.0)

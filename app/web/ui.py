@@ -55,6 +55,8 @@ FORMATS: dict[str, Any] = {
     "label": st.column_config.TextColumn(width=380),
 }
 """How columns of tables of neurons are shown."""
+COMMAND = re.compile(r"(^|\W)--[a-z]|\bicebear [a-z]")
+"""What only a command line knows."""
 QUICK = 0.3
 """Seconds before progress is shown."""
 HEAT = Markup('<div class="heat">{}</div>')
@@ -408,6 +410,13 @@ def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> N
 def plain(text: str) -> str:
     """Escape a text that Streamlit would read as Markdown."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text.replace("\n", " "))
+
+
+def message(error: object) -> str:
+    """Return an error in Markdown, without the parts that are about the command line."""
+    parts = re.split(r"(?<=[.;?]) ", str(error))
+    useful = [part for part in parts if not COMMAND.search(part)]
+    return plain(re.sub(r";$", ".", " ".join(useful or parts)))
 
 
 def token_label(text: str) -> str:

@@ -104,12 +104,19 @@ def _foot(request: Request, number: int, group: Group) -> None:
     node = group.strongest[0]
     if Neuron.parse(node.neuron).site != "head":
         values = {"neuron": node.neuron, "polarity": node.polarity}
-        st.button(f"Card of {node.neuron}", key=f"card_{number}", type="tertiary", on_click=ui.go, args=("neurons",), kwargs=values)
+        st.button(
+            f"Card of {node.neuron}",
+            key=f"card_{number}",
+            type="tertiary",
+            on_click=ui.go,
+            args=("neurons",),
+            kwargs=values,
+        )
 
 
 def _folded(request: Request) -> None:
     for name in ("Details", "Method"):
-        box = st.expander(name, key=name.lower(), on_change="rerun")
+        box = st.expander(name, key=f"{name.lower()}_open", bind="query-params")
         if box.open:
             with box:
                 getattr(_live(), name.lower())(request)
