@@ -52,15 +52,17 @@ def show() -> None:
     st.markdown("#### Examples")
     columns = st.columns(3)
     for place, one in enumerate(map(example, NAMES)):
-        found = one.finding
+        finding = one.finding
         with columns[place % 3].container(border=True):
             st.markdown(f"**{ui.plain(one.title)}**")
-            st.html(ui.HEAT.format(heatmap(list(found.tokens), list(found.values), found.sinks, found.template)))
+            st.html(
+                ui.HEAT.format(heatmap(list(finding.tokens), list(finding.values), finding.sinks, finding.template))
+            )
             st.caption(ui.plain(one.about))
-            st.button("Show", key=f"example_{place}", on_click=_take, args=(found,))
+            st.button("Show", key=f"example_{place}", on_click=_take, args=(finding,))
 
 
-def _take(found: Finding) -> None:
+def _take(finding: Finding) -> None:
     st.session_state.update(
-        prompt=found.prompt, counterfactual=found.counterfactual or "", target=None, contrast=None, flip=False
+        prompt=finding.prompt, counterfactual=finding.counterfactual or "", target=None, contrast=None, flip=False
     )

@@ -40,12 +40,12 @@ def finding(relevance: Relevance, prompt: str, counterfactual: str | None) -> Fi
     )
 
 
-def with_groups(model: Model, found: Finding, explanation: Explanation) -> Finding:
+def with_groups(model: Model, finding: Finding, explanation: Explanation) -> Finding:
     """Return the finding with its groups and what they say together."""
     patched = Patched(model, explanation.relevance)
     groups = tuple(_group(patched, group) for group in explanation.groups)
     together, reach = together_sentence(explanation), reach_sentence(explanation)
-    return replace(found, together=together, reach=reach, groups=groups)
+    return replace(finding, together=together, reach=reach, groups=groups)
 
 
 def listed(tokens: Sequence[TokenScore]) -> tuple[tuple[str, str], ...]:

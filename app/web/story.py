@@ -19,12 +19,12 @@ ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
 
-def head(found: Finding) -> None:
+def head(finding: Finding) -> None:
     """Show the sentence with its answer, and what it depends on in words."""
-    rather = RATHER.format(found.contrast.strip() or found.contrast) if found.contrast else ""
-    tokens = heatmap(list(found.tokens), list(found.values), found.sinks, found.template)
-    st.html(ANSWER.format(tokens, found.target.strip() or found.target, rather))
-    st.markdown(ui.plain(quoted(f"{found.about_tokens} {found.margins}")))
+    rather = RATHER.format(finding.contrast.strip() or finding.contrast) if finding.contrast else ""
+    tokens = heatmap(list(finding.tokens), list(finding.values), finding.sinks, finding.template)
+    st.html(ANSWER.format(tokens, finding.target.strip() or finding.target, rather))
+    st.markdown(ui.plain(quoted(f"{finding.about_tokens} {finding.margins}")))
 
 
 def quoted(text: str) -> str:
@@ -32,17 +32,17 @@ def quoted(text: str) -> str:
     return re.sub(r"' (?=[^' ]+')", "'", text)
 
 
-def cards(found: Finding, below: Callable[[int, Group], None]) -> None:
+def cards(finding: Finding, below: Callable[[int, Group], None]) -> None:
     """Show the cards of the groups side by side. below: draws the foot of each card."""
-    if not found.groups:
+    if not finding.groups:
         return
-    for number, (column, group) in enumerate(zip(st.columns(len(found.groups)), found.groups, strict=True)):
+    for number, (column, group) in enumerate(zip(st.columns(len(finding.groups)), finding.groups, strict=True)):
         with column.container(border=True):
             node = group.strongest[0]
-            values = {"group": group, "node": node, "compared": found.counterfactual is not None}
+            values = {"group": group, "node": node, "compared": finding.counterfactual is not None}
             st.html(render("icebear.app.web/group.html", **values, sentences=_sentences(node)))
             below(number, group)
-    st.caption(ui.plain(f"{found.together} {found.reach}"))
+    st.caption(ui.plain(f"{finding.together} {finding.reach}"))
 
 
 def _sentences(node: Strong) -> list[tuple[str, float, Markup]]:

@@ -23,17 +23,17 @@ def show() -> None:
     counterfactual = suggestions.field(prompt, first.counterfactual if prompt == first.prompt else "")
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
-    found = example.finding if example else _live().answers(prompt, counterfactual)
-    answer = _chip(row[1], "Answer", "target", found.predicted, found.target)
-    rather = _chip(row[2], "Rather than", "contrast", found.predicted_there or found.predicted, found.contrast)
+    answers = example.finding if example else _live().answers(prompt, counterfactual)
+    answer = _chip(row[1], "Answer", "target", answers.predicted, answers.target)
+    rather = _chip(row[2], "Rather than", "contrast", answers.predicted_there or answers.predicted, answers.contrast)
     request = Request(prompt, counterfactual, answer, rather, st.session_state.get("method"))
     if example and request.is_default:
         shown = example.finding
         _page(Request(prompt, counterfactual, shown.target, shown.contrast, None), shown, lambda: shown, example.flip)
         st.caption(ui.plain(f"Measured before, and read from a file that comes with icebear. {_waiting()}"))
     elif _live().is_short(request):
-        found = _live().finding(request)
-        _page(request, found, partial(_live().finished, request, found), None)
+        finding = _live().finding(request)
+        _page(request, finding, partial(_live().finished, request, finding), None)
     if counterfactual is None:
         with offered:
             suggestions.offer(prompt)
@@ -72,26 +72,26 @@ def _chip(place: Any, label: str, key: str, tokens: Sequence[tuple[str, str]], d
     )
 
 
-def _page(request: Request, found: Finding, finished: Callable[[], Finding], flip: dict[str, Any] | None) -> None:
+def _page(request: Request, finding: Finding, finished: Callable[[], Finding], flip: dict[str, Any] | None) -> None:
     """Show the sentence, the switch, the cards, and what is folded. finished: measures the cards, in seconds."""
     left, right = st.columns([3, 1], vertical_alignment="top")
     with left:
-        story.head(found)
+        story.head(finding)
     switched = st.container()
     with right:
-        _switch(request, found, flip, switched)
+        _switch(request, finding, flip, switched)
     place = st.container()
     _folded(request)
-    found = finished()
+    finding = finished()
     with place:
-        story.cards(found, partial(_foot, request))
+        story.cards(finding, partial(_foot, request))
 
 
-def _switch(request: Request, found: Finding, flip: dict[str, Any] | None, place: Any) -> None:
+def _switch(request: Request, finding: Finding, flip: dict[str, Any] | None, place: Any) -> None:
     """Offer to change the answer to the word that it is explained against."""
-    if not found.contrast:
+    if not finding.contrast:
         return
-    word = ui.plain(found.contrast.strip() or found.contrast)
+    word = ui.plain(finding.contrast.strip() or finding.contrast)
     if ui.typed(st.toggle, f"**Make it say {word}**", "flip"):
         place.write(flip)
 
