@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from icebear.concepts.truth.compiler import compiled
+from icebear.concepts.truth.decoys import KINDS, with_decoys
 from icebear.concepts.truth.programs import PROGRAMS
 
 REFERENCE = {
@@ -93,3 +94,57 @@ def test_variables_have_a_value_at_each_token(name):
         variables = program.variables(prompt)
         assert list(variables)[-1] == "output"
         assert {len(values) for values in variables.values()} == {program.length} == {len(prompt)}
+
+
+# --- decoys ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_model_with_decoys_is_its_program(name):
+    program = PROGRAMS[name]
+    prompts = prompts_of(program)
+    ids = ids_of(program, prompts[:50])
+    exact = judged(program, compiled(program.circuitry(), name), prompts)
+    for norm in ((), ids):
+        made = compiled(with_decoys(program.circuitry()), name, norm)
+        assert set(made.units.values()) >= {"program", *KINDS} - {"redundant", "saturated"}
+        assert min(judged(program, made, prompts)) > 0.8 * min(exact)
+
+
+def without(made, units):
+    """The logits of all prompts without what some neurons write."""
+    net = made.model.net
+    undo = {layer: net.model.blocks[layer].mlp.out.weight.data.clone() for layer, _ in units}
+    for layer, number in units:
+        net.model.blocks[layer].mlp.out.weight.data[:, number] = 0
+
+    def restore():
+        for layer, weight in undo.items():
+            net.model.blocks[layer].mlp.out.weight.data.copy_(weight)
+
+    return restore
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_decoys_do_what_their_kind_says(name):
+    program = PROGRAMS[name]
+    prompts = prompts_of(program, 60)
+    made = compiled(with_decoys(program.circuitry()), name)
+    of_kind = {kind: [place for place, own in made.units.items() if own == kind] for kind in KINDS}
+
+    def margins(units):
+        restore = without(made, units)
+        result = torch.tensor(judged(program, made, prompts))
+        restore()
+        return result
+
+    whole = margins([])
+    for kind in ("idle", "cancelling", "other inputs", "saturated", "redundant"):
+        assert torch.allclose(margins(of_kind[kind]), whole, atol=2e-3), kind
+    for pair in zip(of_kind["cancelling"][::2], of_kind["cancelling"][1::2], strict=True):
+        assert any((margins([place]) - whole).abs().max() > 0.1 for place in pair)
+    for original in made.copies.values():
+        assert torch.allclose(margins([original]), whole, atol=2e-3)
+        assert made.units[original] == "program"
+    both = [place for pair in made.copies.items() for place in pair]
+    assert not both or not torch.allclose(margins(both), whole, atol=0.1)

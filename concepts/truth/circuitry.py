@@ -15,6 +15,8 @@ Vector = Mapping[Feature, float]
 """A direction of the residual stream."""
 SHARP = 30.0
 """The difference of attention scores between a key that matches and one that does not."""
+EVEN = 12.0
+"""The same where attention is the mean over all keys that match, whose scores must be equal."""
 ONE: Vector = {("one", 0): 1.0}
 """1 at every token."""
 PROGRAM = "program"

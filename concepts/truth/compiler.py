@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from icebear.concepts.truth.circuitry import ONE, Circuitry, Feature, Head, Unit
 LOGIT = 10.0
 """The logit of an answer; all others have 0."""
 SCALE: Vector = {("scale", 0): 1.0}
-SIZE = 8.0
+SIZE = 12.0
 """The constant feature in front of LayerNorm; the other features have a norm of about 3."""
 
 
@@ -30,6 +30,8 @@ class Compiled:
     units: dict[tuple[int, int], str]
     """(layer, neuron) -> kind."""
     heads: dict[tuple[int, int], str]
+    copies: dict[tuple[int, int], tuple[int, int]]
+    """A redundant neuron -> the neuron that does the same."""
 
 
 def compiled(circuitry: Circuitry, name: str, norm_prompts: Sequence[Sequence[int]] = (), seed: int = 0) -> Compiled:
@@ -49,7 +51,17 @@ def compiled(circuitry: Circuitry, name: str, norm_prompts: Sequence[Sequence[in
         Model(net, Words(words), name),
         {place: unit.kind for place, unit in basis.units.items()},
         {place: head.kind for place, head in basis.heads.items()},
+        _copies(basis.units),
     )
+
+
+def _copies(units: Mapping[tuple[int, int], Unit]) -> dict[tuple[int, int], tuple[int, int]]:
+    originals = {place: unit for place, unit in units.items() if unit.kind != "redundant"}
+    return {
+        place: next(other for other, own in originals.items() if replace(own, kind=unit.kind) == unit)
+        for place, unit in units.items()
+        if unit.kind == "redundant"
+    }
 
 
 class Basis:

@@ -7,7 +7,7 @@ from itertools import product
 from random import Random
 from typing import Any
 
-from icebear.concepts.truth.circuitry import ONE, SHARP, Circuitry, Vector, copying, matching, scaled, total
+from icebear.concepts.truth.circuitry import EVEN, ONE, SHARP, Circuitry, Vector, copying, matching, scaled, total
 from icebear.concepts.truth.program import BOS, END, Program, Variables, answer, at_the_end, drawn, letters
 
 
@@ -17,7 +17,7 @@ def histogram_variables(prompt: Sequence[str]) -> Variables:
 
 
 def histogram(made: Circuitry) -> None:
-    match = [*matching(made.tokens[1:], made.tokens[1:]), (scaled(ONE, SHARP), made.word(BOS))]
+    match = [*matching(made.tokens[1:], made.tokens[1:], EVEN), (scaled(ONE, EVEN), made.word(BOS))]
     made.head(0, match, [(made.word(BOS), {("share", 0): 1.0})], chooses=False)
     counts, outputs = made.block("count", len(made.outputs) + 1), made.block("out", len(made.outputs))
     made.count(0, ("share", 0), counts)
@@ -37,8 +37,8 @@ def sort(made: Circuitry) -> None:
     pairs = enumerate(product(words, places))
     made.look_up(0, [([made.tokens[word], made.positions[place]], code[n]) for n, (word, place) in pairs])
     made.look_up(0, [([made.word(BOS)], start)])
-    larger = [total(*(scaled(above, SHARP) for above in code[n + 1 :])) for n in range(len(code))]
-    match = [(scaled(ONE, SHARP), start), *zip(larger[:-1], code[:-1], strict=True)]
+    larger = [total(*(scaled(above, EVEN) for above in code[n + 1 :])) for n in range(len(code))]
+    match = [(scaled(ONE, EVEN), start), *zip(larger[:-1], code[:-1], strict=True)]
     made.head(1, match, [(made.word(BOS), {("share", 0): 1.0})], chooses=False)
     ranks = made.block("rank", len(places))
     made.count(1, ("share", 0), ranks)
@@ -53,7 +53,7 @@ def parity_variables(prompt: Sequence[str]) -> Variables:
 
 
 def parity(made: Circuitry) -> None:
-    match = [(scaled(ONE, SHARP), total(made.word(BOS), made.word("1")))]
+    match = [(scaled(ONE, EVEN), total(made.word(BOS), made.word("1")))]
     made.head(0, match, [(made.word(BOS), {("share", 0): 1.0})], chooses=False)
     counts, outputs = made.block("count", made.length), made.block("out", 2)
     made.count(0, ("share", 0), counts)
@@ -86,7 +86,7 @@ def brackets(made: Circuitry) -> None:
     size = made.length - 2
     counts = {}
     for sign in "()":
-        match = [(scaled(ONE, SHARP), total(made.word(BOS), made.word(sign)))]
+        match = [(scaled(ONE, EVEN), total(made.word(BOS), made.word(sign)))]
         made.head(0, match, [(made.word(BOS), {(f"share {sign}", 0): 1.0})], chooses=False)
         counts[sign] = made.block(f"count {sign}", size + 1)
         made.count(0, (f"share {sign}", 0), counts[sign])
