@@ -81,14 +81,14 @@ class Nodes:
         """Return the explained number for each mask (L, T, W) of recomputed nodes."""
         numbers: list[float] = []
         for recomputed in torch.stack(list(chosen)).split(ROWS):
-            with self._patched(recomputed, self.there):
+            with self.patched(recomputed, self.there):
                 numbers += forward(self.model, Logits(self.one.rows([0] * len(recomputed))), []).tolist()
         return numbers
 
     def predictions(self, recomputed: Tensor, k: int = 5) -> list[TokenScore]:
         """Return the most probable answers for a mask (L, T, W) of recomputed nodes."""
         target = Logits(self.one)
-        with self._patched(recomputed, self.there):
+        with self.patched(recomputed, self.there):
             forward(self.model, target, [])
         return self.model.top_tokens(target.logits[0, -1].float(), k)
 
@@ -107,7 +107,7 @@ class Nodes:
             site: x.to(self.model.device, self.model.dtype, copy=True).requires_grad_()
             for site, x in self.there.items()
         }
-        with self._patched(recomputed, leaves):
+        with self.patched(recomputed, leaves):
             logits = self.model.logits(self.one.batch, self.one.all_positions)
             gradients = torch.autograd.grad(self.one.evaluate(logits)[1].sum(), list(leaves.values()))
         pairs = zip(self.there.items(), gradients, strict=True)
@@ -125,7 +125,7 @@ class Nodes:
         return torch.cat(list(parts), -1)
 
     @contextmanager
-    def _patched(self, recomputed: Tensor, there: dict[str, Tensor]) -> Iterator[None]:
+    def patched(self, recomputed: Tensor, there: dict[str, Tensor]) -> Iterator[None]:
         """Give all nodes outside of a mask (..., L, T, W) the activations `there` (L, T, N)."""
         parts = dict(zip(self.sites, recomputed.split(self.widths, -1), strict=True))
         patches: dict[str, tuple[Tensor, Tensor]] = {}

@@ -19,6 +19,8 @@ RARE = "RARE"
 IDLE_UNITS, IDLE_HEADS, PAIRS, OTHERS, JITTERS = 4, 1, 2, 2, 2
 """How many there are: idle neurons and heads a layer, pairs that cancel, neurons for other inputs, neurons a layer that
 change scores."""
+PART = 0.3
+"""What one neuron of a pair that cancels adds to an answer, which has 1. It is too little to replace the program."""
 JITTER: Vector = {("jitter", 0): 1.0}
 
 
@@ -42,9 +44,9 @@ def with_decoys(circuitry: Circuitry, seed: int = 0) -> Circuitry:
         if any(layer < one for one in choosing):
             made.units += [jitter(circuitry, layer, random) for _ in range(JITTERS)]
     for _ in range(PAIRS):
-        made.units += cancelling_units(circuitry, last, random)
+        made.units += cancelling_units(circuitry, random)
     write = direction(circuitry, random)
-    one = _head(made, last, random, "cancelling", write)
+    one = _head(made, last + 1, random, "cancelling", write)
     made.heads += [one, replace(one, copy=[(read, scaled(write, -1)) for read, _ in one.copy])]
     for _ in range(OTHERS):
         read, _ = reading(circuitry, last, random)
@@ -55,12 +57,12 @@ def with_decoys(circuitry: Circuitry, seed: int = 0) -> Circuitry:
 
 
 def steps(circuitry: Circuitry) -> list[Unit]:
-    """Return two neurons for each feature of the answer, which make it 0 below 1/4 and 1 above 3/4."""
+    """Return two neurons for each feature of the answer, which make it 0 below 7/16 and 1 above 9/16."""
     units, features = [], dict.fromkeys(feature for vector in circuitry.answers for feature in vector)
     for feature in features:
         if feature[0] == "out":
-            for bias, sign in ((-0.5, 1.0), (-1.5, -1.0)):
-                units.append(Unit(circuitry.layers, {feature: 2.0}, bias, {("answer", feature[1]): sign}))
+            for bias, sign in ((-3.5, 1.0), (-4.5, -1.0)):
+                units.append(Unit(circuitry.layers, {feature: 8.0}, bias, {("answer", feature[1]): sign}))
     return units
 
 
@@ -92,9 +94,10 @@ def reading(circuitry: Circuitry, layer: int, random: Random) -> tuple[Vector, f
 
 
 def direction(circuitry: Circuitry, random: Random) -> Vector:
-    """Return a direction that changes the answer."""
+    """Return a direction that changes the logits of the answers by a part of what the program does."""
     features = dict.fromkeys(feature for vector in circuitry.answers for feature in vector if feature[0] == "out")
-    return {feature: random.choice((-0.7, 0.7)) for feature in features}
+    signs = random.sample([PART * (-1) ** number for number in range(len(features))], len(features))
+    return _answer(dict(zip(features, signs, strict=True)))
 
 
 def idle_unit(circuitry: Circuitry, layer: int, random: Random) -> Unit:
@@ -106,13 +109,13 @@ def _junk(random: Random) -> Vector:
     return {("junk", random.randrange(3)): 0.25}
 
 
-def cancelling_units(circuitry: Circuitry, layer: int, random: Random) -> list[Unit]:
-    """Return two neurons, one twice as active, that write opposite directions."""
-    read, _ = reading(circuitry, layer, random)
+def cancelling_units(circuitry: Circuitry, random: Random) -> list[Unit]:
+    """Return two neurons of the last layer, one twice as active, that write opposite directions."""
+    read, _ = reading(circuitry, circuitry.layers - 1, random)
     write = direction(circuitry, random)
     return [
-        Unit(layer, read, 0.0, write, "cancelling"),
-        Unit(layer, scaled(read, 2.0), 0.0, scaled(write, -0.5), "cancelling"),
+        Unit(circuitry.layers, read, 0.0, write, "cancelling"),
+        Unit(circuitry.layers, scaled(read, 2.0), 0.0, scaled(write, -0.5), "cancelling"),
     ]
 
 
