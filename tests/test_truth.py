@@ -1,14 +1,23 @@
 """Models whose mechanism is known: a compiled model answers as its program does."""
 
 import itertools
+import json
 from random import Random
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from icebear.app.cli.main import main
+from icebear.concepts.attribution.controls import Nodes, recovered_shares
+from icebear.concepts.evaluation import truth
+from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.truth.compiler import compiled
 from icebear.concepts.truth.decoys import KINDS, with_decoys
+from icebear.concepts.truth.judging import SITES, candidates_of, ranked
+from icebear.concepts.truth.pairs import pairs_of
 from icebear.concepts.truth.programs import PROGRAMS
+from icebear.concepts.truth.search import truth_of
 
 REFERENCE = {
     "previous": lambda p: [{"a": "b", "b": "c", "c": "d", "d": "a"}.get(word) for word in ["", *p[:-1]]],
@@ -148,3 +157,99 @@ def test_decoys_do_what_their_kind_says(name):
         assert made.units[original] == "program"
     both = [place for pair in made.copies.items() for place in pair]
     assert not both or not torch.allclose(margins(both), whole, atol=0.1)
+
+
+# --- the search and the scores --------------------------------------------------------------------------
+
+
+def first_pairs(name, variant, count):
+    program = PROGRAMS[name]
+    made = truth.VARIANTS[variant](program, 0)
+    return made, list(itertools.islice(pairs_of(program), count))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_pairs_have_different_answers(name):
+    program = PROGRAMS[name]
+    made, pairs = first_pairs(name, "plain", 6)
+    for number, pair in enumerate(pairs):
+        prompts = [[program.words[token] for token in ids] for ids in (pair.prompt, pair.counterfactual)]
+        answers = [program.answers(prompt)[pair.position] for prompt in prompts]
+        assert answers == [program.outputs[pair.target], program.outputs[pair.contrast]]
+        assert number % 2 or sum(a != b for a, b in zip(*prompts, strict=True)) == 1
+        result = pair.relevance(made.model, DIFFERENCE)
+        assert result.conservation().target >= 9.9
+        assert result.tokens.sum().item() == pytest.approx(result.conservation().target, abs=1e-3)
+
+
+def by_brute_force(candidates):
+    """The size of the smallest sufficient set and all sufficient sets of that size, of all subsets."""
+    everything = list(itertools.product((False, True), repeat=len(candidates)))
+    shares = candidates.recovered(torch.tensor(everything))
+    enough = [row for row, share in zip(everything, shares.tolist(), strict=True) if abs(1 - share) <= 0.1]
+    size = min(sum(row) for row in enough)
+    return size, [{n for n, chosen in enumerate(row) if chosen} for row in enough if sum(row) == size]
+
+
+@pytest.mark.parametrize(("name", "sites"), [("previous", "neurons and heads"), ("reverse", "neurons")])
+def test_the_smallest_set_is_that_of_all_subsets(name, sites):
+    made, pairs = first_pairs(name, "plain", 20)
+    tried = 0
+    for pair in pairs:
+        candidates = candidates_of(made.model, pair, SITES[sites])
+        if candidates is None or len(candidates) > 12:
+            continue
+        tried += 1
+        found = truth_of(candidates)
+        size, sets = by_brute_force(candidates)
+        assert found.proved
+        assert len(found.smallest) == size
+        assert set(found.smallest) in sets
+        assert found.nodes <= set.union(*sets)
+        assert sorted(found.order) == list(range(len(candidates)))
+    assert tried > 2
+
+
+def test_recovered_is_the_sufficiency_of_ablation():
+    made, (pair, *_) = first_pairs("conditional", "decoys", 1)
+    candidates = candidates_of(made.model, pair, ("ffn", "head"))
+    result = pair.relevance(made.model, DIFFERENCE)
+    nodes = Nodes.of(made.model, result, "ffn", "head")
+    chosen = torch.rand(5, len(candidates), generator=torch.Generator().manual_seed(0)) < 0.5
+    masks = torch.zeros(5, *nodes.shape, dtype=torch.bool)
+    masks.flatten(1)[:, candidates.places] = chosen
+    expected, _ = recovered_shares(nodes, list(masks))
+    assert torch.allclose(candidates.recovered(chosen), torch.tensor(expected), atol=1e-4)
+
+
+def test_ties_are_broken_at_random_and_sizes_decide():
+    scores = torch.tensor([0.0, -2.0, 1.0, 1.0, 1e-9, 0.0])
+    orders = {tuple(ranked(scores, torch.Generator().manual_seed(seed))) for seed in range(50)}
+    assert {order[0] for order in orders} == {1}
+    assert {order[1] for order in orders} == {2, 3}
+    assert {order[5] for order in orders} == {0, 4, 5}
+
+
+def test_difference_rules_have_the_true_nodes_of_a_program_and_random_scores_do_not():
+    line = truth.measure(("conditional", "decoys"), {"difference": DIFFERENCE, "random": "random"}, 4)
+    rows = truth.means(line["pairs"])
+    assert rows["difference"]["at_2k"] > 0.95
+    assert rows["difference"]["precision"] > 0.8
+    assert rows["random"]["at_2k"] < 0.5
+    assert rows["random"]["area"] < 0.6
+
+
+def test_the_evaluation_needs_no_model_resumes_and_prints_strict_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--programs", "previous", "--samples", "2", "--methods", "difference,random", "--out", "out", "--json"]
+    first = CliRunner().invoke(main, ["evaluate", "truth", *options])
+    assert first.exit_code == 0, first.output
+    monkeypatch.setattr(truth, "judged", lambda *_: pytest.fail("measured again"))
+    again = CliRunner().invoke(main, ["evaluate", "truth", *options])
+    assert again.stdout == first.stdout
+    (part,) = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
+    assert part["part"] == "compiled"
+    assert {row["method"] for table in part["tables"] for row in table["rows"]} == {"difference", "random"}
+    wrong = CliRunner().invoke(main, ["evaluate", "truth", "--programs", "prevous", "--out", "other"])
+    assert wrong.exit_code == 1
+    assert "previous" in wrong.stderr

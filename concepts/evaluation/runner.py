@@ -13,7 +13,7 @@ from typing import Any
 from icebear.concepts.evaluation import report
 from icebear.concepts.evaluation.protocol import Evaluation, Line, Part
 from icebear.concepts.evaluation.report import Results
-from icebear.concepts.models.model import Model
+from icebear.concepts.models.model import versions
 from icebear.errors import InputError, NumericalError
 from icebear.paths import read_text, write_file
 
@@ -48,9 +48,11 @@ class PartResult:
 
 
 def run(
-    evaluation: Evaluation, model: Model, out: str | Path, progress: Progress = lambda *_: nullcontext()
+    evaluation: Evaluation, model: Any, out: str | Path, progress: Progress = lambda *_: nullcontext()
 ) -> Iterator[PartResult]:
     """Measure and report each part; a folder that has all samples of a part is only reported again.
+
+    model: the `Model`; None for an evaluation that makes its own.
 
     Raises
     ------
@@ -64,7 +66,7 @@ def run(
         methods = {name: repr(part.methods.get(name)) for name in (*part.methods, *part.unable)}
         settings = {
             "evaluation": evaluation.name,
-            **model.made_with,
+            **(model.made_with if model else {"versions": versions()}),
             "methods": methods,
             **({"part": part.name} if part.name else {}),
             **evaluation.settings(),

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 class Output:
     out: str
     json: bool
+
+
+@record
+class OutputAndModel(Output):
     model: ModelOptions
 
 
@@ -63,14 +67,15 @@ def evaluate() -> None:
 
 def command(kind: type[protocol.Evaluation]) -> click.Command:
     hints = get_type_hints(kind, include_extras=True)
+    output = OutputAndModel if kind.needs_model else Output
 
     def run(**values: Any) -> None:
         evaluation = kind(**{one.name: values[one.name] for one in fields(kind)})
         for extra in kind.needs:
             need(extra)
-        _run(evaluation, filled(Output, values))
+        _run(evaluation, filled(output, values))
 
-    params = [*(_click_option(one, hints[one.name]) for one in fields(kind)), *parameters(Output)]
+    params = [*(_click_option(one, hints[one.name]) for one in fields(kind)), *parameters(output)]
     return Verb(kind.name, params=params, help=help_of(kind), callback=run)
 
 
@@ -100,7 +105,8 @@ def _run(evaluation: protocol.Evaluation, output: Output) -> None:
 
     parts: list[dict[str, Any]] = []
     columns: dict[str, str] = {}
-    for part in runner.run(evaluation, output.model.load(), output.out, bar):
+    model = output.model.load() if isinstance(output, OutputAndModel) else None
+    for part in runner.run(evaluation, model, output.out, bar):
         parts.append(part.to_dict())
         for name, table in part.tables.items():
             columns |= table.columns
