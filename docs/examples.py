@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from icebear import Chat, attribute, load_model
+from icebear import Chat, attribute, flip, load_model
 from icebear.actmax.explanation import Explanation, explain_groups
 from icebear.app.web import measured
 from icebear.app.web.ui import read_prompt
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.models.model import Model
+from icebear.steering.flipping.outcome import outcome_of
 
 FOLDER = Path(__file__).parents[1] / "app" / "web" / "examples"
 
@@ -91,12 +92,13 @@ def measure(model: Model, example: Example) -> dict[str, Any]:
     explanation = Explanation(relevance, Ranking(site="ffn"), (), together=together, groups=groups)
     begun = measured.finding(relevance, example.prompt, example.counterfactual)
     finding = measured.with_groups(model, begun, explanation).to_dict()
+    recipe = flip(model, prompt, example.contrast, counterfactual)
     return {
         "title": example.title,
         "about": example.about,
         "made_with": model.made_with,
         "finding": finding,
-        "flip": None,
+        "flip": recipe.noting(**outcome_of(model, recipe).provenance()).to_dict(),
     }
 
 

@@ -64,5 +64,5 @@ def show() -> None:
 
 def _take(finding: Finding) -> None:
     st.session_state.update(
-        prompt=finding.prompt, counterfactual=finding.counterfactual or "", target=None, contrast=None, flip=False
+        prompt=finding.prompt, counterfactual=finding.counterfactual or "", target=None, contrast=None, switch=False
     )

@@ -9,7 +9,9 @@ import streamlit as st
 
 from icebear.actmax.explanation import Explanation
 from icebear.app.web import details as tables
-from icebear.app.web import measured, ui
+from icebear.app.web import flips, measured, ui
+from icebear.app.web.background import Job
+from icebear.app.web.continuations import share
 from icebear.app.web.finding import Answers, Finding, Request
 from icebear.app.web.relevances import explained, predicted
 from icebear.concepts.attribution.attribute import attribute
@@ -65,15 +67,11 @@ def _cost(ids: tuple[int, ...], compared: bool) -> tuple[float, float]:
 
 def relevance_of(request: Request) -> Relevance:
     method = request.method or ("default" if request.counterfactual else "attnlrp")
-    target, contrast = (_token(request.prompt, text) for text in (request.target, request.contrast))
+    model, prompt = ui.model(), ui.read_prompt(request.prompt)
+    target, contrast = (
+        flips.completed(model, prompt, text) if text else None for text in (request.target, request.contrast)
+    )
     return explained(request.prompt, target, contrast, method, request.counterfactual)
-
-
-def _token(prompt: str, text: str | None) -> str | None:
-    """Return a typed token, with the space that was left out."""
-    if not text or text[0].isspace() or any(token.text == text for token in predicted(ui.model_name(), prompt)):
-        return text
-    return f" {text}" if len(ui.model().continuation(f" {text}")) == 1 else text
 
 
 def finding(request: Request) -> Finding:
@@ -91,13 +89,23 @@ def finished(request: Request, begun: Finding) -> Finding:
     return measured.with_groups(ui.model(), begun, explanation)
 
 
+def flip(request: Request, word: str) -> Job:
+    """Return the job that makes a word the answer, with the counterfactual as its source."""
+    job = flips.started(request.prompt, word, request.counterfactual)
+    if job.error and st.session_state.get("flip_of") != request:
+        flips.forget(request.prompt, word, request.counterfactual)  # another visitor stopped it
+        job = flips.started(request.prompt, word, request.counterfactual)
+    st.session_state["flip_of"] = request
+    return job
+
+
 def without(request: Request, edits: tuple[str, ...]) -> str:
     """Return in words what happens to both answers when the edits are made."""
     relevance = relevance_of(request)
     tokens = [token for token in (relevance.target, relevance.contrast) if token]
     before, after = (_probabilities(request.prompt, each, tuple(token.id for token in tokens)) for each in ((), edits))
     moved = [
-        f"P({token.text.strip() or token.text}) goes from {old:.2f} to {new:.2f}"
+        f"P({token.text.strip() or token.text}) goes from {share(old)} to {share(new)}"
         for token, old, new in zip(tokens, before[0], after[0], strict=True)
     ]
     same = max(abs(old - new) for old, new in zip(before[0], after[0], strict=True)) < SMALL

@@ -11,7 +11,9 @@ from typing import Any
 import streamlit as st
 
 from icebear.app.web import background, gallery, story, suggestions, ui
+from icebear.app.web.background import Job
 from icebear.app.web.finding import Finding, Group, Request
+from icebear.recipe import Recipe
 from icebear.records import Neuron
 
 
@@ -43,8 +45,13 @@ def show() -> None:
 def _live() -> ModuleType:
     """Return the module that measures, as soon as the model is loaded."""
     ui.model()
+    return _module("live")
+
+
+def _module(name: str) -> ModuleType:
+    """Import what imports torch."""
     with background.importing:
-        return importlib.import_module("icebear.app.web.live")
+        return importlib.import_module(f"icebear.app.web.{name}")
 
 
 def _waiting() -> str:
@@ -54,7 +61,7 @@ def _waiting() -> str:
 
 def _forget() -> None:
     """What was chosen for another prompt does not hold for this one."""
-    st.session_state.update(counterfactual="", target=None, contrast=None, flip=False)
+    st.session_state.update(counterfactual="", target=None, contrast=None, switch=False)
 
 
 def _chip(place: Any, label: str, key: str, tokens: Sequence[tuple[str, str]], default: str | None) -> str | None:
@@ -87,13 +94,38 @@ def _page(request: Request, finding: Finding, finished: Callable[[], Finding], f
         story.cards(finding, partial(_foot, request))
 
 
-def _switch(request: Request, finding: Finding, flip: dict[str, Any] | None, place: Any) -> None:
+def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None, place: Any) -> None:
     """Offer to change the answer to the word that it is explained against."""
-    if not finding.contrast:
+    contrast = finding.contrast
+    if not contrast:
         return
-    word = ui.plain(finding.contrast.strip() or finding.contrast)
-    if ui.typed(st.toggle, f"**Make it say {word}**", "flip"):
-        place.write(flip)
+    word = ui.plain(contrast.strip() or contrast)
+    if not ui.typed(st.toggle, f"**Make it say {word}**", "switch"):
+        return
+    with place.container(border=True):
+        if recorded:
+            flips = _module("flips")
+            flips.show(Recipe.from_dict(recorded))
+        else:
+            _searched(_live().flip(request, contrast))
+
+
+def _searched(job: Job) -> None:
+    """Show the flip that a job found; until then its progress, while the page goes on."""
+    if job.is_alive():
+        _searching(job)
+    elif job.error:
+        st.info(ui.message(job.error))
+    else:
+        _module("flips").show(job.result)
+
+
+@st.fragment(run_every=0.5)
+def _searching(job: Job) -> None:
+    if not job.is_alive():
+        st.rerun()
+    st.progress(job.share, f"{ui.plain(ui.doing(job))} ...")
+    st.button("Stop", key="stop_flip", on_click=job.stop)
 
 
 def _foot(request: Request, number: int, group: Group) -> None:
