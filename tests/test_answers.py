@@ -12,7 +12,10 @@ from icebear.concepts.attribution.attribute import of_prompts
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
 from icebear.concepts.attribution.units import units_of
 from icebear.concepts.models.answer import Answer, read_span
+from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Prompt
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.run import Logits, forward_backward, new_accounting
 from icebear.errors import InputError
 
 WRITTEN = (11, 4, 7, 30, 2, 9)
@@ -272,6 +275,43 @@ def test_origins_with_biases_and_another_prompt():
         assert abs(result.biases) > 1e-3
         assert result.through_ffn == pytest.approx(((plain - past) / result.target).item(), abs=1e-9)
         assert result.drop == pytest.approx(1 - without_ffn(made, answer, span) / result.target, abs=1e-4)
+
+
+@pytest.mark.parametrize(("span", "contrast"), [((1, 2), 7), ((1, 3), (5, 9)), ((0, 2), (4, 8, 20)), ((2, 4), 31)])
+def test_the_sources_of_a_difference_are_the_differences_of_the_sources(span, contrast):
+    """Each part is that of the answer minus that of an answer that says the contrast; means if the lengths differ."""
+    made = Model(random_model(LLAMA_BIASES).net, Letters(), "letters")
+    start, stop = span
+    other = contrast if isinstance(contrast, tuple) else (contrast,)
+
+    def written(ids):
+        return Answer(tuple(IDS), ids, made.pieces(ids), (0.5,) * len(ids), True)
+
+    def slow(ids, kind):
+        """Relevance (T,) and biases of the sum of logits, centered or not, of all tokens from `start` on."""
+        objective = objective_of(made, [Prompt(ids=(*IDS, *ids[:start]))], target_text=[ids[start:]], kind=kind)
+        inputs, sums = Inputs(), new_accounting(made, 1)
+        numbers, _ = forward_backward(made, Logits(objective), [inputs], CP_LRP, accounting=sums)
+        return inputs.relevance()[0][0], sums["biases"][0].item(), numbers[0].item()
+
+    with Double():
+        text = contrast if isinstance(contrast, int) else "".join(made.pieces(other))
+        result = source_breakdown(made, written(WRITTEN[:stop]), span, contrast=text)
+        kind = "logit" if stop - start == len(other) == 1 else "centered-logit"
+        kind = kind if stop - start == len(other) else "mean-centered-logit"
+        own, against = (slow((*WRITTEN[:start], *ids), kind) for ids in (WRITTEN[start:stop], other))
+    assert result.target == pytest.approx(own[2] - against[2], abs=1e-9)
+    assert abs(result.remainder) < 1e-6
+    assert result.biases == pytest.approx(own[1] - against[1], abs=1e-9)
+    parts = {part.name: part.total for part in result.parts}
+    before = len(IDS) + start
+    assert sum(parts.values()) == pytest.approx((own[0].sum() - against[0].sum()).item(), abs=1e-9)
+    assert parts.get("the contrast's own start", 0.0) == pytest.approx(-against[0][before:].sum().item(), abs=1e-9)
+    prompt = own[0][: len(IDS)].sum() - against[0][: len(IDS)].sum()
+    outside = sum(value for name, value in parts.items() if "start" not in name)
+    assert outside == pytest.approx(prompt.item(), abs=1e-9)
+    with pytest.raises(InputError):
+        source_breakdown(made, written(WRITTEN[:stop]), span, counterfactual=OTHER, contrast=contrast)
 
 
 def without_ffn(model, answer, span):

@@ -1,9 +1,12 @@
 """Chat in the app."""
 
+import re
+from html import unescape
+
 import pytest
 from appview import fine, shown, text, visit
 
-from icebear import Chat, attribute, units
+from icebear import Chat, attribute, source_breakdown
 from icebear.app.web import words
 from icebear.concepts.models.answer import answer_of
 from icebear.concepts.render import heatmap
@@ -17,26 +20,39 @@ def output_of(*contents, roles=("user", "assistant")):
     return Chat({"role": roles[at % 2], "content": content} for at, content in enumerate(contents)).to_json(None)
 
 
-def test_talk(environment, smol):
-    page = fine(visit(length="12"))
-    page.chat_input[0].set_value("What is the capital of France? Answer in one word.").run()
+def bars_of(page):
+    """Name -> number of each bar."""
+    (html,) = (str(part.proto.body) for part in page.html if 'class="bars"' in str(part.proto.body))
+    names = re.findall(r'<span class="\w+">([^<]*)</span>', html)
+    return {unescape(name): float(number) for name, number in zip(names[::2], names[1::2], strict=True)}
+
+
+def test_a_conversation_and_the_account_of_a_word(environment, smol):
+    page = fine(visit("chat", length="12"))
+    page.get_by_key("example_0").click().run()
     request, answer = conversation(fine(page)).messages
     assert answer["content"] == "The capital of France is Paris."
     assert page.query_params["chat"] == conversation(page).to_json(None)
     assert "Click a word" in text(page)
     page.query_params["turn"], page.query_params["span"] = "1", "5-6"
     assert "#### Why ␣Paris?" in text(fine(page.run()))
-    assert "(template)" in text(page)  # greyed in the heatmap
-    turns, neurons = (frame.value for frame in page.dataframe)
-    own = attribute(smol, answer_of(smol, conversation(page), 1), span=(5, 6))
-    assert turns["relevance"].sum() == pytest.approx(own.tokens.sum().item(), abs=1e-4)
-    assert list(neurons["neuron"]) == [str(row.neuron) for row in own.top(10)]
+    answered = answer_of(smol, conversation(page), 1)
+    own = source_breakdown(smol, answered, (5, 6), number="log-odds")
+    assert list(bars_of(page).values()) == pytest.approx(totals(own), abs=0.006)
+    assert "The strongest word is **France**" in text(page)
     page.get_by_key("rather").set_value("London").run()
     assert "Why ␣Paris rather than ␣London?" in text(fine(page))
-    against = attribute(smol, answer_of(smol, conversation(page), 1), contrast="London", span=(5, 6))
-    wanted = [value for _, value in sorted(units(against, "turn"), key=lambda part: part[0].template)]
-    assert page.dataframe[0].value["relevance"].tolist() == pytest.approx(wanted, abs=1e-4)
-    page.get_by_key("talk_steer").click().run()
+    against = source_breakdown(smol, answered, (5, 6), contrast="London")
+    assert list(bars_of(page).values()) == pytest.approx(totals(against), abs=0.006)
+    assert sum(bars_of(page).values()) == pytest.approx(against.target, abs=0.05)
+    assert not page.dataframe  # one account a screen
+    page.session_state["details"] = True
+    page = fine(page.run())
+    assert "(template)" in text(page)  # greyed in the heatmap
+    (neurons,) = (frame.value for frame in page.dataframe)
+    relevance = attribute(smol, answered, contrast="London", span=(5, 6))
+    assert list(neurons["neuron"]) == [str(row.neuron) for row in relevance.top(10)]
+    page.get_by_key("account_steer").click().run()
     assert fine(page).get_by_key("edits").value.endswith("*0")
     assert Chat.from_json(page.get_by_key("prompt").value) == Chat([request])
     page.get_by_key("tokens").set_value(2).run()
@@ -44,13 +60,19 @@ def test_talk(environment, smol):
     assert "The capital" in text(fine(page))
     assert "Why ␣Paris rather than ␣London?" in text(fine(shown(page, "chat")))
     page.get_by_key("forget").click().run()
-    assert fine(page).get_by_key("try_explain")
+    assert fine(page).get_by_key("example_0")
     assert "chat" not in page.query_params
+
+
+def totals(sources):
+    """What was written first, then the template; the largest first."""
+    rows = [(part.name in ("template", "sinks"), -part.total) for part in sources.parts]
+    return [-value for _, value in sorted(rows)]
 
 
 def test_an_answer_that_somebody_ended_is_kept(environment, smol):
     ids = smol.tokens_of("The capital of France")
-    page = visit(chat=output_of("What is the capital of France?"))
+    page = visit("chat", chat=output_of("What is the capital of France?"))
     page.session_state["writing"] = [*ids, smol.tokenizer.eos_token_id]  # any click ends the run that writes
     page.run()
     message = conversation(fine(page)).messages[1]
@@ -60,7 +82,7 @@ def test_an_answer_that_somebody_ended_is_kept(environment, smol):
 
 
 def test_a_conversation_without_an_answer_waits_for_a_click(environment):
-    page = fine(visit(chat=output_of("Say yes."), length="2"))
+    page = fine(visit("chat", chat=output_of("Say yes."), length="2"))
     assert "no answer yet" in text(page)
     page.get_by_key("ask").click().run()
     assert len(conversation(fine(page)).messages[1]["ids"]) == 2
@@ -78,7 +100,7 @@ def test_a_conversation_without_an_answer_waits_for_a_click(environment):
     ],
 )
 def test_broken_links(environment, chat, reason):
-    page = visit(chat=chat, turn="1", span="0-1")
+    page = visit("chat", chat=chat, turn="1", span="0-1")
     assert not page.exception
     assert reason in page.error[0].value.replace("\\", "")
     page.chat_input[0].set_value("Hi").run()
@@ -87,14 +109,14 @@ def test_broken_links(environment, chat, reason):
 
 @pytest.mark.parametrize(("turn", "span"), [("1", "3-99"), ("0", "0-1"), ("9", "0-1"), ("x", "0-1"), ("1", "x")])
 def test_marks_that_are_not_there(environment, turn, span):
-    page = visit(chat=output_of("Say yes.", "Yes, of course."), turn=turn, span=span)
+    page = visit("chat", chat=output_of("Say yes.", "Yes, of course."), turn=turn, span=span)
     assert len(page.error) == 1
     assert not page.exception
 
 
 def test_a_long_conversation_has_pages_and_no_link(environment):
     chat = output_of(*("ice bear " * 70, "Yes.") * 12)
-    page = visit()
+    page = visit("chat")
     page.session_state["chat"] = chat
     page = fine(shown(page, "chat"))
     assert "too long for a link" in text(page)
@@ -106,18 +128,17 @@ def test_a_long_conversation_has_pages_and_no_link(environment):
 
 
 def test_a_model_without_a_template_says_so(first_visit):
-    assert "has no chat template" in text(fine(visit())).replace("\\", "")
-    page = fine(visit())
+    assert "has no chat template" in text(fine(visit("chat"))).replace("\\", "")
+    page = fine(visit("chat"))
     assert not page.chat_input
-    assert page.get_by_key("prompt")
 
 
 def test_views_take_a_conversation(environment, smol):
     chat = output_of("What is the capital of France? Answer in one word.")
-    page = fine(visit("explain", prompt=chat, target="Paris"))
+    page = fine(visit("why", prompt=chat, target="Paris"))
     assert "Why Paris?" in text(page)
     assert "(template)" in text(page)
-    page = fine(visit("steer", prompt=chat, edits="L29.ffn.860*0", tokens="3"))
+    page = fine(visit("steer", section="edits", prompt=chat, edits="L29.ffn.860*0", tokens="3"))
     page.get_by_key("generate").click().run()
     assert "user: What is the capital" in text(fine(page))
     printed = []
@@ -126,14 +147,20 @@ def test_views_take_a_conversation(environment, smol):
     assert printed == [page.session_state["generated"][1].steered.text]
     both = (output_of(f"What is the capital of {name}?", f"The capital of {name} is") for name in ("France", "Spain"))
     assert "Groups" in text(fine(visit("circuit", prompt=next(both), counterfactual=next(both), nodes="5")))
-    assert "cannot be read" in visit("steer", prompt=chat[:-1]).error[0].value
+    assert "cannot be read" in visit("steer", section="edits", prompt=chat[:-1]).error[0].value
 
 
 def test_a_conversation_s_circuit(environment):
     page = visit(
-        chat=output_of("What is the capital of France?", "The capital of France is Paris."), turn="1", span="5-6"
+        "chat",
+        chat=output_of("What is the capital of France?", "The capital of France is Paris."),
+        turn="1",
+        span="5-6",
     )
-    (field,) = (field for field in fine(page).text_input if field.label.startswith("Compared with another message"))
+    page.session_state["details"] = True
+    (field,) = (
+        field for field in fine(page.run()).text_input if field.label.startswith("Compared with another message")
+    )
     field.set_value("What is the capital of Spain?").run()
     page.get_by_key("open_circuit").click().run()
     assert page.get_by_key("target").value == " Paris"

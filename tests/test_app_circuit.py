@@ -3,7 +3,8 @@
 import pytest
 from appview import fine, text, visit
 
-from icebear.app.web.checks import bars, sentence
+from icebear.app.web.bars import Bar, bars
+from icebear.app.web.checks import measures, sentence
 from icebear.concepts.attribution.controls import Ablation
 
 
@@ -14,7 +15,7 @@ def buttons_of(page, label):
 def test_a_circuit_its_groups_and_its_checks(environment):
     page = fine(visit("circuit", contrast=" desert", nodes="10"))
     assert "These 10 neurons" in text(page)
-    assert "<b>Lost without these neurons</b>" in text(page)
+    assert "Lost without these neurons" in text(page)
     nodes = page.dataframe[0].value
     assert nodes[""].iloc[0] == "these 10 neurons"
     assert 0 < nodes["necessity"].iloc[0] < 1
@@ -52,7 +53,9 @@ def test_a_circuit_that_recovers_little_says_so(share, random, little, control):
 
 
 def test_bars_stay_in_their_box():
-    html = bars(Ablation(25, -0.5, 1.7, 0.25, 0.0, 0.0, 0.0), "neurons")
-    widths = [part.split("%")[0] for part in html.split("width:")[1:] if part[0].isdigit()]
-    assert [float(width) for width in widths[-4:]] == [0, 25, 100, 0]
-    assert ">170%<" in html
+    shares = measures(Ablation(25, -0.5, 1.7, 0.25, 0.0, 0.0, 0.0), "neurons")
+    assert [(bar.value, bar.number) for bar in shares] == [(0, "-50%"), (0.25, "25%"), (1, "170%"), (0, "0%")]
+    html = bars([Bar("<b>", 3.0, "+3"), Bar("b", -1.0, "-1")])
+    assert [float(part.split("%")[0]) for part in html.split('style="left:')[1:]] == [25, 0]
+    assert [float(part.split("%")[0]) for part in html.split("%;width:")[1:]] == [75, 25]
+    assert "&lt;b&gt;" in html

@@ -1,25 +1,32 @@
-"""Below a conversation: why the model wrote the selected words."""
+"""Beside a conversation: why the model wrote the selected words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
-import pandas
 import streamlit as st
 
 from icebear.app.web import ui
-from icebear.app.web.details import BLUE, RED
+from icebear.app.web.bars import Bar, bars
 from icebear.app.web.relevances import answered, explained_words
 from icebear.concepts.attribution.ranking import Ranking
-from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.attribution.sources import SourceBreakdown, source_breakdown
-from icebear.concepts.attribution.units import units
+from icebear.concepts.attribution.sources import SourceBreakdown, SourcePart, source_breakdown
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.chat import Chat
 
 WORD, ALTERNATIVE = "word", "alternative"
+UNWRITTEN = {"template": "Chat template", "sinks": "Attention sinks"}
+"""Parts that nobody wrote."""
+NAMES = UNWRITTEN | {
+    "the answer's own start": "The answer so far",
+    "the contrast's own start": "The alternative so far",
+    "system": "System message",
+}
+"""Parts that are named on this page; others are quoted."""
+QUOTED = 42
+"""The longest quote of a part, in characters."""
 
 
 def selects_alternative() -> bool:
@@ -27,81 +34,116 @@ def selects_alternative() -> bool:
     return st.session_state.get("clicks") == ALTERNATIVE
 
 
-def show(chat: Chat, turn: int, span: tuple[int, int]) -> None:
-    text = Chat(chat.messages[: turn + 1]).to_json(None)
-    answer = answered(ui.model_name(), text, turn)
-    start, stop = answer.token_range(span)
+def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
+    """Say in a sentence and in bars what the words come from. Return the account."""
+    account = st.container()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks")
-        contrast = ui.typed(st.text_input, "Rather than (another phrase, optional)", "rather", width=260)
-    relevance = explained_words(text, turn, (start, stop), contrast.strip() or None)
-    _tokens(relevance, answer.probabilities[start:stop])
-    _parts(relevance, origins_of(ui.model_name(), text, turn, (start, stop)))
-    explanation = ui.explanation_of(relevance, Ranking(10, position="last"))
-    before = Chat(chat.messages[:turn])
-    if explanation.nodes:
-        st.markdown(f"#### The neurons that contribute most to {ui.target_label(relevance)}")
-        ui.node_table(explanation, "chat", ("neuron", "token", "relevance"), prompt=before.to_json(None))
-    _circuit(before, answer, start, relevance)
-
-
-@st.cache_data(max_entries=64, show_spinner="Explaining ...")
-def origins_of(name: str, chat: str, turn: int, span: tuple[int, int]) -> SourceBreakdown:
-    return source_breakdown(ui.model(), answered(name, chat, turn), span)
-
-
-def _tokens(relevance: Relevance, probabilities: Sequence[float]) -> None:
-    st.markdown(f"#### Why {ui.target_label(relevance)}?")
-    ui.heat(relevance, answer=True)
-    chances = ", ".join(f"{chance:.0%}" for chance in probabilities[:12])
-    more = ", ..." if len(probabilities) > 12 else ""
-    st.caption(ui.plain(f"Probability: {chances}{more}"))
-    st.caption("Red supports it, blue opposes it; dotted: attention sinks, ignored; gray: the chat template.")
-
-
-def _parts(relevance: Relevance, sources: SourceBreakdown) -> None:
-    left, right = st.columns(2)
-    with left:
-        st.markdown("#### What each message contributes")
-        parts = sorted(units(relevance, "turn"), key=lambda part: part[0].template)  # messages first
-        rows = [
-            {"turn": unit.turn, "relevance": value, "text": "(template)" if unit.template else unit.text.strip()}
-            for unit, value in parts
-        ]
-        st.dataframe(pandas.DataFrame(rows), hide_index=True, column_config={"relevance": ui.SIGNED})
-    with right:
-        st.markdown("#### Where the answer comes from")
-        bars = {part.name: (part.positive, part.negative) for part in sources.parts}
-        bars["biases"] = (max(sources.biases, 0.0), min(sources.biases, 0.0))
-        table = pandas.DataFrame.from_dict(bars, orient="index", columns=["supports", "opposes"])
-        st.bar_chart(table, color=[RED, BLUE], horizontal=True, sort=False, x_label="", y_label="logits")
-        st.caption(f"{sources.through_ffn:.0%} passes through MLP neurons (overlaps with the bars).")
-    with st.expander("Method check"):
-        bars_line = (
-            f"The logits of {sources.text!r} by CP-LRP: {sources.target:.2f} = the bars {sources.remainder:+.1e}."
+        contrast = ui.typed(st.text_input, "Rather than (optional)", "rather", width=200)
+    text, answer = _answer(chat, turn)
+    with account:
+        sources = _sources(ui.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
+        st.markdown(f"#### Why {ui.target_label(sources.relevance)}?")
+        st.markdown(sentence(sources))
+        st.html(bars(parts(sources)))
+        st.caption(
+            f"Red supports it, blue opposes it, in logits. {sources.through_ffn:.0%} passes through MLP neurons "
+            "(overlaps with the bars)."
         )
-        st.caption(ui.plain(f"{relevance.conservation_text()}. {bars_line}"))
+    return sources
 
 
-def _circuit(before: Chat, answer: Answer, start: int, relevance: Relevance) -> None:
+def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdown) -> None:
+    """Show, if this is opened, the tokens behind the bars, the neurons and the circuit."""
+    opened = st.expander("Details: tokens, neurons, circuit", key="details", on_change="rerun")
+    if not opened.open:
+        return
+    text, answer = _answer(chat, turn)
+    start, stop = answer.token_range(span)
+    with opened:
+        st.markdown("#### The tokens behind the bars")
+        ui.heat(sources.relevance, answer=True)
+        chances = ", ".join(f"{chance:.0%}" for chance in answer.probabilities[start : min(stop, start + 12)])
+        more = ", ..." if stop - start > 12 else ""
+        st.caption(
+            "Red supports it, blue opposes it; dotted: attention sinks; gray: the chat template. "
+            + ui.plain(f"Probability of the selected words: {chances}{more}")
+        )
+        relevance = explained_words(text, turn, (start, stop), sources.relevance.contrast_text or None)
+        explanation = ui.explanation_of(relevance, Ranking(10, position="last"))
+        before = Chat(chat.messages[:turn])
+        if explanation.nodes:
+            st.markdown(f"#### The neurons that contribute most to {ui.target_label(relevance)}")
+            ui.node_table(explanation, "account", ("neuron", "token", "relevance"), prompt=before.to_json(None))
+        _circuit(before, answer, start, sources)
+        bars_line = f"The bars (CP-LRP) sum to {sources.target:.2f} logits, remainder {sources.remainder:+.1e}."
+        st.caption(ui.plain(f"Method check. {bars_line} Neurons: {relevance.conservation_text()}."))
+
+
+def _answer(chat: Chat, turn: int) -> tuple[str, Answer]:
+    """Return the conversation up to a message, as JSON, and this message."""
+    text = Chat(chat.messages[: turn + 1]).to_json(None)
+    return text, answered(ui.model_name(), text, turn)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Explaining ...")
+def _sources(name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> SourceBreakdown:
+    answer, number = answered(name, chat, turn), {} if contrast else {"number": "log-odds"}
+    return source_breakdown(ui.model(), answer, span, contrast=contrast, **number)  # type: ignore[arg-type]
+
+
+def part_name(part: SourcePart) -> str:
+    """Return the name of a part, or its text in quotes."""
+    return NAMES.get(part.name) or f"\u201c{shorten(part.text, QUOTED, placeholder=' ...')}\u201d"
+
+
+def parts(sources: SourceBreakdown) -> list[Bar]:
+    """Return a bar for each part, what was written first."""
+    rows = [(part_name(part), part.total, part.name in UNWRITTEN) for part in sources.parts]
+    if abs(sources.biases) > 1e-3 * abs(sources.target):
+        rows.append(("Biases of the model", sources.biases, True))
+    rows.sort(key=lambda row: (row[2], -row[1]))
+    return [Bar(name, value, f"{value:+.2f}", unwritten) for name, value, unwritten in rows]
+
+
+def sentence(sources: SourceBreakdown) -> str:
+    """Say which part of the conversation contributed most, and the token in it that did, as Markdown."""
+    relevance, contrast = sources.relevance, sources.relevance.contrast_text
+    best = max((part for part in sources.parts if part.name not in UNWRITTEN), key=lambda part: part.total)
+    if best.total <= 0:
+        return "No message supports it."
+    apart = {*relevance.prompt.template, *relevance.prompt.sinks}
+    places = [place for place in range(len(relevance.tokens)) if place not in apart]
+    top = max(places, key=lambda place: relevance.tokens[place].item())
+    word, others = relevance.prompt.strings[top].strip(), ui.plain(contrast.strip()) or "all other words"
+    name = part_name(best)
+    behind = "" if sources.target > 0 else f" But the model prefers {others} here."
+    return (
+        f"**Of the messages, {ui.plain(name[0].lower() + name[1:])} contributed most: {best.total:+.1f}** of the "
+        f"{sources.target:.1f} logits by which it leads {others}. The strongest word is **{ui.token_label(word)}** "
+        f"({relevance.tokens[top].item():+.1f}).{behind}"
+    )
+
+
+def _circuit(before: Chat, answer: Answer, start: int, sources: SourceBreakdown) -> None:
     """Offer the circuit behind the difference to the same conversation with another last message of the user."""
     users = [place for place, message in enumerate(before.messages) if message["role"] == "user"]
-    if not users or relevance.target is None:
+    if not users or sources.relevance.target is None:
         return
-    with st.expander("The circuit behind it"):
-        message = before.messages[users[-1]]["content"]
-        label = "Compared with another message of the same number of tokens"
-        other = st.text_input(label, message, key=f"other {message}")
-        changed = [*before.messages]
-        changed[users[-1]] = {"role": "user", "content": other}
-        values = {
-            "prompt": _up_to(before.messages, answer, start),
-            "counterfactual": _up_to(changed, answer, start),
-            "target": relevance.target.text,
-            "contrast": relevance.contrast_text,
-        }
-        go = partial(ui.go, "circuit", **values)
-        st.button("Open its circuit", key="open_circuit", on_click=go, disabled=other == message)
+    st.markdown("#### How is it computed?")
+    message = before.messages[users[-1]]["content"]
+    label = "Compared with another message of the same number of tokens"
+    other = st.text_input(label, message, key=f"other {message}")
+    changed = [*before.messages]
+    changed[users[-1]] = {"role": "user", "content": other}
+    values = {
+        "prompt": _up_to(before.messages, answer, start),
+        "counterfactual": _up_to(changed, answer, start),
+        "target": sources.relevance.target.text,
+        "contrast": sources.relevance.contrast_text,
+    }
+    go = partial(ui.go, "circuit", **values)
+    st.button("Open its circuit", key="open_circuit", on_click=go, disabled=other == message)
 
 
 def _up_to(messages: Any, answer: Answer, start: int) -> str:

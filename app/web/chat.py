@@ -19,6 +19,16 @@ from icebear.errors import IcebearError, InputError
 
 LAST = 8
 """Messages that are shown of a longer conversation."""
+EXAMPLES = (
+    "What is the capital of France? Answer in one word.",
+    "Ann lives in Rome. Tom lives in Oslo. Where does Tom live?",
+    "Write one sentence about an ice bear.",
+)
+"""First messages, a click each."""
+HINT = "Click a word of an answer to see why the model wrote it. Shift-click a second word for a phrase."
+STICKY = """<style>@media (min-width:641px){
+.stColumn:has(.st-key-beside){position:sticky;top:4.5rem;align-self:flex-start}}</style>"""
+"""The account stays in view beside a long conversation."""
 TEXT = Markup('<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{}</div>')
 
 
@@ -37,24 +47,28 @@ def show() -> None:
     ui.model()
     answering = st.session_state.pop("answering", False) and chat.messages[-1]["role"] != "assistant"
     turn, span = _selected(chat)
-    _messages(chat, turn, span, live=not answering)
-    place = st.container()
-    _field("Reply")
-    options = _tools(chat)
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        _messages(chat, turn, span, live=not answering)
+        place = st.container()
+        _field("Reply")
+        options = _tools(chat)
     if answering:
-        st.empty()  # in the place of what is below
+        right.empty()  # in the places of what is below
+        st.empty()
         _answer(place, chat, options)
         return
+    if chat.messages[-1]["role"] != "assistant":
+        place.caption("There is no answer yet.")
+        place.button("Answer", key="ask", on_click=_request_answer)
+    with right.container(key="beside"):
+        st.html(STICKY)
+        if span is None:
+            st.caption(HINT)
+            return
+        sources = account.show(chat, turn, span)
     with st.container():
-        if span is not None:
-            account.show(chat, turn, span)
-        elif chat.messages[-1]["role"] == "assistant":
-            st.caption(
-                "Click a word of an answer to see why the model wrote it. Shift-click a second word for a phrase."
-            )
-        if chat.messages[-1]["role"] != "assistant":
-            place.caption("There is no answer yet.")
-            place.button("Answer", key="ask", on_click=_request_answer)
+        account.details(chat, turn, span, sources)
 
 
 # --- the conversation -----------------------------------------------------------------------------------
@@ -82,12 +96,13 @@ def _request_answer() -> None:
     st.session_state["answering"] = True
 
 
-def _send() -> None:
+def _send(text: str | None = None) -> None:
+    """Send a message, by default that of the field."""
     _keep_partial_answer()
     chat = None
     with suppress(InputError):  # of a link that is broken; a new conversation begins
         chat = _conversation()
-    message = {"role": "user", "content": st.session_state["message"]}
+    message = {"role": "user", "content": text or st.session_state["message"]}
     ui.to_url(chat=Chat([*(chat.messages if chat else ()), message]).to_json(None))
     _unselect()
     _request_answer()
@@ -110,6 +125,10 @@ def _before_the_first_message() -> None:
         with place.container():
             st.markdown("#### Talk to the model, and click a word of an answer to see why the model wrote it.")
             _field("Write to the model")
+            st.caption("Or ask:")
+            with st.container(horizontal=True):
+                for number, question in enumerate(EXAMPLES):
+                    st.button(ui.plain(question), key=f"example_{number}", on_click=_send, args=(question,))
     ui.model()
     reason = _no_template()  # the model was waited for
     if reason:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas
 import streamlit as st
-from markupsafe import Markup
 
 from icebear.app.web import ui
 from icebear.app.web.background import Job
+from icebear.app.web.bars import Bar, bars
 from icebear.concepts.attribution.controls import Ablation
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.drawing import DRAWN, FIRST
@@ -17,12 +17,6 @@ from icebear.concepts.circuits.graph import Graph
 
 LITTLE = 0.2
 """Circuits of less sufficiency are called a small part of the computation."""
-BARS = Markup("""<style>
-.checks{{display:grid;grid-template-columns:max-content 1fr max-content;gap:.25rem .8rem;align-items:center}}
-.checks i{{display:block;height:.7rem;border-radius:.2rem;min-width:2px;background:#2166ac}}
-.checks i.random{{height:.35rem;background:#999}}.checks small{{opacity:.75}}
-</style><div class="checks">{}</div>""")
-BAR = Markup('<{tag}>{name}</{tag}><i class="{kind}" style="width:{share:.1f}%"></i><{tag}>{number}</{tag}>')
 
 
 def show(graph: Graph, request: tuple) -> None:
@@ -31,7 +25,7 @@ def show(graph: Graph, request: tuple) -> None:
     nodes = result(_ablation, request, graph)
     parts = "nodes" if graph.heads else "neurons"
     st.markdown(sentence(nodes, parts))
-    st.html(bars(nodes, parts))
+    st.html(bars(measures(nodes, parts), high=1.0))
     with st.expander("All checks"):
         if st.toggle("Also run the model along the edges alone", key="measure"):
             edges = result(_along_edges, request, graph)
@@ -76,25 +70,15 @@ def sentence(measured: Ablation, parts: str) -> str:
     return f"**{first}{little}.** Without them {lost} is lost; without {others} {lost_at_random}."
 
 
-def bars(measured: Ablation, parts: str) -> Markup:
+def measures(measured: Ablation, parts: str) -> list[Bar]:
     """Return a bar for each measure, with that of random nodes below it."""
     rows = [
-        (f"Recovered by these {parts} alone", "own", measured.sufficiency),
-        ("by random ones", "random", measured.random_sufficiency),
-        (f"Lost without these {parts}", "own", measured.necessity),
-        ("without random ones", "random", measured.random_necessity),
+        (f"Recovered by these {parts} alone", measured.sufficiency, False),
+        ("by random ones", measured.random_sufficiency, True),
+        (f"Lost without these {parts}", measured.necessity, False),
+        ("without random ones", measured.random_necessity, True),
     ]
-    drawn = (
-        BAR.format(
-            tag="b" if kind == "own" else "small",
-            name=name,
-            kind=kind,
-            share=100 * min(max(share, 0.0), 1.0),
-            number=percent(share),
-        )
-        for name, kind, share in rows
-    )
-    return BARS.format(Markup("").join(drawn))
+    return [Bar(name, min(max(share, 0.0), 1.0), percent(share), is_control) for name, share, is_control in rows]
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)

@@ -1,58 +1,67 @@
 """The source breakdown: how much of an answer came from the context, the question and the answer's own start.
 
-CP-LRP relevance of tokens (positive and negative) and biases adds up to the explained logits. The share that passes
+CP-LRP relevance of tokens (positive and negative) and biases adds up to the explained number. The share that passes
 through FFN neurons is a second decomposition of the same number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Nodes
+from icebear.concepts.attribution.request import ObjectiveName, PromptRequest, row_of_answer
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.units import Unit, units_of
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import objective_of
+from icebear.concepts.models.objective import Token, objective_of
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.errors import InputError
 
 
 @dataclass(frozen=True)
 class SourcePart:
-    """A part of the prompt, and the sums of the positive and negative relevance of its tokens, in logits."""
+    """A part of the prompt, the sums of the positive and negative relevance of its tokens, in logits, and its text."""
 
     name: str
     positive: float
     negative: float
+    text: str
+
+    @property
+    def total(self) -> float:
+        return self.positive + self.negative
 
 
 @dataclass(frozen=True)
 class SourceBreakdown:
-    """How much each part of the prompt contributed to the explained logits."""
+    """How much each part of the prompt contributed to the explained number."""
 
     text: str
     target: float
-    """The sum of the logits of the explained tokens: the sum of all parts, `biases` and `remainder`."""
+    """The explained number, in logits: the sum of all parts, `biases` and `remainder`."""
     parts: tuple[SourcePart, ...]
     biases: float
     through_ffn: float
     """The share that passes through FFN neurons: relevance of the tokens minus that with all FFN neurons blocked."""
     drop: float | None
     """The share that is lost when all FFN neurons take their counterfactual values; None without a counterfactual."""
+    relevance: Relevance = field(repr=False, compare=False)
+    """The relevance of the tokens that the parts sum up."""
 
     @property
     def remainder(self) -> float:
-        return self.target - self.biases - sum(part.positive + part.negative for part in self.parts)
+        return self.target - self.biases - sum(part.total for part in self.parts)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "remainder": self.remainder}
+        values = {name: value for name, value in vars(self).items() if name != "relevance"}
+        return {**values, "parts": [vars(part) for part in self.parts], "remainder": self.remainder}
 
 
 def source_breakdown(
@@ -61,6 +70,8 @@ def source_breakdown(
     span: Span | None = None,
     counterfactual: PromptLike | None = None,
     checkpoint: bool | None = None,
+    contrast: Token | None = None,
+    number: ObjectiveName = "logit",
 ) -> SourceBreakdown:
     """Measure how much of an answer came from the context, the question and the answer's own start.
 
@@ -77,6 +88,11 @@ def source_breakdown(
         Also measure `SourceBreakdown.drop`.
     checkpoint : bool, optional
         Keep one residual stream per layer and recompute the rest. Default: from 2,048 tokens on.
+    contrast : str or int, optional
+        Explain the difference to this token or phrase, as `attribute` does: each part is what it contributes to the
+        span minus what it contributes to the contrast.
+    number : str
+        ``logit`` or ``log-odds``, see `icebear.concepts.attribution.request.AttributionOptions`; without a contrast.
 
     Returns
     -------
@@ -85,40 +101,59 @@ def source_breakdown(
     Raises
     ------
     InputError
-        If the answer has no such span.
+        If the answer has no such span, or there is a counterfactual and a contrast.
 
     References
     ----------
     CP-LRP: Ali et al. 2022, arXiv 2202.07304.
     """
+    if counterfactual is not None and contrast is not None:
+        raise InputError("Give a counterfactual or a contrast, not both.")
     start, stop = answer.token_range(span)
-    explained = answer.ids[start:stop]
-    relevance = attribute(
-        model, answer, span=(start, stop), method=CP_LRP, sites=(), number="logit", checkpoint=checkpoint
-    )
-    target, names = relevance.sums.target, _named(relevance)
-    parts = []
-    for name in dict.fromkeys(names):
-        values = relevance.tokens[[place for place, own in enumerate(names) if own == name]]
-        parts.append(SourcePart(name, values.clamp(min=0).sum().item(), values.clamp(max=0).sum().item()))
+    options: dict[str, Any] = {"number": number if contrast is None else None, "checkpoint": checkpoint}
+    relevance = attribute(model, answer, contrast=contrast, span=(start, stop), method=CP_LRP, sites=(), **options)
     drop = None
     if counterfactual is not None:
-        other = Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
+        explained, other = answer.ids[start:stop], Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
         compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
         whole, without = Nodes.of(model, compared).ends
         drop = (whole - without) / whole
-    past = _past_ffn(model, answer.before(start), explained, checkpoint)
-    through = (relevance.tokens.sum().item() - past) / target
+    target = relevance.sums.target
+    past = _past_ffn(model, row_of_answer(model, answer, (start, stop), contrast, None), relevance, checkpoint)
+    through = (relevance.sums.tokens - past) / target if target else 0.0
     text = "".join(answer.token_strings[start:stop])
-    return SourceBreakdown(text, target, tuple(parts), relevance.sums.biases, through, drop)
+    return SourceBreakdown(text, target, _parts(relevance), relevance.sums.biases, through, drop, relevance)
 
 
-def _past_ffn(model: Model, read: Sequence[int], explained: tuple[int, ...], checkpoint: bool | None) -> float:
+def _parts(relevance: Relevance) -> tuple[SourcePart, ...]:
+    """Return the sums of the relevance of tokens over the parts of the prompt, and over the start of a contrast."""
+    names, contrast = _named(relevance), relevance.contrast_phrase
+    tokens = list(zip(names, relevance.tokens.tolist(), relevance.prompt.strings, strict=True))
+    if contrast:
+        values = zip((-contrast.tokens).tolist(), contrast.strings, strict=True)
+        tokens += [("the contrast's own start", value, text) for value, text in values]
+    parts = []
+    for name in dict.fromkeys(name for name, _, _ in tokens):
+        own = [(value, text) for one, value, text in tokens if one == name]
+        positive, negative = (sum(value for value, _ in own if (value > 0) is sign) for sign in (True, False))
+        parts.append(SourcePart(name, positive, negative, "".join(text for _, text in own)))
+    return tuple(parts)
+
+
+def _past_ffn(model: Model, row: PromptRequest, relevance: Relevance, checkpoint: bool | None) -> float:
     """Return the sum of the CP-LRP relevance of tokens that passes through no FFN neuron."""
-    target, inputs = objective_of(model, [Prompt(ids=tuple(read))], target_text=[explained]), Inputs()
-    ffn = BlockedNeurons({("ffn", layer): slice(None) for layer in model.layers_with("ffn")})
-    forward_backward(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
-    return inputs.relevance()[0].sum().item()
+    assert relevance.run is not None
+    kind, sums = relevance.run.objective.kind, []
+    explained = [row.phrase or row.target, row.contrast_phrase or row.contrast]
+    for phrase in explained:
+        if phrase is None:
+            continue
+        ids = phrase if isinstance(phrase, tuple) else (phrase,)
+        target, inputs = objective_of(model, [row.prompt], target_text=[ids], kind=kind), Inputs()
+        ffn = BlockedNeurons({("ffn", layer): slice(None) for layer in model.layers_with("ffn")})
+        forward_backward(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
+        sums.append(inputs.relevance()[0].sum().item())
+    return sums[0] - sum(sums[1:])
 
 
 def _named(relevance: Relevance) -> list[str]:
