@@ -136,8 +136,7 @@ def test_a_model_without_a_template_says_so(first_visit):
 def test_views_take_a_conversation(environment, smol):
     chat = output_of("What is the capital of France? Answer in one word.")
     page = fine(visit("why", prompt=chat, target="Paris"))
-    assert "Why Paris?" in text(page)
-    assert "(template)" in text(page)
+    assert "'France' accounts for" in text(page).replace("\\", "")
     page = fine(visit("steer", section="edits", prompt=chat, edits="L29.ffn.860*0", tokens="3"))
     page.get_by_key("generate").click().run()
     assert "user: What is the capital" in text(fine(page))

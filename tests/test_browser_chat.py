@@ -24,7 +24,7 @@ def pressed(page):
 
 def test_a_conversation(chromium, address):
     """Write, answer, click a word, contrast, steer, share the URL; what stands in a message does nothing."""
-    page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "?length=40")
+    page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "chat?length=40")
     dialogs = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     write(page, "<img src=x onerror=alert(1)> **Hi** <script>alert(2)</script>").get_by_text("<img src=x").wait_for()
@@ -33,6 +33,10 @@ def test_a_conversation(chromium, address):
     page.get_by_role("button", name="Paris").click()
     settled(page).get_by_role("heading", name="Why ␣Paris?").wait_for()
     assert pressed(page) == ["Paris"]
+    assert page.locator(".bars span.positive").count()
+    word, account = (page.locator(where).bounding_box() for where in ("[aria-pressed=true]", ".bars"))
+    assert account["x"] > word["x"] + word["width"]  # beside the conversation
+    assert account["y"] + account["height"] < 900
     page.get_by_text("alternative", exact=True).click()
     settled(page).get_by_role("button", name="Spain").click()
     settled(page).get_by_role("heading", name="Why ␣Paris rather than ␣Spain?").wait_for()
@@ -51,17 +55,18 @@ def test_a_conversation(chromium, address):
     page.go_back()
     assert pressed(settled(page)) == ["capital", "of", "France"]
 
-    page.get_by_role("button", name="to Steer").click()
+    page.get_by_text("Details:").click()
+    settled(page).get_by_role("button", name="to Steer").click()
     settled(page).get_by_role("button", name="Generate").click()
     page.get_by_text("assistant:").first.wait_for(timeout=120_000)
-    assert pressed(view(page, "talk")) == ["capital", "of", "France"]
+    assert pressed(view(page, "Chat")) == ["capital", "of", "France"]
     assert not dialogs
     assert page.locator("[data-testid=stMain] img, [data-testid=stMain] script").count() == 0
     page.close()
 
 
 def test_an_answer_can_be_ended_and_what_was_said_stays(chromium, address):
-    page = open_view(chromium.new_page(viewport={"width": 390, "height": 900}), address)
+    page = open_view(chromium.new_page(viewport={"width": 390, "height": 900}), address, "chat")
     box = page.get_by_test_id("stChatInputTextArea")
     box.fill("Write a long story of an ice bear.")
     box.press("Enter")

@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from icebear.app.web import ui
+from icebear.app.web.background import Job
 from icebear.app.web.bars import Bar, bars
 from icebear.app.web.relevances import answered, explained_words
 from icebear.concepts.attribution.ranking import Ranking
@@ -42,7 +43,8 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
         contrast = ui.typed(st.text_input, "Rather than (optional)", "rather", width=200)
     text, answer = _answer(chat, turn)
     with account:
-        sources = _sources(ui.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
+        request = (ui.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
+        sources = ui.awaited(_sources, *request, stops=True)
         st.markdown(f"#### Why {ui.target_label(sources.relevance)}?")
         st.markdown(sentence(sources))
         st.html(bars(parts(sources)))
@@ -86,10 +88,12 @@ def _answer(chat: Chat, turn: int) -> tuple[str, Answer]:
     return text, answered(ui.model_name(), text, turn)
 
 
-@st.cache_resource(max_entries=64, show_spinner="Explaining ...")
-def _sources(name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> SourceBreakdown:
-    answer, number = answered(name, chat, turn), {} if contrast else {"number": "log-odds"}
-    return source_breakdown(ui.model(), answer, span, contrast=contrast, **number)  # type: ignore[arg-type]
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _sources(name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Job:
+    """Return the job that finds what the words come from, or has found it, for all visitors."""
+    model, answer = ui.model(), answered(name, chat, turn)
+    options: dict[str, Any] = {"contrast": contrast} if contrast else {"number": "log-odds"}
+    return Job("Explaining", lambda job: source_breakdown(model, answer, span, **options))
 
 
 def part_name(part: SourcePart) -> str:

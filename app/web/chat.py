@@ -37,7 +37,7 @@ def show() -> None:
     try:
         chat = _conversation()
     except InputError as error:
-        st.error(ui.plain(str(error)))
+        st.error(ui.message(error))
         chat = None
     if chat is None:
         with st.container():
@@ -132,7 +132,7 @@ def _before_the_first_message() -> None:
     ui.model()
     reason = _no_template()  # the model was waited for
     if reason:
-        place.info(ui.plain(reason))
+        place.info(ui.message(reason))
 
 
 def _no_template() -> str | None:
@@ -197,7 +197,7 @@ def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) ->
         try:
             pieces = ui.model().pieces(message_ids(ui.model(), chat, turn))
         except InputError as error:
-            st.error(ui.plain(str(error)))
+            st.error(ui.message(error))
             return
         words.draw(words.words_of(pieces), span, f"turn {turn}", partial(_select, turn))
     else:
@@ -221,7 +221,7 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
     try:
         answer = loaded.answer(chat, on_token=on_token, **options)
     except IcebearError as error:
-        shown.error(ui.plain(str(error)))
+        shown.error(ui.message(error))
         return
     st.session_state.pop("writing", None)
     if not answer.ids:

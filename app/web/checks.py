@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas
 import streamlit as st
 
@@ -22,13 +20,13 @@ LITTLE = 0.2
 def show(graph: Graph, request: tuple) -> None:
     """Say what the nodes recover, with their control; the other checks run on a click, as they take seconds."""
     st.markdown("#### Is it true?")
-    nodes = result(_ablation, request, graph)
+    nodes = ui.awaited(_ablation, request, graph)
     parts = "nodes" if graph.heads else "neurons"
     st.markdown(sentence(nodes, parts))
     st.html(bars(measures(nodes, parts), high=1.0))
     with st.expander("All checks"):
         if st.toggle("Also run the model along the edges alone", key="measure"):
-            edges = result(_along_edges, request, graph)
+            edges = ui.awaited(_along_edges, request, graph)
             table = [(f"the {one.edges} strongest edges", one.sufficiency, one.random_sufficiency) for one in edges]
             _table(["along these edges alone", "recovered", "along random edges into the same targets"], table)
         rows = [
@@ -92,13 +90,3 @@ def _along_edges(request: tuple, _graph: Graph) -> Job:
     most = min(DRAWN, len(_graph.shown_edges))
     counts = sorted({min(FIRST, most), most})
     return Job("Running the model along the edges", lambda job: faithfulness(_graph, counts, 0))
-
-
-def result(start: Any, *request: Any, stops: bool = False) -> Any:
-    """Wait for the job that `start`, a cached function, returns. After an error it is started again the next time."""
-    job = start(*request)
-    try:
-        return ui.waited(job, stops)
-    finally:
-        if job.error:
-            start.clear(*request)

@@ -49,7 +49,7 @@ def show() -> None:
         st.info("A circuit explains a difference: give a counterfactual prompt with the same number of tokens.")
         return
     request = (ui.model_name(), prompt, counterfactual, *options)
-    graph = checks.result(_started, *request, stops=True)
+    graph = ui.awaited(_started, *request, stops=True)
     with bar:
         _downloads(graph)
     _picture(graph, request)

@@ -161,6 +161,16 @@ def computed(what: str, make: Callable[[], Any]) -> Any:
         job.stop()
 
 
+def awaited(start: Any, *request: Any, stops: bool = False) -> Any:
+    """Wait for the job that `start`, a cached function, returns. After an error it is started again the next time."""
+    job = start(*request)
+    try:
+        return waited(job, stops)
+    finally:
+        if job.error:
+            start.clear(*request)
+
+
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[int, int], Any]]:
     """Show a progress bar and yield the function that moves it; any click ends this run at its next step."""
