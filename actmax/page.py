@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from itertools import pairwise, zip_longest
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -13,7 +15,7 @@ from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES
 from icebear.actmax.labels.scores import HELD_OUT, label_title, measured
 from icebear.actmax.sentences import group_text, sum_text
 from icebear.concepts.render import NEGATIVE, POSITIVE, render, visible
-from icebear.records import Example, Projection
+from icebear.records import POLARITIES, Example, Projection, Promotion
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
@@ -21,11 +23,9 @@ if TYPE_CHECKING:
     from icebear.actmax.writes import Place
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
-NEAREST = {
-    "writes": "Similar output at polarity +",
-    "reads": "Similar input",
-    "examples": "Similar sentences at polarity +",
-}
+NEAREST = {"writes": "Similar output", "reads": "Similar input", "examples": "Similar sentences"}
+TICKS = 6
+"""About as many numbers are on the axis of a histogram."""
 WRITES = "What it writes at its strongest sentences"
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
@@ -39,10 +39,11 @@ def heading(card: Card, polarity: str) -> str:
     return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
 
 
-def nearest_title(by: str, chance: tuple[float, float]) -> str:
+def nearest_title(by: str, chance: tuple[float, float], polarity: str = "+") -> str:
     """Return the heading of a list of similar neurons, with the random baseline."""
+    side = "" if by == "reads" else f" at polarity {polarity}"
     baseline = "cosine of a random neuron with its nearest neighbor"
-    return f"{NEAREST[by]} (baseline: {baseline}, median {chance[0]:.2f}, maximum {chance[1]:.2f})"
+    return f"{NEAREST[by]}{side} (baseline: {baseline}, median {chance[0]:.2f}, maximum {chance[1]:.2f})"
 
 
 def card_fragment(card: Card) -> Markup:
@@ -109,30 +110,73 @@ def writes_about(card: Card) -> str:
     )
 
 
-def writes_html(card: Card) -> Markup:
+def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:
     """Return what the neuron writes at its sentences, by polarity; nothing if that is not measured."""
     about = writes_about(card) if card.writes else ""
-    return render("icebear.actmax/writes.html", title=WRITES, writes=card.writes, about=about)
+    measured_at = {polarity: card.writes[polarity] for polarity in polarities if polarity in card.writes}
+    return render("icebear.actmax/writes.html", title=WRITES, writes=measured_at, about=about)
 
 
-def projections_html(projections: Sequence[Projection]) -> Markup:
+def projections_html(projections: Sequence[Projection], polarity: str = "+") -> Markup:
     """Return the projection through the better lens as bars, and the other one as a line."""
-    first = Markup().join(map(vocabulary_html, projections[:1]))
-    return first + Markup().join(Markup('<p class="dim">{}</p>').format(visible(one.line)) for one in projections[1:])
+    first = Markup().join(vocabulary_html(one, polarity) for one in projections[:1])
+    lines = (one.at(polarity).line for one in projections[1:])
+    return first + Markup().join(Markup('<p class="dim">{}</p>').format(visible(line)) for line in lines)
 
 
-def vocabulary_html(projection: Projection) -> Markup:
-    """Return promoted and suppressed tokens as bars."""
-    return render("icebear.actmax/vocabulary.html", projection=projection, positive=POSITIVE, negative=NEGATIVE)
+def vocabulary_html(projection: Projection, polarity: str = "+") -> Markup:
+    """Return the tokens that are promoted and suppressed at a polarity as bars."""
+    return render(
+        "icebear.actmax/vocabulary.html",
+        projection=projection.at(polarity),
+        polarity=polarity,
+        positive=POSITIVE,
+        negative=NEGATIVE,
+    )
+
+
+def result_html(projection: Projection | None, sides: Sequence[tuple[str, Sequence[Example]]]) -> Markup:
+    """Return a result of a search: its words, and the sentences of both sides, cut around their strongest tokens."""
+    words = projection and [_distinct(tokens) for tokens in (projection.promoted, projection.suppressed)]
+    shown = [(name, [excerpt(example) for example in examples]) for name, examples in sides]
+    return render("icebear.actmax/result.html", words=words, sides=shown)
+
+
+def _distinct(tokens: Sequence[Promotion], k: int = 5) -> list[str]:
+    """Return the first k words that differ in more than spaces and capitals."""
+    words: dict[str, str] = {}
+    for token in tokens:
+        word = token.text.strip() or token.text
+        words.setdefault(word.lower(), word)
+    return list(words.values())[:k]
+
+
+def excerpt(example: Example, before: int = 24, after: int = 10) -> Example:
+    """Return an example whose sentence has this many tokens before and after the strongest one."""
+    tokens, place = example.sentence.tokens, example.token
+    first, last = max(0, place - before), place + after + 1
+    cut = (*(["…"] if first else []), *tokens[first:last], *(["…"] if last < len(tokens) else []))
+    relevance = example.relevance and (
+        *([0.0] if first else []),
+        *example.relevance[first:last],
+        *([0.0] if last < len(tokens) else []),
+    )
+    sentence = replace(example.sentence, tokens=cut)
+    return replace(example, token=place - first + bool(first), sentence=sentence, relevance=relevance)
 
 
 def histogram_html(counts: Sequence[int]) -> Markup:
-    """Return a histogram of activations (one token per sentence); heights are square roots of counts."""
+    """Return a histogram of activations (one token per sentence), of the bins that are not empty; heights are square
+    roots of counts."""
     edges = [float("-inf"), *HISTOGRAM_EDGES.tolist(), float("inf")]
+    filled = [place for place, count in enumerate(counts) if count] or [0]
+    first, last = filled[0], filled[-1] + 1
     largest = max(counts) or 1
     bars = [
         (f"{low:g} to {high:g}: {count}", 3.5 * (count / largest) ** 0.5, NEGATIVE if low < 0 else POSITIVE)
-        for count, (low, high) in zip(counts, pairwise(edges), strict=True)
+        for count, (low, high) in zip(counts[first:last], pairwise(edges[first : last + 1]), strict=True)
     ]
-    ticks = [(100 * edges.index(edge) / len(counts), edge) for edge in (-128.0, -8.0, -0.5, 0.5, 8.0, 128.0)]
+    step = max(1, (last - first) // TICKS)
+    places = [place for place in range(first, last + 1, step) if isfinite(edges[place])]
+    ticks = [(100 * (place - first) / len(bars), edges[place]) for place in places]
     return render("icebear.actmax/histogram.html", bars=bars, ticks=ticks)

@@ -45,6 +45,11 @@ class NeuronTables:
         rows = self.file.database.execute("SELECT layer, site, idx FROM neurons ORDER BY layer, site, idx")
         return [Neuron(*row) for row in rows]
 
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Return site -> the number of layers, and of neurons in each."""
+        rows = self.file.database.execute("SELECT site, MAX(layer) + 1, MAX(idx) + 1 FROM neurons GROUP BY site")
+        return {site: (layers, width) for site, layers, width in rows}
+
     def statistics(self, neuron: Neuron | str) -> NeuronStatistics:
         """Return the statistics of a neuron. Raises `StoreError` if the index does not have it."""
         (row,) = self.file.database.query("SELECT * FROM neurons WHERE id = ?", (self.id(neuron),))

@@ -149,22 +149,25 @@ def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
     return median, largest
 
 
-def vocabulary_projection(store: Store, neuron: Neuron | str, k: int) -> Projection:
+def vocabulary_projection(store: Store, neuron: Neuron | str, k: int, rows: str = "w_out") -> Projection:
+    """Return what `Store.vocabulary` does. rows: the vector index that is projected; only W_out rows give logits."""
     neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
     identity = store.neurons.id(neuron)
-    row = store.vectors.w_out_norm(neuron) * store.vectors.get("w_out").reconstruct(identity)
+    direct = rows == "w_out"
+    row = (store.vectors.w_out_norm(neuron) if direct else 1.0) * store.vectors.get(rows).reconstruct(identity)
     tokens = store.vectors.get("tokens")
     ids, logits = vectors.products(tokens, row, tokens.ntotal)
     z = (logits - logits.mean()) / max(logits.std(ddof=1), 1e-12)
-    typical = store.vectors.typical(neuron.layer)
+    typical = store.vectors.typical(neuron.layer) if direct else None
 
     def promotions(places: slice) -> tuple[Promotion, ...]:
         chosen = ids[places].tolist()
         texts = store.vectors.token_texts(chosen)
-        rows = zip(chosen, texts, logits[places].tolist(), z[places].tolist(), strict=True)
-        return tuple(Promotion(id, text, logit if typical else None, z) for id, text, logit, z in rows)
+        columns = zip(chosen, texts, logits[places].tolist(), z[places].tolist(), strict=True)
+        return tuple(Promotion(id, text, logit if typical else None, z) for id, text, logit, z in columns)
 
-    return Projection(neuron, promotions(slice(k)), promotions(slice(None, -k - 1, -1)), typical)
+    lens = "direct" if direct else "mean"
+    return Projection(neuron, promotions(slice(k)), promotions(slice(None, -k - 1, -1)), typical, lens=lens)
 
 
 def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbours:

@@ -86,6 +86,12 @@ class Store(SqliteFile):
         """The number that examples are ranked by, ``activation`` or ``relevance``; polarities are its signs."""
         return self.facts.all().get("by", "activation")
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the scan is finished, with vectors and classes, which are made last."""
+        classes = self.database.execute("SELECT 1 FROM classes LIMIT 1").fetchone()
+        return "finished" in self.facts.all() and classes is not None
+
     def examples(
         self, neuron: Neuron | str, polarity: str = "+", k: int | None = None, method: str = "attnlrp"
     ) -> list[Example]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
@@ -302,6 +302,16 @@ class Projection:
             "promoted": list(map(row, self.promoted)),
             "suppressed": list(map(row, self.suppressed)),
         }
+
+    def at(self, polarity: str) -> Projection:
+        """Return the tokens that the neuron promotes and suppresses at a polarity, by one unit of activation there."""
+        if polarity == "+":
+            return self
+        promoted, suppressed = (
+            tuple(replace(one, logit=None if one.logit is None else -one.logit, z=-one.z) for one in tokens)
+            for tokens in (self.suppressed, self.promoted)
+        )
+        return replace(self, promoted=promoted, suppressed=suppressed)
 
     @property
     def has_logits(self) -> bool:

@@ -1,16 +1,19 @@
 """Neurons in the app: search, cards, and the index that the server builds."""
 
 import sqlite3
+from html import escape
 
 import pytest
 from appview import fine, set_up, shown, text, visit
 from conftest import LLAMA, random_model
 
 from icebear import Neuron, build_index, open_store
+from icebear.actmax.index import build, scan
 from icebear.actmax.page import WRITES
 from icebear.actmax.writes import FEW
 from icebear.app.web import background, ui
 from icebear.app.web.background import shared
+from icebear.app.web.neurons import PAGE
 from icebear.concepts.models import loading
 from icebear.errors import DownloadError
 
@@ -44,17 +47,41 @@ def test_neuron(environment):
     nearest = page.get_by_key("nearest_writes")
     name, polarity = nearest.options[0].split()
     nearest.set_value(nearest.options[0]).run()
-    assert page.get_by_key("neuron").value == name
+    assert page.session_state["neuron"] == name
     assert page.get_by_key("polarity").value == polarity
     page.get_by_key("card_to_steer").click().run()
     assert page.get_by_key("edits").value == f"{name}*0"
-    assert shown(page, "neuron").get_by_key("neuron").value == name
+    assert name in text(shown(page, "neurons"))
 
 
-def test_a_neuron_of_a_site_that_the_store_lacks_has_its_vocabulary(environment):
+def test_both_sides_of_a_card_are_shown_and_all_of_it_follows_the_chosen_one(environment):
+    """The side comes first, its words are what it promotes, and similar neurons are those of this side."""
+    pages = {side: fine(visit("neurons", neuron="L29.ffn.860", polarity=side)) for side in "+-"}
+    with open_store(environment / "wiki.db") as store:
+        examples = {side: store.examples("L29.ffn.860", side, 1)[0] for side in "+-"}
+        nearest = {side: [str(hit) for hit in store.similar("L29.ffn.860", 5, "writes", side)] for side in "+-"}
+    assert nearest["+"] != nearest["-"]
+    for side, page in pages.items():
+        html = "".join(one.proto.body for one in page.html)
+        first, second = [html.index(f">{examples[one].value:+.2f}<") for one in (side, "-" if side == "+" else "+")]
+        assert first < second
+        promotes, suppresses = html.split(f"Promotes at {side}")[1].split(f"Suppresses at {side}")
+        assert ("Canad" in promotes, "Canad" in suppresses) == (side == "+", side == "-")
+        assert page.get_by_key("nearest_writes").options == nearest[side]
+
+
+def test_a_neuron_of_a_site_that_the_index_lacks_has_its_vocabulary_and_asks_to_index_it(environment, no_small_index):
     page = fine(visit("neurons", neuron="L23.attn.309"))
-    assert "no attn neurons" in text(page)
+    assert "no sentences for attn neurons" in text(page)
     assert "Sweden" in text(page)
+    assert page.get_by_key("build_small_site")
+
+
+@pytest.fixture
+def no_small_index(monkeypatch):
+    """Whoever runs the tests may have one."""
+    monkeypatch.setattr(background, "small_index", lambda model: [])
+    monkeypatch.setattr(shared(), "builds", {})
 
 
 @pytest.fixture
@@ -76,7 +103,7 @@ def test_neurons_without_a_polarity_open_too(tiny_store):
     assert all(Neuron.parse(name) for name in nearest.options)  # and no sign
     name = nearest.options[0]
     nearest.set_value(name).run()
-    assert fine(page).get_by_key("neuron").value == name
+    assert fine(page).session_state["neuron"] == name
 
 
 def test_a_card_and_lists_by_relevance_say_so(tiny_store):
@@ -91,28 +118,41 @@ def test_a_card_and_lists_by_relevance_say_so(tiny_store):
     assert all("index is by relevance" in text(page) for page in (card, statistics))
     assert not any("index is by relevance" in before for before in plain)
     assert all(Neuron.parse(name) for name in statistics.dataframe[0].value["neuron"])
-    words = fine(visit(view="neurons", text="bear")).dataframe[0].value
-    assert words["why"].str.contains("examples by relevance").any()
-    assert not words["why"].str.contains("examples (?:contain|are)").any()
+    found = text(fine(visit(view="neurons", text="bear")))
+    assert "sentences by relevance" in found
+    assert "sentences contain" not in found
 
 
-@pytest.mark.parametrize("wrong", ["L99.ffn.1", "L29.q.3", "nonsense", ""])
+@pytest.mark.parametrize("wrong", ["L99.ffn.1", "L29.ffn.99999", "nonsense"])
 def test_wrong_neurons(environment, wrong):
+    """From the field or in a link: an error that names it and no command, and the field to enter another one."""
     page = visit(view="neurons")
-    page.get_by_key("neuron").set_value(wrong).run()
-    assert len(page.error) == 1
-    assert not page.exception
-    page.get_by_key("neuron").set_value("L0.ffn.0").run()
-    fine(page)
+    page.get_by_key("jump").set_value(wrong).run()
+    for shown_page in (page, visit(view="neurons", neuron=wrong)):
+        (error,) = shown_page.error
+        assert wrong in error.value.replace("\\", "")
+        assert "icebear" not in error.value
+        assert not shown_page.exception
+    page.get_by_key("jump").set_value(" L0.ffn.0 ").run()
+    assert "L0.ffn.0" in text(fine(page))
+
+
+def results(page):
+    """The neurons of a search, with their signs."""
+    return [button.label.strip("*") for button in page.button if button.key.startswith("open ")]
 
 
 def test_search(environment, smol):
     page = fine(visit(view="neurons", text="water"))
-    assert len(page.dataframe[0].value) == 50
+    with open_store(environment / "wiki.db") as store:
+        hits = store.search("water", 50)
+    assert results(page) == [str(hit) for hit in hits[:PAGE]]
+    page.get_by_key("more").click().run()
+    assert results(fine(page)) == [str(hit) for hit in hits[: 2 * PAGE]]
     page.get_by_key("text").set_value("zxqv").run()
-    assert "No neuron was found" in text(page)
+    assert results(page) == []
     page.get_by_key("how").set_value("similar to a neuron").run()
-    assert len(fine(page).dataframe[0].value) == 50
+    assert len(results(fine(page))) == PAGE
     page.get_by_key("by").set_value("examples").run()
     fine(page)
     page.get_by_key("how").set_value("statistics").run()
@@ -124,6 +164,21 @@ def test_search(environment, smol):
     assert ((result["class_plus"] == "token detector") | (result["class_minus"] == "token detector")).all()
     page.get_by_key("search_layers").set_value((3, 4)).run()
     assert set(page.dataframe[0].value["layer"]) <= {3, 4}
+
+
+def test_a_result_shows_both_sides_and_opens_on_the_one_that_was_found(environment):
+    page = fine(visit(view="neurons", text="water"))
+    with open_store(environment / "wiki.db") as store:
+        hit = next(hit for hit in store.search("water", PAGE) if hit.polarity == "-")
+        peaks = [store.examples(hit.neuron, side, 1)[0].token_text for side in "-+"]
+    (html,) = [one.proto.body for one in page.html if all(f">{escape(peak)}</u>" in one.proto.body for peak in peaks)][
+        :1
+    ]
+    assert html.index("low activation") < html.index("high activation")
+    page.get_by_key(f"open {hit}").click().run()
+    assert (page.get_by_key("polarity").value, str(hit.neuron) in text(fine(page))) == ("-", True)
+    page.get_by_key("back").click().run()
+    assert page.get_by_key("text").value == "water"
 
 
 def test_a_label_of_another_tab_is_kept(environment, folder):
@@ -145,18 +200,58 @@ def built(path=None):
     return job
 
 
-def test_a_first_visit_builds_a_store(first_visit):
-    assert "icebear index" in text(fine(visit("search", text="bear")))
+def test_nothing_builds_unasked_and_a_click_builds(first_visit):
+    for view in ui.VIEWS:
+        visit(view)
+    page = fine(visit("neurons", text="bear"))
+    assert not shared().builds
+    assert not list(first_visit.glob("cache/*.db"))
+    page.get_by_key("build_small_page").click().run()
     assert built().result.parent == first_visit / "cache"
     assert not (first_visit / "none.db").exists()
-    page = fine(visit("search", text="bear"))
-    assert len(page.dataframe[0].value)
-    assert "Strongest positive sentences" in text(fine(visit("neurons")))
+    assert results(fine(page.run()))
+    for name in ("L1.ffn.3", "L1.attn.3"):
+        assert "Strongest positive sentences" in text(fine(visit("neurons", neuron=name)))
+    shared().builds.clear()  # as in another server, which finds it in the cache
+    page = fine(visit("neurons", text="bear"))
+    assert results(page)
     page.get_by_key("build_larger").click().run()  # where the user said that it should be
     built(first_visit / "none.db")
     assert "none.db" in str(ui.store_path())
     fine(page.run())
     assert not [button for button in page.button if button.key == "build_larger"]
+
+
+def test_stop_ends_a_build_and_another_click_resumes_it(first_visit, corpus, monkeypatch):
+    """Progress comes by batch, inside the first shard too; shards that were committed are not read again."""
+    monkeypatch.setattr(build, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(scan, "BATCH", 4)
+    read, stops = [], [20]
+    step = background.Job.step
+
+    def counted(job, done, total):
+        if "sentences read" in job.doing:
+            read.append(int(job.doing.split()[0]))
+            if stops and read[-1] >= stops[0]:
+                stops.clear()
+                job.stop()
+        step(job, done, total)
+
+    monkeypatch.setattr(background.Job, "step", counted)
+    fine(visit("neurons")).get_by_key("build_small_page").click().run()
+    job = built()
+    assert job.error
+    assert job.result is None
+    assert read[:2] == [0, 4]
+    assert read[-1] == 20
+    page = fine(visit("neurons"))
+    read.clear()
+    page.get_by_key("build_small_page").click().run()
+    whole = built().result
+    assert read[0] == 16  # a shard
+    with open_store(whole) as resumed, open_store(first_visit / "once.db", create=True) as once:
+        build_index(ui.loading().result, corpus, once, sites=background.SITES)
+        assert resumed.checksum() == once.checksum()
 
 
 def test_a_first_visit_without_a_network(first_visit, monkeypatch):
@@ -165,44 +260,32 @@ def test_a_first_visit_without_a_network(first_visit, monkeypatch):
 
     with monkeypatch.context() as broken:
         broken.setattr("icebear.concepts.corpus.read_corpus", offline)
-        fine(visit("neurons"))
+        visit("neurons").get_by_key("build_small_page").click().run()
         first = built()
-        page = fine(visit("neurons"))
+        page = visit("neurons")
         assert "check the network" in text(page).replace("\\", "")
         assert shared().builds[None] is first  # nobody asked to try again
-    page.get_by_key("build_small").click().run()
+    page.get_by_key("build_small_page").click().run()
     built()
-    assert "Strongest positive sentences" in text(fine(page.run()))
+    assert results(fine(visit("neurons", text="bear")))
 
 
-def test_a_store_of_a_large_model_waits_for_a_click(first_visit, monkeypatch):
-    monkeypatch.setattr(background, "SMALL_MODEL", 1000)
-    fine(visit("search"))
-    built()
-    page = fine(visit("search"))
-    assert "billion parameters" in text(page)
-    page.get_by_key("build_small").click().run()
-    built()
-    assert fine(page.run()).dataframe
-
-
-def test_no_view_shows_an_error_without_a_store(environment, tmp_path, monkeypatch):
+def test_no_view_shows_an_error_without_a_store(environment, no_small_index, tmp_path, monkeypatch):
     set_up(monkeypatch, store=str(tmp_path / "none.db"))
-    monkeypatch.setattr(shared(), "builds", {})
-    monkeypatch.setattr(shared(), "build", lambda *args, **options: None)
     for view in ui.VIEWS:
         fine(visit(view))
-    assert "Canad" in text(visit("neurons"))  # the model itself tells
+    assert "Canad" in text(visit("neurons", neuron="L29.ffn.860"))  # the model alone
 
 
-def test_a_store_that_is_missing_foreign_locked_or_of_another_model(environment, folder, tmp_path, monkeypatch):
+def test_a_store_that_is_missing_foreign_locked_or_of_another_model(
+    environment, no_small_index, folder, tmp_path, monkeypatch
+):
     set_up(monkeypatch, store=str(tmp_path / "none.db"))
-    monkeypatch.setattr(shared(), "build", lambda *args, **options: None)
-    assert "icebear index" in text(fine(visit(view="neurons")))
+    assert fine(visit(view="neurons")).get_by_key("build_small_page")
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
     set_up(monkeypatch, store=str(tmp_path / "other.db"))
     assert "not of icebear" in visit(view="neurons").error[0].value
-    fine(visit("explain"))  # which needs none
+    fine(visit("why"))  # which needs none
     set_up(monkeypatch, store=str(folder / "wiki.db"))
     monkeypatch.setattr(ui, "model", lambda: random_model(LLAMA))
     page = visit(view="neurons", neuron="L1.ffn.1")

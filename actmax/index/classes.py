@@ -6,6 +6,8 @@ import numpy as np
 
 from icebear.db.store import Store
 
+OTHER = "other"
+"""The class of a neuron that is in no other."""
 SHARE = 0.9
 """The share of the examples of a polarity that must agree for a class."""
 DEAD = 1e-3
@@ -14,7 +16,7 @@ DEAD = 1e-3
 
 def class_name(kind: str) -> str:
     """Return the name of a class for display."""
-    return "none detected" if kind == "other" else kind
+    return "none detected" if kind == OTHER else kind
 
 
 def classify(keys: np.ndarray, tokens: np.ndarray, positions: np.ndarray, largest: np.ndarray) -> list[str]:
@@ -30,7 +32,7 @@ def classify(keys: np.ndarray, tokens: np.ndarray, positions: np.ndarray, larges
     enough = np.bincount(keys, minlength=count) >= 2
     same_token = enough & (_largest_share(keys, tokens, count) >= SHARE)
     same_position = enough & (_largest_share(keys, positions, count) >= SHARE)
-    classes = np.where(same_token, "token detector", np.where(same_position, "positional", "other"))
+    classes = np.where(same_token, "token detector", np.where(same_position, "positional", OTHER))
     return np.where(np.repeat(largest < DEAD, 2), "dead", classes).tolist()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,10 +27,17 @@ RETRIES = 3
 """The number of retries of a shard whose Ray worker died, and of the worker."""
 
 
-def in_process(model: Model, settings: Settings, shards: Shards, threshold: Callable[[], Tensor]) -> Scanned:
-    """Scan one shard after the other in this process."""
+def in_process(
+    model: Model,
+    settings: Settings,
+    shards: Shards,
+    threshold: Callable[[], Tensor],
+    on_batch: Callable[[Sequence[Sentence]], None] = lambda sentences: None,
+) -> Scanned:
+    """Scan one shard after the other in this process. on_batch: called with the sentences of each batch."""
     for number, shard in shards:
-        yield number, shard, *scan_shard(model, shard, settings, threshold(), sums=sums_up(number, settings.seed))
+        sums = sums_up(number, settings.seed)
+        yield number, shard, *scan_shard(model, shard, settings, threshold(), sums=sums, on_batch=on_batch)
 
 
 def on_ray(workers: int = 2, address: str | None = None) -> Engine:

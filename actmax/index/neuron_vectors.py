@@ -40,6 +40,9 @@ def ensure_vectors(model: Model, store: Store) -> None:
     for name, make in makers.items():
         if name in made:
             store.vectors.save(name, make(), unit=name != "tokens")
+    ceilings = lens and [one and one.ceiling for one in lens.reliability]
+    if ceilings != store.facts.all().get("ceilings"):
+        store.facts.set({"ceilings": ceilings})
     if made or store.controls.get("nearest") is None:
         measure_chance(store)
     if not store.count("w_out_norms"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,7 @@ def scan_shard(
     threshold: Tensor | None = None,
     batch_size: int | None = None,
     sums: bool = True,
+    on_batch: Callable[[Sequence[Sentence]], None] = lambda sentences: None,
 ) -> tuple[ScanSummary, Tensor]:
     """Return the summary of some sentences, and their vectors (S, D).
 
@@ -68,6 +69,7 @@ def scan_shard(
 
     threshold: values (2, N) that an example must reach, from the summary that this one is merged with.
     sums: whether means, standard deviations and histograms include these sentences, see `sums_up`.
+    on_batch: called with the sentences of each batch that is read.
     """
     rows = [(place, model.token_ids(sentence.text, settings.max_tokens)) for place, sentence in enumerate(sentences)]
     special = model.special_ids()
@@ -83,6 +85,7 @@ def scan_shard(
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         vectors[[place for place, _ in part]] = reader.read([(sentences[place].id, ids) for place, ids in part])
+        on_batch([sentences[place] for place, _ in part])
     return reader.summary(settings.k), vectors
 
 

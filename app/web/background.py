@@ -7,27 +7,31 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import streamlit as st
 
-from icebear.cache import cached
+from icebear.cache import cache_folder, cached
 from icebear.concepts.models.presets import PRESETS
 from icebear.errors import IcebearError, out_of_memory
 
 if TYPE_CHECKING:
     from icebear.actmax.explanation import Grouped
     from icebear.concepts.attribution.result import Relevance
+    from icebear.concepts.corpus import Corpus
     from icebear.concepts.models.model import Model
+    from icebear.records import Sentence
 
-LARGER = 3000
-"""Summaries in the larger index; ten times as many as in the small one."""
-SMALL_MODEL = 1_000_000_000
-"""Up to this number of parameters, a model's small index is built without a request."""
+SMALLER, LARGER = 300, 3000
+"""Summaries in the small index, and in the larger one."""
+SITES = ("ffn", "attn")
+"""Whose neurons the app indexes: all that it ranks and links to."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
 
@@ -58,7 +62,7 @@ class Job(threading.Thread):
         self.doing, self.share = doing, 0.0
         self.result: Any = None
         self.error: IcebearError | None = None
-        self._stopped_by_visitor = False
+        self.stopped = False
         self._work = work
         running.add(self)
         self.start()
@@ -80,7 +84,7 @@ class Job(threading.Thread):
 
     def stop(self) -> None:
         """End the work at its next step, or its next operation on tensors."""
-        self._stopped_by_visitor = True
+        self.stopped = True
 
     def step(self, done: int, total: int) -> None:
         """Report progress, from the work. Raises `IcebearError` if a visitor stopped it."""
@@ -88,7 +92,7 @@ class Job(threading.Thread):
         self.check()
 
     def check(self) -> None:
-        if self._stopped_by_visitor:
+        if self.stopped:
             raise IcebearError("Stopped. Change the settings, or start again.")
 
     def _stoppable(self) -> AbstractContextManager:
@@ -119,17 +123,17 @@ class Shared:
         """By site, as long as the relevance is cached."""
         self._lock = threading.Lock()
 
-    def build(self, model: Job, path: Path | None = None, on_request: bool = True) -> None:
+    def build(self, model: Job, path: Path | None = None) -> None:
         """Start to build the small index, or a larger one at `path`; the job's result is its path.
 
-        Nothing happens while that is going on, or when it is done. on_request: by a visitor, which a large model needs.
+        Nothing happens while that is going on, or when it is done. After an error or a stop it resumes.
         """
         with self._lock:
             before = self.builds.get(path)
             if before is None or before.error:
                 self.builds[path] = Job(
                     f"Building an index of {LARGER:,} summaries" if path else "Building the small index",
-                    lambda job: _build(job, model, path, on_request),
+                    lambda job: _build(job, model, path),
                 )
 
     def relevance(self, key: tuple, make: Callable[[], Relevance]) -> Relevance:
@@ -167,38 +171,83 @@ def loading(name: str, **options: Any) -> Job:
     return Job(f"Loading {name}, once for all visitors", load)
 
 
-def _build(job: Job, loading: Job, path: Path | None, on_request: bool) -> Path:
+def small_index(model: str) -> list[Path]:
+    """Return the finished small indexes of a model in the cache, the one that the app builds first."""
+    name = escape(Path(model).name)
+    paths = [path for kind in ("summaries", "demo") for path in sorted(cache_folder().glob(f"{kind}-{name}-*.db"))]
+    return [path for path in paths if index_facts(path).get("model") == model]
+
+
+def index_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of a complete index, or nothing. Raises `StoreError` if the file is something else."""
+    from icebear.db.store import open_store
+
+    if not path.exists():
+        return {}
+    with open_store(path) as opened:
+        return opened.facts.all() if opened.is_complete else {}
+
+
+def _build(job: Job, loading: Job, path: Path | None) -> Path:
+    """Build an index of summaries at `path`, or the small one in the cache. Return its path."""
     job.doing = "waiting for the model"
-    loading.join()
+    while loading.is_alive():
+        job.step(0, 1)
+        loading.join(0.2)
     if loading.error:
         raise loading.error
     with importing:
-        from icebear.actmax.index import build as index
-        from icebear.app.cli.verbs.demo import SUMMARIES, store_of
         from icebear.concepts.calibration import calibrate
         from icebear.concepts.corpus import read_corpus
-        from icebear.db.store import open_store
     model: Model = loading.result
-    size = sum(parameter.numel() for parameter in model.net.parameters())
-    if size > SMALL_MODEL and not on_request:
-        raise IcebearError(f"The model has {size / 1e9:.1f} billion parameters, so this takes a while.")
     job.doing = "calibrating the model, once"
     if model.has_family:
         calibrate(model)
-    summaries = LARGER if path else SUMMARIES
-    path = path or store_of(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    job.step(0, 1)
     job.doing = "fetching the summaries"
-    corpus = read_corpus("wiki-summaries", limit=summaries)
-    total = sum(1 for _ in corpus.sentences())
-    with open_store(path, create=True) as store:
-        before = sum(size for size in store.scan.shards().values() if size == index.SHARD)
-
-        def show(progress: index.Progress) -> None:
-            done = before + progress.sentences
-            job.share = min(done / total, 1.0)
-            job.doing = f"{done:,} of {total:,} sentences read" if done < total else "writing the results"
-
-        show(index.Progress(0, 0, 0.0))
-        index.build_index(model, corpus, store, on_progress=show)
+    corpus = read_corpus("wiki-summaries", limit=LARGER if path else SMALLER)
+    name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}.db"
+    path = path or cache_folder() / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _scan(job, model, corpus, path)
     return path
+
+
+def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
+    """Scan a corpus into an index; the job says by sentence how far it is, and how long it takes yet."""
+    from icebear.actmax.index import build as index
+    from icebear.actmax.index.engines import in_process
+    from icebear.db.store import open_store
+
+    sentences, begun = list(corpus.sentences()), time.monotonic()
+    letters = sum(len(sentence.text) for sentence in sentences)  # by which the time goes: short ones are read first
+    count = read = before = 0
+
+    def on_batch(batch: Sequence[Sentence]) -> None:
+        nonlocal count, read
+        count, read = count + len(batch), read + sum(len(sentence.text) for sentence in batch)
+        seconds = (time.monotonic() - begun) * (letters - read) / max(1, read - before)
+        left = f", {time_left(seconds)}" if read > before else ""
+        job.doing = f"{count:,} of {len(sentences):,} sentences read{left}"
+        job.step(read, letters)
+
+    def on_shard(progress: index.Progress) -> None:
+        if progress.sentences + resumed == len(sentences):
+            job.doing = "writing the results"
+
+    with open_store(path, create=True) as store:
+        shards = store.scan.shards() if path.exists() else {}
+        done = [number for number, size in shards.items() if size == index.SHARD]
+        for number in done:
+            on_batch(sentences[number * index.SHARD : (number + 1) * index.SHARD])
+        resumed, before = count, read
+        on_batch([])
+        index.build_index(
+            model, corpus, store, sites=SITES, engine=partial(in_process, on_batch=on_batch), on_progress=on_shard
+        )
+
+
+def time_left(seconds: float) -> str:
+    """Return about how long something takes yet."""
+    minutes = round(seconds / 60)
+    return f"about {minutes} minute{'s' if minutes > 1 else ''} left" if minutes else "less than a minute left"

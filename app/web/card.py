@@ -14,51 +14,84 @@ from markupsafe import Markup
 from icebear.actmax import page
 from icebear.actmax.card import SILENT, Card, describe
 from icebear.actmax.index.annotation import annotate
-from icebear.actmax.index.classes import class_name
+from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.writes import FEW, Writes, writes
 from icebear.app.web import ui
-from icebear.app.web.header import no_store_yet
+from icebear.app.web.background import SITES
+from icebear.app.web.header import no_store_yet, offer_sites
 from icebear.concepts.lens import mean_lens
 from icebear.concepts.models.model import Model
 from icebear.concepts.projection import both_projections
+from icebear.db.search import vocabulary_projection
 from icebear.db.store import Store
-from icebear.errors import IcebearError, ModelError
-from icebear.records import Neuron
+from icebear.db.vectors import LENS
+from icebear.errors import IcebearError, InputError, ModelError
+from icebear.records import FEW_WORDS, Neuron, Projection
 
 EXAMPLES = 8
 STYLED = Markup('<style>{}</style><div class="card">{}</div>')
+LATE = 2 / 3
+"""Above this share of the layers the logit lens predicts effects in the default model (docs/limits.md)."""
+SIDES = {"+": "high activation (+)", "-": "low activation (-)"}
 
 
 def show(name: str) -> None:
+    """Show the card of a neuron, or what the model alone says about it."""
+    neuron = Neuron.parse(name)
+    st.markdown(f"#### {neuron}")
     polarity = ui.typed(
         st.segmented_control,
-        "Sentences with high (+) or low (-) activation",
+        "High (+) or low (-) activation first",
         "polarity",
-        ["+", "-"],
+        list(SIDES),
         default="+",
         required=True,
     )
-    neuron = Neuron.parse(name)
-    if not ui.has_store():
-        st.markdown(f"#### {neuron}")
-        vocabulary = st.container()
-        no_store_yet("Its sentences, statistics and similar neurons need")
-        with vocabulary, suppress(ModelError):  # already on the page
-            _vocabulary(neuron)
-        return
-    with ui.store() as opened:
-        if neuron.site in opened.facts.get("sites") or neuron.site in SILENT["writes"]:
+    if ui.has_store(neuron.site):
+        with ui.store(neuron.site) as opened:
+            check(opened, neuron)
             _card(opened, neuron, polarity)
-        else:
-            st.markdown(f"#### {neuron}")
-            st.caption(f"The index has no {neuron.site} neurons; `icebear index --site {neuron.site}` adds them.")
-            _vocabulary(neuron)
+        return
+    vocabulary = st.container()
+    if not ui.has_store():
+        no_store_yet("Sentences, statistics and similar neurons need")
+    elif neuron.site in SITES:
+        offer_sites(neuron.site)
+    else:
+        st.caption(f"The index has no sentences for {neuron.site} neurons.")
+    with vocabulary, suppress(ModelError):  # last, because it waits for the model
+        _vocabulary(neuron, polarity)
 
 
-def _vocabulary(neuron: Neuron) -> None:
+def check(opened: Store, neuron: Neuron) -> None:
+    """Raise `InputError` if the index has no such neuron, with those that there are."""
+    layers, width = opened.neurons.sizes()[neuron.site]
+    if neuron.layer >= layers or neuron.index >= width:
+        raise InputError(
+            f"There is no {neuron}: the layers are 0 to {layers - 1}, their {neuron.site} neurons 0 to {width - 1}. "
+            "Enter another one."
+        )
+
+
+def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:
+    """Return the vocabulary of a neuron in an index, if it can say what the neuron writes: as measured in its layer, or
+    else in late layers."""
+    if neuron.site in SILENT["writes"]:
+        return None
+    ceilings = opened.facts.all().get("ceilings")
+    ceiling = ceilings[neuron.layer] if ceilings and neuron.site == "ffn" else None
+    if ceiling is not None:
+        return vocabulary_projection(opened, neuron, k, LENS) if ceiling >= FEW_WORDS else None
+    late = neuron.layer >= LATE * opened.neurons.sizes()[neuron.site][0]
+    return opened.vocabulary(neuron, k) if late else None
+
+
+def _vocabulary(neuron: Neuron, polarity: str) -> None:
     """Show the part of a card that needs no index."""
+    model = ui.model()
+    model.check(neuron)
     if neuron.site not in SILENT["writes"]:
-        _styled(page.projections_html(both_projections(ui.model(), neuron, EXAMPLES)))
+        _styled(page.projections_html(both_projections(model, neuron, EXAMPLES), polarity))
 
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
@@ -67,41 +100,71 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     card = describe(opened, neuron, reading, EXAMPLES, places=0)
     if card.left_out:
         size = f"{opened.vectors.size() / 1e9:.0f} GB"
-        if st.button(f"Vocabulary and nearest neurons (reads {size})", icon=":material/hub:", key="whole_card"):
+        if st.button(f"Vocabulary and similar neurons (reads {size})", icon=":material/hub:", key="whole_card"):
             card = describe(opened, neuron, reading, EXAMPLES, whole=True, places=0)
-    st.markdown(f"#### {card.neuron} {ui.plain(card.title)}")
-    st.caption(page.statistics_line(card))
-    _styled(page.histogram_html(card.statistics.histogram))
-    written = None if card.has_fixed_words else st.container()
-    _styled(page.projections_html(card.projections))
-    written = written or st.container()
+    if card.title:
+        st.markdown(f"**{ui.plain(card.title)}**")
     if card.by == "relevance":
         st.caption(ui.plain(page.RELMAX))
-    st.markdown(f"#### {page.heading(card, polarity)}")
-    _styled(page.meaning_html(card, polarity))
-    st.caption(ui.plain(f"class: {class_name(card.kind[polarity])}"))
-    sentences = st.empty()
-    if card.examples[polarity]:
-        _styled(page.examples_html(card.examples[polarity]), sentences)
-    else:
-        st.caption("There is none.")
-    if card.by == "activation" and any(example.relevance is None for example in card.examples[polarity]):
+    elif not card.meanings:
+        _suggesting(neuron)
+    sides = (polarity, "-" if polarity == "+" else "+")
+    places = {side: _side(card, side, column) for side, column in zip(sides, st.columns(2), strict=True)}
+    if card.by == "activation" and any(one.relevance is None for rows in card.examples.values() for one in rows):
         _annotating(opened, neuron)
-    for by, hits in card.nearest.items():
-        ui.neuron_pills(
-            page.nearest_title(by, card.nearest_by_chance[by]),
-            [(hit.neuron, hit.polarity) for hit in hits],
-            f"nearest_{by}",
-        )
+    _about(opened, card, polarity)
     actions = st.container()
     if model:  # after all that is there at once
-        with written:
+        with places[polarity][0]:
             card = replace(card, writes=_writes(str(neuron), str(opened.path), opened.made_with(), opened, model))
-        _styled(page.writes_html(card), written)
-        places = card.writes[polarity].places if polarity in card.writes else ()
-        _styled(page.examples_html(card.examples[polarity], places), sentences)
+        for side, (written, sentences) in places.items():
+            measured = card.writes.get(side)
+            _styled(page.writes_html(card, side), written)
+            _styled(page.examples_html(card.examples[side], measured.places if measured else ()), sentences)
     with actions:
         _actions(card)
+
+
+def _about(opened: Store, card: Card, polarity: str) -> None:
+    """Show what a neuron writes, similar neurons, and its statistics."""
+    worded = None if card.left_out else words(opened, card.neuron, EXAMPLES)
+    if worded:
+        without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
+        _styled(page.projections_html(card.projections if card.other else without_model, polarity))
+    _nearest(opened, card, polarity)
+    with st.expander("Statistics" if worded else "Statistics and vocabulary"):
+        st.caption(page.statistics_line(card))
+        _styled(page.histogram_html(card.statistics.histogram))
+        if not worded:
+            _styled(page.projections_html(card.projections, polarity))
+
+
+def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
+    """Show a side of a card. Return the places of what the neuron writes, and of its sentences."""
+    with column:
+        st.markdown(f"##### {page.heading(card, side)}")
+        if side in card.meanings:
+            _styled(page.meaning_html(card, side))
+        if card.kind[side] != OTHER:
+            st.caption(ui.plain(f"class: {class_name(card.kind[side])}"))
+        written, sentences = st.empty(), st.empty()
+        if card.examples[side]:
+            _styled(page.examples_html(card.examples[side]), sentences)
+        else:
+            st.caption("There is none.")
+    return written, sentences
+
+
+def _nearest(opened: Store, card: Card, polarity: str) -> None:
+    """Show the most similar neurons of each kind at a polarity, next to what random neurons have."""
+    for by in card.nearest:
+        hits = opened.similar(card.neuron, 5, by, polarity)
+        if not hits:
+            continue
+        median, largest = card.nearest_by_chance[by]
+        cosines = f"cosine {hits[0].score:.2f} to {hits[-1].score:.2f}"
+        label = f"{page.NEAREST[by]} ({cosines}; nearest of a random neuron: {median:.2f}, at most {largest:.2f})"
+        ui.neuron_pills(label, [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
 
 
 @st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)
@@ -123,13 +186,28 @@ def _annotating(opened: Store, neuron: Neuron) -> None:
         st.rerun()
 
 
+def _suggesting(neuron: Neuron) -> None:
+    """Label both sides of a neuron on demand, and store the result."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("No label yet", width="content")
+        wanted = st.button("Suggest one", key="suggest_label", type="tertiary", icon=":material/label:")
+    if wanted:
+        from icebear.actmax.labels.auto import label_neurons
+
+        with ui.store(neuron.site) as opened:
+            loaded = ui.fitting(opened)
+            with ui.progress("Scoring labels on sentences that they were not made from") as step:
+                label_neurons(loaded, opened, [neuron], on_progress=step)
+        st.rerun()
+
+
 def _actions(card: Card) -> None:
     left, middle, right = st.columns(3, vertical_alignment="bottom")
     key = f"label {card.neuron} {card.label or ''}"  # another key, and so another text, when somebody changes it
 
     def write() -> None:
         try:
-            with ui.store() as opened:
+            with ui.store(card.neuron.site) as opened:
                 opened.labels.set_own(card.neuron, st.session_state[key])
         except IcebearError as error:  # in a callback; the next run shows it
             st.session_state["trouble"] = str(error)

@@ -1,4 +1,4 @@
-"""The line on top of every view, with model and index; and the replacement for an index that is not there yet."""
+"""The line on top of every view, with model and index; and the box that asks to build an index."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from pathlib import Path
 import streamlit as st
 
 from icebear.app.web import ui
-from icebear.app.web.background import LARGER, shared
+from icebear.app.web.background import LARGER, SMALLER, Job, shared
+from icebear.cache import cache_folder
 from icebear.errors import StoreError
+
+WHAT_FOR = (
+    "An index holds, for each neuron, the sentences that activate it most. Cards, search and labels are made from it."
+)
+TIMES = {"smollm2-135m": ("about 4 minutes", "about 40 minutes")}
+"""Of the small and of the larger index, on two cores."""
+UNKNOWN_TIME = ("minutes for a small model, hours for one of billions of parameters", "ten times as long")
 
 
 def show() -> None:
-    """Show the line. If there is no index, start to build the small one."""
+    """Show the line, and the progress of the indexes that are being built."""
     try:
         ready = ui.has_store()
-        if not ready and not shared().builds.get(None):
-            shared().build(ui.loading(), on_request=False)
         label = _label(ready)
     except StoreError:  # the file is something else; a view that needs it reports that
         ready, label = False, f"{ui.named_store()} cannot be read"
@@ -33,56 +39,84 @@ def show() -> None:
 
 def _label(ready: bool) -> str:
     if ready:
-        return ui.named_store().name if ui.store_path() == ui.named_store() else "300 Wikipedia summaries"
+        return ui.named_store().name if ui.store_path() == ui.named_store() else f"{SMALLER} Wikipedia summaries"
     job = shared().builds.get(None)
     return "being built" if job and job.is_alive() else "none"
 
 
 def _about(ready: bool) -> None:
-    if ready:
-        with ui.store() as opened:
-            facts = opened.facts.all()
-        size = f", {facts['limit']:,} documents" if facts["limit"] else ""
-        st.markdown(ui.plain(f"{facts['corpus']}{size}, read by {facts['model']}"))
-        st.caption(ui.plain(str(ui.store_path().absolute())))
+    """Say what the index is, and offer the larger one."""
+    if not ready:
+        _offer("header")
+        return
+    with ui.store() as opened:
+        facts = opened.facts.all()
+    size = f", {facts['limit']:,} documents" if facts["limit"] else ""
+    st.markdown(ui.plain(f"{facts['corpus']}{size}, read by {facts['model']}"))
+    st.caption(ui.plain(str(ui.store_path().absolute())))
     if ui.store_path() != ui.named_store():
-        larger = shared().builds.get(ui.named_store())
-        if larger and larger.error:
-            st.caption(ui.plain(str(larger.error)))
-        st.button(
-            f"Build a larger index ({LARGER:,} articles, about 40 min)",
-            key="build_larger",
-            on_click=shared().build,
-            args=(ui.loading(), ui.named_store()),
-            disabled=bool(larger and larger.is_alive()),
-            help=f"It is written to {ui.plain(str(ui.named_store()))}. You can use the app meanwhile.",
-        )
-    st.caption("Use another model or index: `icebear app --model ... --store ...`")
+        job = shared().builds.get(ui.named_store())
+        _outcome(job)
+        if not (job and job.is_alive()):
+            time = TIMES.get(ui.model_name(), UNKNOWN_TIME)[1]
+            st.caption(f"A larger one is written to {ui.plain(str(ui.named_store().absolute()))}. You can stop it.")
+            _button(f"Build a larger index ({LARGER:,} articles, {time})", "build_larger", ui.named_store())
 
 
-@st.fragment(run_every=2.0)
+@st.fragment(run_every=1.0)
 def _watching() -> None:
-    """Show the progress of the indexes that are being built; then draw the whole page again."""
+    """Show the progress of the indexes that are being built, with Stop; then draw the whole page again."""
     alive = [job for job in shared().builds.values() if job.is_alive()]
-    for job in alive:
-        st.progress(job.share, f"Building an index: {job.doing} ...")
+    for number, job in enumerate(alive):
+        with st.container(horizontal=True, vertical_alignment="center", key=f"building_{number}"):
+            st.progress(job.share, f"Building an index: {job.doing} ...")
+            st.button("Stop", key=f"stop_build_{number}", on_click=job.stop, disabled=job.stopped)
     if not alive:
         st.rerun()
 
 
 def no_store_yet(needs: str) -> bool:
-    """Return whether there is no index to read; then the page says what `needs` it, and what to do."""
+    """Return whether there is no index to read; then the page says what `needs` it, and asks to build one."""
     if ui.has_store():
         return False
-    job = shared().builds.get(None)
-    with st.container(border=True):
-        if job and job.error:
-            st.markdown(f"{needs} an index. {ui.plain(str(job.error))}")
-            st.button(
-                "Build a small index", key="build_small", on_click=shared().build, args=(ui.loading(),), type="primary"
-            )
-        else:
-            st.markdown(f"{needs} an index. It is being built, in about 4 minutes; this page then updates itself.")
-            st.skeleton(height=200)
-        st.caption(f"To index your own texts: `icebear index --store {ui.named_store()}`")
+    with st.container(border=True, key="no_index"):
+        st.markdown(f"{needs} an index.")
+        _offer("page")
     return True
+
+
+def offer_sites(site: str) -> None:
+    """Ask to build the small index, because the one that is there has no neurons of a site."""
+    with st.container(border=True, key="no_index"):
+        st.markdown(f"This index has no sentences for {site} neurons. The small index of the app has them.")
+        _offer("site")
+
+
+def _offer(where: str) -> None:
+    """Say what an index is for, how long it takes and where it is written; build the small one on a click."""
+    job = shared().builds.get(None)
+    if job and job.is_alive():
+        st.caption("It is being built; the progress is at the top of the page, and the page then updates itself.")
+        return
+    _outcome(job)
+    time = TIMES.get(ui.model_name(), UNKNOWN_TIME)[0]
+    st.markdown(WHAT_FOR)
+    st.markdown(
+        f"The model reads {SMALLER} Wikipedia summaries, which takes {time}. Meanwhile you can use the app, and you "
+        "can stop and continue. The index stays on this computer, and is built only once."
+    )
+    _button("Continue" if job else "Build the index", f"build_small_{where}", None)
+    st.caption(ui.plain(f"It is written to {cache_folder()}."))
+
+
+def _outcome(job: Job | None) -> None:
+    """Say how a build ended, if it did not succeed."""
+    if job and job.stopped:
+        st.markdown("Stopped. Most of what was read is saved: *Continue* resumes there.")
+    elif job and job.error:
+        st.error(ui.plain(str(job.error)))
+
+
+def _button(label: str, key: str, path: Path | None) -> None:
+    build = shared().build
+    st.button(label, key=key, type="primary", on_click=lambda: build(ui.loading(), path))

@@ -2,60 +2,129 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pandas
 import streamlit as st
+from markupsafe import Markup
 
-from icebear.actmax.page import RELMAX
+from icebear.actmax import page
+from icebear.actmax.card import LARGE, SILENT
 from icebear.app.web import card, ui
 from icebear.app.web.header import no_store_yet
 from icebear.db.search import NEAR, nearest_by_chance
+from icebear.db.store import Store
 from icebear.records import Hit, Neuron
 
 HOW = ("words", "similar to a neuron", "statistics")
+HITS, PAGE, SENTENCES, SIMILAR = 50, 10, 2, 3
+"""The results of a search, those that a page shows, and the sentences of each side and similar neurons of each."""
 
 
 def show() -> None:
-    if ui.from_url("neuron"):
-        st.button("Search", icon=":material/arrow_back:", key="back", on_click=ui.to_url, kwargs={"neuron": None})
-        card.show(st.session_state["neuron"])
+    name = ui.from_url("neuron")
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    right.text_input("Go to a neuron", placeholder=ui.a_neuron(), key="jump", on_change=_jump)
+    if name:
+        left.button(_back(), icon=":material/arrow_back:", key="back", on_click=ui.to_url, kwargs={"neuron": None})
+        card.show(name)
         return
-    how = ui.typed(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
+    with left:
+        how = ui.typed(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
     {"words": _words, "similar to a neuron": _similar, "statistics": _statistics}[how]()
+
+
+def _jump() -> None:
+    name = st.session_state["jump"].strip()
+    if name:
+        ui.open_card(name)
+    st.session_state["jump"] = ""
+
+
+def _back() -> str:
+    """Return the name of the search that a card came from."""
+    by, words = st.session_state.get("how"), st.session_state.get("text")
+    return f"Search: {ui.plain(words)}" if words and by in (None, HOW[0]) else "Search"
 
 
 def _words() -> None:
     text = ui.typed(st.text_input, "Words", "text", value="water")
-    if no_store_yet("Neurons for these words need"):
+    if no_store_yet("A search by words needs"):
         return
     with ui.store() as opened:
-        _show(opened.search(text, 50))
+        _show(opened, opened.search(text, HITS), f"words {text}")
 
 
 def _similar() -> None:
     left, middle, right = st.columns(3)
     name = ui.typed(left.text_input, "Neuron", "near", value=ui.a_neuron())
-    by = ui.typed(middle.selectbox, "By output (writes), input (reads) or example sentences", "by", list(NEAR))
+    by = ui.typed(middle.selectbox, "By output (writes), input (reads) or sentences (examples)", "by", list(NEAR))
     polarity = ui.typed(right.segmented_control, "At", "near_polarity", ["+", "-"], default="+", required=True)
     if no_store_yet("Similar neurons need"):
         return
-    with ui.store() as opened:
-        st.caption("The most similar to random neurons: {:.2f}, at most {:.2f}.".format(*nearest_by_chance(opened, by)))
-        _show(opened.similar(Neuron.parse(name), 50, by, polarity))
+    neuron = Neuron.parse(name)
+    with ui.store(neuron.site) as opened:
+        card.check(opened, neuron)
+        median, largest = nearest_by_chance(opened, by)
+        st.caption(
+            f"In brackets: the cosine. The most similar to a random neuron has {median:.2f}, at most {largest:.2f}."
+        )
+        _show(opened, opened.similar(neuron, HITS, by, polarity), f"{by} {neuron} {polarity}")
 
 
-def _show(hits: list[Hit]) -> None:
+def _show(opened: Store, hits: list[Hit], search: str) -> None:
+    """Show the first results as cards, and more of them on a click."""
     if not hits:
         st.info("No neuron was found; try other words.")
         return
-    rows = [
-        {"neuron": str(hit.neuron), "sign": hit.polarity, "score": hit.score, "why": "; ".join(hit.why)} for hit in hits
-    ]
-    widths = {"neuron": 110, "sign": 45, "why": 380, "label": 300}
-    columns = {name: st.column_config.TextColumn(width=width) for name, width in widths.items()}
-    score = {"score": st.column_config.NumberColumn(format="%.4f", width=70)}
-    ui.neuron_table(pandas.DataFrame(rows), "hits", labels=True, column_config=columns | score)
+    shown = st.session_state.get("shown", {}).get(search, PAGE)
+    for hit in hits[:shown]:
+        _result(opened, hit)
+    if shown < len(hits):
+        more = {"shown": {search: shown + PAGE}}
+        st.button("More", key="more", icon=":material/expand_more:", on_click=st.session_state.update, args=(more,))
+
+
+def _result(opened: Store, hit: Hit) -> None:
+    """Show a neuron as a card, the side of the hit first."""
+    name, side = str(hit.neuron), hit.polarity or "+"
+    label = opened.labels.name(hit.neuron, side)
+    with st.container(border=True, key=f"result {hit}"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.button(
+                f"**{hit}**", key=f"open {hit}", type="tertiary", on_click=ui.open_card, args=(name, hit.polarity)
+            )
+            if label:
+                st.markdown(f"**{ui.plain(label)}**", width="content")
+            st.caption(ui.plain(_reasons(hit)), width="content")
+        html, similar = _content(str(opened.path), opened.changed(), name, side)
+        st.html(html)
+        if similar:
+            ui.neuron_pills("Similar output", [(Neuron.parse(one), sign) for one, sign in similar], f"similar {hit}")
+
+
+def _reasons(hit: Hit) -> str:
+    """Return why a neuron was found, in words."""
+    reasons = [re.sub(r"\bexamples\b", "sentences", reason) for reason in hit.why]
+    if len(reasons) > 1 or not reasons[0].startswith("similar"):
+        reasons = [re.sub(r" \(-?[\d.]+\)$", "", reason) for reason in reasons]  # cosines of different things
+    return "; ".join(reasons)
+
+
+@st.cache_data(max_entries=500, show_spinner=False)
+def _content(path: str, changed: int, name: str, side: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return words and sentences of a neuron, a side first, as HTML; and similar neurons with their polarity."""
+    neuron = Neuron.parse(name)
+    with ui.store(neuron.site) as opened:
+        projection, similar = None, []
+        if neuron.site not in SILENT["writes"] and opened.vectors.size() < LARGE:
+            worded = card.words(opened, neuron, 15)
+            projection = worded and worded.at(side)
+            similar = [(str(hit.neuron), hit.polarity) for hit in opened.similar(neuron, SIMILAR, "writes", side)]
+        order = (side, "-" if side == "+" else "+")
+        sides = [(f"Sentences with {card.SIDES[one]}", opened.examples(neuron, one, SENTENCES)) for one in order]
+    return str(card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar
 
 
 @st.cache_data(max_entries=2, show_spinner="Reading the statistics ...")
@@ -90,7 +159,7 @@ def _statistics() -> None:
     rows = table[chosen].sort_values("sharpness", ascending=False)
     st.caption(f"{len(rows):,} of {len(table):,} neurons; click a column's header to sort by it.")
     if by == "relevance":
-        st.caption(ui.plain(RELMAX))
+        st.caption(ui.plain(page.RELMAX))
     number = st.column_config.NumberColumn(format="%.3f")
     formats = dict.fromkeys(("mean", "std", "min", "max", "positive"), number)
     formats["sharpness"] = st.column_config.NumberColumn("peak (std. dev.)", format="%.3f")

@@ -186,31 +186,31 @@ def named_store() -> Path:
     return Path(settings()["store"])
 
 
-def store_path() -> Path:
-    """Return the path of the named index; while it is missing or unfinished, of the small one of this server."""
-    small = shared().builds.get(None)
-    if small and small.result and not _finished(named_store()):
-        return small.result
-    return named_store()
+def store_path(site: str | None = None) -> Path:
+    """Return the path of the named index; while it is missing or unfinished, of a small one in the cache.
+
+    site: that the index must have; if none has it, the path is of the named one.
+    """
+    if _has(named_store(), site):
+        return named_store()
+    return next((path for path in background.small_index(model_name()) if _has(path, site)), named_store())
 
 
-def _finished(path: Path) -> bool:
-    if not path.exists():
-        return False
-    with open_store(path) as opened:
-        return "finished" in opened.facts.all()
+def _has(path: Path, site: str | None) -> bool:
+    facts = background.index_facts(path)
+    return bool(facts) and site in (None, *facts["sites"])
 
 
 @contextmanager
-def store() -> Iterator[Store]:
+def store(site: str | None = None) -> Iterator[Store]:
     """Open the index for this run of the script. Raises `StoreError` if there is none."""
-    with open_store(store_path()) as opened:
+    with open_store(store_path(site)) as opened:
         yield opened
 
 
-def has_store() -> bool:
+def has_store(site: str | None = None) -> bool:
     """Return whether cards can be read. Raises `StoreError` if the named file is something else."""
-    return _finished(store_path())
+    return _has(store_path(site), site)
 
 
 def has_labels() -> bool:
@@ -262,6 +262,15 @@ def go(view: str, **values: str) -> None:
         st.session_state[key] = value
     if VIEWS[view] != st.session_state["view"]:
         st.switch_page(page(view), query_params=values)
+
+
+def open_card(neuron: str, polarity: str = "") -> None:
+    """Show the card of a neuron at a polarity, + if it has none; for callbacks."""
+    if VIEWS["neurons"] == st.session_state["view"]:
+        st.session_state["polarity"] = polarity or "+"
+        to_url(neuron=neuron)
+    else:
+        go("neurons", neuron=neuron, polarity=polarity or "+")
 
 
 def to_steer(neuron: Neuron | str, **values: str) -> None:
@@ -383,12 +392,12 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
     index, if it has any.
     """
 
-    def open_card() -> None:
+    def open_chosen() -> None:
         chosen = st.session_state[key]["selection"]
         rows = [*chosen["rows"], *(row for row, _ in chosen["cells"])]
         if rows:
             row = table.iloc[rows[0]]
-            go("neurons", neuron=row["neuron"], polarity=row["sign"] or "+")
+            open_card(row["neuron"], row["sign"])
 
     if labels and has_labels():
         with store() as opened:
@@ -400,21 +409,21 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
     modes: list[Any] = ["single-row"] if sorts else ["single-row", "single-cell", "single-column"]
     formats = FORMATS | options.pop("column_config", {})
     st.dataframe(
-        table, hide_index=True, key=key, on_select=open_card, selection_mode=modes, column_config=formats, **options
+        table, hide_index=True, key=key, on_select=open_chosen, selection_mode=modes, column_config=formats, **options
     )
 
 
 def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> None:
     """Show neurons with a polarity, if they have one; a click on one opens its card."""
 
-    def open_card() -> None:
+    def open_chosen() -> None:
         if st.session_state[key]:
             neuron, _, polarity = st.session_state[key].partition(" ")
             st.session_state[key] = None
-            go("neurons", neuron=neuron, polarity=polarity or "+")
+            open_card(neuron, polarity)
 
     names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in pairs))
-    st.pills(label, names, key=key, on_change=open_card)
+    st.pills(label, names, key=key, on_change=open_chosen)
 
 
 def plain(text: str) -> str:
