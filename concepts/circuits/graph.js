@@ -60,6 +60,7 @@ function watchCircuits(root) {
 
     function show(id) {
       highlight(id);
+      panel.classList.toggle("pinned", pinned !== null);
       const card = cards[id ?? "answer"];
       const parts = [element("h4", "", card.title), ...card.lines.map((line) => element("div", "", line))];
       if (card.raises.length) parts.push(words("raises", "raises", card.raises));
@@ -109,6 +110,9 @@ function watchCircuits(root) {
     range.addEventListener("input", limit);
     limit();
     show(null);
+    const picture = circuit.querySelector(".picture"); // it scrolls where it does not fit: to the answer at first
+    const answer = circuit.querySelector(".node[data-id=answer]").getBoundingClientRect();
+    picture.scrollLeft = answer.right - picture.getBoundingClientRect().right + 8;
     if (circuit.dataset.picked) pin(circuit.dataset.picked);
   }
 }
