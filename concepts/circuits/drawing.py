@@ -213,7 +213,9 @@ def _card(graph: Graph, one: Token | Node | AnswerNode, outgoing: Sequence[Edge]
 def top_sources(graph: Graph, target: Node | AnswerNode, k: int) -> str:
     """Return the largest contributions to a target, in words."""
     edges, hidden = graph.sources_of(target, k)
-    return ", ".join([*(f"{edge.source} {percent(edge.contribution_share)}" for edge in edges), f"not shown {percent(hidden)}"])
+    return ", ".join(
+        [*(f"{edge.source} {percent(edge.contribution_share)}" for edge in edges), f"not shown {percent(hidden)}"]
+    )
 
 
 def percent(share: float) -> str:
