@@ -10,11 +10,12 @@ from click.testing import CliRunner
 
 from icebear.app.cli.main import main
 from icebear.concepts.attribution.controls import Nodes, recovered_shares
-from icebear.concepts.evaluation import truth
+from icebear.concepts.evaluation import truth, truth_tables
 from icebear.concepts.methods.lrp import DIFFERENCE
+from icebear.concepts.truth import rounds
 from icebear.concepts.truth.compiler import compiled
 from icebear.concepts.truth.decoys import KINDS, with_decoys
-from icebear.concepts.truth.judging import SITES, candidates_of, ranked
+from icebear.concepts.truth.judging import SITES, candidates_of, ranked, relevances, scores_of
 from icebear.concepts.truth.pairs import pairs_of
 from icebear.concepts.truth.programs import PROGRAMS
 from icebear.concepts.truth.search import truth_of
@@ -232,7 +233,7 @@ def test_ties_are_broken_at_random_and_sizes_decide():
 
 def test_difference_rules_have_the_true_nodes_of_a_program_and_random_scores_do_not():
     line = truth.measure(("conditional", "decoys"), {"difference": DIFFERENCE, "random": "random"}, 4)
-    rows = truth.means(line["pairs"])
+    rows = truth_tables.means(line["pairs"])
     assert rows["difference"]["at_2k"] > 0.95
     assert rows["difference"]["precision"] > 0.8
     assert rows["random"]["at_2k"] < 0.5
@@ -247,9 +248,35 @@ def test_the_evaluation_needs_no_model_resumes_and_prints_strict_json(tmp_path, 
     monkeypatch.setattr(truth, "judged", lambda *_: pytest.fail("measured again"))
     again = CliRunner().invoke(main, ["evaluate", "truth", *options])
     assert again.stdout == first.stdout
-    (part,) = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
-    assert part["part"] == "compiled"
+    part, edges = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
+    assert (part["part"], edges["part"]) == ("compiled", "edges")
     assert {row["method"] for table in part["tables"] for row in table["rows"]} == {"difference", "random"}
     wrong = CliRunner().invoke(main, ["evaluate", "truth", "--programs", "prevous", "--out", "other"])
     assert wrong.exit_code == 1
     assert "previous" in wrong.stderr
+
+
+def test_the_gains_of_a_round_sum_to_what_is_left():
+    made, pairs = first_pairs("induction", "decoys, LayerNorm", 2)
+    generator = torch.Generator().manual_seed(0)
+    for pair in pairs:
+        candidates = candidates_of(made.model, pair, ("ffn", "head"))
+        chosen = torch.rand(candidates.nodes.shape, generator=generator) < 0.3
+        values, left = rounds.gains(candidates.nodes, chosen)
+        whole, mixed = candidates.nodes.numbers([torch.ones_like(chosen), chosen])
+        assert left == pytest.approx(whole - mixed, abs=1e-3)
+        assert values.sum().item() == pytest.approx(left, abs=1e-3)
+        assert not values[chosen].any()
+
+
+def test_rounds_find_what_attention_hides_because_query_and_key_change_together():
+    """In both prompts the query finds the same key, so attention does not change, and difference rules see nothing."""
+    made, pairs = first_pairs("induction", "plain", 2)
+    candidates = candidates_of(made.model, pairs[1], ("ffn",))
+    found = truth_of(candidates)
+    methods = {"difference": DIFFERENCE, "difference-rounds": "difference-rounds"}
+    scores = scores_of(candidates, methods, relevances(made.model, pairs[1], methods), torch.Generator())
+    unseen = [n for n in found.smallest if abs(scores["difference"][n]) < 1e-6 * scores["difference"].abs().max()]
+    assert unseen
+    first = scores["difference-rounds"].topk(len(found.smallest)).indices
+    assert set(first.tolist()) == set(found.smallest)

@@ -19,6 +19,7 @@ from icebear.concepts.statistics import area
 from icebear.concepts.truth.compiler import Compiled
 from icebear.concepts.truth.decoys import KINDS
 from icebear.concepts.truth.pairs import Pair
+from icebear.concepts.truth.rounds import in_rounds
 from icebear.concepts.truth.search import Candidates, Truth
 
 SITES = {"neurons": ("ffn",), "neurons and heads": ("ffn", "head")}
@@ -33,8 +34,9 @@ COLUMNS = {
 ZERO = 1e-6
 """Scores below this share of the largest one are zero, and scores that differ by less are equal; ties are broken at
 random."""
-CONTROLS = ("change", "random")
-"""The size of the activation difference, and uniform random numbers."""
+ROUNDS = "difference-rounds"
+CONTROLS = (ROUNDS, "change", "random")
+"""Difference rules in rounds; the size of the activation difference; and uniform random numbers."""
 HARD = 3
 """A pair is hard if more nodes differ than this many times the size of a smallest set."""
 
@@ -130,17 +132,22 @@ def relevances(model: Model, pair: Pair, methods: Mapping[str, Method | str]) ->
 
 
 def scores_of(
-    candidates: Candidates, methods: Mapping[str, Method | str], by_method: Mapping[str, Relevance], seed: int
+    candidates: Candidates,
+    methods: Mapping[str, Method | str],
+    by_method: Mapping[str, Relevance],
+    generator: torch.Generator,
 ) -> dict[str, Tensor]:
     """Return the scores (n,) of candidates by each method or control."""
     nodes, result = candidates.nodes, {}
     for name in methods:
         if name in by_method:
             values = node_scores(by_method[name], nodes.sites)
+        elif name == ROUNDS:
+            values = in_rounds(nodes)
         elif name == "change":
             values = nodes.change()
         else:
-            values = torch.rand(nodes.shape, generator=torch.Generator().manual_seed(seed))
+            values = torch.rand(nodes.shape, generator=generator)
         result[name] = values.flatten()[candidates.places].float()
     return result
 

@@ -1,0 +1,124 @@
+"""Tables and listings of measurements on models whose mechanism is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from icebear.concepts.evaluation.protocol import Lines, Table
+from icebear.concepts.truth.decoys import KINDS
+from icebear.concepts.truth.judging import COLUMNS, SITES
+
+RESAMPLES = 2000
+
+
+def rows_of(lines: Lines, sites: str, only_hard: bool) -> dict[str, list[dict[str, Any]]]:
+    """Return program -> its pairs in all variants."""
+    result: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        some = [row for row in line["pairs"] if row["sites"] == sites and (row["hard"] or not only_hard)]
+        if some:
+            result.setdefault(line["program"], []).extend(some)
+    return result
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return method -> column -> mean over pairs."""
+    return {
+        method: {column: fmean(row["methods"][method][column] for row in rows) for column in COLUMNS}
+        for method in rows[0]["methods"]
+    }
+
+
+def tables(lines: Lines) -> dict[str, Table]:
+    """Return a table of hard pairs and one of all pairs, of neurons and of neurons and heads; a line is a program."""
+    return {
+        f"{sites}, {'hard' if only_hard else 'all'} pairs": Table(
+            COLUMNS,
+            [{"program": name, "methods": means(rows)} for name, rows in rows_of(lines, sites, only_hard).items()],
+        )
+        for sites in SITES
+        for only_hard in (True, False)
+    }
+
+
+def by_program(lines: Lines) -> list[dict[str, Any]]:
+    """Return the means of lines with the same columns over the variants of each program."""
+    result: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        result.setdefault(line["program"], []).append(line["methods"])
+    return [
+        {
+            "program": name,
+            "methods": {
+                method: {column: fmean(row[method][column] for row in rows) for column in rows[0][method]}
+                for method in rows[0]
+            },
+        }
+        for name, rows in result.items()
+    ]
+
+
+def notes(lines: Lines) -> list[str]:
+    rows = [row for line in lines for row in line["pairs"]]
+    hard = sum(row["hard"] for row in rows)
+    proved = sum(row["proved"] for row in rows)
+    return [
+        "A sample of a table is a program: the mean over its models and pairs, so that p is over programs.",
+        f"{len(lines)} models; of {len(rows)} searches {hard} are hard, and {proved} smallest sets are proved.",
+    ]
+
+
+def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
+    return {
+        "difference rules minus another method, 95 % by bootstrap over programs, hard pairs": intervals(lines),
+        "by program and variant, hard pairs": by_model(lines),
+        "rank of the first decoy over k": first_decoys(lines),
+    }
+
+
+def intervals(lines: Lines) -> list[dict[str, Any]]:
+    """Return the first method's mean numbers minus those of each other method, with a bootstrap interval."""
+    generator, result = np.random.default_rng(0), []
+    for sites in SITES:
+        programs = [means(rows) for rows in rows_of(lines, sites, True).values()]
+        first, *others = programs[0] if programs else [""]
+        for method in others:
+            row: dict[str, Any] = {"sites": sites, "method": method}
+            for column in ("at_2k", "area"):
+                gains = np.array([row[first][column] - row[method][column] for row in programs])
+                drawn = gains[generator.integers(len(gains), size=(RESAMPLES, len(gains)))].mean(1)
+                low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
+                row |= {column: float(gains.mean()), f"{column} low": low, f"{column} high": high}
+            result.append(row)
+    return result
+
+
+def by_model(lines: Lines) -> list[dict[str, Any]]:
+    """Return a row for each model with its truth and the first method's numbers."""
+    result = []
+    for line, sites in product(lines, SITES):
+        rows = [row for row in line["pairs"] if row["sites"] == sites and row["hard"]]
+        if rows:
+            first, numbers = next(iter(means(rows).items()))
+            facts = {name: fmean(row[name] for row in rows) for name in ("differ", "k", "proved")}
+            row = {"program": line["program"], "variant": line["variant"], "sites": sites, "pairs": len(rows), **facts}
+            result.append({**row, "method": first, **{name: numbers[name] for name in ("at_k", "at_2k", "area")}})
+    return result
+
+
+def first_decoys(lines: Lines) -> list[dict[str, Any]]:
+    """Return the median over pairs of the rank of the first decoy of each kind, over k."""
+    ranks: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in (row for line in lines for row in line["pairs"]):
+        for method, kinds in row["decoys"].items():
+            for kind, rank in kinds.items():
+                ranks.setdefault((row["sites"], method), {}).setdefault(kind, []).append(rank)
+    return [
+        {"sites": sites, "method": method, **{kind: float(np.median(kinds[kind])) for kind in KINDS if kind in kinds}}
+        for (sites, method), kinds in sorted(ranks.items())
+    ]
