@@ -24,9 +24,9 @@ MOST, ENOUGH = 3, 0.95
 def tokens_sentence(relevance: Relevance) -> str:
     """Say which tokens account for the explained number, or for its difference to the counterfactual."""
     compared, values = relevance.counterfactual is not None, relevance.tokens.tolist()
-    total = relevance.sums.target if compared else sum(values)
     left_out = () if compared else {*relevance.prompt.sinks, *relevance.prompt.template}
     places = [place for place in range(len(values)) if place not in left_out]
+    total = relevance.sums.target if compared else sum(values[place] for place in places)
     order = sorted(places, key=lambda place: -values[place] * (1 if total > 0 else -1))
     named, share = [], 0.0
     for place in order[:MOST]:
@@ -38,7 +38,7 @@ def tokens_sentence(relevance: Relevance) -> str:
         return "No token stands out."
     words = [repr(relevance.prompt.strings[place]) for place in sorted(named)]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    whole = "the difference" if compared else "the relevance of all tokens"
+    whole = "the difference" if compared else "the relevance of the tokens"
     return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {whole}."
 
 

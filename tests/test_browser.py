@@ -7,23 +7,22 @@ import pytest
 from serving import open_view, serving, settled
 
 from icebear import Neuron, Recipe, annotate, build_index, open_store, read_corpus
-from icebear.app.recipes import EXAMPLE_RECIPE
 
 TALK = [
     {"role": "user", "content": "What is the capital of France? " + "wide" * 30},
     {"role": "assistant", "content": "The capital of France is Paris.\n\n" + "=" * 200 + "\nsupercalifragilistic " * 9},
 ]
 VIEWS = (
-    "",
-    f"?turn=1&span=5-6&rather=London&chat={quote(json.dumps(TALK))}",
-    "explain",
+    "?switch=true&details_open=true&method_open=true",
+    f"chat?turn=1&span=5-6&rather=London&chat={quote(json.dumps(TALK))}",
     "circuit?nodes=20",
-    "neuron?polarity=-",
-    "search",
-    "search?how=similar+to+a+neuron",
-    "search?how=statistics",
-    "steer?edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",
-    "report",
+    "neurons?neuron=L29.ffn.860&polarity=-",
+    "neurons",
+    "neurons?how=similar+to+a+neuron",
+    "neurons?how=statistics",
+    "steer",
+    "steer?section=concepts",
+    "steer?section=edits&edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",
 )
 # What is wider than its box and hidden there; tables scroll by themselves.
 CUT_OFF = """() => [...document.querySelectorAll('[data-testid=stMain] :is(p, button, h4, label, .card, .heat, .row)')]
@@ -48,35 +47,32 @@ def click_row(page, neuron, x=100):
     return settled(page)
 
 
-def test_a_journey(chromium, address):
-    page = open_view(chromium.new_page(), address)
-    page.get_by_role("button", name="Explain it").click()
-    settled(page).get_by_text("Why ␣Arctic rather than").wait_for()
-    page.get_by_text("Advanced").click()
-    page.get_by_label("Contrast token").fill(" desert")
+def test_from_a_prompt_to_another_answer(chromium, address):
+    """In three clicks; stopped, and found again; the link shows it in another browser."""
+    page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address)
+    page.locator(".group").nth(2).wait_for()
+    assert page.get_by_text("Set to its value").first.is_visible()
+    page.get_by_label("Prompt", exact=True).fill("The capital of Japan is")
     page.keyboard.press("Enter")
-    settled(page).get_by_text("rather than ␣desert").wait_for()
-    click_row(settled(page), "L29.ffn.860").get_by_text("Strongest positive sentences").wait_for()
-    assert "/neuron" in page.url
-    page.get_by_text("' Canada'").wait_for()
-
-    view(page, "search")
-    page.get_by_label("Words").fill("water")
-    page.keyboard.press("Enter")
-    settled(page).locator("tr", has_text="L29.ffn.1342").locator("td", has_text="-").first.wait_for(state="attached")
-
-    view(page, "steer")
-    page.get_by_text("Recipes").click()
-    page.get_by_role("button", name="Make the ice bear live in the desert").click()
-    settled(page).get_by_role("button", name="Generate").click()
-    page.locator("mark").first.wait_for(timeout=120_000)
-    assert "The ice bear lives in the desert" in settled(page).locator("[data-testid=stMain]").inner_text()
-    edits = page.get_by_role("textbox", name="Edits, one a line").input_value()
-    assert edits.splitlines() == list(map(str, Recipe.load(EXAMPLE_RECIPE)))
-    page.reload()
-    page.wait_for_timeout(1500)
-    assert settled(page).get_by_role("textbox", name="Edits, one a line").input_value() == edits
-    assert "/steer" in page.url
+    settled(page).locator(".group").first.wait_for(timeout=120_000)
+    page.get_by_test_id("stButtonGroup").locator("button").first.click(timeout=120_000)
+    settled(page).get_by_text("Make it say").click(timeout=120_000)
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_test_id("stAlert").wait_for(timeout=30_000)
+    settled(page).get_by_text("Make it say").click()
+    settled(page).get_by_text("Make it say").click()
+    page.locator("mark").first.wait_for(timeout=180_000)
+    texts = settled(page).locator("mark").all_inner_texts()
+    other = open_view(chromium.new_page(), address, page.url.removeprefix(f"{address}/"))
+    other.locator("mark").first.wait_for(timeout=60_000)
+    assert other.locator("mark").all_inner_texts()[:2] == texts[:2]
+    other.close()
+    page.get_by_role("button", name="Card of").first.click()
+    settled(page)
+    assert "/neurons?" in page.url
+    page.go_back()
+    assert settled(page).get_by_label("Prompt", exact=True).input_value() == "The capital of Japan is"
+    page.close()
 
 
 def fourth(page):
@@ -153,15 +149,15 @@ def test_text_stays_text_everywhere(chromium, smol, tmp_path):
             assert page.locator("[data-testid=stMain] a[href^=javascript], [data-testid=stMain] .katex").count() == 0
 
         for polarity in "+-":
-            open_view(page, address, f"neuron?neuron={neuron}&polarity={quote(polarity)}")
+            open_view(page, address, f"neurons?neuron={neuron}&polarity={quote(polarity)}")
             harmless()
         shown = page.locator("[data-testid=stMain]").inner_text()
         assert "<script>window.hacked=1;alert(1)</script>" in shown
         assert "**bold** ![p](http://localhost/x.png)" in shown
         text = quote(" ".join(NASTY))
-        for query in ("?prompt", "explain?prompt", "steer?prompt", "search?text", "neuron?neuron"):
+        for query in ("?prompt", "circuit?prompt", "steer?prompt", "neurons?text", "neurons?neuron"):
             open_view(page, address, f"{query}={text}")
-            assert page.locator("[data-testid=stAlert]").count() == (query == "neuron?neuron"), query
+            assert page.locator("[data-testid=stAlert]").count() == (query == "neurons?neuron"), query
             harmless()
         open_view(page, address, "steer")
         page.get_by_text("Recipes").click()

@@ -130,7 +130,7 @@ def _searching(job: Job) -> None:
 
 def _foot(request: Request, number: int, group: Group) -> None:
     """Offer to set the nodes of a group to their other values, and the card of its strongest neuron."""
-    what = "Set to its value in the counterfactual" if request.counterfactual else "Set to its average"
+    what = "Set to its values in the counterfactual" if request.counterfactual else "Set to its average values"
     if group.edits and st.toggle(what, key=f"set_{number}"):
         st.markdown(ui.plain(_live().without(request, group.edits)))
     node = group.strongest[0]
