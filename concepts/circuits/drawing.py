@@ -190,14 +190,15 @@ def _card(graph: Graph, one: Token | Node | AnswerNode, outgoing: Sequence[Edge]
         lines = [
             f"at {token}",
             f"{one.activation:+.2f} here, {one.counterfactual:+.2f} in the counterfactual",
-            f"score {one.score:+.2f} of {graph.difference[-1].item():.2f} logits",
+            f"{'supports' if one.score >= 0 else 'opposes'} the answer: {one.score:+.2f} of "
+            f"{graph.difference[-1].item():.2f} logits",
         ]
     if not isinstance(one, Token):
         edges, hidden = graph.sources_of(one, STRONGEST)
         rows = [(edge.source.id, name_of(graph, edge.source), percent(edge.contribution_share)) for edge in edges]
-        lists["Strongest inputs"] = [*rows, (None, "outside the circuit", percent(hidden))]
+        lists["Strongest inputs (share)"] = [*rows, (None, "outside the circuit", percent(hidden))]
     if outgoing:
-        lists["Strongest outputs"] = [
+        lists["Strongest outputs (effect)"] = [
             (edge.target.id, name_of(graph, edge.target), f"{edge.effect:+.2f}") for edge in outgoing[:STRONGEST]
         ]
     return {
