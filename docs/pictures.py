@@ -18,7 +18,7 @@ from icebear.cache import cache_folder  # noqa: E402
 
 VIEWS = {
     "start": "",
-    "talk": "",
+    "talk": "chat",
     "explain": "explain?contrast=+desert&counterfactual=The+wild+camel+lives+in+the",
     "view-circuit": "circuit?contrast=+desert&counterfactual=The+wild+camel+lives+in+the",
     "neuron": "neuron?neuron=L29.ffn.170&polarity=%2B",

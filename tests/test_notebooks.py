@@ -71,8 +71,8 @@ def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
     assert page.evaluate(text).strip('" ').startswith("2: +")
 
     page.goto((tmp_path / "site" / "notebooks" / "circuit" / "index.html").as_uri())
-    card = page.locator(".circuit .card")
-    assert card.inner_text() == ""
+    card = page.locator(".circuit .panel")
+    assert "Strongest inputs" in card.inner_text()  # of the answer
     node = page.locator(".circuit .node[data-id*='ffn']").first
     node.click()
     assert node.get_attribute("aria-pressed") == "true"
