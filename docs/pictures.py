@@ -17,14 +17,14 @@ from serving import browser, open_view, serving, settled, started  # noqa: E402
 from icebear.cache import cache_folder  # noqa: E402
 
 VIEWS = {
-    "start": "",
-    "talk": "chat",
-    "explain": "explain?contrast=+desert&counterfactual=The+wild+camel+lives+in+the",
+    "why": "",
+    "flip": "?switch=true",
+    "chat": "chat",
     "view-circuit": "circuit?contrast=+desert&counterfactual=The+wild+camel+lives+in+the",
-    "neuron": "neuron?neuron=L29.ffn.170&polarity=%2B",
-    "search": "search?text=water",
-    "steer": "steer",
-    "concept": "concept",
+    "neuron": "neurons?neuron=L29.ffn.170&polarity=%2B",
+    "search": "neurons?text=music",
+    "steer": "steer?section=edits",
+    "concept": "steer?section=concepts",
 }
 
 

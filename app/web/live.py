@@ -25,6 +25,8 @@ LONG, SAMPLE = 512, 64
 """Tokens of a prompt that is explained without a question, and of a part of it that is timed for the question."""
 PEAK = {False: 5, True: 15}
 """The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
+CLOSE = 1e-3
+"""The largest remainder, as a share of the explained number, with which the check of a method is passed."""
 SMALL = 0.01
 """A change of a probability that is called almost nothing."""
 
@@ -130,10 +132,13 @@ def details(request: Request) -> None:
 
 
 def method(request: Request) -> None:
-    """Say how the numbers were made, and that they add up; offer other methods."""
+    """Say how the numbers were made, and whether they add up; offer other methods."""
     relevance = relevance_of(request)
     usable = [name for name, one in METHODS.items() if one.scores_neurons]
     names = [name for name in usable if request.counterfactual or not METHODS[name].needs_counterfactual]
     ui.typed(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
+    st.caption("Red supports the answer, blue opposes it; dotted tokens are attention sinks, which are ignored.")
     st.caption(ui.plain(relevance.comparison_text()))
-    st.caption(ui.plain(f"Sum of the parts: {relevance.conservation_text()}."))
+    total, parts = relevance.sums.target, relevance.sums.tokens
+    passed = "passed. " if abs(total - parts) <= CLOSE * max(1.0, abs(total)) else "not passed. "
+    st.caption(ui.plain(f"Method check: {passed if request.counterfactual else ''}{relevance.conservation_text()}."))
