@@ -72,7 +72,7 @@ def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
 
     page.goto((tmp_path / "site" / "notebooks" / "circuit" / "index.html").as_uri())
     card = page.locator(".circuit .panel")
-    assert "Strongest inputs" in card.inner_text()  # of the answer
+    assert "Point at a box" in card.inner_text()
     node = page.locator(".circuit .node[data-id*='ffn']").first
     node.click()
     assert node.get_attribute("aria-pressed") == "true"
