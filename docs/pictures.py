@@ -48,7 +48,10 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
     page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     for name, query in VIEWS.items():
         open_view(page, address, query)
-        if name == "talk":
+        if name == "view-circuit":
+            page.locator(".circuit .node[data-id^='L24.ffn.299']").last.click(timeout=120_000)
+            settled(page)
+        if name == "chat":
             box = page.get_by_test_id("stChatInputTextArea")
             box.fill("What is the capital of France? Answer in one sentence.")
             box.press("Enter")

@@ -119,7 +119,7 @@ def sentence(sources: SourceBreakdown) -> str:
     apart = {*relevance.prompt.template, *relevance.prompt.sinks}
     places = [place for place in range(len(relevance.tokens)) if place not in apart]
     top = max(places, key=lambda place: relevance.tokens[place].item())
-    word, others = relevance.prompt.strings[top].strip(), ui.plain(contrast.strip()) or "all other words"
+    word, others = relevance.prompt.strings[top].strip(), ui.plain(contrast.strip()) or "the other likely words"
     name = part_name(best)
     behind = "" if sources.target > 0 else f" But the model prefers {others} here."
     return (
