@@ -166,15 +166,21 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory, smol, shared):
-    """An index wiki.db of 20 summaries, and the examples."""
+def scanned(smol, shared):
+    """The folder of an index wiki.db of 20 summaries, which tests copy."""
 
     def scan(folder):
         with open_store(folder / "wiki.db", create=True) as store:
             build_index(smol, read_corpus("wiki-summaries", limit=20), store)
 
+    return shared("index", scan)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, scanned):
+    """A copy of the index, and the examples."""
     folder = tmp_path_factory.mktemp("wiki")
-    shutil.copytree(shared("index", scan), folder, dirs_exist_ok=True)
+    shutil.copytree(scanned, folder, dirs_exist_ok=True)
     shutil.copytree(Path(__file__).parent.parent / "examples", folder / "examples")
     return folder
 

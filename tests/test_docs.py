@@ -47,7 +47,8 @@ def lowered(code):
 
 @pytest.fixture(scope="module")
 def once(smol):
-    """The model is there, and the same flip, side effects or concept are computed once for all pages."""
+    """The model is there, and the same flip, side effects or concept are computed once for all pages. Prompts that are
+    longer than those of printed groups group fewer nodes."""
     load = cache(loading.load_model)
 
     def remembered(compute):
@@ -64,6 +65,7 @@ def once(smol):
         return call
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("icebear.actmax.explanation.READ", 500)
         patch.setattr(
             loading, "load_model", lambda name=smol.name, **options: smol if name == smol.name else load(name)
         )

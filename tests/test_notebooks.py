@@ -1,8 +1,18 @@
 """Every notebook runs from a clean checkout, keeps what it claims, and its page answers to clicks."""
 
+import shutil
+from contextlib import chdir, redirect_stdout
+from io import StringIO
+
 import nbformat
 import pytest
+from IPython.core.displayhook import CapturingDisplayHook
+from IPython.core.interactiveshell import InteractiveShell
+from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pages import NOTEBOOKS, build_site, script
+
+from icebear.concepts.models import loading
 
 notebooks = script("notebooks")
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -21,13 +31,33 @@ def test_a_notebook_is_kept_without_outputs_and_ends_with_its_claim(path):
     assert sum(cell.cell_type == "markdown" for cell in cells) >= len(code) - 1
 
 
+def executed(path):
+    """As `notebooks.executed`, in this process, which has imported everything and has the model."""
+    notebook, shell, text = nbformat.read(path, as_version=4), InteractiveShell(), StringIO()
+    with chdir(path.parent), redirect_stdout(text):
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                shell.display_trap.hook = CapturingDisplayHook(shell, values := [])
+                shell.run_cell(cell.source).raise_error()
+                cell.outputs = [new_output("execute_result", **value) for value in values]
+                if text.getvalue():
+                    cell.outputs.insert(0, new_output("stream", text=text.getvalue()))
+                text.seek(text.truncate(0))
+    return notebook
+
+
 @pytest.fixture(scope="session")
-def pages(shared):
-    """`pages(path)` is a notebook's page, of one run."""
+def pages(shared, smol, scanned):
+    """`pages(path)` is a notebook's page, of one run. An index in a temporary folder goes on where `scanned` is."""
 
     def of(path):
         def make(folder):
-            (folder / "page.md").write_text(notebooks.page(notebooks.executed(path)))
+            shutil.copytree(scanned, folder / "index")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(loading, "load_model", lambda name: smol)
+                patch.setattr("tempfile.mkdtemp", lambda: folder / "index")
+                text = notebooks.page(executed(path))
+            (folder / "page.md").write_text(text)
 
         return shared(f"notebook-{path.stem}", make) / "page.md"
 
@@ -42,15 +72,22 @@ def test_a_notebook_runs_and_its_page_is_written(path, pages):
     path.with_suffix(".md").write_text(pages(path).read_text())
 
 
-def test_a_notebook_whose_claim_is_false_fails(tmp_path):
+def test_a_kernel_gives_the_same_page_and_a_notebook_whose_claim_is_false_fails(tmp_path):
     """nbclient's own law, and that we use it so."""
-    from nbclient.exceptions import CellExecutionError
-
+    path = tmp_path / "small.ipynb"
+    code = "import pandas\nprint(1)\nprint(2)", "table = pandas.DataFrame([[1.5]])\ntable", "2 > 1", "assert len(table) == 1"
+    cells = [new_markdown_cell("# A title"), *map(new_code_cell, code)]
+    nbformat.write(new_notebook(cells=cells), path)
+    text = notebooks.write(path).read_text()
+    assert text == notebooks.page(executed(path))
+    assert all(part in text for part in ("1\n2", "<table", "True"))
     path = tmp_path / "false.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("assert 1 > 2")]), path)
+    nbformat.write(new_notebook(cells=[new_code_cell("assert 1 > 2")]), path)
     with pytest.raises(CellExecutionError):
         notebooks.write(path)
     assert not path.with_suffix(".md").exists()
+    with pytest.raises(AssertionError):
+        executed(path)
 
 
 @pytest.mark.real
