@@ -34,6 +34,8 @@ KEY = "side_effects"
 CONTEXTS = 48
 CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
+GENERATED = 40
+"""Tokens of the continuation whose repetition is measured."""
 TEXTS = 12
 """Texts that go through the model at once."""
 STRONGEST = 256.0
@@ -174,7 +176,7 @@ def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) 
 def _repetition(model: Model, edits: Sequence[Edit], prompt: PromptLike) -> float:
     room = model.context_length - len(model.ids(prompt))
     with steer(model, edits):
-        text = model.generate(prompt, max_new_tokens=min(40, room)) if room > 0 else ""
+        text = model.generate(prompt, max_new_tokens=min(GENERATED, room)) if room > 0 else ""
     return repeated_trigrams(model.tokens_of(text))
 
 

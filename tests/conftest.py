@@ -279,12 +279,15 @@ def started_alone(work, *arguments):
 
 @pytest.fixture
 def few_contexts(monkeypatch):
-    """Side effects are measured in 6 held-out contexts instead of 48, and on 2 held-out sentences instead of 24, and
-    concepts read every eighth calibration text, explanations group fewer nodes, for tests that assert no number of
-    theirs."""
+    """Side effects are measured in 6 held-out contexts instead of 48, on 2 held-out sentences instead of 24, and on 10
+    generated tokens instead of 40; concepts read every eighth calibration text; explanations group fewer nodes, and
+    nodes and edges have one random control instead of five: for tests that assert no number of theirs."""
     few = partial(held_out, 2)
     monkeypatch.setattr("icebear.actmax.explanation.READ", 200)
+    monkeypatch.setattr("icebear.concepts.attribution.controls.DRAWS", 1)
+    monkeypatch.setattr("icebear.concepts.circuits.checks.DRAWS", 1)
     monkeypatch.setattr(side_effects, "CONTEXTS", 6)
+    monkeypatch.setattr(side_effects, "GENERATED", 10)
     monkeypatch.setattr("icebear.steering.concept.concept.TEXTS", calibration.TEXTS[::8])
     monkeypatch.setattr("icebear.concepts.corpus.held_out", few)
 

@@ -226,7 +226,7 @@ def test_units_of_any_text_cover_it(pieces, by):
 
 def test_a_matrix_row_is_a_span(smol):
     chat = Chat([{"role": "user", "content": "Tell me a story of a bear."}])
-    answer = smol.answer(chat, max_new_tokens=60)
+    answer = smol.answer(chat, max_new_tokens=36)
     result = matrix(smol, answer)
     assert [row.turn for row in result.rows] == ["answer"] * len(result.rows)
     assert len(result.rows) > 1

@@ -255,7 +255,8 @@ def test_the_commonest_words_are_two_hundred_or_so():
 
 @pytest.mark.real
 @pytest.mark.usefixtures("smol")
-def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path):
+def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, monkeypatch):
+    monkeypatch.setattr("icebear.concepts.attribution.controls.DRAWS", 1)
     page = tmp_path / "page.html"
     command = ["explain", ICE_BEAR, "--counterfactual", "The wild camel lives in the", "--html", str(page)]
     text = run(*command)

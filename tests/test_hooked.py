@@ -30,6 +30,7 @@ from icebear import (
     steer,
 )
 from icebear.concepts.attribution.controls import Nodes
+from icebear.concepts.models import hooked
 from icebear.concepts.selftest import selftest
 from icebear.errors import InputError, ModelError
 from icebear.steering.side_effects import side_effects
@@ -291,24 +292,26 @@ def test_a_folder_without_a_tokenizer_loads(llama, tmp_path):
     assert attribute(model, IDS).tokens.shape == (len(IDS),)
 
 
-def convert(*arguments):
-    command = [sys.executable, "-m", "icebear.concepts.models.hooked", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+def refused(*arguments):
+    """The sentence with which the converter refuses a file, in this process; None if it converts it."""
+    try:
+        hooked.main(list(map(str, arguments)))
+    except SystemExit as end:
+        return end.code
 
 
 def test_the_converter_writes_a_folder_that_loads(tmp_path):
     config, state = config_of("LN"), state_of(config_of("LN"))
     state["blocks.0.attn.mask"] = torch.ones(3, 3)
     torch.save({"model": state, "config": {**config, "device": "cpu"}}, tmp_path / "whole.pt")
-    done = convert(tmp_path / "whole.pt", tmp_path / "made")
+    command = [sys.executable, "-m", "icebear.concepts.models.hooked", tmp_path / "whole.pt", tmp_path / "made"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     torch.save(state, tmp_path / "weights.pt")
-    without = convert(tmp_path / "weights.pt", tmp_path / "other")
-    assert without.returncode == 1
-    assert "config.json" in without.stderr
+    assert "config.json" in refused(tmp_path / "weights.pt", tmp_path / "other")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
-    assert convert(tmp_path / "weights.pt", tmp_path / "other").returncode == 0
+    assert refused(tmp_path / "weights.pt", tmp_path / "other") is None
     direct = tmp_path / "direct"
     direct.mkdir()
     torch.save(state, direct / "model.pt")
@@ -321,10 +324,7 @@ def test_the_converter_writes_a_folder_that_loads(tmp_path):
 
 def test_pickles_of_objects_are_refused(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "object.pt")
-    done = convert(tmp_path / "object.pt", tmp_path / "made")
-    assert done.returncode == 1
-    assert "torch.save(model.state_dict()" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "torch.save(model.state_dict()" in refused(tmp_path / "object.pt", tmp_path / "made")
     assert not (tmp_path / "made").exists()
 
 
@@ -413,4 +413,4 @@ def test_files_that_cannot_be_read_are_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError):
         load_model(str(folder)).ids(Prompt(tokens=[1, 2]))
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
-    assert "Traceback" not in convert(tmp_path / "cut.pt", tmp_path / "made").stderr
+    assert refused(tmp_path / "cut.pt", tmp_path / "made")
