@@ -75,7 +75,12 @@ def test_a_notebook_runs_and_its_page_is_written(path, pages):
 def test_a_kernel_gives_the_same_page_and_a_notebook_whose_claim_is_false_fails(tmp_path):
     """nbclient's own law, and that we use it so."""
     path = tmp_path / "small.ipynb"
-    code = "import pandas\nprint(1)\nprint(2)", "table = pandas.DataFrame([[1.5]])\ntable", "2 > 1", "assert len(table) == 1"
+    code = (
+        "import pandas\nprint(1)\nprint(2)",
+        "table = pandas.DataFrame([[1.5]])\ntable",
+        "2 > 1",
+        "assert len(table) == 1",
+    )
     cells = [new_markdown_cell("# A title"), *map(new_code_cell, code)]
     nbformat.write(new_notebook(cells=cells), path)
     text = notebooks.write(path).read_text()
