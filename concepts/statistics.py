@@ -96,6 +96,13 @@ def auroc_error(value: float, positive: int, negative: int) -> float:
     return math.sqrt(max(spread, 0.0) / (positive * negative))
 
 
+def auroc_by_chance(positive: int, negative: int) -> float:
+    """Return the AUROC that random scores reach with a probability of at most about 0.05 (normal approximation of the
+    Mann-Whitney U with continuity correction); it may pass 1, which no scores reach."""
+    pairs = positive * negative
+    return 0.5 + 1.645 * math.sqrt((positive + negative + 1) / (12 * pairs)) + 0.5 / pairs
+
+
 def area(curve: ArrayLike, at: Sequence[float] | None = None) -> float:
     """Return the mean height of a curve (trapezoids) at these x values, by default equal steps."""
     heights = np.asarray(curve, dtype=float)

@@ -89,7 +89,7 @@ class Recipe(Saved):
         if self.model_fingerprint != model.fingerprint:
             raise RecipeError(
                 f"The recipe {self.name!r} was made for {self.model_name} ({self.model_fingerprint}), not for "
-                f"{model.name} ({model.fingerprint}); load that model with --model."
+                f"{model.name} ({model.fingerprint}); load that model."
             )
         for edit in self.edits:
             model.check(edit.neuron)

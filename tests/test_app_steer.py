@@ -1,13 +1,15 @@
 """Concepts & steering in the app."""
 
+import random
 import threading
 from pathlib import Path
 
 import pytest
 from appview import fine, text, visit
 from conftest import CAMEL, ICE_BEAR
+from streamlit.testing.v1 import AppTest
 
-from icebear.app.web import ui
+from icebear.app.web import concept, ui
 from icebear.app.web.continuations import differences
 from icebear.app.web.flips import started
 from icebear.steering.comparison import compare
@@ -57,7 +59,7 @@ def test_steer(environment):
 def test_the_code_it_shows_does_what_it_did(environment, smol):
     page = fine(visit("steer", section="edits", edits="L29.ffn.860=-20", tokens="4", temperature="0.9", seed="3"))
     page.get_by_key("generate").click().run()
-    result = page.session_state["generated"][1]
+    result = page.session_state["edits result"][1]
     python = page.code[1].value.replace("load_model('smollm2-135m')", "MODEL")
     printed = []
     exec(python, {"MODEL": smol, "print": printed.append})
@@ -126,23 +128,71 @@ def test_differences_are_marked_and_text_stays_text():
     assert ui.plain("*a* `b` :red[c] $d$ <e> [f](g)") == (r"\*a\* \`b\` \:red\[c\] \$d\$ \<e\> \[f\]\(g\)")
 
 
-def test_a_concept_is_found_measured_and_turned(environment, few_contexts):
-    """From pasted texts; what it is called is shown as it is; a mistake is a sentence."""
+def examples():
+    return [(Path(__file__).parent.parent / "examples" / name).read_text() for name in ("music.txt", "not-music.txt")]
+
+
+def test_the_examples_in_the_package_are_those_in_the_examples_folder():
+    inside = [concept.EXAMPLES.joinpath(name).read_text() for name in ("music.txt", "not-music.txt")]
+    assert inside == examples()
+
+
+def test_a_concept_is_found_measured_and_steered(environment, few_contexts):
+    """From pasted texts; its name is shown as it is; its link shows the same."""
     page = fine(visit("steer", section="concepts", measured="She played an old song on the piano."))
-    music, rest = (Path(__file__).parent.parent / "examples" / name for name in ("music.txt", "not-music.txt"))
-    page.get_by_key("concept_with").set_value(music.read_text()).run()
-    page.get_by_key("find_concept").click().run()
-    assert "there are 40 and 0" in page.error[0].value.replace("\\", "")
-    page.get_by_key("concept_without").set_value(rest.read_text()).run()
+    music, others = examples()
+    page.get_by_key("concept_with").set_value(music).run()
+    assert "40 of at least 16" in text(page)
+    assert "0 of at least 16" in text(page)
+    assert page.get_by_key("find_concept").disabled
+    page.get_by_key("concept_without").set_value(others).run()
     page.get_by_key("concept_name").set_value("<b>music</b>").run()
     page.get_by_key("find_concept").click().run()
-    output_of = text(fine(page))
-    assert "\\<b\\>music" in output_of
-    assert "AUROC" in output_of
-    assert "rgba(" in output_of
+    shown = text(fine(page))
+    assert "\\<b\\>music" in shown
+    assert "AUROC" in shown
+    assert "rgba(" in shown
     assert set(page.dataframe[0].value.columns) >= {"neuron", "sign", "weight"}
-    page.get_by_key("concept_kl").set_value(0.1).run()
+    page.get_by_key("kl").set_value(0.1).run()
     page.get_by_key("steer_concept").click().run()
-    assert "0\\.1" in text(fine(page)).partition("Strength")[2][:40]
-    page.get_by_key("concept_suppress").set_value(True).run()
+    steered = text(fine(page))
+    assert "own measure" in steered or "measure of the text" in steered
+    link = {name: page.query_params[name][0] for name in ("concept", "run", "kl", "section", "measured")}
+    assert (
+        text(fine(visit("steer", **link))).partition("held\\-out texts")[2] == steered.partition("held\\-out texts")[2]
+    )
+    page.get_by_key("suppress").set_value(True).run()
     assert "other settings" in text(fine(page))
+    page.get_by_key("concept_edit").click().run()
+    assert fine(page).get_by_key("edits").value.startswith("L")
+
+
+def test_a_concept_that_is_not_there_is_not_found(environment):
+    """Of the same texts on both sides, shuffled: an error, and no steering."""
+    lines = "\n".join(examples()).splitlines()
+    random.Random(1).shuffle(lines)
+    page = fine(visit("steer", section="concepts"))
+    page.get_by_key("concept_with").set_value("\n".join(lines[:40])).run()
+    page.get_by_key("concept_without").set_value("\n".join(lines[40:80])).run()
+    page.get_by_key("find_concept").click().run()
+    assert "Not found" in page.error[0].value
+    assert not page.exception
+    with pytest.raises(KeyError):
+        page.get_by_key("steer_concept")
+
+
+def test_steering_that_moves_the_measure_the_wrong_way_warns(smol):
+    """Up when it should suppress, or down when it should not."""
+    for before, after, suppress in ((1.08, 0.94, False), (1.0, 1.0, False), (0.5, 0.7, True)):
+        page = AppTest.from_function(effect, args=(before, after, suppress)).run()
+        assert page.warning
+    for before, after, suppress in ((0.94, 1.08, False), (0.7, 0.5, True)):
+        page = AppTest.from_function(effect, args=(before, after, suppress)).run()
+        assert not page.warning
+
+
+def effect(before, after, suppress):
+    from icebear import Recipe
+    from icebear.app.web.concept import _effect
+
+    _effect(before, after, Recipe("r", (), "m", "f", {"suppress": suppress, "off_target_kl": 0.25}))

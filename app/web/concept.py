@@ -1,71 +1,189 @@
-"""Concepts: found from texts, their neurons, a text measured by one, and texts steered by one."""
+"""Concepts: found from examples, tested on held-out texts, measured in a text, and steered."""
 
 from __future__ import annotations
+
+import json
+from functools import partial
+from importlib.resources import files
+from typing import Any
 
 import pandas
 import streamlit as st
 
-from icebear.app.cli.terminal import DEVIATIONS, provenance_lines
 from icebear.app.cli.verbs.demo import PROMPT
-from icebear.app.web import ui
+from icebear.app.web import flips, ui
+from icebear.app.web.background import Job
 from icebear.app.web.editing import last_result, side_by_side
+from icebear.concepts.models.model import Model
 from icebear.concepts.render import heatmap
+from icebear.concepts.statistics import auroc_by_chance
+from icebear.edits import Edit
+from icebear.errors import InputError
+from icebear.recipe import Recipe
 from icebear.steering.comparison import Comparison, compare
 from icebear.steering.concept.concept import Concept
-from icebear.steering.concept.finding import find_concept
+from icebear.steering.concept.finding import FEWEST, find_concept
+from icebear.steering.side_effects import HeldOutContexts
 
 LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Nats of KL divergence in held-out contexts."""
+NEW_TOKENS = 30
+EXAMPLES = files("icebear.app.web").joinpath("examples")
 
 
 def show() -> None:
     _choose()
-    record = st.session_state.get("concept")
-    if record is None:
+    concept = _chosen()
+    if concept is None:
         return
-    concept = Concept.from_dict(record)
     concept.check(ui.model())
-    _neurons(concept)
-    _measure(concept)
-    _steer(concept)
+    if _verdict(concept):
+        _neurons(concept)
+        _measure(concept)
+        _steer(concept)
+    else:
+        with st.expander("The neurons that were tried"):
+            _neurons(concept)
+
+
+# --- which concept --------------------------------------------------------------------------------------
 
 
 def _choose() -> None:
-    """Choose a concept: found from texts, in a file, or of the index."""
-    names: list[str] = []
-    if ui.has_labels():
-        with ui.store() as opened:
-            names = list(opened.concepts.all())
-    with st.expander("Find a concept", expanded="concept" not in st.session_state):
-        left, right = st.columns(2)
-        positive = left.text_area("Positive examples, one a line (at least 16)", key="concept_with", height=160)
-        negative = right.text_area("Negative examples (at least 16)", key="concept_without", height=160)
-        columns = st.columns([3, 2, 1], vertical_alignment="bottom")
-        name = columns[0].text_input("Name", "my concept", key="concept_name")
-        most = columns[1].number_input("Neurons at most", 1, 100, 20, key="concept_most")
-        if columns[2].button("Find", type="primary", key="find_concept"):
-            with ui.progress("Reading") as step:
-                concept = find_concept(
-                    ui.model(), positive.splitlines(), negative.splitlines(), name, max_neurons=most, on_progress=step
-                )
-            st.session_state["concept"] = concept.to_dict()
+    """Choose a concept: found from examples, in a file, or of the index."""
+    finding: Job | None = st.session_state.get("finding")
+    if finding:
+        try:
+            _take(ui.waited(finding, stops=True))
+        finally:
+            if not finding.is_alive():
+                del st.session_state["finding"]
+    with st.expander("Find a concept", expanded=not st.session_state.get("concept")):
+        _examples()
         uploaded = st.file_uploader("Or a saved concept", "json", key="concept_file")
         if uploaded and st.button("Use it", key="use_concept"):
-            read = uploaded.getvalue().decode("utf-8", errors="replace")
-            st.session_state["concept"] = Concept.from_json(read).to_dict()
+            _take(Concept.from_json(uploaded.getvalue().decode("utf-8", errors="replace")))
+        names = _names()
         if names:
-            st.pills("Or one of the index", names, key="stored_concept", on_change=_take)
+            st.pills("Or one of the index", names, key="stored_concept", on_change=_take_stored)
 
 
-def _take() -> None:
-    if st.session_state["stored_concept"]:
+def _examples() -> None:
+    """Draw the fields for examples, each with its counter, and the button that starts to find their concept."""
+    st.button("Try an example: music", key="music", icon=":material/music_note:", on_click=_music)
+    left, right = st.columns(2)
+    positive = _lines(left, "Positive examples (one a line)", "concept_with")
+    negative = _lines(right, "Negative examples, otherwise similar (one a line)", "concept_without")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        name = st.text_input("Name", "my concept", key="concept_name", width=240)
+        most = st.number_input("Neurons at most", 1, 100, 20, key="concept_most", width=160)
+        few = min(len(positive), len(negative)) < FEWEST
+        why = f"Write at least {FEWEST} examples of each kind." if few else None
+        start = {"on_click": _find, "args": (positive, negative, name, most), "disabled": few, "help": why}
+        st.button("Find", type="primary", key="find_concept", **start)
+
+
+def _lines(place: Any, label: str, key: str) -> list[str]:
+    text = place.text_area(label, key=key, height=160, persist_state="session")
+    lines = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    place.caption(f"{len(lines)} of at least {FEWEST}")
+    return lines
+
+
+def _music() -> None:
+    names = {"concept_with": "music.txt", "concept_without": "not-music.txt"}
+    texts = {key: EXAMPLES.joinpath(name).read_text(encoding="utf-8") for key, name in names.items()}
+    st.session_state.update(
+        texts, concept_name="music", measured="She played an old song on the piano.", prompt="Yesterday I"
+    )
+    _find(*(text.splitlines() for text in texts.values()), "music", 20)
+
+
+def _find(positive: list[str], negative: list[str], name: str, most: int) -> None:
+    loading = ui.loading()
+
+    def work(job: Job) -> Concept:
+        loading.join()
+        if loading.error:
+            raise loading.error
+        return find_concept(loading.result, positive, negative, name, max_neurons=most, on_progress=job.step)
+
+    st.session_state["finding"] = Job("Reading the examples", work)
+
+
+def _names() -> list[str]:
+    if not ui.has_labels():
+        return []
+    with ui.store() as opened:
+        return list(opened.concepts.all())
+
+
+def _take_stored() -> None:
+    name = st.session_state["stored_concept"]
+    if name:
         with ui.store() as opened:
-            st.session_state["concept"] = opened.concepts.get(st.session_state["stored_concept"])
+            _take(Concept.from_dict(opened.concepts.get(name)), name)
+
+
+def _take(concept: Concept, name: str | None = None) -> None:
+    """Put a concept into the URL, without its search if it is long; name: its name in the index, if it is longer."""
+    record = concept.to_dict()
+    text = _json(record)
+    if len(text) > ui.LINK:
+        record["provenance"] = {key: record["provenance"].get(key) for key in ("auroc", "tested_on", "found_by")}
+        text = _json(record)
+    ui.to_url(concept=text if len(text) <= ui.LINK or name is None else name)
+
+
+def _json(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def _chosen() -> Concept | None:
+    """Return the concept of the URL, or of this session."""
+    text = ui.from_url("concept")
+    if not text:
+        return None
+    if text.startswith("{"):
+        return Concept.from_json(text)
+    if text not in _names():
+        raise InputError(f"The index of this server has no concept {text!r}; find it again from its examples.")
+    with ui.store() as opened:
+        return Concept.from_dict(opened.concepts.get(text))
+
+
+# --- what it is -----------------------------------------------------------------------------------------
+
+
+def _verdict(concept: Concept) -> bool:
+    """Show how well the concept separates held-out texts. Return whether it may be used: it beats chance, or was not
+    tested."""
+    headline = f"#### {ui.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}"
+    match concept.provenance:
+        case {"auroc": int() | float() as score, "tested_on": [int() as positive, int() as negative]} if (
+            positive > 0 and negative > 0
+        ):
+            chance = auroc_by_chance(positive, negative)
+        case _:
+            st.markdown(headline)
+            st.caption("Not tested on held-out texts.")
+            return True
+    text = (
+        f"AUROC {score:.2f} on {positive} positive and {negative} negative held-out texts; chance is 0.50, and 95 % of "
+        f"random guesses stay below {min(chance, 1):.2f}."
+    )
+    if score < chance:
+        st.error(
+            f"**Not found: no better than chance on held-out texts.** {ui.plain(text)} Add examples, or make the two "
+            "kinds differ in nothing but the concept."
+        )
+        return False
+    st.markdown(headline)
+    st.caption(ui.plain(text))
+    return True
 
 
 def _neurons(concept: Concept) -> None:
-    st.markdown(f"#### {ui.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}")
-    st.caption(ui.plain("; ".join(provenance_lines(concept)[:2])))
     rows = [{"neuron": str(part.neuron), "sign": part.polarity, "weight": part.weight} for part in concept.parts]
     weight = {"weight": st.column_config.NumberColumn(format="%.3f")}
     ui.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight)
@@ -73,6 +191,7 @@ def _neurons(concept: Concept) -> None:
     path = concept.provenance.get("path")
     if path:
         with st.expander("How many neurons"):
+            st.caption("AUROC on the validation texts; the fewest neurons within 0.01 of the best are chosen.")
             st.dataframe(pandas.DataFrame(path).drop_duplicates(), hide_index=True)
 
 
@@ -81,36 +200,70 @@ def _measure(concept: Concept) -> None:
     if text.strip():
         result = concept.measure(ui.model(), text)
         st.html(ui.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
-        st.caption(ui.plain(f"{result.value:+.2f}. {DEVIATIONS}"))
+        scale = (
+            "0 is the mean of the negative examples, 1 their standard deviation; a text has its tokens' mean."
+        )
+        st.caption(ui.plain(f"{result.value:+.2f}. {scale}"))
+
+
+# --- steering -------------------------------------------------------------------------------------------
 
 
 def _steer(concept: Concept) -> None:
-    columns = st.columns([3, 2, 1, 1], vertical_alignment="bottom")
-    prompt = ui.typed(columns[0].text_input, "Continue this text", "prompt", value=PROMPT)
-    kl = columns[1].select_slider(
-        "Side effects allowed (KL in nats, held-out contexts)", LIMITS, 0.25, key="concept_kl"
-    )
-    suppress = columns[2].toggle("Suppress instead", key="concept_suppress")
-    settings = (concept.name, prompt, kl, suppress)
-    pressed = columns[3].button("Generate", type="primary", key="steer_concept")
-    result = last_result("steered", settings, pressed, lambda: _steered(concept, prompt, kl, suppress))
-    if result:
-        comparison, line = result
-        st.caption(ui.plain(line))
-        side_by_side(comparison)
+    st.markdown("#### Steer")
+    prompt = ui.typed(st.text_input, "Continue this text", "prompt", value=PROMPT)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
+        kl = ui.typed(st.select_slider, "Side effects allowed", "kl", LIMITS, 0.25, help=help_text, width=320)
+        suppress = ui.typed(st.toggle, "Suppress instead", "suppress")
+        pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
+    settings = (concept, prompt, kl, suppress)
+    job = last_result("concepts", settings, pressed, partial(_steering, ui.model(), *settings))
+    if job is None:
+        return
+    comparison, recipe, before, after = ui.waited(job, stops=True)
+    _effect(before, after, recipe)
+    side_by_side(comparison)
+    st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
 
 
-def _steered(concept: Concept, prompt: str, kl: float, suppress: bool) -> tuple[Comparison, str]:
-    loaded = ui.model()
-    with st.spinner("Finding the strength, writing ..."):
-        recipe = concept.recipe(loaded, kl=kl, suppress=suppress)
-        result = compare(loaded, prompt, recipe, 30)
-    plain_value, steered = (
-        concept.measure(loaded, prompt + side.text).value for side in (result.plain, result.steered)
-    )
-    strength, kl = recipe.provenance["strength"], recipe.provenance["off_target_kl"]
-    line = (
-        f"Strength {strength:.3g}, {kl:.3f} nats; the concept measures {plain_value:+.2f} in the plain text and "
-        f"{steered:+.2f} in the steered text."
-    )
-    return result, line
+def _effect(before: float, after: float, recipe: Recipe) -> None:
+    """Show the concept's own measure of both texts; a warning if it moved the wrong way."""
+    suppress, kl = recipe.provenance["suppress"], recipe.provenance["off_target_kl"]
+    numbers = ui.plain(f"{before:.2f} → {after:.2f}")
+    if (after <= before) if not suppress else (after >= before):
+        what = "raised" if after > before else "lowered" if after < before else "did not change"
+        st.warning(
+            f"Steering {what} the concept's own measure: {numbers}. Allow more side effects, or do not trust that "
+            "these neurons cause the concept."
+        )
+    else:
+        st.caption(f"The concept's measure of the text: {numbers}. Side effects: {ui.plain(f'{kl:.2f}')} nats.")
+
+
+def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: bool) -> Job:
+    """Return the job that finds the strength and generates; its result has the comparison, the recipe, and the
+    concept's measure of both texts."""
+
+    def work(job: Job) -> tuple[Comparison, Recipe, float, float]:
+        recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=_Stoppable(model, job)).noting(prompt=prompt)
+        job.doing = "Generating"
+        parsed = ui.read_prompt(prompt)
+        result = compare(model, parsed, recipe, NEW_TOKENS, on_token=lambda done: job.step(done, 2 * NEW_TOKENS))
+        sides = (result.plain, result.steered)
+        before, after = (concept.measure(model, prompt + side.text).value for side in sides)
+        return result, recipe, before, after
+
+    return Job("Finding the strength", work)
+
+
+class _Stoppable(HeldOutContexts):
+    """Contexts of a job, which it may stop before each measurement."""
+
+    def __init__(self, model: Model, job: Job):
+        super().__init__(model)
+        self._job = job
+
+    def off_target_kl(self, edits: list[Edit]) -> float:  # type: ignore[override]
+        self._job.step(0, 1)
+        return super().off_target_kl(edits)

@@ -1,4 +1,4 @@
-"""Steer neurons while the model generates; the plain and the steered text side by side."""
+"""Edit neurons: the text without and with edits, and a line for each edit."""
 
 from __future__ import annotations
 
@@ -14,43 +14,58 @@ import streamlit as st
 
 from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.app.web import continuations, ui
+from icebear.app.web import continuations, flips, ui
 from icebear.concepts.models.chat import Chat
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
+from icebear.errors import InputError
 from icebear.recipe import Recipe
+from icebear.records import TokenScore
 from icebear.steering.comparison import Comparison, compare
 
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
+WHERE = {
+    "all": "everywhere",
+    "prompt": "in the prompt",
+    "last": "at the last token of the prompt",
+    "generated": "at new tokens",
+    "answer": "from the last token of the prompt on",
+}
+SYNTAX = """\
+`L29.ffn.860*0` multiplies the activation by 0, which switches the neuron off  
+`L29.ffn.860=-20` sets it to -20  
+`L24.ffn.559+2std` adds 2 standard deviations (or `max`: times its largest activation; both need an index)  
+`@last`, `@prompt`, `@generated` or `@answer` after it limits the tokens that are edited"""
+CHARTED = 3
+"""Likely words that are charted of each side."""
 
 
 def show() -> None:
     prompt = ui.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
-    _recipes()
-    lines = ui.typed(
-        st.text_area,
-        "Edits, one a line: L29.ffn.860*0 scales, L29.ffn.860=-20 sets, L24.ffn.559+2std@last adds",
-        "edits",
-        height=120,
-        help="The syntax of icebear steer --edit; the controls below write it.",
-    )
-    edits = parse_edits(line for line in lines.splitlines() if line.strip())
-    _controls(edits)
-    columns = st.columns(4, vertical_alignment="bottom")
-    count = ui.typed(columns[0].number_input, "New tokens", "tokens", 1, 400, 24)
-    temperature = ui.typed(columns[1].number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy")
-    seed = ui.typed(columns[2].number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+    with st.container(horizontal=True):
+        pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="generate")
+        with st.popover("Settings", icon=":material/tune:"):
+            count = ui.typed(st.number_input, "New tokens", "tokens", 1, 400, 24)
+            temperature = ui.typed(st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy")
+            seed = ui.typed(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+        _recipes()
+    result_place = st.container()
+    edits = _edits()
     settings = (ui.model_name(), prompt, tuple(map(str, edits)), count, temperature, seed)
-    pressed = columns[3].button("Generate", type="primary", icon=":material/play_arrow:", key="generate")
-    result = last_result("generated", settings, pressed, lambda: _generate(prompt, edits, *settings[3:]))
-    if result:
-        side_by_side(result)
     _export(prompt, edits, *settings[3:])
+    with result_place:
+        result = last_result("edits", settings, pressed, lambda: _generate(prompt, edits, *settings[3:]))
+        if result:
+            side_by_side(result)
 
 
 def _recipes() -> None:
-    with st.expander("Recipes"):
-        st.button("Make the ice bear live in the desert", key="example_recipe", on_click=_take, args=(None,))
+    with st.popover("Recipes", icon=":material/menu_book:"):
+        st.button(
+            "Make the ice bear live in the desert",
+            key="example_recipe",
+            on_click=lambda: _take(Recipe.load(EXAMPLE_RECIPE)),
+        )
         uploaded = st.file_uploader("A saved recipe", "json", key="uploaded")
         if uploaded:
             recipe = Recipe.from_json(uploaded.getvalue().decode("utf-8", errors="replace"))
@@ -58,50 +73,98 @@ def _recipes() -> None:
             st.button(f"Use {ui.plain(recipe.name)}", key="use_recipe", on_click=_take, args=(recipe,))
 
 
-def _take(recipe: Recipe | None) -> None:
-    st.session_state["edits"] = "\n".join(map(str, recipe or Recipe.load(EXAMPLE_RECIPE)))
+def _take(recipe: Recipe) -> None:
+    """Take the edits of a recipe, and its prompt if it has one, and generate."""
+    st.session_state.pop("edits result", None)
+    flips.edit(recipe)
+    ui.to_url(run="edits")
 
 
-def _controls(edits: list[Edit]) -> None:
-    """Draw a row of controls for each edit; each control rewrites its line."""
+# --- the edits ------------------------------------------------------------------------------------------
 
-    def write(number: int, changed: Edit | None) -> None:
-        lines = [changed if place == number else edit for place, edit in enumerate(edits)]
-        st.session_state["edits"] = "\n".join(str(edit) for edit in lines if edit)
 
-    def change(number: int, key: str, field: str) -> None:
+def _edits() -> list[Edit]:
+    """Show a line for each edit, with its controls folded, and the edits as text."""
+    lines = st.container(gap="xxsmall")
+    written = ui.typed(st.text_area, "Edits, one a line", "edits", height=120, placeholder="L29.ffn.860=-20")
+    st.caption(SYNTAX)
+    edits = parse_edits(line for line in written.splitlines() if line.strip())
+    with lines:
+        if edits:
+            st.markdown(f"#### {len(edits)} edit{'s' * (len(edits) > 1)}")
+        for number, edit in enumerate(edits):
+            with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+                st.markdown(sentence(edit), width="stretch")
+                with st.popover("Edit", type="tertiary", icon=":material/tune:"):
+                    _controls(edits, number)
+                _remove(edits, number)
+    return edits
+
+
+def sentence(edit: Edit) -> str:
+    """Return what an edit does, as Markdown: "L29.ffn.860: set to -20 everywhere"."""
+    size, unit = f"{edit.value:g}", f" {UNITS[edit.unit]}" * bool(edit.unit)
+    what = {"set": f"set to {size}{unit}", "scale": f"multiplied by {size}", "add": f"{edit.value:+g}{unit} added"}[
+        edit.op
+    ]
+    what = "switched off" if (edit.op, edit.value) == ("scale", 0) else what
+    where = WHERE.get(edit.where, f"at {edit.where}")
+    decay = f", {edit.decay:g} times as much at each further token" if edit.decay != 1 else ""
+    share = f", at {edit.share:.0%} of its strength" if edit.share != 1 else ""
+    return f"**{edit.neuron}**: {ui.plain(what)} {ui.plain(where + decay + share)}"
+
+
+def _write(edits: list[Edit], number: int, changed: Edit | None) -> None:
+    """Replace or remove an edit; for callbacks."""
+    lines = [changed if place == number else edit for place, edit in enumerate(edits)]
+    st.session_state["edits"] = "\n".join(str(edit) for edit in lines if edit)
+
+
+def _controls(edits: list[Edit], number: int) -> None:
+    """Draw the controls of an edit; each of them rewrites its line."""
+    edit = edits[number]
+    largest = max(RANGES[edit.unit], 2 * abs(edit.value))
+
+    def change(key: str, field: str) -> None:
         value = st.session_state[key]
-        unit = "" if (field, value) == ("op", "scale") else edits[number].unit
-        write(number, replace(edits[number], **{"unit": unit, field: value}))
+        unit = "" if (field, value) == ("op", "scale") else edit.unit
+        _write(edits, number, replace(edit, **{"unit": unit, field: value}))
 
-    known_units = list(UNITS) if ui.has_store() else [""]
-    for number, edit in enumerate(edits):
-        columns = st.columns([2, 1.4, 4, 1.6, 1.8, 0.8], vertical_alignment="bottom")
-        columns[0].markdown(f"**{edit.neuron}**")
-        largest = max(RANGES[edit.unit], 2 * abs(edit.value))
+    def options(field: str) -> dict[str, Any]:
+        key = f"{field} {number} {edit}"
+        return {"key": key, "on_change": change, "args": (key, field)}
 
-        def options(field: str, number: int = number, edit: Edit = edit) -> dict[str, Any]:
-            key = f"{field} {number} {edit}"
-            return {"key": key, "on_change": change, "args": (number, key, field), "label_visibility": "collapsed"}
-
-        units = list(dict.fromkeys([edit.unit, *known_units]))
-        places = list(dict.fromkeys([edit.where, *PLACES]))
-        operations = list(SYMBOLS)
-        columns[1].selectbox("Operation", operations, operations.index(edit.op), **options("op"))
-        columns[2].slider("Value", -largest, largest, edit.value, **options("value"))
-        scales = edit.op == "scale"
-        columns[3].selectbox("Unit", units, disabled=scales, format_func=UNITS.__getitem__, **options("unit"))
-        columns[4].selectbox("Where", places, **options("where"))
-        remove: dict[str, Any] = {"key": f"remove {number} {edit}", "on_click": write, "args": (number, None)}
-        columns[5].button("", icon=":material/close:", help="Remove this edit", **remove)
+    units = list(dict.fromkeys([edit.unit, *(UNITS if ui.has_labels() else [""])]))
+    places = list(dict.fromkeys([edit.where, *PLACES]))
+    st.selectbox("Operation", list(SYMBOLS), list(SYMBOLS).index(edit.op), **options("op"))
+    st.slider("Value", -largest, largest, edit.value, **options("value"))
+    if edit.op != "scale":
+        st.selectbox("Unit", units, format_func=UNITS.__getitem__, **options("unit"))
+    st.selectbox("Where", places, format_func=lambda where: WHERE.get(where, where), **options("where"))
+    card: dict[str, Any] = {"neuron": str(edit.neuron), "polarity": "+" if edit.value >= 0 else "-"}
+    st.button("The neuron's card", key=f"card {number}", on_click=ui.go, args=("neurons",), kwargs=card)
 
 
-def last_result(key: str, settings: tuple, pressed: bool, make: Callable[[], Any]) -> Any:
-    """Return the result of `make` at the last press of a button, or None; the page says if the settings changed."""
-    if pressed:
+def _remove(edits: list[Edit], number: int) -> None:
+    options: dict[str, Any] = {"on_click": _write, "args": (edits, number, None), "type": "tertiary"}
+    st.button("", icon=":material/close:", help="Remove this edit", key=f"remove {number} {edits[number]}", **options)
+
+
+# --- the result -----------------------------------------------------------------------------------------
+
+
+def last_result(section: str, settings: tuple, pressed: bool, make: Callable[[], Any]) -> Any:
+    """Return the result of `make` at the last press of a button, or None; the page says if the settings changed.
+
+    A link to the result (?run=section) presses the button once.
+    """
+    key = f"{section} result"
+    if pressed or (ui.from_url("run") == section and key not in st.session_state):
+        ui.to_url(run=section)
+        st.session_state[key] = (settings, None)  # so that a link presses only once
         st.session_state[key] = (settings, make())
     made_with, result = st.session_state.get(key, (settings, None))
-    if made_with != settings:
+    if result is not None and made_with != settings:
         st.caption("The text below was made with other settings; generate again.")
     return result
 
@@ -110,6 +173,8 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
     loaded, statistic = ui.model(), None
     with ui.progress("Generating") as step, ExitStack() as stack:
         if any(edit.unit for edit in edits):
+            if not ui.has_store():
+                raise InputError("These edits are in units of max or std, which need an index. Write plain numbers.")
             opened = stack.enter_context(ui.store())
             ui.fitting(opened)
             statistic = opened.neurons.statistic
@@ -121,19 +186,36 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
 
 
 def side_by_side(result: Comparison) -> None:
-    """Show both texts, and the first token's probabilities."""
+    """Show both texts, what changed in a sentence, and the likely words' probabilities."""
     continuations.texts(result.prompt, result.plain.text, result.steered.text)
-    st.markdown("**Next token**")
-    columns, number = next_tokens(result)
-    continuations.bars(columns, number)
+    st.markdown(change_text(result))
+    number = "logit" if any(token.probability is None for token in result.plain.next) else "probability"
+    sides = {"without edits": result.plain.next, "with edits": result.steered.next}
+    words = {token.text for side in sides.values() for token in side[:CHARTED]}
+    st.caption("The next word")
+    continuations.bars(
+        {name: {one.text: getattr(one, number) for one in side if one.text in words} for name, side in sides.items()},
+        number,
+    )
     ui.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
 
 
-def next_tokens(result: Comparison) -> tuple[dict[str, dict[str, float | None]], str]:
-    """Return the next tokens' probabilities (or a model's logits) without and with edits, and the number's name."""
-    number = "logit" if any(token.probability is None for token in result.plain.next) else "probability"
-    sides = {"without edits": result.plain.next, "with edits": result.steered.next}
-    return {name: {token.text: getattr(token, number) for token in side} for name, side in sides.items()}, number
+def change_text(result: Comparison) -> str:
+    """Return what the edits changed, as Markdown."""
+    old, new = result.plain.next[0], result.steered.next[0]
+    same = "The text is the same" if result.plain.text == result.steered.text else "The text changes"
+    words = (old,) if old.id == new.id else (new, old)
+    return f"{same}; {' and '.join(_number_text(result, word) for word in words)}."
+
+
+def _number_text(result: Comparison, word: TokenScore) -> str:
+    """Return how a likely word's probability (or a model's logit) changed, as Markdown."""
+    before, after = (
+        next(token for token in side if token.id == word.id) for side in (result.plain.next, result.steered.next)
+    )
+    if before.probability is None or after.probability is None:
+        return ui.plain(f"{word.text!r} went from {before.logit:.2f} to {after.logit:.2f}")
+    return continuations.probability_text(word.text, before.probability, after.probability)
 
 
 def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:
