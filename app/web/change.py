@@ -15,12 +15,14 @@ def show() -> None:
     to = ui.typed(left.text_input, "The word it should say", "to", placeholder="desert")
     label = "Source prompt (optional): one that the model continues with this word"
     source = ui.typed(right.text_input, label, "source", placeholder="The camel lives in the")
-    _suggestions(prompt)
-    with st.expander("Advanced"):
-        most = ui.typed(st.number_input, "Edits at most", "most", 1, 50, 10)
-        unbounded = ui.typed(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
+    with st.container(horizontal=True):
+        place = st.container(width="content")
+        _suggestions(prompt)
+        with st.popover("Advanced", icon=":material/tune:"):
+            most = ui.typed(st.number_input, "Edits at most", "most", 1, 50, 10)
+            unbounded = ui.typed(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
     wanted = (prompt, to, source or None, most, unbounded)
-    pressed = st.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=_help(to))
+    pressed = place.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=_help(to))
     if pressed:
         flips.forget(*wanted)
         ui.to_url(run="flip")

@@ -13,7 +13,7 @@ import streamlit as st
 from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.web import flips, ui
 from icebear.app.web.background import Job
-from icebear.app.web.editing import last_result, side_by_side
+from icebear.app.web.editing import download, last_result, side_by_side
 from icebear.concepts.models.model import Model
 from icebear.concepts.render import heatmap
 from icebear.concepts.statistics import auroc_by_chance
@@ -28,6 +28,8 @@ from icebear.steering.side_effects import HeldOutContexts
 LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Nats of KL divergence in held-out contexts."""
 NEW_TOKENS = 30
+SHOWN = 5
+"""Neurons that are shown without scrolling."""
 EXAMPLES = files("icebear.app.web").joinpath("examples")
 
 
@@ -38,8 +40,11 @@ def show() -> None:
         return
     concept.check(ui.model())
     if _verdict(concept):
-        _neurons(concept)
-        _measure(concept)
+        left, right = st.columns(2)
+        with left:
+            _neurons(concept)
+        with right:
+            _measure(concept)
         _steer(concept)
     else:
         with st.expander("The neurons that were tried"):
@@ -186,13 +191,15 @@ def _verdict(concept: Concept) -> bool:
 def _neurons(concept: Concept) -> None:
     rows = [{"neuron": str(part.neuron), "sign": part.polarity, "weight": part.weight} for part in concept.parts]
     weight = {"weight": st.column_config.NumberColumn(format="%.3f")}
-    ui.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight)
-    ui.downloads("concept", {"json": concept.to_json})
-    path = concept.provenance.get("path")
-    if path:
-        with st.expander("How many neurons"):
-            st.caption("AUROC on the validation texts; the fewest neurons within 0.01 of the best are chosen.")
-            st.dataframe(pandas.DataFrame(path).drop_duplicates(), hide_index=True)
+    height = 35 * (1 + min(len(rows), SHOWN)) + 2
+    ui.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight, height=height)
+    with st.container(horizontal=True):
+        ui.downloads("concept", {"json": concept.to_json})
+        path = concept.provenance.get("path")
+        if path:
+            with st.popover("How many neurons"):
+                st.caption("AUROC on the validation texts; the fewest neurons within 0.01 of the best are chosen.")
+                st.dataframe(pandas.DataFrame(path).drop_duplicates(), hide_index=True)
 
 
 def _measure(concept: Concept) -> None:
@@ -200,9 +207,7 @@ def _measure(concept: Concept) -> None:
     if text.strip():
         result = concept.measure(ui.model(), text)
         st.html(ui.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
-        scale = (
-            "0 is the mean of the negative examples, 1 their standard deviation; a text has its tokens' mean."
-        )
+        scale = "0 is the mean of the negative examples, 1 their standard deviation; a text has its tokens' mean."
         st.caption(ui.plain(f"{result.value:+.2f}. {scale}"))
 
 
@@ -224,7 +229,9 @@ def _steer(concept: Concept) -> None:
     comparison, recipe, before, after = ui.waited(job, stops=True)
     _effect(before, after, recipe)
     side_by_side(comparison)
-    st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
+    with st.container(horizontal=True):
+        st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
+        download(comparison)
 
 
 def _effect(before: float, after: float, recipe: Recipe) -> None:

@@ -7,17 +7,25 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import pandas
 import streamlit as st
 from markupsafe import Markup
 
 from icebear.app.web import ui
-from icebear.concepts.render import NEGATIVE, hexadecimal
+from icebear.concepts.render import NEGATIVE, hexadecimal, visible
 
 SIDE = Markup(
+    "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"
     '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.6">{}</span>{}</div>'
 )
-COLORS = ["#8a8a8a", hexadecimal(NEGATIVE), "#c9a227"]
+COLORS = ("#8a8a8a", hexadecimal(NEGATIVE), "#b8860b")
+ROWS = Markup(
+    '<div style="display:grid;grid-template-columns:auto auto 1fr;gap:.15rem .8rem;align-items:center">{}</div>'
+)
+ROW = Markup(
+    '<b style="overflow-wrap:anywhere">{}</b><span style="opacity:.7">{}</span>'
+    '<div style="display:flex;gap:.4rem;align-items:center">'
+    '<div style="background:{};height:.75rem;border-radius:2px;min-width:1px;width:{:.1f}%"></div><span>{}</span></div>'
+)
 
 
 def texts(prompt: Any, plain: str, edited: str) -> None:
@@ -43,14 +51,17 @@ def differences(plain: str, edited: str) -> tuple[Markup, Markup]:
     return Markup().join(out[0]), Markup().join(out[1])
 
 
-def bars(columns: Mapping[str, Mapping[str, float | None]], number: str = "probability") -> None:
+def bars(columns: Mapping[str, Mapping[str, float]]) -> None:
     """Show numbers of words as bars. columns: column (such as "with edits") -> word -> number."""
-    table = pandas.DataFrame(
-        {name: {repr(word): one for word, one in words.items()} for name, words in columns.items()}
-    )
-    table = table.reindex(list(dict.fromkeys(repr(word) for words in columns.values() for word in words)))
-    options: dict[str, Any] = {"horizontal": True, "stack": False, "sort": False, "x_label": "", "y_label": number}
-    st.bar_chart(table, color=COLORS[: len(columns)], **options)
+    numbers = [number for words in columns.values() for number in words.values()]
+    low, high = min(0.0, *numbers), max(0.0, *numbers)
+    rows = []
+    for word in dict.fromkeys(word for words in columns.values() for word in words):
+        for place, (name, words) in enumerate(columns.items()):
+            width = 80 * (words[word] - low) / ((high - low) or 1)
+            label = visible(word.replace(" ", "␣")) if place == 0 else ""
+            rows.append(ROW.format(label, name, COLORS[place], width, share(words[word])))
+    st.html(ROWS.format(Markup().join(rows)))
 
 
 def probability_text(word: str, before: float, after: float) -> str:
@@ -59,5 +70,5 @@ def probability_text(word: str, before: float, after: float) -> str:
 
 
 def share(probability: float) -> str:
-    """Return a probability with two significant digits, at least two decimals."""
-    return f"{probability:.2f}" if probability >= 0.1 else f"{probability:.2g}"
+    """Return a probability (or a logit) with three decimals, or if it is small with two significant digits."""
+    return f"{probability:.3f}" if abs(probability) >= 0.01 else f"{probability:.2g}"

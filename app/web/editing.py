@@ -27,9 +27,9 @@ RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
 WHERE = {
     "all": "everywhere",
     "prompt": "in the prompt",
-    "last": "at the last token of the prompt",
+    "last": "at the last token",
     "generated": "at new tokens",
-    "answer": "from the last token of the prompt on",
+    "answer": "from the last token on",
 }
 SYNTAX = """\
 `L29.ffn.860*0` multiplies the activation by 0, which switches the neuron off  
@@ -57,6 +57,7 @@ def show() -> None:
         result = last_result("edits", settings, pressed, lambda: _generate(prompt, edits, *settings[3:]))
         if result:
             side_by_side(result)
+            download(result)
 
 
 def _recipes() -> None:
@@ -93,9 +94,9 @@ def _edits() -> list[Edit]:
         if edits:
             st.markdown(f"#### {len(edits)} edit{'s' * (len(edits) > 1)}")
         for number, edit in enumerate(edits):
-            with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
                 st.markdown(sentence(edit), width="stretch")
-                with st.popover("Edit", type="tertiary", icon=":material/tune:"):
+                with st.popover("Edit", type="tertiary"):
                     _controls(edits, number)
                 _remove(edits, number)
     return edits
@@ -103,8 +104,8 @@ def _edits() -> list[Edit]:
 
 def sentence(edit: Edit) -> str:
     """Return what an edit does, as Markdown: "L29.ffn.860: set to -20 everywhere"."""
-    size, unit = f"{edit.value:g}", f" {UNITS[edit.unit]}" * bool(edit.unit)
-    what = {"set": f"set to {size}{unit}", "scale": f"multiplied by {size}", "add": f"{edit.value:+g}{unit} added"}[
+    size, unit = f"{edit.value:.4g}", f" {UNITS[edit.unit]}" * bool(edit.unit)
+    what = {"set": f"set to {size}{unit}", "scale": f"multiplied by {size}", "add": f"{edit.value:+.4g}{unit} added"}[
         edit.op
     ]
     what = "switched off" if (edit.op, edit.value) == ("scale", 0) else what
@@ -189,15 +190,23 @@ def side_by_side(result: Comparison) -> None:
     """Show both texts, what changed in a sentence, and the likely words' probabilities."""
     continuations.texts(result.prompt, result.plain.text, result.steered.text)
     st.markdown(change_text(result))
-    number = "logit" if any(token.probability is None for token in result.plain.next) else "probability"
     sides = {"without edits": result.plain.next, "with edits": result.steered.next}
     words = {token.text for side in sides.values() for token in side[:CHARTED]}
-    st.caption("The next word")
+    st.caption("The next word: logits" if _in_logits(result) else "The next word: probabilities")
     continuations.bars(
-        {name: {one.text: getattr(one, number) for one in side if one.text in words} for name, side in sides.items()},
-        number,
+        {
+            name: {one.text: one.logit if _in_logits(result) else one.probability for one in side if one.text in words}
+            for name, side in sides.items()
+        }
     )
+
+
+def download(result: Comparison) -> None:
     ui.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
+
+
+def _in_logits(result: Comparison) -> bool:
+    return any(token.probability is None for token in result.plain.next)
 
 
 def change_text(result: Comparison) -> str:

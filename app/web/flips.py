@@ -132,12 +132,8 @@ def _probabilities(outcome: FlipOutcome) -> None:
     if outcome.random:
         mean = [sum(getattr(one, name) for one in outcome.random) / len(outcome.random) for name in ("old", "new")]
         columns["random edits (mean)"] = words(*mean)
+    st.caption("The next word: probabilities")
     continuations.bars(columns)
-    changes = (
-        continuations.probability_text(outcome.new, outcome.before.new, outcome.after.new),
-        continuations.probability_text(outcome.old, outcome.before.old, outcome.after.old),
-    )
-    st.caption("; ".join(changes) + ".")
 
 
 def _random_text(outcome: FlipOutcome, count: int) -> str:

@@ -8,8 +8,8 @@ from icebear.app.web import change, concept, editing, ui
 
 SECTIONS = {
     "flip": ("Change the answer", change.show),
-    "concepts": ("Find a concept", concept.show),
-    "edits": ("Edit neurons", editing.show),
+    "concepts": ("Concepts", concept.show),
+    "edits": ("Edits", editing.show),
 }
 """The value in the URL -> its name, and what shows it."""
 
