@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 from time import monotonic
 from typing import Any
@@ -122,9 +123,15 @@ def _chosen(graph: Graph, id: str) -> Group:
 
 
 def _downloads(graph: Graph) -> None:
-    files = {"html": graph.to_html, "png": graph.to_png, "svg": graph.to_svg, "json": graph.to_json}
-    table = {"csv": lambda: graph.to_frame().to_csv(index=False), "neuronpedia.json": graph.to_neuronpedia}
-    ui.downloads("circuit", files | table)
+    kinds: dict[str, Callable[[], str | bytes]] = {
+        "html": graph.to_html,
+        "png": graph.to_png,
+        "svg": graph.to_svg,
+        "json": graph.to_json,
+        "csv": lambda: graph.to_frame().to_csv(index=False),
+        "neuronpedia.json": graph.to_neuronpedia,
+    }
+    ui.downloads("circuit", kinds)
 
 
 def _sign(node: Node) -> str:
