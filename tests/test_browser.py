@@ -67,11 +67,10 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     other.locator("mark").first.wait_for(timeout=60_000)
     assert other.locator("mark").all_inner_texts()[:2] == texts[:2]
     other.close()
-    page.get_by_role("button", name="Card of").first.click()
-    settled(page)
-    assert "/neurons?" in page.url
-    page.go_back()
-    assert settled(page).get_by_label("Prompt", exact=True).input_value() == "The capital of Japan is"
+    page.get_by_role("link", name="Card of").first.click()
+    page.wait_for_url("**/neurons?*")
+    view(settled(page), "Why this word?")
+    assert page.get_by_label("Prompt", exact=True).input_value() == "The capital of Japan is"
     page.close()
 
 

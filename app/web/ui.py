@@ -253,7 +253,9 @@ def to_url(**values: str | None) -> None:
     for key in values:
         if key not in short:
             st.query_params.pop(key, None)
-    st.query_params.update(short)
+    changed = {key: value for key, value in short.items() if st.query_params.get(key) != value}
+    if changed:  # each update is a step of the browser's Back
+        st.query_params.update(changed)
 
 
 def go(view: str, **values: str) -> None:

@@ -135,15 +135,8 @@ def _foot(request: Request, number: int, group: Group) -> None:
         st.markdown(ui.plain(_live().without(request, group.edits)))
     node = group.strongest[0]
     if Neuron.parse(node.neuron).site != "head":
-        values = {"neuron": node.neuron, "polarity": node.polarity}
-        st.button(
-            f"Card of {node.neuron}",
-            key=f"card_{number}",
-            type="tertiary",
-            on_click=ui.go,
-            args=("neurons",),
-            kwargs=values,
-        )
+        values = {"neuron": node.neuron, "polarity": node.polarity or "+"}
+        st.page_link(ui.page("neurons"), label=f"Card of {node.neuron}", query_params=values)
 
 
 def _folded(request: Request) -> None:
