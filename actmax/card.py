@@ -7,18 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from icebear import values
 from icebear.actmax.page import STYLE, card_fragment
-from icebear.actmax.writes import PLACES, Writes, writes
-from icebear.concepts.files import SavedResult
-from icebear.concepts.models.model import Model
-from icebear.concepts.projection import both_projections
 from icebear.concepts.render import page
-from icebear.convert import Tabled
+from icebear.convert import SavedRecord, Tabled
 from icebear.db.search import nearest_by_chance
 from icebear.db.store import Store
-from icebear.records import FEW_WORDS, Example, Hit, Meaning, Neuron, NeuronStatistics, Projection, as_neuron
+from icebear.records import (
+    FEW_WORDS,
+    PLACES,
+    Example,
+    Hit,
+    Meaning,
+    Neuron,
+    NeuronStatistics,
+    Projection,
+    Writes,
+    as_neuron,
+)
 
 if TYPE_CHECKING:
     import pandas
+
+    from icebear.concepts.models.model import Model
 
 LARGE = 1 << 30
 """The size of a vector index in bytes from which a card leaves out the nearest neurons (16 GB for an 8B model)."""
@@ -27,7 +36,7 @@ SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
 
 
 @dataclass(frozen=True)
-class Card(SavedResult, Tabled):
+class Card(SavedRecord, Tabled):
     """A neuron with its vocabulary projection, examples of both signs, statistics, classes and labels."""
 
     neuron: Neuron
@@ -46,7 +55,7 @@ class Card(SavedResult, Tabled):
     meanings: dict[str, Meaning]
     """polarity -> automatic label with its score; empty before `icebear label --auto`."""
     held_out: dict[str, dict[str, list[Example]]]
-    """polarity -> group (`icebear.actmax.labels.scores.HELD_OUT`) -> sentences of documents that the label was not
+    """polarity -> group (`icebear.actmax.labels.meanings.HELD_OUT`) -> sentences of documents that the label was not
     made from."""
     label: str | None
     """The label that a person gave."""
@@ -184,16 +193,16 @@ def describe(
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
     common = [by for by, silent in SILENT.items() if whole and neuron.site not in silent]
-    vocabulary: list[Projection] = []
-    if neuron.site not in SILENT["writes"] and (whole or model):
-        vocabulary = both_projections(model, neuron, k) if model else [store.vocabulary(neuron, k)]
+    vocabulary, effects = _of_model(model, store, neuron, k, places) if model else ([], {})
+    if whole and not model and neuron.site not in SILENT["writes"]:
+        vocabulary = [store.vocabulary(neuron, k)]
     first, second = (*(replace(one, std=statistics.std) for one in vocabulary), None, None)[:2]
     return Card(
         neuron,
         store.by,
         first,
         second,
-        writes(model, store, neuron, places) if model and places else {},
+        effects,
         {polarity: rows[:k] for polarity, rows in examples.items()},
         statistics,
         store.neurons.classes(neuron),
@@ -205,6 +214,17 @@ def describe(
         not whole,
         store.made_with(),
     )
+
+
+def _of_model(
+    model: Model, store: Store, neuron: Neuron, k: int, places: int
+) -> tuple[list[Projection], dict[str, Writes]]:
+    """Return the projections and the measured effects. Only this part of a card imports torch."""
+    from icebear.actmax.writes import writes
+    from icebear.concepts.projection import both_projections
+
+    vocabulary = [] if neuron.site in SILENT["writes"] else both_projections(model, neuron, k)
+    return vocabulary, writes(model, store, neuron, places) if places else {}
 
 
 def held_out_examples(store: Store, meaning: Meaning) -> dict[str, list[Example]]:

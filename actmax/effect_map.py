@@ -10,7 +10,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from icebear.actmax.sentences import effect_text
-from icebear.concepts.attribution.effects import SHOWN, effect_words, is_word
+from icebear.concepts.attribution.effect_words import SHOWN, effect_words, is_word
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, render
 from icebear.records import Ranked
 

@@ -20,7 +20,8 @@ from icebear.actmax.writes import FEW
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, Nodes, ablate, ablation
 from icebear.concepts.attribution.effect_groups import EffectGroup, effect_groups
-from icebear.concepts.attribution.effects import Effects, Patched, effect_words
+from icebear.concepts.attribution.effect_words import effect_words
+from icebear.concepts.attribution.effects import Effects, Patched
 from icebear.concepts.attribution.random_controls import RandomControl, token_removal_control
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance

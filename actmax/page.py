@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from icebear.actmax.index.activation_statistics import HISTOGRAM_EDGES
-from icebear.actmax.labels.scores import HELD_OUT, label_title, measured
+from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
 from icebear.actmax.sentences import group_text, sum_text
 from icebear.concepts.render import NEGATIVE, POSITIVE, render, visible
-from icebear.records import POLARITIES, Example, Projection, Promotion
+from icebear.records import HISTOGRAM_EDGES, POLARITIES, Example, Place, Projection, Promotion
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
     from icebear.actmax.explanation import ExplainedGroup
-    from icebear.actmax.writes import Place
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 NEAREST = {"writes": "Similar output", "reads": "Similar input", "examples": "Similar sentences"}
@@ -168,7 +166,7 @@ def excerpt(example: Example, before: int = 24, after: int = 10) -> Example:
 def histogram_html(counts: Sequence[int]) -> Markup:
     """Return a histogram of activations (one token per sentence), of the bins that are not empty; heights are square
     roots of counts."""
-    edges = [float("-inf"), *HISTOGRAM_EDGES.tolist(), float("inf")]
+    edges = [float("-inf"), *HISTOGRAM_EDGES, float("inf")]
     filled = [place for place, count in enumerate(counts) if count] or [0]
     first, last = filled[0], filled[-1] + 1
     largest = max(counts) or 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from icebear.concepts.attribution.controls import Ablation
-from icebear.concepts.attribution.effects import effect_text, effect_words
-from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.attribution.effect_words import effect_text, effect_words
 
 if TYPE_CHECKING:
     from icebear.actmax.explanation import ExplainedGroup, Explanation
+    from icebear.concepts.attribution.controls import Ablation
+    from icebear.concepts.attribution.result import Relevance
 
 NODES = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads"}
 """The nodes of a site, in words."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -12,49 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.effects import effect_words, likely_ids
+from icebear.concepts.attribution.effect_words import effect_words
+from icebear.concepts.attribution.effects import likely_ids
 from icebear.concepts.calibration import mean_activations
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import hooks
 from icebear.db.store import Store
-from icebear.records import Neuron
+from icebear.records import PLACES, Neuron, Place, Writes
 
-PLACES, FEW = 12, 6
-"""The number of sentences on a card, and in the app and on pages with several cards."""
+FEW = 6
+"""The number of sentences in the app and on pages with several cards."""
 ROWS = 12
 """The number of sentences that are read in one pass; more of them would add padding."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A sentence up to a token, and the likely next words that the neuron raises and lowers there."""
-
-    text: str
-    activation: float
-    raises: tuple[str, ...]
-    lowers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Writes:
-    """What a neuron writes at its maximally activating sentences of one polarity: its mean effect on the likely next
-    tokens, relative to their mean, when the neuron is set to its mean on the calibration texts."""
-
-    average: float
-    """The mean activation that the neuron is set to."""
-    raises: tuple[str, ...]
-    lowers: tuple[str, ...]
-    correlation: float | None
-    """How alike the effects are at these sentences: the mean correlation of two of them; None for a single one."""
-    random_correlation: float | None
-    """The same at random tokens of random sentences."""
-    places: tuple[Place, ...]
-    """The sentences, those with the largest activation first."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict."""
-        return asdict(self)
 
 
 def writes(model: Model, store: Store, neuron: Neuron, places: int = PLACES) -> dict[str, Writes]:

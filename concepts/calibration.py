@@ -21,9 +21,9 @@ from torch import Tensor
 
 from icebear.cache import cache_folder
 from icebear.concepts.models import images
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.linear import norm_divisor
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.passes.stream import Stream

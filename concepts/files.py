@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from cattrs import Converter
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from torch import Tensor
 
@@ -17,32 +17,17 @@ from icebear import convert
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.models.model import Model
-from icebear.errors import InputError
-from icebear.paths import local, read_text, write_file
+from icebear.convert import SavedRecord
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bool)}
 
-CHECKSUM = ', "sha256": "'
 
+class SavedResult(SavedRecord):
+    """A saved result whose fields may be tensors, methods and a model."""
 
-class SavedResult:
-    """A result that is saved as a JSON file with a checksum, and compared bit for bit."""
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and CONVERTER.unstructure(self) == CONVERTER.unstructure(other)
-
-    def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write the whole result to a JSON file that `load` reads.
-
-        Raises
-        ------
-        InputError
-            If the file exists and `overwrite` is False, or if it cannot be written.
-        """
-        if not overwrite and local(path).exists():
-            raise InputError(f"{path} is there already; choose another path, or pass overwrite=True.")
-        body = convert.to_json(self, None, CONVERTER).removesuffix("}")
-        write_file(path, f"{body}{_ending(body)}\n")
+    @classmethod
+    def converter(cls) -> Converter:
+        return CONVERTER
 
     @classmethod
     def load(cls, path: str | Path, model: Model | None = None) -> Self:
@@ -61,17 +46,7 @@ class SavedResult:
         """
         converter = CONVERTER.copy()
         converter.register_structure_hook(Model, lambda saved, _: _same(saved, model))
-        text = read_text(path)
-        body, mark, ending = text.rpartition(CHECKSUM)
-        record = convert.from_json(f"{body}}}" if mark else text, cls, str(path), InputError, converter)
-        if mark + ending.rstrip() != _ending(body):
-            raise InputError(f"{path} was changed after it was saved; save the result again.")
-        return record
-
-
-def _ending(body: str) -> str:
-    """Return the end of a file: the checksum of everything before it."""
-    return f'{CHECKSUM}{sha256(body.encode()).hexdigest()}"}}'
+        return cls._read(path, converter)
 
 
 def _packed(x: Tensor) -> dict[str, Any]:

@@ -55,6 +55,16 @@ def open_store(path: str | Path, create: bool = False) -> Iterator[Store]:
 
 
 @contextmanager
+def open_alone(path: str | Path, model_name: str) -> Iterator[Store]:
+    """Open a store of a model of this name whose scan is finished, without the model. Raises `StoreError` otherwise."""
+    with open_store(path) as store:
+        store.facts.get("finished")
+        if store.facts.get("model") != model_name:
+            raise StoreError(f"{path} is an index of {store.facts.get('model')}, not of {model_name}.")
+        yield store
+
+
+@contextmanager
 def open_finished(path: str | Path, fingerprint: str, model_name: str) -> Iterator[Store]:
     """Open a store of this model whose scan is finished. Raises `StoreError` otherwise."""
     with open_store(path) as store:
@@ -226,6 +236,14 @@ class Store(SqliteFile):
         settings = "corpus language limit content k by max_tokens seed tokens statistics_tokens".split()
         model = {"name": facts.get("model"), **provenance["model"]}
         return {**provenance, "model": model, "index": {key: facts[key] for key in settings if key in facts}}
+
+    def status(self) -> dict[str, Any]:
+        """Return how far the scan is, and how many rows the index has of each kind, JSON-ready."""
+        shards, scanned = self.scan.shards(), "finished" in self.facts.all()
+        state = "complete" if self.is_complete else "without vectors or classes" if scanned else "unfinished"
+        tables = ("neurons", "examples", "attributions", "meanings", "labels", "concepts")
+        rows = {table: self.count(table) for table in tables}
+        return {"state": state, "shards": len(shards), "sentences": sum(shards.values()), **rows}
 
     def count(self, table: str) -> int:
         """Return the number of rows of a table."""

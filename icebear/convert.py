@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_origin
 
@@ -17,7 +18,7 @@ from cattrs import Converter
 from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.extras import need
-from icebear.paths import read_text, write_file
+from icebear.paths import local, read_text, write_file
 from icebear.records import Neuron
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 FORMAT = 2
+
+CHECKSUM = ', "sha256": "'
 
 Record = TypeVar("Record")
 
@@ -134,6 +137,57 @@ class Saved:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         return cls.from_json(read_text(path, RecipeError))
+
+
+class SavedRecord:
+    """A record that is saved as a JSON file with a checksum, and compared bit for bit."""
+
+    @classmethod
+    def converter(cls) -> Converter:
+        """Return the converter of the fields."""
+        return CONVERTER
+
+    def __eq__(self, other: object) -> bool:
+        both = type(self) is type(other)
+        return both and self.converter().unstructure(self) == self.converter().unstructure(other)
+
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write the whole result to a JSON file that `load` reads.
+
+        Raises
+        ------
+        InputError
+            If the file exists and `overwrite` is False, or if it cannot be written.
+        """
+        if not overwrite and local(path).exists():
+            raise InputError(f"{path} is there already; choose another path, or pass overwrite=True.")
+        body = to_json(self, None, self.converter()).removesuffix("}")
+        write_file(path, f"{body}{_ending(body)}\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a result that `save` wrote.
+
+        Raises
+        ------
+        InputError
+            If the file is not such a result, or was changed after it was saved.
+        """
+        return cls._read(path, cls.converter())
+
+    @classmethod
+    def _read(cls, path: str | Path, converter: Converter) -> Self:
+        text = read_text(path)
+        body, mark, ending = text.rpartition(CHECKSUM)
+        record = from_json(f"{body}}}" if mark else text, cls, str(path), InputError, converter)
+        if mark + ending.rstrip() != _ending(body):
+            raise InputError(f"{path} was changed after it was saved; save the result again.")
+        return record
+
+
+def _ending(body: str) -> str:
+    """Return the end of a file: the checksum of everything before it."""
+    return f'{CHECKSUM}{sha256(body.encode()).hexdigest()}"}}'
 
 
 class Tabled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
@@ -145,6 +145,10 @@ class Example:
     @property
     def token_text(self) -> str:
         return self.sentence.tokens[self.token]
+
+
+HISTOGRAM_EDGES = (*(-(2.0**e) for e in range(7, -6, -1)), 0.0, *(2.0**e for e in range(-5, 8)))
+"""Powers of two from 1/32 to 128 on both sides of zero: 28 bins, the outer ones open."""
 
 
 @dataclass(frozen=True)
@@ -321,3 +325,38 @@ class Projection:
         """Return the k tokens that are promoted at a polarity, for a table."""
         tokens = self.promoted if polarity == "+" else self.suppressed
         return ", ".join(token.text.strip() or repr(token.text) for token in tokens[:k])
+
+
+PLACES = 12
+"""The number of sentences of each polarity on a card where effects are measured."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A sentence up to a token, and the likely next words that the neuron raises and lowers there."""
+
+    text: str
+    activation: float
+    raises: tuple[str, ...]
+    lowers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What a neuron writes at its maximally activating sentences of one polarity: its mean effect on the likely next
+    tokens, relative to their mean, when the neuron is set to its mean on the calibration texts."""
+
+    average: float
+    """The mean activation that the neuron is set to."""
+    raises: tuple[str, ...]
+    lowers: tuple[str, ...]
+    correlation: float | None
+    """How alike the effects are at these sentences: the mean correlation of two of them; None for a single one."""
+    random_correlation: float | None
+    """The same at random tokens of random sentences."""
+    places: tuple[Place, ...]
+    """The sentences, those with the largest activation first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return asdict(self)

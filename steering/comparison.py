@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.models.prompts import PromptLike, prompt_json
 from icebear.edits import Edit
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
 from icebear.steering.apply import Statistic, steer
-from icebear.steering.flipping.phrases import prompt_json
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +24,11 @@ from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 from icebear.steering.flipping.phrases import phrase_logits
-from icebear.steering.flipping.record import FlipRecord, from_provenance
+from icebear.steering.records import FlipRecord, SideEffects, TokenChange
 
 HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="utf-8").splitlines()
 """Texts of our own that no recipe is about."""
 
-KEY = "side_effects"
 CONTEXTS = 48
 CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
@@ -40,66 +38,6 @@ TEXTS = 12
 """Texts that go through the model at once."""
 STRONGEST = 256.0
 TRIES = 40
-
-
-@dataclass(frozen=True)
-class TokenChange:
-    """A token's probability and rank (1 is the first) after a recipe's prompt, without and with the edits; for a phrase
-    the product over its tokens, each after the ones before it, and the worst rank."""
-
-    text: str
-    before: float
-    after: float
-    rank_before: int
-    rank_after: int
-
-
-@dataclass(frozen=True)
-class SideEffects:
-    """The effect of a recipe on its prompt, and its side effects."""
-
-    off_target_kl: float
-    """The mean KL divergence, in nats, of the edited from the plain next-token probabilities at held-out contexts."""
-    contexts: int
-    where: str
-    """The positions at which it is measured, in words."""
-    old: TokenChange | None
-    """The token that was first without the edits; None if the recipe has no prompt."""
-    new: TokenChange | None
-    """The wanted token or phrase, if there is one."""
-    perplexity: float | None
-    """The perplexity of held-out sentences without edits; None for a model that does not predict tokens."""
-    perplexity_everywhere: float | None
-    """The same with the edits at every token."""
-    repetition: float | None
-    """The share of repeated trigrams in 40 tokens after the prompt, with the edits."""
-    repetition_plain: float | None
-    range_share: dict[str, float | None]
-    """For each FFN neuron that is set: the value as a multiple of its activation range, see `Calibration.share`."""
-    budget: float | None = None
-    """The highest acceptable off-target KL, in nats."""
-
-    @property
-    def warnings(self) -> list[str]:
-        over = []
-        if self.budget is not None and self.off_target_kl > self.budget:
-            over.append(f"the off-target KL is {self.off_target_kl:.3f} nats, over the budget of {self.budget}")
-        for neuron, share in self.range_share.items():
-            if share is None:
-                over.append(f"{neuron} is set to a sign outside its activation range")
-            elif share > 1.001:  # values are rounded
-                over.append(f"{neuron} is set to {share:.1f} x the end of its activation range")
-        repeats = (self.repetition or 0) > (self.repetition_plain or 0) + 0.2
-        return over + ["the continuation repeats itself"] * repeats
-
-    def provenance(self) -> dict[str, Any]:
-        """JSON-ready, for a recipe."""
-        return {KEY: asdict(self)}
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> SideEffects | None:
-        """Return the side effects in a recipe's provenance, if any. Raises `RecipeError` if they are malformed."""
-        return from_provenance(recipe.name, recipe.provenance, KEY, cls)
 
 
 def side_effects(

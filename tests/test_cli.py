@@ -3,11 +3,13 @@
 import json
 import shlex
 import shutil
+import sqlite3
 
 import pytest
 from click.testing import CliRunner
 from pages import runs_on_a_page
 
+from icebear import open_store
 from icebear.app.cli.main import main
 from icebear.app.cli.verbs import demo
 from icebear.app.recipes import EXAMPLE_RECIPE
@@ -83,6 +85,15 @@ def test_a_card_a_label_and_units(folder):
     assert card["examples"]["+"][0]["token_text"] in card["examples"]["+"][0]["text"]
     assert card["statistics"]["max"] == card["examples"]["+"][0]["activation"]
     assert card["vocabulary"]["promoted"][0]["text"] == " Canada"
+    measured = json.loads(run("neuron", "L29.ffn.860", *store, "--effects", "--json"))
+    assert set(measured["writes"]) == {"+", "-"}
+    assert (card["writes"], card["other_lens"]) == ({}, None)
+    by_lens = {measured[name]["lens"]: measured[name] for name in ("vocabulary", "other_lens")}
+    assert set(by_lens) == {"direct", "mean"}
+    same = [name for name in card if name not in ("vocabulary", "other_lens", "writes")]
+    assert [card[name] for name in same] == [measured[name] for name in same]
+    for ours, exact in zip(*(each["promoted"][:5] for each in (card["vocabulary"], by_lens["direct"])), strict=True):
+        assert (ours["text"], ours["logit"]) == (exact["text"], pytest.approx(exact["logit"], rel=2e-3))  # of float16
     run("label", "L29.ffn.860", "north <b>", *store)
     assert "north <b>" in run("neuron", "L29.ffn.860", *store)
     run("label", "L29.ffn.860", "", *store)
@@ -95,3 +106,21 @@ def test_a_card_a_label_and_units(folder):
     assert steered["edits"] == ["L29.ffn.860=-1max"]
     result = RUN.invoke(main, ["neuron", "L3.attn.1", *store])
     assert (result.exit_code, "does not have L3.attn.1" in result.stderr) == (1, True)
+
+
+def test_the_status_of_an_index_counts_what_it_has(folder, tmp_path):
+    status = json.loads(run("index", "--status", "--store", str(folder / "wiki.db"), "--json"))["status"]
+    with open_store(folder / "wiki.db") as store:
+        assert status["sentences"] == store.count("sentences")
+        assert (status["neurons"], status["state"]) == (46080, "complete")
+    shutil.copy(folder / "wiki.db", tmp_path / "cut.db")
+    with sqlite3.connect(tmp_path / "cut.db") as database:
+        database.execute("DELETE FROM classes")
+    status = json.loads(run("index", "--status", "--store", str(tmp_path / "cut.db"), "--json"))["status"]
+    assert status["state"] == "without vectors or classes"
+    with sqlite3.connect(tmp_path / "cut.db") as database:
+        database.execute("DELETE FROM icebear WHERE name = 'finished'")
+    status = json.loads(run("index", "--status", "--store", str(tmp_path / "cut.db"), "--json"))["status"]
+    assert status["state"] == "unfinished"
+    assert RUN.invoke(main, ["index", "--status", "--store", str(tmp_path / "none.db")]).exit_code == 1
+    assert not (tmp_path / "none.db").exists()

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from icebear import Edit, Model, Neuron, attribute, effects, steer
 from icebear.concepts import calibration
-from icebear.concepts.attribution.effects import LIKELY, Patched, effect_words
+from icebear.concepts.attribution.effect_words import effect_words
+from icebear.concepts.attribution.effects import LIKELY, Patched
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.stream import Stream

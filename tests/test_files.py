@@ -26,6 +26,7 @@ from icebear import (
     attribute,
     build_index,
     circuit,
+    convert,
     describe,
     open_store,
 )
@@ -199,7 +200,7 @@ HOSTILE = {
 def signed(output):
     """A file that has the right checksum, whatever is in it."""
     body = json.dumps({key: output[key] for key in output if key != "sha256"}, ensure_ascii=False).removesuffix("}")
-    return body + files._ending(body)
+    return body + convert._ending(body)
 
 
 @pytest.mark.parametrize("spoil", HOSTILE.values(), ids=HOSTILE)

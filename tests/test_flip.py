@@ -22,7 +22,6 @@ from icebear.records import Example, Hit, Sentence
 from icebear.steering.evaluations.flips import FlipPair, Flips, first_tokens, flips
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.phrases import phrase_logits, phrase_probability
-from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.flipping.search import (
     CHOOSERS,
     MARGIN,
@@ -34,6 +33,7 @@ from icebear.steering.flipping.search import (
     _start,
     margins,
 )
+from icebear.steering.records import FlipRecord
 from icebear.steering.side_effects import (
     HELD_OUT_TEXTS,
     HeldOutContexts,

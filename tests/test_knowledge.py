@@ -8,7 +8,7 @@ from icebear import flip, steer
 from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.errors import InputError
 from icebear.steering.flipping.last_token import LastToken, Paraphrases
-from icebear.steering.flipping.record import FlipRecord
+from icebear.steering.records import FlipRecord
 
 PROMPTS = ["The capital of France is", "The capital city of France is", "France's capital is"]
 

@@ -25,9 +25,10 @@ from icebear.actmax.index import build as index
 from icebear.actmax.labels import auto, kinds, null, sample, scores
 from icebear.actmax.labels.auto import control_name, label_neurons, score_label
 from icebear.actmax.labels.kinds import Evidence, Label
+from icebear.actmax.labels.meanings import benjamini_hochberg, most_significant
 from icebear.actmax.labels.null import nulls, other_labels, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of, prepare_samples, read_activations
-from icebear.actmax.labels.scores import choose_label, most_significant, score_parts
+from icebear.actmax.labels.scores import choose_label, score_parts
 from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
@@ -299,7 +300,7 @@ def test_average_precision_is_scikit_learns(generator):
 def test_accepted_is_benjamini_and_hochberg(p):
     ranked = sorted(p)
     limit = max((x for rank, x in enumerate(ranked, 1) if x <= 0.05 * rank / len(p)), default=-1)
-    assert scores.benjamini_hochberg(p) == [x <= limit for x in p]
+    assert benjamini_hochberg(p) == [x <= limit for x in p]
 
 
 def made(lines: list[list[str]]) -> Sample:

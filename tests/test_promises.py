@@ -1,7 +1,9 @@
-"""What the rules promise: the forward pass is the model's own, and nothing is left behind."""
+"""What is promised: the forward pass is the model's own, nothing stays behind, and a store answers without a model."""
 
 import copy
 import gc
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -257,3 +259,26 @@ def test_long_prompts_are_checkpointed_by_themselves(tiny, monkeypatch):
         calls.clear()
         attribute(tiny, IDS, **query)
         assert bool(calls) is wanted
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "neuron L29.ffn.860 --html card.html",
+        "neuron L29.ffn.860 --json",
+        "search water",
+        "index --status",
+        "concept list",
+        "recipe show examples/ice-bear-to-desert.json",
+    ],
+)
+def test_what_a_store_has_is_shown_without_the_model(command, folder):
+    code = (
+        "import sys; from icebear.app.cli.main import main; main(sys.argv[1:], standalone_mode=False)\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'safetensors'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    words = command.split() + ([] if "recipe" in command else ["--store", "wiki.db"])
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -13,6 +13,7 @@ import pandas
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.auto import measure_activations
 from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg
 from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
 from icebear.actmax.labels.sample import Sample, prepare_samples
 from icebear.actmax.labels.scores import Chosen, TopActivations, best_of, better_of, choose_label, score_parts
@@ -118,7 +119,7 @@ def _pair_line(side: Side, known: dict[str, Any]) -> dict[str, Any]:
     if other is not None:
         judgement = score_parts(other, chosen.by, fired)
         methods[OTHER] = {**scores.label_auroc(other, fired["test"]), **_of_chosen(judgement, by_chance)}
-    passes = any(test[by] >= scores.THRESHOLDS[by] for by in test)
+    passes = any(test[by] >= THRESHOLDS[by] for by in test)
     methods[TABLE] = test | _numbers(passes, test["token"], train["token"], validation["token"])
     return {
         "kind": chosen.label.kind,
@@ -159,7 +160,7 @@ def label_notes(lines: Lines) -> list[str]:
     )
     frame = pandas.DataFrame({name: [row[name] for row in rows] for name in ("class", "kind")})
     frame["significant"] = of_label.passes
-    together = (np.array(scores.benjamini_hochberg([row["p"] for row in rows])) & (of_label.passes > 0)).mean()
+    together = (np.array(benjamini_hochberg([row["p"] for row in rows])) & (of_label.passes > 0)).mean()
     higher = {part: of_label[part] - of_label.test for part in ("train", "validation")}
     on = {part: f"{np.mean(gain):.3f} ± {np.std(gain, ddof=1) / len(gain) ** 0.5:.3f}" for part, gain in higher.items()}
     return [

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from icebear.records import HISTOGRAM_EDGES
+
 FIXED_POINT = 2.0**16
 """Integer units per activation of 1 in sums; a sum of floating-point numbers would depend on the order."""
 
-HISTOGRAM_EDGES = torch.tensor(
-    [-(2.0**e) for e in range(7, -6, -1)] + [0.0] + [2.0**e for e in range(-5, 8)], dtype=torch.float32
-)
-"""Powers of two from 1/32 to 128 on both sides of zero: 28 bins, the outer ones open."""
+EDGES = torch.tensor(HISTOGRAM_EDGES, dtype=torch.float32)
 
 
 @dataclass(frozen=True)
@@ -125,11 +124,11 @@ class Histogram(Statistic):
     """The histogram over `HISTOGRAM_EDGES` at one random token of each sentence. State (28, N): counts."""
 
     def empty(self, neurons: int) -> Tensor:
-        return torch.zeros(len(HISTOGRAM_EDGES) + 1, neurons, dtype=torch.int32)
+        return torch.zeros(len(EDGES) + 1, neurons, dtype=torch.int32)
 
     def add(self, state: Tensor, seen: LayerActivations) -> None:
         values = seen.values[torch.arange(len(seen.values)), seen.drawn].cpu()  # (B, N)
-        bins = torch.bucketize(values, HISTOGRAM_EDGES, right=True)
+        bins = torch.bucketize(values, EDGES, right=True)
         state.scatter_add_(0, bins, torch.ones((), dtype=torch.int32).expand_as(bins))
 
     def columns(self, state: Tensor, tokens: int) -> dict[str, list[Any]]:

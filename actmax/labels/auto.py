@@ -10,6 +10,7 @@ import numpy as np
 
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.meanings import THRESHOLDS
 from icebear.actmax.labels.null import controls, nulls, other_labels, p_value, random_neurons, significant
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations
 from icebear.actmax.labels.scores import TopActivations, choose_label, score_parts
@@ -138,7 +139,7 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
         "auroc": scores.label_auroc(label, own),
         "other_neuron": score_parts(others[0], by, side.fired).test if others else None,
         "thresholds": {
-            name: 0.5 + float(np.quantile(null, 0.95)) * (scores.THRESHOLDS[by] - 0.5)
+            name: 0.5 + float(np.quantile(null, 0.95)) * (THRESHOLDS[by] - 0.5)
             for name, null in by_chance.items()
             if null
         },

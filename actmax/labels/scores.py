@@ -1,22 +1,19 @@
-"""How well labels predict activations, and activations labels (after FADE, Puri et al. 2025), the best label, and
-scores in words."""
+"""How well labels predict activations, and activations labels (after FADE, Puri et al. 2025), and the best label."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from icebear.actmax.labels import kinds
 from icebear.actmax.labels.kinds import FEWEST, SENTENCES, TOKENS, Label, top
+from icebear.actmax.labels.meanings import THRESHOLDS, margin
 from icebear.actmax.labels.sample import PARTS, Sample
 from icebear.concepts.statistics import auroc
-from icebear.records import Meaning
 
-THRESHOLDS = {"token": 0.85, "sentence": 0.70}
-"""The AUROC that a significant label has at least, by unit."""
 SHORTER = 0.01
 """The margin that each item of a label after the first must add."""
 SMOOTHING = 2.0
@@ -83,11 +80,6 @@ def label_auroc(label: Label, fired: TopActivations) -> dict[str, float]:
         "token": float(0.5 + hits / positive / 2 - (count - hits) / (tokens - positive) / 2),
         "sentence": float(below / (first * (sentences - first))),
     }
-
-
-def margin(unit: str, score: float) -> float:
-    """Return a score on the scale where chance is 0 and the threshold of its unit is 1."""
-    return (score - 0.5) / (THRESHOLDS[unit] - 0.5)
 
 
 def responsiveness(label: Label, fired: TopActivations, unit: str) -> dict[str, float | None]:
@@ -207,71 +199,3 @@ def best_of(labels: Sequence[Label], fired: TopActivations, responding: bool = T
 
 def score_parts(label: Label, by: str, fired: dict[str, TopActivations]) -> Chosen:
     return Chosen(label, by, *(label_auroc(label, fired[part])[by] for part in PARTS))
-
-
-def benjamini_hochberg(p: Sequence[float], rate: float = 0.05) -> list[bool]:
-    """Return which hypotheses are rejected at this false discovery rate (Benjamini & Hochberg 1995)."""
-    values = np.array(p, dtype=float)
-    ranked = np.sort(values)
-    under = ranked[ranked <= rate * np.arange(1, len(values) + 1) / max(len(values), 1)]
-    return (values <= under.max(initial=-1)).tolist()
-
-
-def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
-    """Return the labels that are significant at a false discovery rate of 5 % among all, by decreasing margin."""
-    tried = list(meanings)
-    holding = [
-        m for m, holds in zip(tried, benjamini_hochberg([m.p for m in tried]), strict=True) if holds and m.significant
-    ]
-    return sorted(holding, key=lambda m: (-margin(m.by, m.score), m.neuron, m.polarity))
-
-
-# --- scores in words -----------------------------------------------------------------------------------------
-
-NOT_SCORED = "not labeled yet (icebear label --auto)"
-HELD_OUT = {
-    "hits": "Hits: maximally activating tokens where the label is true",
-    "misses": "Misses: maximally activating tokens where the label is not true",
-    "false_alarms": "False alarms: tokens with small activations where the label is true",
-}
-"""Groups of tokens from test documents."""
-POSITIVES = {
-    "token": "the 1 % of tokens with the largest activations",
-    "sentence": "the 5 % of sentences with the largest mean activations",
-}
-NULLS = {"circular_shift": "circular-shift null", "other_neuron": "other-neuron null"}
-
-
-def label_title(meaning: Meaning | None) -> str:
-    """Return the label with its score, or say that no label is significant and name the best candidate."""
-    if meaning is None:
-        return NOT_SCORED
-    if not meaning.kind:
-        return meaning.text
-    score = f"{meaning.score:.2f} by {meaning.by}"
-    if meaning.significant:
-        return f"{meaning.text} ({score})"
-    return f"no significant label (best candidate: {meaning.text}, {score})"
-
-
-def measured(meaning: Meaning) -> list[str]:
-    """Return one line for the score, one for the activation as a predictor of the label, and one for the controls."""
-    record, by = meaning.record, meaning.by
-    if not record:
-        return []
-    thresholds = record["thresholds"]
-    nulls = ", ".join(f"{name} {thresholds[key]:.2f}" for key, name in NULLS.items() if key in thresholds)
-    return [
-        f"AUROC of the label for {POSITIVES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
-        f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} test sentences.",
-        f"AUROC of the activation for the label: {_number(record['responsiveness'])}, average precision "
-        f"{_number(record['purity'])}; the label is true of {record['share']:.1%} of the {by}s.",
-        f"AUROC against the most similar non-activating sentences: {_number(record['similar_sentences'])}; another "
-        f"neuron's label of the same kind: {_number(record['other_neuron'])}; on train documents: "
-        f"{_number(record['train'])}; by token: {record['auroc']['token']:.2f}; upper baseline (table of the mean "
-        f"activation of each token): {record['token_mean']:.2f}.",
-    ]
-
-
-def _number(x: float | None) -> str:
-    return "-" if x is None else f"{x:.2f}"

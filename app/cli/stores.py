@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import click
 from click.core import ParameterSource
@@ -34,6 +34,18 @@ def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | No
             if named:
                 raise
             click.echo(f"Continuing without a store: {error}", err=True)
+        yield store
+
+
+@contextmanager
+def store_alone(path: str, model_name: str) -> Iterator[icebear.Store | None]:
+    """Open the store that answers without the model of this name; None where the model must be loaded and checked."""
+    from icebear.db.store import open_alone
+
+    with ExitStack() as stack:
+        store = None
+        with suppress(StoreError):
+            store = stack.enter_context(open_alone(path, model_name))
         yield store
 
 

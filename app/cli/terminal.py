@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -15,27 +15,27 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-import icebear
 from icebear.actmax.index.classes import class_name
-from icebear.actmax.labels import scores
+from icebear.actmax.labels import meanings
 from icebear.actmax.page import RELMAX, WRITES, nearest_title, token_count_note, writes_about
-from icebear.actmax.writes import Place
-from icebear.concepts.attribution.behaviour import BehaviourNeuron
-from icebear.concepts.attribution.controls import Ablation
-from icebear.concepts.attribution.effects import effect_text
-from icebear.concepts.attribution.matrix import Matrix
-from icebear.concepts.attribution.sources import SourceBreakdown
-from icebear.concepts.attribution.units import Unit
+from icebear.concepts.attribution.effect_words import effect_text
 from icebear.concepts.circuits.drawing import summary, top_sources
-from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
-from icebear.concepts.lens import MeanLens
+from icebear.concepts.models.prompts import prompt_line
 from icebear.concepts.render import color, hexadecimal, ink, normalized, visible
-from icebear.records import Example, Hit, Meaning, Projection, Promotion, TokenScore
-from icebear.steering.comparison import Comparison
-from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
-from icebear.steering.flipping.phrases import prompt_line
-from icebear.steering.flipping.record import FlipRecord
-from icebear.steering.side_effects import SideEffects
+from icebear.records import Example, Hit, Meaning, Place, Projection, Promotion, TokenScore
+from icebear.steering.records import FlipRecord, SideEffects
+
+if TYPE_CHECKING:
+    import icebear
+    from icebear.concepts.attribution.behaviour import BehaviourNeuron
+    from icebear.concepts.attribution.controls import Ablation
+    from icebear.concepts.attribution.matrix import Matrix
+    from icebear.concepts.attribution.sources import SourceBreakdown
+    from icebear.concepts.attribution.units import Unit
+    from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
+    from icebear.concepts.lens import MeanLens
+    from icebear.steering.comparison import Comparison
+    from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
 
 LONG = 240  # characters of a text in a table
 TOKENS = 10  # of a projection on a card
@@ -378,11 +378,11 @@ def _correlation(value: float | None) -> str:
 
 
 def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
-    parts: list[Any] = [Text(f"\nPolarity {polarity}: {scores.label_title(meaning)}", "bold")]
+    parts: list[Any] = [Text(f"\nPolarity {polarity}: {meanings.label_title(meaning)}", "bold")]
     if meaning:
-        parts += [Text(line, "dim") for line in scores.measured(meaning)]
+        parts += [Text(line, "dim") for line in meanings.measured(meaning)]
     if meaning and meaning.significant:
-        parts += [_examples_table(">", scores.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows]
+        parts += [_examples_table(">", meanings.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows]
     return Group(*parts)
 
 
@@ -413,7 +413,7 @@ def _highlighted(example: Example) -> Text:
 
 
 def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
-    """Automatic labels with their scores. Labels that are not significant are dim."""
+    """Automatic labels with their meanings. Labels that are not significant are dim."""
     rows = []
     for row in labels:
         text = (
@@ -505,7 +505,7 @@ def concept_report(
     rows = []
     for part in concept.parts:
         label = labels.get((part.neuron, part.polarity))
-        meaning = Text(label) if label else Text(scores.NOT_SCORED, "dim")
+        meaning = Text(label) if label else Text(meanings.NOT_SCORED, "dim")
         rows.append((str(part.neuron), part.polarity, f"{part.weight:.3f}", meaning))
     title = f"{concept.name}: {len(concept)} neuron{'s' * (len(concept) != 1)} of {concept.model_name}"
     return Group(

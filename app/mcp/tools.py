@@ -25,7 +25,7 @@ from icebear.actmax.explanation import (
     can_group,
     silencing_control,
 )
-from icebear.actmax.labels.scores import label_title
+from icebear.actmax.labels.meanings import label_title
 from icebear.actmax.sentences import (
     GROUPS_ABOUT,
     group_text,

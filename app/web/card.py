@@ -15,7 +15,7 @@ from icebear.actmax import page
 from icebear.actmax.card import SILENT, Card, describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import OTHER, class_name
-from icebear.actmax.writes import FEW, Writes, writes
+from icebear.actmax.writes import FEW, writes
 from icebear.app.web import ui
 from icebear.app.web.background import SITES
 from icebear.app.web.header import no_store_yet, offer_sites
@@ -26,7 +26,7 @@ from icebear.db.search import vocabulary_projection
 from icebear.db.store import Store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError
-from icebear.records import FEW_WORDS, Neuron, Projection
+from icebear.records import FEW_WORDS, Neuron, Projection, Writes
 
 EXAMPLES = 8
 STYLED = Markup('<style>{}</style><div class="card">{}</div>')

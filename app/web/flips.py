@@ -15,8 +15,8 @@ from icebear.concepts.models.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.flipping.outcome import FlipOutcome, outcome_of
 from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
-from icebear.steering.flipping.record import FlipRecord
 from icebear.steering.flipping.search import flip
+from icebear.steering.records import FlipRecord
 
 SEARCH = 0.6
 """The share of the time that the search takes; measuring takes the other."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from icebear.concepts.attribution.controls import random_nodes
-from icebear.concepts.attribution.effects import Patched, effect_words
+from icebear.concepts.attribution.effect_words import effect_words
+from icebear.concepts.attribution.effects import Patched
 from icebear.concepts.attribution.result import Relevance
 from icebear.records import Neuron, Ranked
 

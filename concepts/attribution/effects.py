@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from icebear.concepts.attribution.effect_words import effect_words
 from icebear.concepts.calibration import mean_activations
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
 LIKELY = 150
 """The number of most probable tokens of each prompt that are likely tokens."""
-SHOWN = 100
-"""The number of likely tokens among which words are shown, because rarer ones say little to a reader."""
-LEAST = 1e-3
-"""Effects of fewer logits have no words, because they may be rounding errors."""
 TOKENS, ROWS = 8192, 64
 """The largest numbers of tokens and of rows in one pass."""
 LOGITS = 2**26
@@ -103,39 +100,6 @@ def likely_ids(logits: Tensor) -> list[int]:
     probabilities = logits.softmax(-1)
     likely = probabilities.topk(min(LIKELY, probabilities.shape[-1])).indices.unique()
     return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
-
-
-def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[list[str], list[str]]:
-    """Return the k words with the largest and smallest effects (W,) among the first `SHOWN` tokens. Tokens that differ
-    only in case and spaces are one word; single ASCII characters and tokens without a letter or digit are none."""
-
-    def first(order: Sequence[int], sign: int) -> list[str]:
-        words: dict[str, str] = {}
-        for place in order:
-            word = tokens[place].strip()
-            if sign * effects[place] < LEAST or len(words) == k:
-                break
-            if is_word(word):
-                words.setdefault(word.casefold(), word)
-        return list(words.values())
-
-    order = effects[:SHOWN].argsort(stable=True).tolist()
-    return first(order[::-1], +1), first(order, -1)
-
-
-def is_word(text: str) -> bool:
-    """Return whether a token without its spaces is shown as a word."""
-    return any(map(str.isalnum, text)) and not (len(text) == 1 and text.isascii())
-
-
-def effect_parts(raises: Sequence[str], lowers: Sequence[str]) -> list[str]:
-    """Return which likely next words are raised and which are lowered, in words."""
-    return [f"{verb} {', '.join(words)}" for verb, words in (("raises", raises), ("lowers", lowers)) if words]
-
-
-def effect_text(raises: Sequence[str], lowers: Sequence[str]) -> str:
-    """Say which likely next words are raised and lowered."""
-    return "; ".join(effect_parts(raises, lowers)) or "no effect on likely words"
 
 
 def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 10) -> Effects:

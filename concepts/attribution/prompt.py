@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.models import images
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.chat import Turn, outside
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective, ObjectiveKind
-from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.stream import Stream
 from icebear.records import TokenScore
 from icebear.values import several, whole

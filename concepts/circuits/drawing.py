@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from icebear.concepts.attribution.effects import effect_parts
+from icebear.concepts.attribution.effect_words import effect_parts
 from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Source, Target, Token
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
 from icebear.extras import need

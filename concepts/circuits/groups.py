@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from icebear.concepts import vocabulary
-from icebear.concepts.attribution.effects import effect_text
+from icebear.concepts.attribution.effect_words import effect_text
 from icebear.concepts.circuits.nodes import change, moved_words
 from icebear.concepts.circuits.records import Group, Node
 from icebear.extras import need

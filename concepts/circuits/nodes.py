@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.controls import Nodes, largest, recovered_shares
-from icebear.concepts.attribution.effects import Patched, effect_words
+from icebear.concepts.attribution.effect_words import effect_words
+from icebear.concepts.attribution.effects import Patched
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Probe
 from icebear.concepts.models.model import Model

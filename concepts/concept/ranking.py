@@ -13,8 +13,8 @@ from torch import Tensor
 from icebear.concepts.concept.choosing import separation
 from icebear.concepts.concept.reading import LONGEST, Read, columns_of
 from icebear.concepts.methods.lrp import ATTNLRP
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.run import Target, forward_backward

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from icebear.concepts.attribution.effects import LIKELY, effect_words
+from icebear.concepts.attribution.effect_words import effect_words
+from icebear.concepts.attribution.effects import LIKELY
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.corpus import WIKI, read_corpus
 from icebear.concepts.evaluation import pairs

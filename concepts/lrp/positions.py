@@ -22,8 +22,8 @@ from icebear.concepts.models.lock import replaced
 from icebear.values import one_of
 
 if TYPE_CHECKING:
+    from icebear.concepts.models.batch import Batch
     from icebear.concepts.models.model import Model
-    from icebear.concepts.models.prompts import Batch
 
 ROWS = -2
 """The axis of token positions in cos and sin (B, T, d), and in an embedding (B, T, D)."""

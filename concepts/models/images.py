@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.models.prompts import Batch
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.render import NEGATIVE, POSITIVE
 from icebear.errors import InputError
 from icebear.paths import existing

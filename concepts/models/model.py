@@ -16,10 +16,11 @@ from transformers import GenerationConfig
 
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.architecture import Architecture
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.chat import Chat, Marks, Turn, marks_of, readable, rendered, turns
 from icebear.concepts.models.lock import FairLock, draws, replaced
 from icebear.concepts.models.objective import objective_of
-from icebear.concepts.models.prompts import Batch, Prompt, PromptLike, Prompts, joined, prompts_of
+from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
 from icebear.concepts.models.words import Words
 from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.records import TokenScore

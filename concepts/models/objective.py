@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from icebear.concepts.models.prompts import Batch, Prompt, PromptLike
+from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.models.tasks import PromptTarget
 from icebear.errors import InputError
 from icebear.values import several

@@ -1,4 +1,4 @@
-"""Prompts of every kind, batches of prompts, and the text of token ids."""
+"""Prompts of every kind, and the text of token ids."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import Tensor
-
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.chat import Chat
 from icebear.errors import InputError
@@ -17,8 +15,7 @@ from icebear.errors import InputError
 if TYPE_CHECKING:
     import numpy
     import PIL.Image
-
-    from icebear.concepts.models.model import Model
+    from torch import Tensor
 
 PromptLike: TypeAlias = (
     "Prompt | str | Path | Sequence[int] | Chat | Sequence[Mapping[str, Any]] | Answer | Tensor | numpy.ndarray | "
@@ -68,43 +65,20 @@ class Prompt:
         return cls(ids=tuple(map(int, values)))
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Prompts as token ids, padded on the right (or left, for generation)."""
+def prompt_line(prompt: PromptLike) -> str:
+    """Return a prompt in one line; for a chat, the last message of the user."""
+    parts = Prompt.of(prompt)
+    if parts.messages:
+        return str(next((one["content"] for one in reversed(parts.messages) if one["role"] == "user"), "a chat"))
+    return parts.text if parts.text is not None else "token ids"
 
-    ids: Tensor  # (B, T)
-    mask: Tensor  # (B, T), 1 where there is a token
-    lengths: tuple[int, ...]
-    decoder: Batch | None = None
-    """The input of an encoder-decoder's decoder."""
-    pixels: Tensor | None = None  # (B, C, H, W), of images; each token is a patch then
 
-    @property
-    def spans(self) -> tuple[slice, slice]:
-        """The columns of the encoder (or only) stack and of the decoder, if all tokens are in one row."""
-        end = self.ids.shape[1]
-        return slice(0, end), slice(end, end + (self.decoder.ids.shape[1] if self.decoder else 0))
-
-    def span_of(self, model: Model, layer: int) -> slice:
-        """Return the columns that a layer reads."""
-        return self.spans[model.stack_of(layer) if self.decoder else 0]
-
-    def columns(self, row: int) -> list[int]:
-        """Return the columns of this row's tokens, without padding."""
-        written = self.decoder.lengths[row] if self.decoder else 0
-        start = self.spans[1].start
-        return [*range(self.lengths[row]), *range(start, start + written)]
-
-    def row_ids(self, row: int) -> tuple[int, ...]:
-        decoder = self.decoder.row_ids(row) if self.decoder else ()
-        return (*self.ids[row, : self.lengths[row]].tolist(), *decoder)
-
-    def rows(self, order: Sequence[int]) -> Batch:
-        """Return these rows, in this order, padded to the longest of them."""
-        lengths = tuple(self.lengths[row] for row in order)
-        ids, mask = (x[list(order), : max(lengths)] for x in (self.ids, self.mask))
-        pixels = None if self.pixels is None else self.pixels[list(order)]
-        return Batch(ids, mask, lengths, self.decoder.rows(order) if self.decoder else None, pixels)
+def prompt_json(prompt: PromptLike) -> Any:
+    """Return a prompt JSON-ready; `Prompt.of` reads it."""
+    parts = Prompt.of(prompt)
+    if parts.messages:
+        return [dict(message) for message in parts.messages]
+    return parts.text if parts.text is not None else list(parts.ids or ())
 
 
 Prompts: TypeAlias = "list[PromptLike] | tuple[PromptLike, ...]"

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from icebear.concepts.models import images
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.lock import replaced
-from icebear.concepts.models.prompts import Batch, Prompt
+from icebear.concepts.models.prompts import Prompt
 from icebear.errors import InputError, ModelError
 from icebear.values import whole
 

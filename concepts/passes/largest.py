@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.neurons import NeuronRecorder
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
-from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.sites import hooks
 from icebear.records import Neuron
 

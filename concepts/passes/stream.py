@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import Batch
 from icebear.concepts.passes.run import Recorder
 from icebear.errors import NumericalError
 

@@ -12,15 +12,15 @@ from typing import Annotated, Any, ClassVar
 from icebear.concepts.evaluation.protocol import Evaluation, Line, Lines, Part, Setting
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.models.prompts import PromptLike, prompt_line
 from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.paths import read_text
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
-from icebear.steering.flipping.phrases import flip_holds, phrase_probability, prompt_line, wanted_ids
-from icebear.steering.flipping.record import FlipRecord
+from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
 from icebear.steering.flipping.search import CHOOSERS, flip
+from icebear.steering.records import FlipRecord
 from icebear.steering.side_effects import HeldOutContexts
 
 LIMITS = ("bounded", "unbounded")

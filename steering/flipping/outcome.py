@@ -14,8 +14,8 @@ from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 from icebear.steering.flipping.phrases import phrase_logits
-from icebear.steering.flipping.record import FlipRecord, from_provenance
 from icebear.steering.random_edits import random_edits
+from icebear.steering.records import FlipRecord, from_provenance
 from icebear.steering.side_effects import HeldOutContexts
 
 KEY = "outcome"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import phrase_ids
-from icebear.concepts.models.prompts import Prompt, PromptLike
+from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
@@ -54,19 +53,3 @@ def phrase_probability(
     """Return the probability of a phrase: the product over its tokens."""
     logs = phrase_logits(model, edits, prompt, phrase).log_softmax(-1)
     return logs[range(len(phrase)), list(phrase)].sum().exp().item()
-
-
-def prompt_line(prompt: PromptLike) -> str:
-    """Return a prompt in one line; for a chat, the last message of the user."""
-    parts = Prompt.of(prompt)
-    if parts.messages:
-        return str(next((one["content"] for one in reversed(parts.messages) if one["role"] == "user"), "a chat"))
-    return parts.text if parts.text is not None else "token ids"
-
-
-def prompt_json(prompt: PromptLike) -> Any:
-    """Return a prompt JSON-ready; `Prompt.of` reads it."""
-    parts = Prompt.of(prompt)
-    if parts.messages:
-        return [dict(message) for message in parts.messages]
-    return parts.text if parts.text is not None else list(parts.ids or ())

@@ -16,11 +16,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.effects import effect_words, likely_ids
+from icebear.concepts.attribution.effect_words import effect_words
+from icebear.concepts.attribution.effects import likely_ids
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import Prompt, PromptLike
+from icebear.concepts.models.prompts import Prompt, PromptLike, prompt_json, prompt_line
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -28,8 +29,8 @@ from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place
-from icebear.steering.flipping.phrases import flip_holds, prompt_json, prompt_line, wanted_ids
-from icebear.steering.flipping.record import EditedNeuron, FlipRecord
+from icebear.steering.flipping.phrases import flip_holds, wanted_ids
+from icebear.steering.records import EditedNeuron, FlipRecord
 from icebear.values import one_of, several, whole
 
 CANDIDATES = 24

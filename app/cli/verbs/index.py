@@ -35,6 +35,7 @@ class Options:
     prompt: str | None
     top: int
     lens: bool = option("Scan nothing; build the averaged Jacobian lens of the model, once. It needs no corpus.")
+    status: bool = option("Scan nothing; show what the index has, and how far its scan is.")
     store: str
     json: bool
     max_tokens: int = option(default=256, advanced=True)
@@ -56,14 +57,16 @@ def index(options: Options) -> None:
     With --annotate, no text is scanned. The activations in the examples of NEURONS (or, with --prompt, of the most
     relevant neurons) are attributed to the tokens of their sentences.
 
-    With --lens, no text is scanned either. icebear neuron then shows the words that neurons write through the layers
-    above, and how well they predict measured effects; icebear search uses them in a store that exists.
+    With --lens, no text is scanned either. icebear neuron --effects then shows the words that neurons write through
+    the layers above, and how well they predict measured effects; icebear search uses them in a store that exists.
 
     Example:
       icebear index --limit 20 --store wiki.db
       icebear index --annotate L29.ffn.860 --k 2 --store wiki.db
       icebear index --lens
     """
+    if options.status:
+        return _status(options)
     if options.annotate:
         return _annotate(options)
     if options.neurons or options.prompt:
@@ -83,6 +86,15 @@ def index(options: Options) -> None:
     with icebear.open_store(options.store) as store:
         document = {**store.made_with(), "store": options.store, "counts": counts}
     show(options.json, document, f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}")
+
+
+def _status(options: Options) -> None:
+    with icebear.open_store(options.store) as store:
+        made_with, status = store.made_with(), store.status()
+    facts = {"store": options.store, "model": made_with["model"]["name"], **made_with["index"], **status}
+    texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items()}
+    document = {**made_with, "store": options.store, "status": status}
+    show(options.json, document, *(f"{name:<18} {text}" for name, text in texts.items()))
 
 
 def _lens(options: Options) -> None:

@@ -8,10 +8,14 @@ import icebear
 from icebear.app.cli.options import ModelOptions, argument, exactly_one, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import annotating
-from icebear.app.cli.stores import store_if_any
+from icebear.app.cli.stores import store_alone, store_if_any
 from icebear.errors import StoreError
 from icebear.records import Neuron
 
+STORE_ALONE = (
+    "From the store alone. --effects loads the model and adds the words through the layers above and the effects "
+    "measured at these sentences."
+)
 NOT_MEASURED = "icebear index --lens measures how well these words predict what the neuron does."
 
 
@@ -23,6 +27,7 @@ class Options:
     )
     base_model: str | None
     top: int
+    effects: bool = option("Load the model, and add the words through the layers above and measured effects.")
     annotate: bool
     html: str | None
     store: str
@@ -34,10 +39,10 @@ class Options:
 def neuron(options: Options) -> None:
     """Show what NEURON means: the tokens that it promotes or, with a store (see icebear index), its card.
 
-    The card has the maximally activating sentences of both signs with what the neuron writes there, and the label with
-    its score. With --base-model, the
-    command shows the promoted tokens in both models. It also shows two cosines between the models: one of the neuron's
-    W_in rows, one of its W_out rows.
+    The card has the maximally activating sentences of both signs, and the label with its score. It needs only the
+    store; with --effects, it also has what the neuron writes at these sentences, measured in the model. With
+    --base-model, the command shows the promoted tokens in both models. It also shows two cosines between the models:
+    one of the neuron's W_in rows, one of its W_out rows.
 
     Example:
       icebear neuron L29.ffn.860 --top 5
@@ -49,27 +54,31 @@ def neuron(options: Options) -> None:
     wanted = Neuron.parse(options.neuron)
     if wanted.site == "head":
         return _head(wanted, options)
+    if not (options.effects or options.annotate or options.base_model):
+        with store_alone(options.store, options.model.model) as store:
+            if store:
+                return _card(None, wanted, store, options)
     model = options.model.load()
     if options.base_model:
         return _vocabulary(model, wanted, options)
     with store_if_any(options.store, model) as store:
         if store:
             _card(model, wanted, store, options)
-        elif options.html or options.annotate:
-            raise StoreError("--html and --annotate need a store; build one with icebear index.")
+        elif options.html or options.annotate or options.effects:
+            raise StoreError("--html, --annotate and --effects need a store; build one with icebear index.")
         else:
             _vocabulary(model, wanted, options)
 
 
-def _card(model: icebear.Model, wanted: Neuron, store: icebear.Store, options: Options) -> None:
+def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, options: Options) -> None:
     from icebear.app.cli.terminal import card_report
 
     store.neurons.statistics(wanted)
-    if options.annotate:
+    if model and options.annotate:
         annotating(model, store, [wanted], options.top)
     card = icebear.describe(store, wanted, model, options.top, whole=True)
     write_page(options.html, card.to_html)
-    show(options.json, card.to_dict(), card_report(card))
+    show(options.json, card.to_dict(), card_report(card), *([] if model else [STORE_ALONE]))
 
 
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
@@ -104,7 +113,7 @@ def _head(head: Neuron, options: Options) -> None:
 
 
 def _significant(options: Options) -> None:
-    from icebear.actmax.labels.scores import most_significant
+    from icebear.actmax.labels.meanings import most_significant
     from icebear.app.cli.terminal import labels_table
 
     with icebear.open_store(options.store) as store:

@@ -1,18 +1,20 @@
-"""The record of a flip in its recipe's provenance: the request and the result."""
+"""The records in a recipe's provenance: how a flip was found, and its side effects. Reading them needs no model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from icebear.concepts.models.model import Model
 from icebear.convert import CONVERTER, Record
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
 from icebear.records import Neuron, TokenScore
 from icebear.values import whole
 
-KEY = "flip"
+if TYPE_CHECKING:
+    from icebear.concepts.models.model import Model
+
+FLIP, SIDE_EFFECTS = "flip", "side_effects"
 
 
 @dataclass(frozen=True)
@@ -58,19 +60,19 @@ class FlipRecord:
 
     def provenance(self) -> dict[str, Any]:
         """JSON-ready, for a recipe."""
-        return {KEY: CONVERTER.unstructure(self)}
+        return {FLIP: CONVERTER.unstructure(self)}
 
     @classmethod
     def of(cls, recipe: Recipe) -> FlipRecord | None:
         """Return the record of a recipe that `flip` made, None for another. Raises `RecipeError` where it is not as
         icebear writes it."""
-        return from_provenance(recipe.name, recipe.provenance, KEY, cls)
+        return from_provenance(recipe.name, recipe.provenance, FLIP, cls)
 
     @classmethod
     def all_of(cls, recipe: Recipe) -> list[FlipRecord]:
         """Return the records of a recipe and of the recipes that it combines. Raises `RecipeError`."""
         sources = [recipe.provenance, *recipe.provenance.get("parts", [])]
-        records = [from_provenance(recipe.name, source, KEY, cls) for source in sources]
+        records = [from_provenance(recipe.name, source, FLIP, cls) for source in sources]
         return [record for record in records if record]
 
     def check(self, model: Model) -> None:
@@ -80,6 +82,66 @@ class FlipRecord:
             model.answer_id(token, "token of a flip")
         if self.top_k is not None:
             whole(self.top_k, "top_k", 1, model.output_size - 1)
+
+
+@dataclass(frozen=True)
+class TokenChange:
+    """A token's probability and rank (1 is the first) after a recipe's prompt, without and with the edits; for a phrase
+    the product over its tokens, each after the ones before it, and the worst rank."""
+
+    text: str
+    before: float
+    after: float
+    rank_before: int
+    rank_after: int
+
+
+@dataclass(frozen=True)
+class SideEffects:
+    """The effect of a recipe on its prompt, and its side effects."""
+
+    off_target_kl: float
+    """The mean KL divergence, in nats, of the edited from the plain next-token probabilities at held-out contexts."""
+    contexts: int
+    where: str
+    """The positions at which it is measured, in words."""
+    old: TokenChange | None
+    """The token that was first without the edits; None if the recipe has no prompt."""
+    new: TokenChange | None
+    """The wanted token or phrase, if there is one."""
+    perplexity: float | None
+    """The perplexity of held-out sentences without edits; None for a model that does not predict tokens."""
+    perplexity_everywhere: float | None
+    """The same with the edits at every token."""
+    repetition: float | None
+    """The share of repeated trigrams in 40 tokens after the prompt, with the edits."""
+    repetition_plain: float | None
+    range_share: dict[str, float | None]
+    """For each FFN neuron that is set: the value as a multiple of its activation range, see `Calibration.share`."""
+    budget: float | None = None
+    """The highest acceptable off-target KL, in nats."""
+
+    @property
+    def warnings(self) -> list[str]:
+        over = []
+        if self.budget is not None and self.off_target_kl > self.budget:
+            over.append(f"the off-target KL is {self.off_target_kl:.3f} nats, over the budget of {self.budget}")
+        for neuron, share in self.range_share.items():
+            if share is None:
+                over.append(f"{neuron} is set to a sign outside its activation range")
+            elif share > 1.001:  # values are rounded
+                over.append(f"{neuron} is set to {share:.1f} x the end of its activation range")
+        repeats = (self.repetition or 0) > (self.repetition_plain or 0) + 0.2
+        return over + ["the continuation repeats itself"] * repeats
+
+    def provenance(self) -> dict[str, Any]:
+        """JSON-ready, for a recipe."""
+        return {SIDE_EFFECTS: asdict(self)}
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> SideEffects | None:
+        """Return the side effects in a recipe's provenance, if any. Raises `RecipeError` if they are malformed."""
+        return from_provenance(recipe.name, recipe.provenance, SIDE_EFFECTS, cls)
 
 
 def from_provenance(name: str, provenance: dict[str, Any], key: str, kind: type[Record]) -> Record | None:

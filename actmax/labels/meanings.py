@@ -1,0 +1,81 @@
+"""The labels that a store has: which of them are significant, and their scores in words. It needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from icebear.records import Meaning
+
+THRESHOLDS = {"token": 0.85, "sentence": 0.70}
+"""The AUROC that a significant label has at least, by unit."""
+NOT_SCORED = "not labeled yet (icebear label --auto)"
+HELD_OUT = {
+    "hits": "Hits: maximally activating tokens where the label is true",
+    "misses": "Misses: maximally activating tokens where the label is not true",
+    "false_alarms": "False alarms: tokens with small activations where the label is true",
+}
+"""Groups of tokens from test documents."""
+POSITIVES = {
+    "token": "the 1 % of tokens with the largest activations",
+    "sentence": "the 5 % of sentences with the largest mean activations",
+}
+NULLS = {"circular_shift": "circular-shift null", "other_neuron": "other-neuron null"}
+
+
+def margin(unit: str, score: float) -> float:
+    """Return a score on the scale where chance is 0 and the threshold of its unit is 1."""
+    return (score - 0.5) / (THRESHOLDS[unit] - 0.5)
+
+
+def benjamini_hochberg(p: Sequence[float], rate: float = 0.05) -> list[bool]:
+    """Return which hypotheses are rejected at this false discovery rate (Benjamini & Hochberg 1995)."""
+    values = np.array(p, dtype=float)
+    ranked = np.sort(values)
+    under = ranked[ranked <= rate * np.arange(1, len(values) + 1) / max(len(values), 1)]
+    return (values <= under.max(initial=-1)).tolist()
+
+
+def most_significant(meanings: Iterable[Meaning]) -> list[Meaning]:
+    """Return the labels that are significant at a false discovery rate of 5 % among all, by decreasing margin."""
+    tried = list(meanings)
+    holding = [
+        m for m, holds in zip(tried, benjamini_hochberg([m.p for m in tried]), strict=True) if holds and m.significant
+    ]
+    return sorted(holding, key=lambda m: (-margin(m.by, m.score), m.neuron, m.polarity))
+
+
+def label_title(meaning: Meaning | None) -> str:
+    """Return the label with its score, or say that no label is significant and name the best candidate."""
+    if meaning is None:
+        return NOT_SCORED
+    if not meaning.kind:
+        return meaning.text
+    score = f"{meaning.score:.2f} by {meaning.by}"
+    if meaning.significant:
+        return f"{meaning.text} ({score})"
+    return f"no significant label (best candidate: {meaning.text}, {score})"
+
+
+def measured(meaning: Meaning) -> list[str]:
+    """Return one line for the score, one for the activation as a predictor of the label, and one for the controls."""
+    record, by = meaning.record, meaning.by
+    if not record:
+        return []
+    thresholds = record["thresholds"]
+    nulls = ", ".join(f"{name} {thresholds[key]:.2f}" for key, name in NULLS.items() if key in thresholds)
+    return [
+        f"AUROC of the label for {POSITIVES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
+        f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} test sentences.",
+        f"AUROC of the activation for the label: {_number(record['responsiveness'])}, average precision "
+        f"{_number(record['purity'])}; the label is true of {record['share']:.1%} of the {by}s.",
+        f"AUROC against the most similar non-activating sentences: {_number(record['similar_sentences'])}; another "
+        f"neuron's label of the same kind: {_number(record['other_neuron'])}; on train documents: "
+        f"{_number(record['train'])}; by token: {record['auroc']['token']:.2f}; upper baseline (table of the mean "
+        f"activation of each token): {record['token_mean']:.2f}.",
+    ]
+
+
+def _number(x: float | None) -> str:
+    return "-" if x is None else f"{x:.2f}"

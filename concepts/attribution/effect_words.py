@@ -1,0 +1,47 @@
+"""The words of effects: which likely next words a node raises and lowers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHOWN = 100
+"""The number of likely tokens among which words are shown, because rarer ones say little to a reader."""
+LEAST = 1e-3
+"""Effects of fewer logits have no words, because they may be rounding errors."""
+
+
+def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[list[str], list[str]]:
+    """Return the k words with the largest and smallest effects (W,) among the first `SHOWN` tokens. Tokens that differ
+    only in case and spaces are one word; single ASCII characters and tokens without a letter or digit are none."""
+
+    def first(order: Sequence[int], sign: int) -> list[str]:
+        words: dict[str, str] = {}
+        for place in order:
+            word = tokens[place].strip()
+            if sign * effects[place] < LEAST or len(words) == k:
+                break
+            if is_word(word):
+                words.setdefault(word.casefold(), word)
+        return list(words.values())
+
+    order = effects[:SHOWN].argsort(stable=True).tolist()
+    return first(order[::-1], +1), first(order, -1)
+
+
+def is_word(text: str) -> bool:
+    """Return whether a token without its spaces is shown as a word."""
+    return any(map(str.isalnum, text)) and not (len(text) == 1 and text.isascii())
+
+
+def effect_parts(raises: Sequence[str], lowers: Sequence[str]) -> list[str]:
+    """Return which likely next words are raised and which are lowered, in words."""
+    return [f"{verb} {', '.join(words)}" for verb, words in (("raises", raises), ("lowers", lowers)) if words]
+
+
+def effect_text(raises: Sequence[str], lowers: Sequence[str]) -> str:
+    """Say which likely next words are raised and lowered."""
+    return "; ".join(effect_parts(raises, lowers)) or "no effect on likely words"
