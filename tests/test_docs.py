@@ -48,7 +48,7 @@ def lowered(code):
 @pytest.fixture(scope="module")
 def once(smol):
     """The model is there, and the same flip, side effects or concept are computed once for all pages. Prompts that are
-    longer than those of printed groups group fewer nodes."""
+    longer than those of printed groups group fewer nodes, and a task's circuit is learned from fewer pairs."""
     load = cache(loading.load_model)
 
     def remembered(compute):
@@ -65,7 +65,8 @@ def once(smol):
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("icebear.actmax.explanation.READ", 500)
+        patch.setattr("icebear.actmax.explanation.READ", 800)
+        patch.setattr("icebear.concepts.evaluation.circuits.LEARN", 2)
         patch.setattr(
             loading, "load_model", lambda name=smol.name, **options: smol if name == smol.name else load(name)
         )
