@@ -15,8 +15,9 @@ from icebear.concepts.attribution.controls import Nodes
 
 ROWS = 1024
 """Sets of nodes that go through the model at once."""
-MOST_SETS = 30_000
-"""All sets of a size are tried if there are at most so many."""
+MOST_SETS, FEW_SETS = 30_000, 3_000
+"""All sets of a size are tried if there are at most so many; and few, where this cannot prove that a set is the smallest
+one."""
 TOLERANCE = 0.1
 """A set is sufficient if it recovers the difference up to this share."""
 SAME = 1e-3
@@ -140,14 +141,15 @@ def eliminated(candidates: Candidates) -> list[int]:
 
 def smaller(candidates: Candidates, sufficient: Sequence[int]) -> tuple[tuple[int, ...], bool]:
     """Try all smaller sets, where there are few enough of a size. Returns a smallest set, and whether it is proved."""
-    smallest, proved = tuple(sufficient), True
+    smallest, counts = tuple(sufficient), [comb(len(candidates.reaching), size) for size in range(len(sufficient))]
+    proved = max(counts) <= MOST_SETS
     for size in range(1, len(smallest)):
-        if comb(len(candidates.reaching), size) > MOST_SETS:
+        if not proved and counts[size] > FEW_SETS:
             return smallest, False
         for some in _batches(combinations(candidates.reaching, size)):
             errors = (1 - candidates.recovered(candidates.of(some))).abs()
             if errors.min() <= TOLERANCE:
-                return some[int(errors.argmin())], proved
+                return some[int(errors.argmin())], True
     return smallest, proved
 
 
