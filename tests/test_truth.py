@@ -2,24 +2,27 @@
 
 import itertools
 import json
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from icebear import load_model
 from icebear.app.cli.main import main
 from icebear.concepts.attribution.controls import Nodes, recovered_shares
 from icebear.concepts.evaluation import truth, truth_tables
 from icebear.concepts.methods.lrp import DIFFERENCE
-from icebear.concepts.truth import rounds
+from icebear.concepts.truth import edges, rounds
 from icebear.concepts.truth.compiler import compiled
 from icebear.concepts.truth.decoys import KINDS, with_decoys
 from icebear.concepts.truth.judging import SITES, candidates_of, ranked, relevances, scores_of
-from icebear.concepts.truth.pairs import pairs_of
+from icebear.concepts.truth.pairs import Pair, pairs_of
 from icebear.concepts.truth.programs import PROGRAMS
 from icebear.concepts.truth.search import truth_of
 
+DYCK = [folder for parent in Path(__file__).parents for folder in parent.glob("shared/truth/dyck16")]
 REFERENCE = {
     "previous": lambda p: [{"a": "b", "b": "c", "c": "d", "d": "a"}.get(word) for word in ["", *p[:-1]]],
     "histogram": lambda p: [None] + [str(sum(a == b for b in p)) for a in p[1:]],
@@ -232,7 +235,7 @@ def test_ties_are_broken_at_random_and_sizes_decide():
 
 
 def test_difference_rules_have_the_true_nodes_of_a_program_and_random_scores_do_not():
-    line = truth.measure(("conditional", "decoys"), {"difference": DIFFERENCE, "random": "random"}, 4)
+    line = truth.measure(("conditional", "decoys"), {"difference": DIFFERENCE, "random": "random"}, 2)
     rows = truth_tables.means(line["pairs"])
     assert rows["difference"]["at_2k"] > 0.95
     assert rows["difference"]["precision"] > 0.8
@@ -242,14 +245,15 @@ def test_difference_rules_have_the_true_nodes_of_a_program_and_random_scores_do_
 
 def test_the_evaluation_needs_no_model_resumes_and_prints_strict_json(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(truth, "VARIANTS", {"plain": truth.plain})
     options = ["--programs", "previous", "--samples", "2", "--methods", "difference,random", "--out", "out", "--json"]
     first = CliRunner().invoke(main, ["evaluate", "truth", *options])
     assert first.exit_code == 0, first.output
     monkeypatch.setattr(truth, "judged", lambda *_: pytest.fail("measured again"))
     again = CliRunner().invoke(main, ["evaluate", "truth", *options])
     assert again.stdout == first.stdout
-    part, edges = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
-    assert (part["part"], edges["part"]) == ("compiled", "edges")
+    part, second = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
+    assert (part["part"], second["part"]) == ("compiled", "edges")
     assert {row["method"] for table in part["tables"] for row in table["rows"]} == {"difference", "random"}
     wrong = CliRunner().invoke(main, ["evaluate", "truth", "--programs", "prevous", "--out", "other"])
     assert wrong.exit_code == 1
@@ -280,3 +284,28 @@ def test_rounds_find_what_attention_hides_because_query_and_key_change_together(
     assert unseen
     first = scores["difference-rounds"].topk(len(found.smallest)).indices
     assert set(first.tolist()) == set(found.smallest)
+
+
+def test_contributions_are_the_true_edges_and_random_numbers_are_not():
+    program = PROGRAMS["reverse"]
+    rows = edges.measured(program, truth.decoys(program, 0), 0)
+    assert rows["contribution"]["auroc"] > 0.95
+    assert rows["contribution"]["precision"] > 0.8
+    assert abs(rows["random"]["auroc"] - 0.5) < 0.2
+    assert rows["contribution"]["recovered"] > rows["random"]["recovered"] + 0.3
+
+
+@pytest.mark.skipif(not DYCK, reason="The certified model is beside the repository, not in it.")
+@pytest.mark.parametrize(("word", "place"), [("()()(())()()()()", 11), ("((()())()((())))", 7)])
+def test_few_neurons_of_the_certified_bracket_model_recover_its_answer(word, place):
+    """By difference rules; equally many random ones that differ too do not."""
+    model = load_model(str(DYCK[0]), device="cpu")
+    other = word[:place] + "()"[word[place] == "("] + word[place + 1 :]
+    prompt, counterfactual = ((*(model.tokenizer.ids[sign] for sign in signs), 2) for signs in (word, other))
+    pair = Pair(prompt, counterfactual, 16, 1, 0)
+    candidates = candidates_of(model, pair, ("ffn",))
+    generator, methods = torch.Generator().manual_seed(0), {"difference": DIFFERENCE, "random": "random"}
+    scores = scores_of(candidates, methods, relevances(model, pair, methods), generator)
+    shares = {n: candidates.recovered(candidates.prefixes(ranked(x, generator))[[39]]) for n, x in scores.items()}
+    assert shares["difference"].item() > 0.85
+    assert shares["random"].item() < 0.2

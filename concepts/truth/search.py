@@ -16,8 +16,7 @@ from icebear.concepts.attribution.controls import Nodes
 ROWS = 1024
 """Sets of nodes that go through the model at once."""
 MOST_SETS, FEW_SETS = 30_000, 3_000
-"""All sets of a size are tried if there are at most so many; and few, where this cannot prove that a set is the smallest
-one."""
+"""All sets of a size are tried if there are at most so many; few, where this cannot prove that a set is smallest."""
 TOLERANCE = 0.1
 """A set is sufficient if it recovers the difference up to this share."""
 SAME = 1e-3

@@ -1,0 +1,96 @@
+"""Compare difference rules with captum's LayerDeepLift and LayerIntegratedGradients on the models of `icebear evaluate
+truth`, FFN neurons, hard pairs.
+
+python benchmarks/truth_peers.py [--pairs 5]
+
+captum sees the same network. Its DeepLIFT needs ReLUs as modules, which are put in the place of the functions; softmax
+and products are functions, which it takes by their gradient at the prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import warnings
+from itertools import islice, product
+from statistics import fmean
+
+import torch
+from captum.attr import LayerDeepLift, LayerIntegratedGradients
+from torch import Tensor, nn
+
+from icebear.concepts.evaluation.truth import VARIANTS
+from icebear.concepts.methods.registry import method_of
+from icebear.concepts.models.model import Model
+from icebear.concepts.truth.judging import SITES, Judge, candidates_of, relevances, scores_of
+from icebear.concepts.truth.pairs import Pair, pairs_of
+from icebear.concepts.truth.programs import PROGRAMS
+from icebear.concepts.truth.search import truth_of
+
+OURS = ("difference", "difference-rounds", "gxi@midpoint", "ig@path")
+COLUMNS = ("at_k", "at_2k", "area", "zero")
+
+
+class FromEmbeddings(nn.Module):
+    """The logit difference of a pair as a function of embeddings (B, T, D)."""
+
+    def __init__(self, model: Model, pair: Pair) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(model.net)
+        self.embed, self.net.model.embed = self.net.model.embed, nn.Identity()
+        for block in self.net.model.blocks:
+            block.mlp.act = nn.ReLU()
+        self.pair = pair
+        self.requires_grad_()  # captum hooks tensors with a gradient only
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        logits = self.net(embeddings).logits[:, self.pair.position]
+        return logits[:, self.pair.target] - logits[:, self.pair.contrast]
+
+
+def captum_scores(model: Model, pair: Pair) -> dict[str, Tensor]:
+    """Return the scores (L, T, N) of FFN neurons by both methods."""
+    number = FromEmbeddings(model, pair)
+    here, there = (number.embed(torch.tensor([ids])).detach() for ids in (pair.prompt, pair.counterfactual))
+    layers = [block.mlp.out for block in number.net.model.blocks]
+    lift = [LayerDeepLift(number, one).attribute(here, there, attribute_to_layer_input=True) for one in layers]
+    paths = [LayerIntegratedGradients(number, one) for one in layers]
+    steps = [path.attribute(here, there, n_steps=50, attribute_to_layer_input=True) for path in paths]
+    return {
+        "captum LayerDeepLift": torch.cat(lift).detach(),
+        "captum LayerIntegratedGradients": torch.cat(steps).detach(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    methods = {name: name if name == "difference-rounds" else method_of(name) for name in OURS}
+    generator = torch.Generator().manual_seed(0)
+    for variant in VARIANTS:
+        rows: dict[str, dict[str, list[float]]] = {}
+        for name, pair in product(PROGRAMS, range(options.pairs)):
+            program = PROGRAMS[name]
+            made = VARIANTS[variant](program, 0)
+            (own,) = islice(pairs_of(program), pair, pair + 1)
+            candidates = candidates_of(made.model, own, SITES["neurons"])
+            if candidates is None:
+                continue
+            judge = Judge(candidates, truth_of(candidates), {})
+            if not judge.is_hard:
+                continue
+            scores = scores_of(candidates, methods, relevances(made.model, own, methods), generator)
+            theirs = captum_scores(made.model, own)
+            scores |= {key: x.flatten()[candidates.places] for key, x in theirs.items()}
+            for key, x in scores.items():
+                for column, value in judge.numbers(x, generator).items():
+                    rows.setdefault(key, {}).setdefault(column, []).append(value)
+        for key, columns in rows.items():
+            print(json.dumps({"variant": variant, "method": key, **{c: round(fmean(columns[c]), 3) for c in COLUMNS}}))
+
+
+if __name__ == "__main__":
+    main()
