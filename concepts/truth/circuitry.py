@@ -66,7 +66,7 @@ class Circuitry:
 
     @property
     def layers(self) -> int:
-        return 1 + max(part.layer for part in (*self.heads, *self.units))
+        return 1 + max([head.layer for head in self.heads] + [unit.layer for unit in self.units])
 
     def word(self, name: str) -> Vector:
         """Return the feature of a token."""

@@ -147,7 +147,8 @@ def network(circuitry: Circuitry, basis: Basis, divisors: Sequence[float], norm:
 
 def measured_divisors(net: hooked.Hooked, ids: Tensor) -> list[float]:
     """Return the mean standard deviation of the residual stream at each place of a norm, over prompts (B, T)."""
-    places = [norm for block in net.model.blocks for norm in (block.ln1, block.ln2)] + [net.model.ln_final]
+    names = [f"blocks.{layer}.{norm}" for layer in range(net.config.n_layers) for norm in ("ln1", "ln2")]
+    places = [net.model.get_submodule(name) for name in (*names, "ln_final")]
     seen: list[float] = []
     undo = [
         norm.register_forward_hook(lambda _, args, x: seen.append(x.std(-1, correction=0).mean().item()))

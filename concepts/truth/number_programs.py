@@ -78,7 +78,7 @@ def brackets_variables(prompt: Sequence[str]) -> Variables:
     depth = [a - b for a, b in zip(opened, closed, strict=True)]
     below = [min(depth[: place + 1]) < 0 for place in range(len(prompt))]
     balanced = depth[-1] == 0 and not below[-1]
-    values = {"opened": opened, "closed": closed, "depth": depth, "below": below}
+    values: Variables = {"opened": opened, "closed": closed, "depth": depth, "below": below}
     return values | {"output": at_the_end("balanced" if balanced else "other", prompt)}
 
 

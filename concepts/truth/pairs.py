@@ -59,9 +59,9 @@ def drawn_pair(program: Program, random: Random, change: Any) -> Pair:
         prompt = program.sample(random)
         other = change(program, random, prompt)
         answers = list(zip(program.answers(prompt), program.answers(other), strict=True))
-        places = [at for at, (own, there) in enumerate(answers) if own and there and own != there]
+        places = [at for at, (a, b) in enumerate(answers) if a and b and a != b]
         if places:
             position = random.choice(places)
             target, contrast = (program.outputs.index(word or "") for word in answers[position])
-            ids = (tuple(program.words.index(word) for word in words) for words in (prompt, other))
-            return Pair(*ids, position, target, contrast)
+            own, there = (tuple(program.words.index(word) for word in words) for words in (prompt, other))
+            return Pair(own, there, position, target, contrast)

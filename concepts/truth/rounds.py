@@ -72,8 +72,8 @@ def in_rounds(nodes: Nodes) -> Tensor:
 
     The others follow by the most that they add in any round.
     """
-    chosen, order = torch.zeros(nodes.shape, dtype=torch.bool), []
-    largest = torch.zeros(nodes.shape)
+    chosen, largest = torch.zeros(nodes.shape, dtype=torch.bool), torch.zeros(nodes.shape)
+    order: list[int] = []
     whole, none = nodes.ends
     while len(order) < MOST:
         values, left = gains(nodes, chosen)
