@@ -8,6 +8,7 @@ from random import Random
 import pytest
 import torch
 from click.testing import CliRunner
+from hooked_models import IDS, folder_of
 
 from icebear import load_model
 from icebear.app.cli.main import main
@@ -15,7 +16,7 @@ from icebear.concepts.attribution.controls import Nodes, recovered_shares
 from icebear.concepts.evaluation import truth, truth_tables
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.truth import edges, rounds
-from icebear.concepts.truth.compiler import compiled
+from icebear.concepts.truth.compiler import Compiled, compiled
 from icebear.concepts.truth.decoys import KINDS, with_decoys
 from icebear.concepts.truth.judging import SITES, candidates_of, ranked, relevances, scores_of
 from icebear.concepts.truth.pairs import Pair, pairs_of
@@ -309,3 +310,14 @@ def test_few_neurons_of_the_certified_bracket_model_recover_its_answer(word, pla
     shares = {n: candidates.recovered(candidates.prefixes(ranked(x, generator))[[39]]) for n, x in scores.items()}
     assert shares["difference"].item() > 0.85
     assert shares["random"].item() < 0.2
+
+
+def test_a_model_from_outside_is_judged(tmp_path):
+    model = load_model(folder_of("plain", tmp_path / "model"), device="cpu")
+    pair = Pair(tuple(IDS), (*IDS[:5], 6, *IDS[6:]), position=5, target=0, contrast=1)
+    methods = {"difference": DIFFERENCE, "random": "random"}
+    rows = list(truth.judged(Compiled(model), pair, methods, torch.Generator().manual_seed(0)))
+    assert [row["sites"] for row in rows] == list(SITES)
+    for row in rows:
+        assert 0 < row["k"] <= row["differ"]
+        assert row["methods"]["difference"]["area"] > row["methods"]["random"]["area"]

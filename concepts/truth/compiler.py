@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,13 +24,13 @@ SIZE = 12.0
 
 @dataclass(frozen=True)
 class Compiled:
-    """A model, and what its neurons and heads are for by construction."""
+    """A model, and what its neurons and heads are for by construction, as far as this is known."""
 
     model: Model
-    units: dict[tuple[int, int], str]
+    units: dict[tuple[int, int], str] = field(default_factory=dict)
     """(layer, neuron) -> kind."""
-    heads: dict[tuple[int, int], str]
-    copies: dict[tuple[int, int], tuple[int, int]]
+    heads: dict[tuple[int, int], str] = field(default_factory=dict)
+    copies: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """A redundant neuron -> the neuron that does the same."""
 
 

@@ -108,11 +108,11 @@ def decoys_of(candidates: Candidates, made: Compiled) -> dict[str, list[tuple[in
     groups: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
     for place, number in numbers.items():
         layer, index = place // (tokens * width), place % width
-        kind = made.units[layer, index] if index < neurons else made.heads[layer, index - neurons]
+        kind = made.units.get((layer, index)) if index < neurons else made.heads.get((layer, index - neurons))
         if kind == "redundant":
             original = numbers.get(place - index + made.copies[layer, index][1])
             groups[kind] += [] if original is None else [(number, original)]
-        elif kind in groups:
+        elif kind in KINDS:
             groups[kind].append((number,))
     return groups
 
