@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from icebear.concepts.evaluation.protocol import Lines, Table
+from icebear.concepts.statistics import holm, paired_p
 from icebear.concepts.truth.decoys import KINDS
 from icebear.concepts.truth.judging import COLUMNS, SITES
 
@@ -82,19 +83,21 @@ def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
 
 
 def intervals(lines: Lines) -> list[dict[str, Any]]:
-    """Return the first method's mean numbers minus those of each other method, with a bootstrap interval."""
+    """Return the first method's mean numbers minus those of each other method, with a bootstrap interval, and p of a
+    sign-flip test, corrected for the methods (Holm)."""
     generator, result = np.random.default_rng(0), []
     for sites in SITES:
         programs = [means(rows) for rows in rows_of(lines, sites, True).values()]
         first, *others = programs[0] if programs else [""]
-        for method in others:
-            row: dict[str, Any] = {"sites": sites, "method": method}
-            for column in ("at_2k", "area"):
-                gains = np.array([row[first][column] - row[method][column] for row in programs])
-                drawn = gains[generator.integers(len(gains), size=(RESAMPLES, len(gains)))].mean(1)
-                low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
-                row |= {column: float(gains.mean()), f"{column} low": low, f"{column} high": high}
-            result.append(row)
+        rows: list[dict[str, Any]] = [{"sites": sites, "method": method} for method in others]
+        for column in ("at_2k", "area") if others else ():
+            gains = np.array([[row[first][column] - row[method][column] for row in programs] for method in others])
+            drawn = gains[:, generator.integers(len(programs), size=(RESAMPLES, len(programs)))].mean(-1)
+            low, high = np.quantile(drawn, (0.025, 0.975), axis=1).tolist()
+            numbers = zip(gains.mean(1).tolist(), low, high, holm(paired_p(gains)), strict=True)
+            for row, values in zip(rows, numbers, strict=True):
+                row |= dict(zip((column, f"{column} low", f"{column} high", f"{column} p"), values, strict=True))
+        result += rows
     return result
 
 
