@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -214,37 +215,58 @@ def _build(job: Job, loading: Job, path: Path | None) -> Path:
 
 
 def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
-    """Scan a corpus into an index; the job says by sentence how far it is, and how long it takes yet."""
+    """Scan a corpus into an index; the job says by sentence how far it is, and how long it still takes."""
     from icebear.actmax.index import build as index
     from icebear.actmax.index.engines import in_process
     from icebear.db.store import open_store
 
-    sentences, begun = list(corpus.sentences()), time.monotonic()
-    letters = sum(len(sentence.text) for sentence in sentences)  # by which the time goes: short ones are read first
-    count = read = before = 0
-
-    def on_batch(batch: Sequence[Sentence]) -> None:
-        nonlocal count, read
-        count, read = count + len(batch), read + sum(len(sentence.text) for sentence in batch)
-        seconds = (time.monotonic() - begun) * (letters - read) / max(1, read - before)
-        left = f", {time_left(seconds)}" if read > before else ""
-        job.doing = f"{count:,} of {len(sentences):,} sentences read{left}"
-        job.step(read, letters)
-
-    def on_shard(progress: index.Progress) -> None:
-        if progress.sentences + resumed == len(sentences):
-            job.doing = "writing the results"
-
+    sentences = list(corpus.sentences())
+    reading = Reading(job, len(sentences), sum(len(sentence.text) for sentence in sentences))
     with open_store(path, create=True) as store:
         shards = store.scan.shards() if path.exists() else {}
-        done = [number for number, size in shards.items() if size == index.SHARD]
-        for number in done:
-            on_batch(sentences[number * index.SHARD : (number + 1) * index.SHARD])
-        resumed, before = count, read
-        on_batch([])
-        index.build_index(
-            model, corpus, store, sites=SITES, engine=partial(in_process, on_batch=on_batch), on_progress=on_shard
-        )
+        for number in (number for number, size in shards.items() if size == index.SHARD):
+            reading.count(sentences[number * index.SHARD : (number + 1) * index.SHARD])
+        resumed = reading.sentences
+        reading.show()
+
+        def on_shard(progress: index.Progress) -> None:
+            if progress.sentences + resumed == len(sentences):
+                job.doing = "writing the results"
+
+        engine = partial(in_process, on_batch=reading.batch)
+        index.build_index(model, corpus, store, sites=SITES, engine=engine, on_progress=on_shard)
+
+
+@dataclass
+class Reading:
+    """How much of a corpus a job has read. Time goes by letters, because a scan reads short sentences first."""
+
+    job: Job
+    all_sentences: int
+    all_letters: int
+    sentences: int = 0
+    letters: int = 0
+    since: tuple[float, int] | None = None
+    """The time after the first batch of this run, and the letters until then."""
+
+    def count(self, batch: Sequence[Sentence]) -> None:
+        self.sentences += len(batch)
+        self.letters += sum(len(sentence.text) for sentence in batch)
+
+    def batch(self, batch: Sequence[Sentence]) -> None:
+        self.count(batch)
+        self.since = self.since or (time.monotonic(), self.letters)
+        self.show()
+
+    def show(self) -> None:
+        left = ""
+        if self.since and self.letters > self.since[1]:
+            begun, before = self.since
+            left = ", " + time_left(
+                (time.monotonic() - begun) * (self.all_letters - self.letters) / (self.letters - before)
+            )
+        self.job.doing = f"{self.sentences:,} of {self.all_sentences:,} sentences read{left}"
+        self.job.step(self.letters, self.all_letters)
 
 
 def time_left(seconds: float) -> str:

@@ -30,6 +30,8 @@ from icebear.records import FEW_WORDS, Neuron, Projection, Writes
 
 EXAMPLES = 8
 STYLED = Markup('<style>{}</style><div class="card">{}</div>')
+TO_TOP = "<script>document.querySelector('[data-testid=stMain]').scrollTo(0, 0)  // {}</script>"
+"""Runs when its text changes, which is when another card is opened; else the scroll of the search would stay."""
 LATE = 2 / 3
 """Above this share of the layers the logit lens predicts effects in the default model (docs/limits.md)."""
 SIDES = {"+": "high activation (+)", "-": "low activation (-)"}
@@ -38,6 +40,7 @@ SIDES = {"+": "high activation (+)", "-": "low activation (-)"}
 def show(name: str) -> None:
     """Show the card of a neuron, or what the model alone says about it."""
     neuron = Neuron.parse(name)
+    st.html(TO_TOP.format(neuron), unsafe_allow_javascript=True)
     st.markdown(f"#### {neuron}")
     polarity = ui.typed(
         st.segmented_control,

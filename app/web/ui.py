@@ -268,11 +268,11 @@ def go(view: str, **values: str) -> None:
 
 def open_card(neuron: str, polarity: str = "") -> None:
     """Show the card of a neuron at a polarity, + if it has none; for callbacks."""
-    if VIEWS["neurons"] == st.session_state["view"]:
-        st.session_state["polarity"] = polarity or "+"
-        to_url(neuron=neuron)
-    else:
-        go("neurons", neuron=neuron, polarity=polarity or "+")
+    values = {"neuron": neuron, "polarity": polarity or "+"}
+    st.session_state.update(values)
+    if polarity != "-":
+        del values["polarity"]  # the default is not in the URL; a second change of it would be a second step back
+    st.switch_page(page("neurons"), query_params=values)
 
 
 def to_steer(neuron: Neuron | str, **values: str) -> None:
