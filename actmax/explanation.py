@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas
 import torch
 
 from icebear.actmax.card import Card, describe
@@ -45,6 +44,9 @@ from icebear.errors import InputError
 from icebear.paths import write_file
 from icebear.records import WRITERS, Meaning, Projection, Ranked
 from icebear.steering.random_edits import random_edit_control
+
+if TYPE_CHECKING:
+    import pandas
 
 LOOK = files("icebear.actmax").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 SIZES = (100, 1000)
@@ -269,6 +271,8 @@ class Explanation(Tabled):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the nodes as a pandas table. `to_arrow` returns an Arrow table."""
+        import pandas
+
         columns = [
             "neuron",
             "position",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas
 from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    import pandas
 
 RESAMPLES = 10_000
 

@@ -13,7 +13,6 @@ from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import pandas
 import torch
 from torch import Tensor
 
@@ -28,6 +27,8 @@ from icebear.errors import InputError
 from icebear.values import seed_of, whole
 
 if TYPE_CHECKING:
+    import pandas
+
     from icebear.concepts.circuits.graph import Graph
 
 TOKENS = 256
@@ -112,6 +113,8 @@ class FixedNeurons:
 
 def interventions(graph: Graph, half: bool) -> pandas.DataFrame:
     """See `Graph.interventions`."""
+    import pandas
+
     fixed, count = FixedNeurons(graph, graph.relevances[0]), len(graph.tokens) * (not half)
     changes = []
     for base in (0, 1):

@@ -9,7 +9,6 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import pandas
 import torch
 from torch import Tensor
 
@@ -29,6 +28,8 @@ from icebear.recipe import Recipe
 from icebear.values import seed_of, several, shown, whole
 
 if TYPE_CHECKING:
+    import pandas
+
     from icebear.db.store import Store
 
 EDGE_THRESHOLD = 0.98
@@ -327,11 +328,15 @@ class Graph(SavedResult, Tabled):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the edges as a pandas table, a row each; `to_arrow` returns an Arrow table."""
+        import pandas
+
         rows = [{**vars(edge), "source": edge.source.id, "target": edge.target.id} for edge in self.edges]
         return pandas.DataFrame(rows)
 
     def nodes_frame(self) -> pandas.DataFrame:
         """Return the nodes as a pandas table, a row each."""
+        import pandas
+
         tokens = [self.tokens[node.position].text for node in self.nodes]
         words = {side: [", ".join(getattr(node, side)) for node in self.nodes] for side in ("raises", "lowers")}
         return pandas.DataFrame(self.to_dict()["nodes"]).assign(token=tokens, **words)
