@@ -182,3 +182,23 @@ def test_progress_without_a_terminal_is_a_line_at_times(monkeypatch, capsys):
     text = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"things \(\d+ s\)", text[0])
     assert re.fullmatch(r"things: 3 of 10, fine \(\d+ s\)", text[-1])
+
+
+@pytest.mark.parametrize("words", [["explain", "Rome is"], ["rank", "Rome is"], ["flip", "Rome is", "--to", " B"]])
+def test_in_a_terminal_a_line_comes_before_torch(words, tiny_folder):
+    """Importing it takes seconds."""
+    code = (
+        "import sys, click; from icebear.app.cli.main import main; say = click.echo\n"
+        "def echo(text='', **how): say(f'{text} {\"torch\" in sys.modules}', **how)\n"
+        "click.echo = echo; main(sys.argv[1:], standalone_mode=False)"
+    )
+    ours, theirs = os.openpty()
+    with open(ours, "rb", 0) as screen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *words, "--model", tiny_folder], stdout=subprocess.DEVNULL, stderr=theirs
+        )
+        os.close(theirs)
+        first = screen.read(len(f"Loading {tiny_folder} ... False"))
+        process.kill()
+        process.wait()
+    assert first.decode() == f"Loading {tiny_folder} ... False"

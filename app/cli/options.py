@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_ori
 import click
 
 import icebear
+from icebear.app.cli.progress import waiting
 from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.errors import InputError
 from icebear.paths import local, read_text
@@ -170,7 +171,8 @@ class ModelOptions:
 
     def load(self, name: str | None = None) -> icebear.Model:
         """Load this model, or another one with the same arguments."""
-        return icebear.load_model(name or self.model, **self.arguments)
+        with waiting(f"Loading {name or self.model}"):
+            return icebear.load_model(name or self.model, **self.arguments)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -219,9 +221,11 @@ class AttributionOptions:
     checkpoint: bool | None
 
     def load_method(self) -> Any:
+        if self.method is None:
+            return None
         from icebear.concepts.methods.registry import method_of
 
-        return None if self.method is None else method_of(self.method)
+        return method_of(self.method)
 
     def arguments(self, loading: ModelOptions) -> tuple[icebear.Model, dict[str, Any]]:
         """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first."""

@@ -29,6 +29,17 @@ def bar(what: str, total: int | None = None) -> AbstractContextManager[Callable[
 
 
 @contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say at once, in a terminal, that a block without steps runs; otherwise every ten seconds."""
+    if sys.stderr.isatty():
+        click.echo(f"{what} ...", err=True)
+        yield
+    else:
+        with _lines(what):
+            yield
+
+
+@contextmanager
 def _drawn(what: str, total: int | None) -> Iterator[Callable[..., None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

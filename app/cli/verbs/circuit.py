@@ -11,7 +11,7 @@ import click
 import icebear
 from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, answered, option, record, verb
 from icebear.app.cli.output import show, write_page
-from icebear.app.cli.progress import bar
+from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
 from icebear.concepts.models.chat import other_prompt
 from icebear.errors import InputError
@@ -70,7 +70,10 @@ def circuit(options: Options) -> None:
     how["position"] = options.at
     with bar("edges", 1) as move:
         graph = icebear.circuit(model, **pairs, **how, on_progress=move)
-    measured = (graph.ablation(), graph.faithfulness(), graph.correlations()) if options.ablate else None
+    measured = None
+    if options.ablate:
+        with waiting("Measuring sufficiency and necessity"):
+            measured = graph.ablation(), graph.faithfulness(), graph.correlations()
     signs = [(node.neuron, "-" if node.activation < (node.counterfactual or 0) else "+") for node in graph.nodes]
     with store_if_any(options.store, model) as store:
         labels = significant_labels(store, signs)

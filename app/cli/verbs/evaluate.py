@@ -101,11 +101,11 @@ def _click_option(one: Field[Any], hint: Any) -> Option:
 
 def _run(evaluation: protocol.Evaluation, output: Output) -> None:
     """Print each part when it is measured, or one JSON document."""
-    from icebear.concepts.evaluation import runner
-
     parts: list[dict[str, Any]] = []
     columns: dict[str, str] = {}
     model = output.model.load() if isinstance(output, OutputAndModel) else None
+    from icebear.concepts.evaluation import runner
+
     for part in runner.run(evaluation, model, output.out, bar):
         parts.append(part.to_dict())
         for name, table in part.tables.items():

@@ -11,7 +11,7 @@ import click
 import icebear
 from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
 from icebear.app.cli.output import show, write_page
-from icebear.app.cli.progress import bar
+from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.extras import need
 
@@ -47,13 +47,13 @@ def explain(options: Options) -> None:
       icebear explain "The ice bear lives in the" --contrast " desert"
       icebear explain --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
+    attribution, position = _checked(options), options.position
+    model, arguments = attribution.arguments(options.model)
     from icebear.actmax.explanation import CARDS, GROUPS, controlled
     from icebear.app.cli.screen import explanation_screen
     from icebear.app.cli.terminal import explanation_report, matrix_report, origins_report, probabilities, units_table
     from icebear.concepts.attribution.ranking import Ranking
 
-    attribution, position = _checked(options), options.position
-    model, arguments = attribution.arguments(options.model)
     if options.nodes:
         need("circuits")
         names = ("prompt", "target", "contrast", "counterfactual", "span")
@@ -66,7 +66,7 @@ def explain(options: Options) -> None:
         site = options.site or ("ffn" if model.has_family and (method is None or method.scores_neurons) else None)
         relevance = icebear.attribute(model, **arguments, **recorded(site, options.top, None))
     prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or "ffn", position=position)
-    with store_if_any(options.store, model) as store:
+    with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
         cards = CARDS if options.html or options.json else 0
         groups = 0 if options.units or options.sources else GROUPS
         explanation = controlled(

@@ -7,7 +7,7 @@ import click
 import icebear
 from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, PromptOptions, lines, option, record, verb
 from icebear.app.cli.output import show
-from icebear.app.cli.progress import bar
+from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
 from icebear.concepts.models.chat import other_prompt
 from icebear.errors import DownloadError, InputError
@@ -46,16 +46,17 @@ def flip(options: Options) -> None:
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"
     """
-    from icebear.app.cli.terminal import labels_table, recipe_report
-    from icebear.steering.side_effects import HELD_OUT_TEXTS, side_effects, token_rows
-
     prompt, suppress = options.prompt.read(), options.suppress_phrase or options.suppress
     if (options.to is None) is not bool(suppress) or (options.suppress and options.suppress_phrase):
         raise click.UsageError("Give either --to TOKEN, --suppress or --suppress-phrase PHRASE.")
     if options.top_k and not suppress:
         raise click.UsageError("--top-k needs --suppress.")
-    texts = lines(options.held_out) if options.held_out else HELD_OUT_TEXTS
+    held_out = lines(options.held_out) if options.held_out else None
     model = options.model.load()
+    from icebear.app.cli.terminal import labels_table, recipe_report
+    from icebear.steering.side_effects import HELD_OUT_TEXTS, side_effects, token_rows
+
+    texts = held_out or HELD_OUT_TEXTS
     token_rows(model, texts)
     sentences = _perplexity_texts()
     with store_if_any(options.store, model) as store, bar("flip", options.max_neurons) as advance:
@@ -73,7 +74,7 @@ def flip(options: Options) -> None:
             paraphrases=lines(options.paraphrases) if options.paraphrases else [],
         )
         labels = significant_labels(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe])
-    with bar("side effects"):
+    with waiting("Measuring side effects"):
         effects = side_effects(model, recipe, texts, sentences, budget=options.budget)
     recipe = recipe.noting(**effects.provenance())
     if not recipe:

@@ -43,7 +43,6 @@ def label(options: Options) -> None:
         return _automatic(options)
     if len(options.words) != 2 or options.prompt or options.all:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
-    from icebear.actmax.labels.auto import score_label
     from icebear.app.cli.terminal import labels_table
 
     neuron, text = Neuron.parse(options.words[0]), options.words[1]
@@ -51,8 +50,11 @@ def label(options: Options) -> None:
         store.neurons.statistics(neuron)
         scores: list[Meaning] = []
         if options.score and text.strip():
+            model = options.model.load()
+            from icebear.actmax.labels.auto import score_label
+
             with bar("sentences") as move:
-                scores = score_label(options.model.load(), store, neuron, text, on_progress=move)
+                scores = score_label(model, store, neuron, text, on_progress=move)
         store.labels.set_own(neuron, text, scores)
         scored = {"scores": [meaning.to_dict() for meaning in scores]} if options.score else {}
         document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.own(neuron)[0], **scored}
@@ -61,13 +63,14 @@ def label(options: Options) -> None:
 
 
 def _automatic(options: Options) -> None:
-    from icebear.actmax.labels.auto import label_neurons
     from icebear.app.cli.terminal import labels_table
 
     need("index")
     with icebear.open_store(options.store) as store:
         model, neurons = neurons_named(store, options.words, options.prompt, options.top, options.model)
         neurons = neurons or store.neurons.all()
+        from icebear.actmax.labels.auto import label_neurons
+
         with bar("sentences and neurons") as move:
             label_neurons(model, store, neurons, on_progress=move)
         labels, made_with = store.labels.meanings(neurons), store.made_with()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import icebear
 from icebear.app.cli.options import ModelOptions, argument, exactly_one, option, record, verb
 from icebear.app.cli.output import show, write_page
-from icebear.app.cli.progress import annotating
+from icebear.app.cli.progress import annotating, waiting
 from icebear.app.cli.stores import store_alone, store_if_any
 from icebear.errors import StoreError
 from icebear.records import Neuron
@@ -76,7 +77,8 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
     store.neurons.statistics(wanted)
     if model and options.annotate:
         annotating(model, store, [wanted], options.top)
-    card = icebear.describe(store, wanted, model, options.top, whole=True)
+    with waiting("Measuring effects") if model else nullcontext():
+        card = icebear.describe(store, wanted, model, options.top, whole=True)
     write_page(options.html, card.to_html)
     show(options.json, card.to_dict(), card_report(card), *([] if model else [STORE_ALONE]))
 

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 import icebear
 from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
 from icebear.app.cli.output import show, write_page
-from icebear.app.cli.progress import bar
+from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.errors import InputError
 
@@ -65,24 +65,24 @@ def rank(options: Options) -> None:
     compared = bool(attribution.counterfactual or attribution.base_model)
     if options.ablate and options.site not in ("ffn", "head"):
         raise click.UsageError("--ablate needs --site ffn or head.")
-    from icebear.app.cli.terminal import explanation_report
-    from icebear.concepts.attribution.ranking import Ranking
-
     position: Any = options.position or ("all" if compared else "last")
     sinks, template = options.include_sinks, options.include_template
-    ranking = Ranking(
-        options.top, options.site, options.polarity, position, include_sinks=sinks, include_template=template
-    )
     sizes = sorted({options.top, *SIZES}) if options.ablate else []
     everything = options.ablate or options.polarity or sinks or template
     model, arguments = attribution.arguments(options.model)
+    from icebear.app.cli.terminal import explanation_report
+    from icebear.concepts.attribution.ranking import Ranking
+
+    ranking = Ranking(
+        options.top, options.site, options.polarity, position, include_sinks=sinks, include_template=template
+    )
     recording = recorded(options.site, options.top, None if everything else position)
     relevance = icebear.attribute(model, **arguments, **recording)
     if not relevance.sites:
         raise InputError(
             f"{relevance.method!r} scores the tokens of {model.name}, not its neurons; use icebear explain."
         )
-    with store_if_any(options.store, model) as store:
+    with store_if_any(options.store, model) as store, waiting("Measuring effects"):
         explanation = icebear.Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
     write_page(options.html, explanation.to_html)
     show(options.json, explanation.to_dict(), explanation_report(explanation, words=options.words))
