@@ -6,7 +6,7 @@ import re
 import subprocess
 import tomllib
 from contextlib import redirect_stdout
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 
 import nbformat
@@ -54,6 +54,7 @@ def once(smol):
     def remembered(compute):
         results = {}
 
+        @wraps(compute)
         def call(*args, **options):
             bound = inspect.signature(compute).bind(*args, **options)
             bound.apply_defaults()
