@@ -29,16 +29,14 @@ VIEWS = {
 
 
 def door(chromium) -> None:  # type: ignore[no-untyped-def]
-    """The first visit: a model, but no store anywhere, so that the app is building its small one."""
+    """The first visit: no index anywhere."""
     with TemporaryDirectory() as empty:
         for known in ("models", "corpora"):
             (Path(empty) / known).symlink_to(cache_folder() / known)
         with started(Path("first.db"), ICEBEAR_CACHE=empty) as (_, address):
             page = chromium.new_page(viewport={"width": 1280, "height": 900})
-            for name in ("start", "neuron", "search", "explain"):
+            for name in ("why", "search"):
                 open_view(page, address, VIEWS[name])
-                if name == "start":
-                    page.locator("[data-testid=stDataFrame]").first.wait_for(timeout=180_000)
                 page.wait_for_timeout(1000)
                 page.screenshot(path=DOCS / f"door-{name}.png")
             page.close()
@@ -48,6 +46,8 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
     page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     for name, query in VIEWS.items():
         open_view(page, address, query)
+        if name == "why":
+            page.locator(".group").nth(2).wait_for()
         if name == "view-circuit":
             page.locator(".circuit .node[data-id^='L24.ffn.299']").last.click(timeout=120_000)
             settled(page)
