@@ -61,11 +61,11 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     page.get_by_test_id("stAlert").wait_for(timeout=30_000)
     settled(page).get_by_text("Make it say").click()
     settled(page).get_by_text("Make it say").click()
-    page.locator("mark").first.wait_for(timeout=180_000)
-    texts = settled(page).locator("mark").all_inner_texts()
+    page.get_by_text("Random edits").wait_for(timeout=180_000)
+    texts = settled(page).get_by_text("with edits").locator("xpath=../../../..").all_inner_texts()
     other = open_view(chromium.new_page(), address, page.url.removeprefix(f"{address}/"))
-    other.locator("mark").first.wait_for(timeout=60_000)
-    assert other.locator("mark").all_inner_texts()[:2] == texts[:2]
+    other.get_by_text("Random edits").wait_for(timeout=60_000)
+    assert other.get_by_text("with edits").locator("xpath=../../../..").all_inner_texts() == texts
     other.close()
     page.get_by_role("link", name="Card of").first.click()
     page.wait_for_url("**/neurons?*")

@@ -100,7 +100,8 @@ def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None,
     if not contrast:
         return
     word = ui.plain(contrast.strip() or contrast)
-    if not ui.typed(st.toggle, f"**Make it say {word}**", "switch"):
+    again = partial(st.session_state.pop, "flip_of", None)  # after Stop
+    if not ui.typed(st.toggle, f"**Make it say {word}**", "switch", on_change=again):
         return
     with place.container(border=True):
         if recorded:
