@@ -158,7 +158,7 @@ def test_text_stays_text_everywhere(chromium, smol, tmp_path):
             open_view(page, address, f"{query}={text}")
             assert page.locator("[data-testid=stAlert]").count() == (query == "neurons?neuron"), query
             harmless()
-        open_view(page, address, "steer")
+        open_view(page, address, "steer?section=edits")
         page.get_by_text("Recipes").click()
         page.locator("input[type=file]").set_input_files(tmp_path / "nasty.json")
         settled(page)

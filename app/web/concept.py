@@ -98,9 +98,8 @@ def _lines(place: Any, label: str, key: str) -> list[str]:
 def _music() -> None:
     names = {"concept_with": "music.txt", "concept_without": "not-music.txt"}
     texts = {key: EXAMPLES.joinpath(name).read_text(encoding="utf-8") for key, name in names.items()}
-    st.session_state.update(
-        texts, concept_name="music", measured="She played an old song on the piano.", prompt="Yesterday I"
-    )
+    st.session_state.update(texts, concept_name="music")
+    ui.fill(measured="She played an old song on the piano.", prompt="Yesterday I")
     _find(*(text.splitlines() for text in texts.values()), "music", 20)
 
 

@@ -32,10 +32,10 @@ WHERE = {
     "answer": "from the last token on",
 }
 SYNTAX = """\
-`L29.ffn.860*0` multiplies the activation by 0, which switches the neuron off  
-`L29.ffn.860=-20` sets it to -20  
-`L24.ffn.559+2std` adds 2 standard deviations (or `max`: times its largest activation; both need an index)  
-`@last`, `@prompt`, `@generated` or `@answer` after it limits the tokens that are edited"""
+- `L29.ffn.860*0` multiplies the activation by 0, which switches the neuron off
+- `L29.ffn.860=-20` sets it to -20
+- `L24.ffn.559+2std` adds 2 standard deviations (or `max`: times its largest activation; both need an index)
+- `@last`, `@prompt`, `@generated` or `@answer` after it limits the tokens that are edited"""
 CHARTED = 3
 """Likely words that are charted of each side."""
 
@@ -65,20 +65,13 @@ def _recipes() -> None:
         st.button(
             "Make the ice bear live in the desert",
             key="example_recipe",
-            on_click=lambda: _take(Recipe.load(EXAMPLE_RECIPE)),
+            on_click=lambda: flips.edit(Recipe.load(EXAMPLE_RECIPE)),
         )
         uploaded = st.file_uploader("A saved recipe", "json", key="uploaded")
         if uploaded:
             recipe = Recipe.from_json(uploaded.getvalue().decode("utf-8", errors="replace"))
             recipe.check(ui.model())
-            st.button(f"Use {ui.plain(recipe.name)}", key="use_recipe", on_click=_take, args=(recipe,))
-
-
-def _take(recipe: Recipe) -> None:
-    """Take the edits of a recipe, and its prompt if it has one, and generate."""
-    st.session_state.pop("edits result", None)
-    flips.edit(recipe)
-    ui.to_url(run="edits")
+            st.button(f"Use {ui.plain(recipe.name)}", key="use_recipe", on_click=flips.edit, args=(recipe,))
 
 
 # --- the edits ------------------------------------------------------------------------------------------

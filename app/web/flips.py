@@ -106,10 +106,14 @@ def show(recipe: Recipe, key: str = "flip") -> None:
 
 
 def edit(recipe: Recipe) -> None:
-    """Show a recipe's edits, with its prompt if it has one, in the steering view; for callbacks."""
+    """Show a recipe's edits and what they do, after its prompt if it has one, in the steering view; for callbacks."""
+    values = {"section": "edits", "run": "edits", "edits": "\n".join(map(str, recipe))}
     prompt = prompt_of(recipe)
-    ui.to_url(section="edits")
-    ui.go("steer", section="edits", edits="\n".join(map(str, recipe)), **({"prompt": prompt} if prompt else {}))
+    if prompt:
+        values["prompt"] = prompt
+    st.session_state.pop("edits result", None)
+    ui.fill(**values)
+    ui.go("steer", **values)
 
 
 def prompt_of(recipe: Recipe) -> str | None:

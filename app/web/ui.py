@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas
 import streamlit as st
 from markupsafe import Markup
+from streamlit.errors import StreamlitAPIException
 
 from icebear.app.cli.verbs.demo import OTHER, PROMPT
 from icebear.app.web import background
@@ -256,6 +257,14 @@ def to_url(**values: str | None) -> None:
     changed = {key: value for key, value in short.items() if st.query_params.get(key) != value}
     if changed:  # each update is a step of the browser's Back
         st.query_params.update(changed)
+
+
+def fill(**values: str) -> None:
+    """Type values into widgets of `typed`, whether the page draws them now or only in its next run; for callbacks."""
+    st.session_state.update(values)
+    for key, value in values.items():
+        with suppress(StreamlitAPIException):  # a widget that is drawn now writes the URL itself
+            to_url(**{key: value})
 
 
 def go(view: str, **values: str) -> None:

@@ -1,0 +1,91 @@
+"""Concepts & steering in real Chromium: what is found is steered, and each link shows its result in another browser."""
+
+from urllib.parse import quote
+
+from serving import open_view, settled
+
+from icebear import Recipe
+from icebear.app.recipes import EXAMPLE_RECIPE
+
+SCRIPT = "<script>window.hacked=1</script>"
+
+
+def main(page):
+    return page.locator("[data-testid=stMain]").inner_text()
+
+
+def reopened(page, chromium, address):
+    """The same link in a fresh browser, once it shows a continuation."""
+    other = open_view(chromium.new_context().new_page(), address, page.url.removeprefix(f"{address}/"))
+    other.locator("mark").first.wait_for(timeout=120_000)
+    return settled(other)
+
+
+def test_the_ice_bear_moves_to_the_desert(chromium, address):
+    page = open_view(chromium.new_page(), address, "steer?section=edits")
+    page.get_by_role("button", name="Recipes").click()
+    page.get_by_role("button", name="Make the ice bear live in the desert").click()
+    page.locator("mark").first.wait_for(timeout=120_000)
+    assert "The ice bear lives in the desert" in main(settled(page))
+    edits = list(map(str, Recipe.load(EXAMPLE_RECIPE)))
+    field = page.get_by_role("textbox", name="Edits, one a line")
+    assert field.input_value().splitlines() == edits
+    other = reopened(page, chromium, address)
+    assert other.locator("mark").all_inner_texts() == page.locator("mark").all_inner_texts()
+    other.context.close()
+    page.get_by_test_id("stMain").get_by_role("button", name="Edit", exact=True).first.click()
+    page.get_by_role("button", name="The neuron's card").click()
+    settled(page)
+    assert f"/neurons?neuron={edits[0].partition('=')[0]}" in page.url
+    page.close()
+
+
+def test_an_answer_changes(chromium, address):
+    """By a suggestion; stopped, and found again; its edits can be edited."""
+    page = open_view(chromium.new_page(), address, "steer")
+    page.get_by_role("button", name="Suggest words and source prompts").click()
+    page.locator("button", has_text="→").first.click(timeout=120_000)
+    settled(page)
+    assert page.get_by_label("The word it should say").input_value().strip()
+    page.get_by_role("button", name="Change the answer").last.click()
+    page.get_by_role("button", name="Stop").click(timeout=30_000)
+    page.get_by_test_id("stAlert").wait_for(timeout=30_000)
+    settled(page).get_by_role("button", name="Change the answer").last.click()
+    page.get_by_text("Random edits").first.wait_for(timeout=180_000)
+    other = reopened(page, chromium, address)
+    assert other.locator("mark").all_inner_texts() == settled(page).locator("mark").all_inner_texts()
+    other.context.close()
+    page.get_by_role("button", name="Edit these").click()
+    assert settled(page).get_by_role("textbox", name="Edits, one a line").input_value().startswith("L")
+    assert "edits=L" in page.url
+    page.close()
+
+
+def test_a_concept_is_found_and_steered(chromium, address):
+    page = open_view(chromium.new_page(), address, "steer?section=concepts")
+    page.get_by_role("button", name="Try an example: music").click()
+    page.get_by_text("AUROC").first.wait_for(timeout=120_000)
+    settled(page).get_by_role("button", name="Generate").click()
+    page.locator("mark").first.wait_for(timeout=180_000)
+    other = reopened(page, chromium, address)
+    assert "music: 1 neuron" in main(other)
+    assert other.locator("mark").all_inner_texts() == settled(page).locator("mark").all_inner_texts()
+    other.context.close()
+    page.close()
+
+
+def test_text_stays_text(chromium, address):
+    page = chromium.new_page()
+    text = quote(SCRIPT)
+    for query in (
+        f"steer?run=flip&prompt={text}&to={text}&most=1",
+        f"steer?section=edits&run=edits&prompt={text}&tokens=2&edits=L29.ffn.860*0",
+        f"steer?section=edits&edits={text}",
+        f"steer?section=concepts&concept={text}",
+    ):
+        open_view(page, address, query)
+        settled(page)
+        assert "<script>" in main(page) or page.locator("textarea").count(), query
+        assert not page.evaluate("window.hacked"), query
+        assert page.locator("[data-testid=stMain] script, [data-testid=stException]").count() == 0, query
+    page.close()
