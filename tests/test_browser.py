@@ -67,7 +67,7 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     other.get_by_text("Random edits").wait_for(timeout=60_000)
     assert other.get_by_text("with edits").locator("xpath=../../../..").all_inner_texts() == texts
     other.close()
-    page.get_by_role("link", name="Card of").first.click()
+    page.get_by_role("button", name="Card of").first.click()
     page.wait_for_url("**/neurons?*")
     view(settled(page), "Why this word?")
     assert page.get_by_label("Prompt", exact=True).input_value() == "The capital of Japan is"

@@ -136,8 +136,8 @@ def _foot(request: Request, number: int, group: Group) -> None:
         st.markdown(ui.plain(_live().without(request, group.edits)))
     node = group.strongest[0]
     if Neuron.parse(node.neuron).site != "head":
-        values = {"neuron": node.neuron, "polarity": node.polarity or "+"}
-        st.page_link(ui.page("neurons"), label=f"Card of {node.neuron}", query_params=values)
+        label, values = f"Card of {node.neuron}", (node.neuron, node.polarity)
+        st.button(label, key=f"card_{number}", type="tertiary", on_click=ui.open_card, args=values)
 
 
 def _folded(request: Request) -> None:
