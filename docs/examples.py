@@ -13,7 +13,7 @@ from icebear.app.web import measured
 from icebear.app.web.ui import read_prompt
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.models.model import Model
-from icebear.steering.flipping.outcome import outcome_of
+from icebear.steering.outcome import outcome_of
 
 FOLDER = Path(__file__).parents[1] / "app" / "web" / "examples"
 

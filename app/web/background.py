@@ -87,7 +87,7 @@ class Job(threading.Thread):
         """End the work at its next step, or its next operation on tensors."""
         self.stopped = True
 
-    def step(self, done: int, total: int) -> None:
+    def step(self, done: float, total: float) -> None:
         """Report progress, from the work. Raises `IcebearError` if a visitor stopped it."""
         self.share = done / total
         self.check()
@@ -100,14 +100,9 @@ class Job(threading.Thread):
         """Check before each operation of torch in this thread, once torch is imported."""
         if "torch.overrides" not in sys.modules:
             return nullcontext()
-        from torch.overrides import TorchFunctionMode
+        from icebear.concepts.passes.interrupt import Checked
 
-        class Checked(TorchFunctionMode):
-            def __torch_function__(mode, func, types, args=(), kwargs=None):  # type: ignore
-                self.check()
-                return func(*args, **(kwargs or {}))
-
-        return Checked()
+        return Checked(self.check)
 
 
 class Shared:

@@ -84,7 +84,12 @@ def _examples() -> None:
         most = st.number_input("Neurons at most", 1, 100, 20, key="concept_most", width=160)
         few = min(len(positive), len(negative)) < FEWEST
         why = f"Write at least {FEWEST} examples of each kind." if few else None
-        start = {"on_click": _find, "args": (positive, negative, name, most), "disabled": few, "help": why}
+        start: dict[str, Any] = {
+            "on_click": _find,
+            "args": (positive, negative, name, most),
+            "disabled": few,
+            "help": why,
+        }
         st.button("Find", type="primary", key="find_concept", **start)
 
 
@@ -98,9 +103,10 @@ def _lines(place: Any, label: str, key: str) -> list[str]:
 def _music() -> None:
     names = {"concept_with": "music.txt", "concept_without": "not-music.txt"}
     texts = {key: EXAMPLES.joinpath(name).read_text(encoding="utf-8") for key, name in names.items()}
+    positive, negative = (text.splitlines() for text in texts.values())
     st.session_state.update(texts, concept_name="music")
     ui.fill(measured="She played an old song on the piano.", prompt="Yesterday I")
-    _find(*(text.splitlines() for text in texts.values()), "music", 20)
+    _find(positive, negative, "music", 20)
 
 
 def _find(positive: list[str], negative: list[str], name: str, most: int) -> None:

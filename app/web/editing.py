@@ -185,12 +185,14 @@ def side_by_side(result: Comparison) -> None:
     st.markdown(change_text(result))
     sides = {"without edits": result.plain.next, "with edits": result.steered.next}
     words = {token.text for side in sides.values() for token in side[:CHARTED]}
-    st.caption("The next word: logits" if _in_logits(result) else "The next word: probabilities")
+    in_logits = _in_logits(result)
+    st.caption("The next word: logits" if in_logits else "The next word: probabilities")
+
+    def number(token: TokenScore) -> float:
+        return token.logit if in_logits or token.probability is None else token.probability
+
     continuations.bars(
-        {
-            name: {one.text: one.logit if _in_logits(result) else one.probability for one in side if one.text in words}
-            for name, side in sides.items()
-        }
+        {name: {one.text: number(one) for one in side if one.text in words} for name, side in sides.items()}
     )
 
 

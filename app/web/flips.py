@@ -13,9 +13,9 @@ from icebear.app.web.background import Job
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.recipe import Recipe
-from icebear.steering.flipping.outcome import FlipOutcome, outcome_of
 from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
 from icebear.steering.flipping.search import flip
+from icebear.steering.outcome import FlipOutcome, outcome_of
 from icebear.steering.records import FlipRecord
 
 SEARCH = 0.6

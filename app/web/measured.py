@@ -66,8 +66,10 @@ def _margins(relevance: Relevance) -> str:
 def _group(patched: Patched, explained: ExplainedGroup) -> Group:
     nodes = explained.group.nodes
     heads = any(row.neuron.site == "head" for row in nodes)
+    raises, lowers = explained.group.words()
     return Group(
-        *map(tuple, explained.group.words()),
+        tuple(raises),
+        tuple(lowers),
         group_text(explained),
         () if heads else tuple(str(_edit(patched, row)) for row in nodes),
         tuple(_strong(patched, node) for node in explained.strongest),

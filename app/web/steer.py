@@ -21,6 +21,13 @@ def show() -> None:
     def choose() -> None:
         ui.to_url(section=st.session_state["_section"])
 
-    options = {"key": "_section", "on_change": choose, "required": True, "label_visibility": "collapsed"}
-    st.segmented_control("Steer by", list(SECTIONS), format_func=lambda name: SECTIONS[name][0], **options)
+    st.segmented_control(
+        "Steer by",
+        list(SECTIONS),
+        format_func=lambda name: SECTIONS[name][0],
+        key="_section",
+        on_change=choose,
+        required=True,
+        label_visibility="collapsed",
+    )
     SECTIONS[section][1]()

@@ -22,7 +22,7 @@ def show() -> None:
     first = gallery.example(gallery.NAMES[0]).finding
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
     prompt = ui.typed(row[0].text_input, "Prompt", "prompt", value=first.prompt, on_change=_forget)
-    counterfactual = suggestions.field(prompt, first.counterfactual if prompt == first.prompt else "")
+    counterfactual = suggestions.field(prompt, first.counterfactual or "" if prompt == first.prompt else "")
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
     answers = example.finding if example else _live().answers(prompt, counterfactual)
