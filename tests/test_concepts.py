@@ -23,7 +23,7 @@ from icebear.concepts.concept.choosing import universal
 from icebear.concepts.concept.reading import read, stream_means, vector_added
 from icebear.concepts.concept.topics import CONCEPTS, split_of, topics
 from icebear.concepts.methods.lrp import CP_LRP
-from icebear.concepts.statistics import auroc, auroc_error
+from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.records import Neuron
 from icebear.steering.concept import finding
@@ -512,3 +512,17 @@ def test_perplexity_of_a_batch_is_that_of_singles(smol):
             losses.append(-smol.next_logits(read_).log_softmax(-1)[token].item())
             read_ = [*read_, token]
     assert evaluation.perplexity(smol, openings, rows) == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
+
+
+def test_the_auroc_by_chance_is_reached_by_few_of_all_orders():
+    """At most about one order in twenty; and the next smaller AUROC by more than one in forty."""
+    for positive, negative in ((4, 4), (5, 3), (6, 6)):
+        size = positive + negative
+        scores = np.arange(size)
+        reached = []
+        for places in itertools.combinations(range(size), positive):
+            labels = np.isin(scores, places)
+            reached.append(auroc(scores, labels))
+        bar = auroc_by_chance(positive, negative)
+        assert np.mean(np.array(reached) >= bar) <= 0.055
+        assert np.mean(np.array(reached) >= bar - 1 / (positive * negative)) > 0.025

@@ -15,6 +15,7 @@ from test_tasks import make
 
 from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, flip, steer
 from icebear.app.cli.main import main
+from icebear.concepts.attribution.random_controls import DRAWS
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.evaluation import runner
 from icebear.errors import InputError
@@ -33,6 +34,8 @@ from icebear.steering.flipping.search import (
     _start,
     margins,
 )
+from icebear.steering.outcome import FlipOutcome, outcome_of
+from icebear.steering.random_edits import random_edits
 from icebear.steering.records import FlipRecord
 from icebear.steering.side_effects import (
     HELD_OUT_TEXTS,
@@ -582,3 +585,26 @@ def test_the_commands_of_evaluations(tmp_path, monkeypatch):
         (tmp_path / "x.json").write_text(text)
         wrong = RUN.invoke(main, ["evaluate", "flips", "--data", "x.json", "--out", "f"])
         assert (wrong.exit_code, message in wrong.stderr) == (1, True)
+
+
+def test_the_outcome_of_a_flip_is_what_its_edits_do(smol, desert, few_contexts):
+    """Its probabilities are those of the model under the edits, each draw has as many edits in the same layers, and the
+    outcome is read back from the recipe's file."""
+    outcome = outcome_of(smol, desert)
+    before = smol.predict(ICE_BEAR, 1, [smol.answer_id(" desert", after=ICE_BEAR)])
+    with steer(smol, desert):
+        after = {token.text: token.probability for token in smol.predict(ICE_BEAR, 5)}
+        text = smol.generate(ICE_BEAR, 24)
+    assert (outcome.old, outcome.new, outcome.edited) == (" Arctic", " desert", text)
+    assert [outcome.before.old, outcome.before.new] == pytest.approx([row.probability for row in before], rel=1e-3)
+    assert [outcome.after.old, outcome.after.new] == pytest.approx([after[" Arctic"], after[" desert"]], rel=1e-3)
+    assert (outcome.before.flipped, outcome.after.flipped) == (False, True)
+    assert len(outcome.random) == DRAWS
+    draws = random_edits(smol, list(desert), DRAWS)
+    with steer(smol, draws[0]):
+        drawn = smol.probability(ICE_BEAR, " desert")
+    assert outcome.random[0].new == pytest.approx(drawn, rel=1e-3)
+    saved = desert.noting(**outcome.provenance())
+    assert FlipOutcome.of(Recipe.from_json(saved.to_json())) == outcome
+    with pytest.raises(InputError):
+        outcome_of(smol, Recipe.for_model(smol, "by hand", ["L29.ffn.860=-20"]))
