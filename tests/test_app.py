@@ -24,6 +24,7 @@ from icebear.actmax import explanation
 from icebear.actmax.explanation import explain_groups
 from icebear.app.web import gallery, live, ui
 from icebear.app.web.background import Job, Shared
+from icebear.app.web.continuations import share
 from icebear.app.web.finding import Finding
 from icebear.concepts.attribution import counterfactuals
 from icebear.concepts.attribution.counterfactuals import Suggestion
@@ -116,7 +117,7 @@ def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
     assert "goes from" not in text(page)
     page.toggle(key="set_0").set_value(True).run()
     before = smol.probability(FRANCE, " Paris")
-    assert f"P\\(Paris\\) goes from {before:.2f} to {after:.2f}".replace(".", "\\.") in text(fine(page))
+    assert ui.plain(f"P(Paris) goes from {share(before)} to {share(after)}") in text(fine(page))
 
 
 def test_a_long_prompt_asks_first(environment, no_groups, monkeypatch):

@@ -143,7 +143,7 @@ def test_views_take_a_conversation(environment, smol):
     printed = []
     python = page.code[0].value.replace("load_model('smollm2-135m')", "MODEL")
     exec(python, {"MODEL": smol, "print": printed.append})
-    assert printed == [page.session_state["generated"][1].steered.text]
+    assert printed == [page.session_state["edits result"][1].steered.text]
     both = (output_of(f"What is the capital of {name}?", f"The capital of {name} is") for name in ("France", "Spain"))
     assert "Groups" in text(fine(visit("circuit", prompt=next(both), counterfactual=next(both), nodes="5")))
     assert "cannot be read" in visit("steer", section="edits", prompt=chat[:-1]).error[0].value

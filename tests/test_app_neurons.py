@@ -47,8 +47,8 @@ def test_neuron(environment):
     nearest = page.get_by_key("nearest_writes")
     name, polarity = nearest.options[0].split()
     nearest.set_value(nearest.options[0]).run()
-    assert page.session_state["neuron"] == name
-    assert page.get_by_key("polarity").value == polarity
+    assert (page.session_state["neuron"], page.session_state["polarity"]) == (name, polarity)
+    page = fine(visit(view="neurons", neuron=name, polarity=polarity))
     page.get_by_key("card_to_steer").click().run()
     assert page.get_by_key("edits").value == f"{name}*0"
     assert name in text(shown(page, "neurons"))

@@ -81,22 +81,8 @@ def fourth(page):
     return row.locator("td").all_text_contents()
 
 
-def test_a_click_on_a_row_opens_its_card(chromium, address):
-    """Anywhere in the row, its head opens nothing, and again after coming back."""
-    page = open_view(chromium.new_page(), address, "search?text=ice")
-    for x in (100, 15, 15):
-        name, sign, *_ = fourth(page)
-        page.locator("[data-testid=stDataFrame]").first.click(position={"x": 75, "y": 17})
-        assert "/search" in settled(page).url
-        click_row(page, name, x).get_by_role("heading", name=name).wait_for()
-        page.get_by_text(f"Strongest {'positive' if sign == '+' else 'negative'} sentences").wait_for()
-        assert f"/neuron?neuron={name}" in page.url
-        assert view(page, "search").get_by_label("Words").input_value() == "ice"
-    page.close()
-
-
 def test_a_sorted_table_opens_the_card_of_the_row_that_is_seen(chromium, address):
-    page = open_view(chromium.new_page(), address, "search?how=statistics")
+    page = open_view(chromium.new_page(), address, "neurons?how=statistics")
     before = fourth(page)
     page.locator("[data-testid=stDataFrame]").first.click(position={"x": 75, "y": 17})
     name = next(cell for cell in fourth(settled(page)) if cell.startswith("L"))
