@@ -66,17 +66,17 @@ def _forget() -> None:
 
 def _chip(place: Any, label: str, key: str, tokens: Sequence[tuple[str, str]], default: str | None) -> str | None:
     """Draw a chip with probable tokens; another one can be typed. None is the default."""
-    numbers = dict(tokens)
-    return ui.typed(
+    texts = {f"{text.strip() or repr(text)} {number}": text for text, number in tokens}  # a link has these names
+    chosen = ui.typed(
         place.selectbox,
         label,
         key,
-        list(numbers),
+        list(texts),
         index=None,
         placeholder=(default or "any other word").strip(),
-        format_func=lambda text: f"{text.strip() or text!r} {numbers.get(text, '')}",
         accept_new_options=True,
     )
+    return texts.get(chosen, chosen)
 
 
 def _page(request: Request, finding: Finding, finished: Callable[[], Finding], flip: dict[str, Any] | None) -> None:
