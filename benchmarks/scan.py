@@ -217,7 +217,7 @@ def reading(documents: int) -> None:
         pairs = [(n, e) for n in neurons for p in "+-" for e in store.examples(n, p, 4)][::6]
         times: dict[str, list[float]] = {"batched": [], "one by one": [], "a whole pass each": []}
         for _ in range(3):
-            store.database.execute("DELETE FROM attributions")
+            store.database["attributions"].delete_where()
             times["batched"].append(seconds(lambda: annotate(model, store, neurons, k=4)) / (8 * len(neurons)))
             for name, one in {
                 "one by one": lambda n, e: attribute_neurons(model, [e.sentence.text], [n], [e.token]),

@@ -52,9 +52,8 @@ class NeuronTables:
 
     def statistics(self, neuron: Neuron | str) -> NeuronStatistics:
         """Return the statistics of a neuron. Raises `StoreError` if the index does not have it."""
-        cursor = self.file.database.execute("SELECT * FROM neurons WHERE id = ?", (self.id(neuron),))
-        row = zip((name for name, *_ in cursor.description), cursor.fetchone(), strict=True)
-        numbers = {name: value for name, value in row if name not in ("id", "layer", "site", "idx")}
+        (row,) = self.file.database.query("SELECT * FROM neurons WHERE id = ?", (self.id(neuron),))
+        numbers = {name: value for name, value in row.items() if name not in ("id", "layer", "site", "idx")}
         histogram = tuple(json.loads(numbers.pop("histogram")))
         known = {name: numbers.pop(name) for name in ("mean", "std", "min", "max", "positive")}
         return NeuronStatistics(as_neuron(neuron), **known, histogram=histogram, more=numbers)
@@ -96,6 +95,6 @@ class NeuronTables:
             "LEFT JOIN classes m ON m.neuron = id AND m.polarity = 1 LEFT JOIN labels l ON l.neuron = id ORDER BY id"
         )
         self.file.facts.get("finished")
-        table = pandas.read_sql_query(query, self.file.database)
+        table = pandas.read_sql_query(query, self.file.database.conn)
         extreme = (table["max"] - table["mean"]).clip(lower=table["mean"] - table["min"])
         return table.assign(label=table["label"].fillna(""), sharpness=extreme / table["std"].clip(lower=1e-12))

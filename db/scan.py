@@ -90,12 +90,12 @@ class ScanTables:
             )  # faster than to update it row by row
             for table in (*MADE_OF_RESULTS, *(["progress"] if facts["limit"] is None else [])):
                 self.file.database.execute(f"DELETE FROM {table}")
-            have = self.file.columns("neurons")
+            have = {column.name for column in self.file.database["neurons"].columns}
             for name in [name for name in statistics if name not in have]:
                 self.file.database.execute(f'ALTER TABLE neurons ADD COLUMN "{name}"')
             names = ", ".join(f'"{name}"' for name in statistics)
             query = f"INSERT OR REPLACE INTO neurons ({names}) VALUES ({', '.join('?' * len(statistics))})"
-            self.file.database.executemany(query, zip(*statistics.values(), strict=True))
+            self.file.database.conn.executemany(query, zip(*statistics.values(), strict=True))
             self.file.insert("examples", examples)
             self.file.database.execute("CREATE INDEX examples_by_sentence ON examples (sentence)")
             self.file.facts.set(facts)

@@ -28,24 +28,6 @@ CREATE TABLE sentences (
     tokens TEXT NOT NULL
 );
 
-CREATE VIRTUAL TABLE "sentences_fts" USING FTS5 (
-    "text",
-    content="sentences"
-);
-
-CREATE TRIGGER "sentences_ai" AFTER INSERT ON "sentences" BEGIN
-  INSERT INTO "sentences_fts" (rowid, "text") VALUES (new.rowid, new."text");
-END;
-
-CREATE TRIGGER "sentences_ad" AFTER DELETE ON "sentences" BEGIN
-  INSERT INTO "sentences_fts" ("sentences_fts", rowid, "text") VALUES('delete', old.rowid, old."text");
-END;
-
-CREATE TRIGGER "sentences_au" AFTER UPDATE ON "sentences" BEGIN
-  INSERT INTO "sentences_fts" ("sentences_fts", rowid, "text") VALUES('delete', old.rowid, old."text");
-  INSERT INTO "sentences_fts" (rowid, "text") VALUES (new.rowid, new."text");
-END;
-
 -- The vector of each sentence (actmax/index/scan.py), as float16, little-endian.
 CREATE TABLE sentence_vectors (
     sentence INTEGER PRIMARY KEY REFERENCES sentences,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from sqlite_utils import Database
 
 from icebear.errors import StoreError
 from icebear.paths import existing, local
@@ -25,19 +26,19 @@ class SqliteFile:
 
     def __init__(self, path: str | Path, create: bool = False):
         self.path, self._create = local(path), create
-        self._database: sqlite3.Connection | None = None
+        self._database: Database | None = None
         self.facts = JsonTable(self, "icebear", "{path} has no index yet; run icebear index --store {path}.")
         if not create and os.path.lexists(self.path):
             self._open()
 
     @property
-    def database(self) -> sqlite3.Connection:
+    def database(self) -> Database:
         """The open file; its first use makes a file that may be created. Raises `StoreError` if there is none."""
         if self._database is None:
             self._database = self._open()
         return self._database
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Database:
         try:
             size = existing(self.path, StoreError).stat().st_size
         except FileNotFoundError:
@@ -53,7 +54,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             raise self.explain(error) from None
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> Database:
         """Open the file; if it is in WAL mode and nothing can be written, open it as immutable.
 
         A store is in WAL mode during a scan. Even reading then needs to write files next to it.
@@ -67,12 +68,12 @@ class SqliteFile:
             left = log.exists() and log.stat().st_size > 0  # changes that are not in the file yet
             if left or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
-            database.close()
+            database.conn.close()
             return _connected(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         return database
 
-    def _check_version(self, database: sqlite3.Connection) -> None:
-        tables = table_names(database)  # first, because another process may be creating them
+    def _check_version(self, database: Database) -> None:
+        tables = database.table_names()  # first, because another process may be creating them
         version = _version(database)
         if version > VERSION:
             raise StoreError(f"{self.path} was written by a newer icebear; update icebear to open it.")
@@ -83,19 +84,16 @@ class SqliteFile:
         if version == 0:
             with self.writing():
                 if _version(database) == 0:  # no other process was faster
-                    for statement in Path(__file__).with_name("schema.sql").read_text().split(";\n\n"):
+                    for statement in Path(__file__).with_name("schema.sql").read_text().split(";\n"):
                         database.execute(statement)
+                    database["sentences"].enable_fts(["text"], create_triggers=True)  # type: ignore[union-attr]
                     database.execute(f"PRAGMA user_version = {VERSION}")
-
-    def columns(self, table: str) -> dict[str, int]:
-        """Return the names of a table's columns, with their places in its primary key, or 0."""
-        return dict(self.database.execute("SELECT name, pk FROM pragma_table_info(?)", (table,)).fetchall())
 
     def insert(self, table: str, rows: Iterable[tuple], conflict: str = "REPLACE") -> None:
         """Insert rows that have all columns of the table."""
-        marks = ", ".join("?" * len(self.columns(table)))
+        marks = ", ".join("?" * len(self.database[table].columns))
         with self.writing():
-            self.database.executemany(f"INSERT OR {conflict} INTO {table} VALUES ({marks})", rows)
+            self.database.conn.executemany(f"INSERT OR {conflict} INTO {table} VALUES ({marks})", rows)
 
     def refill(self, table: str, rows: Iterable[tuple]) -> None:
         with self.writing():
@@ -104,7 +102,7 @@ class SqliteFile:
 
     def close(self) -> None:
         if self._database is not None:
-            self._database.close()
+            self._database.conn.close()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -112,7 +110,7 @@ class SqliteFile:
 
         Raises `StoreError` if another process writes.
         """
-        if self.database.in_transaction:
+        if self.database.conn.in_transaction:
             yield
             return
         try:
@@ -120,7 +118,7 @@ class SqliteFile:
             try:
                 yield
             except BaseException:
-                if self.database.in_transaction:  # a full disk rolls back by itself
+                if self.database.conn.in_transaction:  # a full disk rolls back by itself
                     self.database.execute("ROLLBACK")
                 raise
             self.database.execute("COMMIT")
@@ -183,14 +181,12 @@ class JsonTable:
         self.file.insert(self.table, rows)
 
 
-def table_names(database: sqlite3.Connection) -> list[str]:
-    return [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-
-
-def _connected(where: str, uri: bool = False) -> sqlite3.Connection:
+def _connected(where: str, uri: bool = False) -> Database:
     """Connect in autocommit mode, because `writing` begins and ends transactions."""
-    return sqlite3.connect(where, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    return Database(
+        sqlite3.connect(where, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    )
 
 
-def _version(database: sqlite3.Connection) -> int:
+def _version(database: Database) -> int:
     return database.execute("PRAGMA user_version").fetchone()[0]

@@ -14,7 +14,7 @@ from icebear.db.examples import ExampleTables, SentenceTables
 from icebear.db.labels import LabelTables
 from icebear.db.neurons import NeuronTables
 from icebear.db.scan import ScanTables
-from icebear.db.sqlite import JsonTable, SqliteFile, table_names
+from icebear.db.sqlite import JsonTable, SqliteFile
 from icebear.errors import StoreError
 from icebear.records import Example, Hit, Neuron, Projection
 from icebear.values import one_of
@@ -247,8 +247,7 @@ class Store(SqliteFile):
 
     def count(self, table: str) -> int:
         """Return the number of rows of a table."""
-        name = one_of(table, "table", table_names(self.database))
-        return int(self.database.execute(f'SELECT COUNT(*) FROM "{name}"').fetchone()[0])
+        return self.database[one_of(table, "table", self.database.table_names())].count
 
     def changed(self) -> int:
         """Return the time of the last write, in nanoseconds."""
@@ -261,11 +260,10 @@ class Store(SqliteFile):
         It depends only on the model, corpus and settings, not on interruptions.
         """
         digest = hashlib.sha256()
-        for table in table_names(self.database):
-            if not table.startswith(NO_RESULT):
-                digest.update(table.encode())
-                key = [name for name, place in self.columns(table).items() if place]
-                for row in self.database.execute(f"SELECT * FROM {table} ORDER BY {', '.join(key)}"):
+        for table in self.database.tables:
+            if not table.name.startswith(NO_RESULT):
+                digest.update(table.name.encode())
+                for row in self.database.execute(f"SELECT * FROM {table.name} ORDER BY {', '.join(table.pks)}"):
                     digest.update(repr(row).encode())
         for name in vectors.NAMES:
             with suppress(FileNotFoundError):

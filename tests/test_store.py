@@ -188,7 +188,7 @@ def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_
 
 def test_a_second_writer_is_told(model, corpus, tmp_path, monkeypatch):
     with open_store(tmp_path / "i.db", create=True) as first, open_store(tmp_path / "i.db", create=True) as second:
-        second.database.execute("PRAGMA busy_timeout = 100")
+        second.database.conn.execute("PRAGMA busy_timeout = 100")
         with first.writing(), pytest.raises(StoreError):
             second.scan.commit({}, {}, {"k": 1})
         assert second.facts.all() == {}
