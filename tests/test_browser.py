@@ -4,7 +4,7 @@ import json
 from urllib.parse import quote
 
 import pytest
-from serving import open_view, serving, settled
+from serving import open_view, serving, settled, started
 
 from icebear import Neuron, Recipe, annotate, build_index, open_store, read_corpus
 
@@ -72,6 +72,34 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     view(settled(page), "Why this word?")
     assert page.get_by_label("Prompt", exact=True).input_value() == "The capital of Japan is"
     page.close()
+
+
+def test_a_first_visit_with_an_empty_cache_and_no_network(chromium, tmp_path):
+    """The example is there; what needs the model says what is wrong; nothing is built unasked."""
+    with started(tmp_path / "none.db", ICEBEAR_CACHE=str(tmp_path / "cache"), PIP_INDEX_URL="http://localhost:9") as (
+        _,
+        address,
+    ):
+        page = open_view(chromium.new_page(), address)
+        assert page.locator(".group").count() == 3
+        page.get_by_text("Make it say").click()
+        settled(page).get_by_text("Random edits").wait_for()
+        page.get_by_label("Prompt", exact=True).fill("The ice bear lives in the")
+        page.keyboard.press("Enter")
+        page.get_by_test_id("stAlert").wait_for(timeout=120_000)
+        view(page, "Neurons").get_by_role("button", name="Build").first.wait_for()
+        page.close()
+    assert not list(tmp_path.rglob("*.db"))
+
+
+def test_two_tabs_at_once(chromium, address):
+    pages = [chromium.new_page(), chromium.new_page()]
+    for page, animal in zip(pages, ("lion", "shark"), strict=True):
+        page.goto(f"{address}/?prompt=The+{animal}+lives+in+the&counterfactual=The+camel+lives+in+the")
+    for page, animal in zip(pages, ("lion", "shark"), strict=True):
+        page.locator(".group").first.wait_for(timeout=120_000)
+        assert animal in page.locator(".answer").first.inner_text()
+        page.close()
 
 
 def fourth(page):

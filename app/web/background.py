@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from glob import escape
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import streamlit as st
 
-from icebear.cache import cache_folder, cached
+from icebear.cache import cache_folder, cached, partial_folder
 from icebear.concepts.models.presets import PRESETS
 from icebear.errors import IcebearError, out_of_memory
 
@@ -58,9 +58,10 @@ def stop_all() -> None:
 class Job(threading.Thread):
     """Work that ends with a result or an error; `doing` and `share` say how far it is."""
 
-    def __init__(self, doing: str, work: Callable[[Job], Any]):
+    def __init__(self, doing: str, work: Callable[[Job], Any], watch: Callable[[], float] | None = None):
+        """watch: returns how far the work is, if it does not call `step` itself."""
         super().__init__(daemon=True)  # ends with the server, in the middle of anything: what it writes survives that
-        self.doing, self.share = doing, 0.0
+        self.doing, self._share, self._watch = doing, 0.0, watch
         self.result: Any = None
         self.error: IcebearError | None = None
         self.stopped = False
@@ -83,13 +84,18 @@ class Job(threading.Thread):
             message = f"{what} failed ({type(error).__name__}: {error}); the log of icebear app has the details."
             self.error = out_of_memory(error) or IcebearError(message)
 
+    @property
+    def share(self) -> float:
+        """How far the work is, from 0 to 1."""
+        return self._watch() if self._watch else self._share
+
     def stop(self) -> None:
         """End the work at its next step, or its next operation on tensors."""
         self.stopped = True
 
     def step(self, done: float, total: float) -> None:
         """Report progress, from the work. Raises `IcebearError` if a visitor stopped it."""
-        self.share = done / total
+        self._share = done / total
         self.check()
 
     def check(self) -> None:
@@ -163,8 +169,18 @@ def loading(name: str, **options: Any) -> Job:
 
     preset = PRESETS.get(name)
     if preset and not cached(preset.folder):
-        return Job(f"Fetching {name} ({preset.download // 1_000_000} MB) and converting it, once", load)
+        what = f"Fetching {name} ({preset.download // 1_000_000} MB) and converting it, once"
+        return Job(what, load, partial(fetched, preset.folder, preset.download))
     return Job(f"Loading {name}, once for all visitors", load)
+
+
+def fetched(folder: Path, size: int) -> float:
+    """Return which share of a download of `size` bytes, and of its copy on the way into `folder`, is there."""
+    there = 0
+    for path in partial_folder(folder).rglob("*"):
+        with suppress(OSError):  # it was moved meanwhile
+            there += path.stat().st_size
+    return min(1.0, there / size)
 
 
 def small_index(model: str) -> list[Path]:

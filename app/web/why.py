@@ -32,7 +32,9 @@ def show() -> None:
     if example and request.is_default:
         shown = example.finding
         _page(Request(prompt, counterfactual, shown.target, shown.contrast, None), shown, lambda: shown, example.flip)
-        st.caption(ui.plain(f"Measured before, and read from a file that comes with icebear. {_waiting()}"))
+        st.caption("Measured before, and read from a file that comes with icebear; no model was needed.")
+        if ui.loading().is_alive():
+            _loading()
     elif _live().is_short(request):
         finding = _live().finding(request)
         _page(request, finding, partial(_live().finished, request, finding), None)
@@ -54,9 +56,12 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(f"icebear.app.web.{name}")
 
 
-def _waiting() -> str:
+@st.fragment(run_every=1.0)
+def _loading() -> None:
+    """Show how far the model is."""
     job = ui.loading()
-    return f"{job.doing} ..." if job.is_alive() else ""
+    if job.is_alive():
+        st.progress(job.share, f"{ui.plain(job.doing)} ...")
 
 
 def _forget() -> None:
