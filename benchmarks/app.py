@@ -53,7 +53,7 @@ def own(page: Any, address: str, pair: tuple[str, str]) -> tuple[float, float]:
     cards = seconds(lambda: page.goto(link), lambda: page.locator(".group").nth(2).wait_for(timeout=60_000))
     settled(page)
     switch = page.get_by_text("Make it say")
-    return cards, seconds(switch.click, lambda: page.get_by_text("Random edits").wait_for(timeout=120_000))
+    return cards, seconds(switch.click, lambda: page.get_by_text("Random edits", exact=True).wait_for(timeout=120_000))
 
 
 def line(name: str, times: list[float]) -> str:

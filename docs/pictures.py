@@ -58,8 +58,8 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
             page.get_by_role("button", name="Paris").click(timeout=120_000)
             settled(page)
         if name == "concept":
-            page.get_by_text("music", exact=True).click()
-            settled(page).get_by_role("button", name="Generate").click()
+            page.get_by_role("button", name="Try an example: music").click()
+            page.get_by_role("button", name="Generate").click(timeout=120_000)
             page.locator("mark").first.wait_for(timeout=120_000)
             settled(page)
         if name == "neuron" and page.get_by_text("Highlight the cause").count():
@@ -68,9 +68,6 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
         if name == "steer":
             page.get_by_text("Recipes").click()
             page.get_by_role("button", name="Make the ice bear live in the desert").click()
-            settled(page)
-            page.get_by_text("Recipes").click()
-            settled(page).get_by_role("button", name="Generate").click()
             page.locator("mark").first.wait_for(timeout=120_000)
             settled(page)
         height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').offsetHeight")

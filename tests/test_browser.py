@@ -61,10 +61,10 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     page.get_by_test_id("stAlert").wait_for(timeout=30_000)
     settled(page).get_by_text("Make it say").click()
     settled(page).get_by_text("Make it say").click()
-    page.get_by_text("Random edits").wait_for(timeout=180_000)
+    page.get_by_text("Random edits", exact=True).wait_for(timeout=180_000)
     texts = settled(page).get_by_text("with edits").locator("xpath=../../../..").all_inner_texts()
     other = open_view(chromium.new_page(), address, page.url.removeprefix(f"{address}/"))
-    other.get_by_text("Random edits").wait_for(timeout=60_000)
+    other.get_by_text("Random edits", exact=True).wait_for(timeout=60_000)
     assert other.get_by_text("with edits").locator("xpath=../../../..").all_inner_texts() == texts
     other.close()
     page.get_by_role("button", name="Card of").first.click()
@@ -83,7 +83,7 @@ def test_a_first_visit_with_an_empty_cache_and_no_network(chromium, tmp_path):
         page = open_view(chromium.new_page(), address)
         assert page.locator(".group").count() == 3
         page.get_by_text("Make it say").click()
-        settled(page).get_by_text("Random edits").wait_for()
+        settled(page).get_by_text("Random edits", exact=True).wait_for()
         page.get_by_label("Prompt", exact=True).fill("The ice bear lives in the")
         page.keyboard.press("Enter")
         page.get_by_test_id("stAlert").wait_for(timeout=120_000)
@@ -141,6 +141,13 @@ NASTY = (
 )
 
 
+ASKING = ("neurons?neuron", "circuit?prompt")
+"""The first is no neuron; the second has no counterfactual."""
+# A card has a script of ours, which scrolls to its top.
+FOREIGN = """() => [...document.querySelectorAll('[data-testid=stMain] :is(img, script)')]
+    .filter(e => !e.textContent.startsWith("document.querySelector('[data-testid=stMain]').scrollTo(0, 0)")).length"""
+
+
 def test_text_stays_text_everywhere(chromium, smol, tmp_path):
     (tmp_path / "n.jsonl").write_text("\n".join(json.dumps({"text": t, "title": NASTY[1]}) for t in NASTY))
     neuron = Neuron(1, "ffn", 3)
@@ -158,7 +165,7 @@ def test_text_stays_text_everywhere(chromium, smol, tmp_path):
         def harmless():
             assert not dialogs
             assert not page.evaluate("window.hacked")
-            assert page.locator("[data-testid=stMain] img, [data-testid=stMain] script").count() == 0
+            assert page.evaluate(FOREIGN) == 0
             assert page.locator("[data-testid=stMain] a[href^=javascript], [data-testid=stMain] .katex").count() == 0
 
         for polarity in "+-":
@@ -170,7 +177,7 @@ def test_text_stays_text_everywhere(chromium, smol, tmp_path):
         text = quote(" ".join(NASTY))
         for query in ("?prompt", "circuit?prompt", "steer?prompt", "neurons?text", "neurons?neuron"):
             open_view(page, address, f"{query}={text}")
-            assert page.locator("[data-testid=stAlert]").count() == (query == "neurons?neuron"), query
+            assert page.locator("[data-testid=stAlert]").count() == (query in ASKING), query
             harmless()
         open_view(page, address, "steer?section=edits")
         page.get_by_text("Recipes").click()

@@ -89,7 +89,7 @@ def _edits() -> list[Edit]:
         for number, edit in enumerate(edits):
             with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
                 st.markdown(sentence(edit), width="stretch")
-                with st.popover("Edit", type="tertiary"):
+                with st.popover("Edit", type="tertiary", width=96):
                     _controls(edits, number)
                 _remove(edits, number)
     return edits
