@@ -35,7 +35,7 @@ def chat(animals: str) -> str:
 EXAMPLES = {
     "geography": Example(
         "Geography",
-        "One word of the question decides; a neuron for French, and others against Italian words, carry it.",
+        "One word of the question decides; the neurons lower Italian cities.",
         "The capital of France is",
         "The capital of Italy is",
         " Paris",

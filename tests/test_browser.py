@@ -51,7 +51,7 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     """In three clicks; stopped, and found again; the link shows it in another browser."""
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address)
     page.locator(".group").nth(2).wait_for()
-    assert page.get_by_text("Set to its value").first.is_visible()
+    assert page.get_by_text("Set the group to its values").first.is_visible()
     page.get_by_label("Prompt", exact=True).fill("The capital of Japan is")
     page.keyboard.press("Enter")
     settled(page).locator(".group").first.wait_for(timeout=120_000)

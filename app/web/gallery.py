@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 import streamlit as st
+from markupsafe import Markup
 
 from icebear.app.web import ui
 from icebear.app.web.finding import Finding
@@ -60,6 +61,13 @@ def show() -> None:
             )
             st.caption(ui.plain(one.about))
             st.button("Show", key=f"example_{place}", on_click=_take, args=(finding,))
+
+
+def _picture(finding: Finding) -> Markup:
+    """Return the heatmap without the tokens of the chat template."""
+    places = [place for place in range(len(finding.tokens)) if place not in finding.template]
+    sinks = [number for number, place in enumerate(places) if place in finding.sinks]
+    return heatmap([finding.tokens[place] for place in places], [finding.values[place] for place in places], sinks)
 
 
 def _take(finding: Finding) -> None:

@@ -13,6 +13,10 @@ from icebear.app.web.finding import Finding, Group, Strong
 from icebear.concepts.render import heatmap, render
 from icebear.records import Example, Neuron
 
+ABOUT = (
+    "Sufficiency of a group: the share of the difference that it recovers alone. Necessity: the share that is lost "
+    "when only its nodes take their other values. In brackets: as many random nodes of the same layers and tokens."
+)
 AROUND = 10
 """Tokens of a sentence that are shown on each side of its peak."""
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
@@ -37,12 +41,12 @@ def cards(finding: Finding, below: Callable[[int, Group], None]) -> None:
     if not finding.groups:
         return
     for number, (column, group) in enumerate(zip(st.columns(len(finding.groups)), finding.groups, strict=True)):
-        with column.container(border=True):
+        with column.container(border=True, height="stretch"):
             node = group.strongest[0]
             values = {"group": group, "node": node, "compared": finding.counterfactual is not None}
             st.html(render("icebear.app.web/group.html", **values, sentences=_sentences(node)))
             below(number, group)
-    st.caption(ui.plain(f"{finding.together} {finding.reach}"))
+    st.caption(ui.plain(f"{finding.together} {finding.reach} {ABOUT}"))
 
 
 def _sentences(node: Strong) -> list[tuple[str, float, Markup]]:

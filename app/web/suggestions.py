@@ -27,7 +27,10 @@ def offer(prompt: str) -> None:
     if job.error or not job.result:
         st.caption("No suggestion has the same number of tokens and another answer; write one.")
         return
-    rows = {row.text: f"{row.word} → {row.answer.strip()}" for row in job.result}
+    rows = {
+        row.text: f"{row.word.strip()} for {row.instead_of.strip()} (answer: {row.answer.strip()})"
+        for row in job.result
+    }
 
     def take() -> None:
         st.session_state["counterfactual"] = st.session_state["suggestion"] or ""

@@ -103,6 +103,7 @@ def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None,
     """Offer to change the answer to the word that it is explained against."""
     contrast = finding.contrast
     if not contrast:
+        st.caption("To make the model say another word, choose it under “Rather than”.")
         return
     word = ui.plain(contrast.strip() or contrast)
     again = partial(st.session_state.pop, "flip_of", None)  # after Stop
@@ -136,13 +137,24 @@ def _searching(job: Job) -> None:
 
 def _foot(request: Request, number: int, group: Group) -> None:
     """Offer to set the nodes of a group to their other values, and the card of its strongest neuron."""
-    what = "Set to its values in the counterfactual" if request.counterfactual else "Set to its average values"
+    what = (
+        "Set the group to its values in the counterfactual"
+        if request.counterfactual
+        else "Set the group to its average"
+    )
     if group.edits and st.toggle(what, key=f"set_{number}"):
         st.markdown(ui.plain(_live().without(request, group.edits)))
     node = group.strongest[0]
     if Neuron.parse(node.neuron).site != "head":
         label, values = f"Card of {node.neuron}", (node.neuron, node.polarity)
-        st.button(label, key=f"card_{number}", type="tertiary", on_click=ui.open_card, args=values)
+        st.button(
+            label,
+            key=f"card_{number}",
+            type="tertiary",
+            icon=":material/arrow_forward:",
+            on_click=ui.open_card,
+            args=values,
+        )
 
 
 def _folded(request: Request) -> None:
