@@ -107,7 +107,7 @@ def _picture(graph: Graph, request: tuple) -> None:
             group = _chosen(graph, id)
             if action == "card":
                 (node,) = group.nodes
-                ui.go("neurons", neuron=str(node.neuron), polarity=_sign(node))
+                ui.open_card(str(node.neuron), _sign(node))
             else:
                 ui.go("steer", section="edits", edits="\n".join(map(str, graph.recipe(group).edits)))
 

@@ -135,8 +135,8 @@ def _controls(edits: list[Edit], number: int) -> None:
     if edit.op != "scale":
         st.selectbox("Unit", units, format_func=UNITS.__getitem__, **options("unit"))
     st.selectbox("Where", places, format_func=lambda where: WHERE.get(where, where), **options("where"))
-    card: dict[str, Any] = {"neuron": str(edit.neuron), "polarity": "+" if edit.value >= 0 else "-"}
-    st.button("The neuron's card", key=f"card {number}", on_click=ui.go, args=("neurons",), kwargs=card)
+    card = (str(edit.neuron), "+" if edit.value >= 0 else "-")
+    st.button("The neuron's card", key=f"card {number}", on_click=ui.open_card, args=card)
 
 
 def _remove(edits: list[Edit], number: int) -> None:

@@ -22,7 +22,7 @@ NAMES = ("geography", "languages", "music", "grammar", "chat", "sums")
 
 @dataclass(frozen=True)
 class Example:
-    """A finding with the flip of its answer, and the counterfactuals that were suggested."""
+    """A finding with the flip of its answer."""
 
     title: str
     about: str
@@ -56,9 +56,7 @@ def show() -> None:
         finding = one.finding
         with columns[place % 3].container(border=True):
             st.markdown(f"**{ui.plain(one.title)}**")
-            st.html(
-                ui.HEAT.format(heatmap(list(finding.tokens), list(finding.values), finding.sinks, finding.template))
-            )
+            st.html(ui.HEAT.format(_picture(finding)))
             st.caption(ui.plain(one.about))
             st.button("Show", key=f"example_{place}", on_click=_take, args=(finding,))
 

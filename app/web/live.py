@@ -128,7 +128,9 @@ def _probabilities(prompt: str, edits: tuple[str, ...], ids: tuple[int, ...]) ->
 
 
 def details(request: Request) -> None:
-    tables.show(relevance_of(request), request.prompt, request.target or "")
+    relevance = relevance_of(request)
+    if relevance.sites:
+        tables.show(relevance, request.prompt, request.target or "")
 
 
 def method(request: Request) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import streamlit as st
 from markupsafe import Markup
 
+from icebear.actmax.page import excerpt
 from icebear.app.web import ui
 from icebear.app.web.finding import Finding, Group, Strong
 from icebear.concepts.render import heatmap, render
@@ -63,8 +64,6 @@ def _sentences(node: Strong) -> list[tuple[str, float, Markup]]:
 
 def cropped(example: Example) -> Markup:
     """Return the tokens around the peak of a sentence, the peak marked."""
-    first, every = max(0, example.token - AROUND), example.sentence.tokens
-    last = example.token + AROUND + 1
-    parts = ["".join(every[first : example.token]), every[example.token], "".join(every[example.token + 1 : last])]
-    ends = ("… " if first else "", " …" if last < len(every) else "")
-    return Markup("{}{}<mark>{}</mark>{}{}").format(ends[0], *parts, ends[1])
+    cut = excerpt(example, AROUND, AROUND)
+    tokens, place = cut.sentence.tokens, cut.token
+    return Markup("{}<mark>{}</mark>{}").format("".join(tokens[:place]), tokens[place], "".join(tokens[place + 1 :]))

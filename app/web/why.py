@@ -28,7 +28,9 @@ def show() -> None:
     answers = example.finding if example else _live().answers(prompt, counterfactual)
     answer = _chip(row[1], "Answer", "target", answers.predicted, answers.target)
     rather = _chip(row[2], "Rather than", "contrast", answers.predicted_there or answers.predicted, answers.contrast)
-    request = Request(prompt, counterfactual, answer, rather, st.session_state.get("method"))
+    request = Request(
+        prompt, counterfactual, answer, rather, st.session_state.get("method") or st.query_params.get("method")
+    )
     if example and request.is_default:
         shown = example.finding
         _page(Request(prompt, counterfactual, shown.target, shown.contrast, None), shown, lambda: shown, example.flip)
