@@ -44,12 +44,13 @@ Sites = dict[str, Tensor]
 def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevance:
     """Explain the difference of a prompt to its counterfactuals."""
     pairs = _pairs(request.model, row)
+    is_open = row.phrase is None and (row.target is None or row.contrast is None)
     method, note = _with_default(request.method, pairs)
     exact_largest = isinstance(method, Difference) and len(pairs) == 1  # a mean needs all neurons first
     single = replace(request if exact_largest else request.whole(), method=method)
     compute = _by_difference_rules if isinstance(method, Difference) else _by_multipliers
     try:
-        sums = compute(single, pairs)
+        sums = compute(single, pairs, is_open)
     except MissingRule as error:
         if request.method is not None:
             raise
@@ -88,16 +89,15 @@ def _pairs(model: Model, row: PromptRequest) -> list[Objective]:
         pair = joint_objective(model, [row, replace(row, prompt=other)])
         if pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None:
             raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; give another.")
-        is_open = row.phrase is None and (row.target is None or row.contrast is None)
-        pairs.append(_with_answers(model, pair) if is_open else pair)
+        pairs.append(pair)
     return pairs
 
 
-def _with_answers(model: Model, pair: Objective) -> Objective:
+Answers = tuple[int, ...]
+
+
+def _with_answers(model: Model, pair: Objective, here: Answers, there: Answers) -> Objective:
     """Fill in the answer to the prompt as the target and the answer to the counterfactual as the contrast."""
-    with model.lock, torch.no_grad():
-        logits = model.logits(pair.batch, pair.all_positions)
-    (here, there), _ = replace(pair, targets=(None, None), contrasts=(None, None)).evaluate(logits)
     target, contrast = pair.targets[0] or here, pair.contrasts[0]
     if contrast is None and model.output_size > 1:  # a single number has no alternative
         contrast = there[0]
@@ -120,13 +120,16 @@ class _Here:
     activation: Sites
     sinks: tuple[int, ...]
     logits: Tensor
+    answer: Answers
+    """The most probable tokens at the explained positions."""
 
 
 class _Sums:
     """Running means over the counterfactuals."""
 
-    def __init__(self, model: Model, pairs: Sequence[Objective], recorded: tuple[int, ...]) -> None:
-        self.model, self.pairs, self.recorded = model, pairs, recorded
+    def __init__(self, model: Model, count: int, recorded: tuple[int, ...]) -> None:
+        self.model, self.count, self.recorded = model, count, recorded
+        self.pairs: list[Objective] = []
         self.here: _Here
         self.predictions: tuple[TokenScore, ...] = ()
         self.parts: list[Tensor] = []
@@ -138,11 +141,18 @@ class _Sums:
         self.largest: Largest | None = None
 
     def add(
-        self, parts: list[Tensor], sites: Sites, there: Sites, numbers: tuple[float, float], weights: Tensor
+        self,
+        pair: Objective,
+        parts: list[Tensor],
+        sites: Sites,
+        there: Sites,
+        numbers: tuple[float, float],
+        weights: Tensor,
     ) -> None:
         """Add a counterfactual: relevance of the embeddings of each stack and of the sites, aligned counterfactual
         activations, the explained number in both prompts, and the alignment."""
-        count = len(self.pairs)
+        count = self.count
+        self.pairs.append(pair)
         self.numbers.append(numbers)
         self.alignments.append(weights)
         scaled = [x / count for x in parts]
@@ -202,16 +212,40 @@ def _largest(sites: Sites) -> set[int]:
 # --- difference rules -----------------------------------------------------------------------------------
 
 
-def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]) -> _Sums:
+class PairLogits(Logits):
+    """The number of a prompt and that of its counterfactual, which gets no gradient. Open answers are read from the
+    same pass."""
+
+    def __init__(self, objective: Objective, is_open: bool) -> None:
+        super().__init__(objective)
+        self.is_open = is_open
+
+    def numbers(self, model: Model) -> Tensor:
+        pair = self.objective
+        logits = model.logits(pair.batch, pair.all_positions)
+        self.logits = logits.detach()
+        if self.is_open:
+            (here, there), _ = _unanswered(pair).evaluate(self.logits)
+            self.objective = _with_answers(model, pair, here, there)
+        self.targets, numbers = self.objective.evaluate(logits)
+        return torch.cat((numbers[:1], numbers[1:].detach()))
+
+
+def _unanswered(objective: Objective) -> Objective:
+    rows = (None,) * len(objective.positions)
+    return replace(objective, targets=rows, contrasts=rows)
+
+
+def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective], is_open: bool) -> _Sums:
     """Run prompt and counterfactual as the two rows of one pass with difference rules."""
     model, sites, method = request.model, request.sites, request.method
     assert isinstance(method, Difference)
-    sums = _Sums(model, pairs, recorded_at(pairs[0], 0, request.record))
+    sums = _Sums(model, len(pairs), recorded_at(pairs[0], 0, request.record))
     for pair in pairs:
         batch, columns = pair.batch, None
         if request.record != "all":
             columns = [[batch.columns(row)[place] for place in sums.recorded] for row in (0, 1)]
-        target, inputs, stream = Logits(pair), Inputs(), Stream(model, batch)
+        target, inputs, stream = PairLogits(pair, is_open), Inputs(), Stream(model, batch)
         values = Values(model, batch, sites, columns)
         neurons = AllNeurons(model, batch, sites, columns, compared=lambda site, layer, x: x - partner(x))
         excluded = partial(excluded_positions, model, batch, stream)
@@ -225,10 +259,11 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         here, there = ({site: values.values(row, x) for site, x in values.activation.items()} for row in (0, 1))
         if not sums.numbers:
             places = [pair.all_positions.index(place) for place in pair.positions[0]]
-            sums.here = _Here([], here, stream.sinks(0), target.logits[:1, places])
+            sums.here = _Here([], here, stream.sinks(0), target.logits[:1, places], target.targets[0])
             sums.predictions = _predictions(model, pair, target.logits)
         weights = torch.eye(len(batch.columns(0)))
-        sums.add(parts, neurons.row(0)[0], there, (numbers[0].item(), numbers[1].item()), weights)
+        own = neurons.row(0)[0]
+        sums.add(target.objective, parts, own, there, (numbers[0].item(), numbers[1].item()), weights)
     return sums
 
 
@@ -246,16 +281,17 @@ def _product(difference: Tensor, gradient: Tensor) -> Tensor:
 # --- multipliers at points between ----------------------------------------------------------------------
 
 
-def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective]) -> _Sums:
+def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective], is_open: bool) -> _Sums:
     """Run a forward pass of each prompt, and one pass at one or several points between them."""
     model = request.model
-    sums = _Sums(model, pairs, recorded_at(pairs[0], 0, request.record))
+    sums = _Sums(model, len(pairs), recorded_at(pairs[0], 0, request.record))
     recorded = list(sums.recorded)
     here = _read(request, pairs[0].rows([0]))
     sums.here = replace(here, activation={site: x[:, recorded] for site, x in here.activation.items()})
     for pair in pairs:
+        there = _read(request, pair.rows([1]))
+        pair = _with_answers(model, pair, here.answer, there.answer) if is_open else pair
         one, other = pair.rows([0]), pair.rows([1])
-        there = _read(request, other)
         blocks = _aligned(one, other, here.sinks, there.sinks)
         weights, reads = torch.block_diag(*blocks), there.inputs
         if one.batch.pixels is None:
@@ -268,17 +304,18 @@ def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective]) -> 
         sums.predictions = sums.predictions or _predictions(model, other, there.logits)
         parts, relevance = _between(request, one, inputs, difference)
         numbers = (one.evaluate(here.logits)[1].item(), other.evaluate(there.logits)[1].item())
-        sums.add(parts, relevance, aligned, numbers, weights)
+        sums.add(pair, parts, relevance, aligned, numbers, weights)
     return sums
 
 
 def _read(request: AttributionRequest, one: Objective) -> _Here:
     model = request.model
-    target, inputs, stream = Logits(one), Inputs(), Stream(model, one.batch)
+    target, inputs, stream = Logits(_unanswered(one)), Inputs(), Stream(model, one.batch)
     values = Values(model, one.batch, request.sites)
     forward(model, target, [inputs, stream, values])
     activation = {site: values.values(0, x) for site, x in values.activation.items()}
-    return _Here([leaf.detach()[0] for leaf in inputs.leaves], activation, stream.sinks(0), target.logits)
+    read = [leaf.detach()[0] for leaf in inputs.leaves]
+    return _Here(read, activation, stream.sinks(0), target.logits, target.targets[0])
 
 
 def _aligned(one: Objective, other: Objective, sinks: Sequence[int], other_sinks: Sequence[int]) -> list[Tensor]:

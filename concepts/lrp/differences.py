@@ -70,6 +70,42 @@ class InPlaceOf(Function):
         return g, None
 
 
+class PairedLinear(Function):
+    """A linear map. Its backward pass leaves out the partners, whose gradients nothing reads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, run: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(weight)
+        return run()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (weight,) = ctx.saved_tensors
+        return first_rows(g.chunk(2)[0] @ weight), None, None
+
+
+class PairedProduct(Function):
+    """A product of two activations: dy = da mean(b) + mean(a) db; partners get zero."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, func: Callable) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(*((x.chunk(2)[0] + x.chunk(2)[1]) / 2 for x in (a, b)))
+        ctx.func = func
+        return func(a, b)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        with torch.enable_grad():
+            means = [mean.requires_grad_() for mean in ctx.saved_tensors]
+            a, b = torch.autograd.grad(ctx.func(*means), means, g.chunk(2)[0])
+        return first_rows(a), first_rows(b), None
+
+
+def first_rows(g: Tensor) -> Tensor:
+    """Return the gradient of all rows: that of the first half, and zero for their partners."""
+    return torch.cat((g, torch.zeros_like(g)))
+
+
 class Softmax(Function):
     """The value of a softmax, with dp = L (dx - sum(L dx) / sum(L)), where L is the logarithmic mean of the two rows'
     weights p and p': exact, because log(p / p') is dx minus a constant and the weights of both rows sum to one.
@@ -88,7 +124,7 @@ class Softmax(Function):
         dim, dtype = ctx.options
         weighted = mean * g.chunk(2)[0]
         gradient = weighted - mean * (weighted.sum(dim, keepdim=True) / mean.sum(dim, keepdim=True))
-        return torch.cat((gradient, torch.zeros_like(gradient))).to(dtype), None, None
+        return first_rows(gradient).to(dtype), None, None
 
 
 def _logarithmic_mean(x: Tensor, dim: int) -> Tensor:
@@ -155,8 +191,21 @@ def product(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if count < 2:
         return func(*args, **kwargs)
     if func in IN_PLACE:
-        return args[0].copy_(along(MIDDLE, IN_PLACE[func], *args))
+        return args[0].copy_(PairedProduct.apply(*args, IN_PLACE[func]))
+    if len(factors) == count == 2 and all(len(x) % 2 == 0 for x in factors):
+        return PairedProduct.apply(*args, partial(func, **kwargs))
     return along(MIDDLE if count == 2 else gauss(count - 1), partial(func, **kwargs), *args)
+
+
+def linear(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """dy = W dx."""
+    named = dict(zip(("input", "weight"), args, strict=False), **kwargs)
+    x, weight = named["input"], named["weight"]
+    if is_activation(weight):
+        raise MissingRule("linear with a weight that depends on the input has no difference rule.")
+    if not is_activation(x):
+        return func(*args, **kwargs)
+    return PairedLinear.apply(x, weight, partial(func, *args, **kwargs))
 
 
 def addmm(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -174,7 +223,7 @@ def divide(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
             raise MissingRule("division with rounding has no difference rule.")
         return func(*args, **kwargs)
     inverse = secant(torch.reciprocal, b)
-    y = along(MIDDLE, torch.mul, a, inverse) if is_activation(a) else a * inverse
+    y = PairedProduct.apply(a, inverse, torch.mul) if is_activation(a) else a * inverse
     return args[0].copy_(y) if func in IN_PLACE else y
 
 
@@ -202,7 +251,7 @@ def norm(mode: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
         y = normalised(x, weight, bias, eps, center)
     centred = x - x.mean(-1, keepdim=True) if center else x
     power = along(MIDDLE, lambda x: x.pow(2).mean(-1, keepdim=True), centred)
-    line = along(MIDDLE, torch.mul, centred, secant(lambda m: torch.rsqrt(m + eps), power))
+    line = PairedProduct.apply(centred, secant(lambda m: torch.rsqrt(m + eps), power), torch.mul)
     return InPlaceOf.apply(line if weight is None else line * weight, y)  # type: ignore[no-any-return]
 
 
@@ -285,10 +334,11 @@ TABLE = operations.table(
     {
         operations.keep_gradient: [
             *(name for name in operations.KEEP if name not in NOT_LINEAR),
-            *operations.LINEAR,
+            *operations.CONVOLUTIONS,
             *operations.ADD,
             *operations.CONCATENATE,
         ],
+        linear: ["linear"],
         addmm: operations.ADDMM,
         elementwise: [*operations.ELEMENTWISE, "rsqrt", "reciprocal", "__rtruediv__"],
         product: operations.PRODUCT,

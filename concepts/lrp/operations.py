@@ -242,7 +242,7 @@ KEEP = """
     split_with_sizes real view_as_real view_as_complex reshape_as copy_ fill_ zero_ T mT H mH
     shape size dtype device ndim dim numel requires_grad grad_fn is_floating_point is_contiguous _set_grad_enabled
 """.split()
-LINEAR = "linear conv1d conv2d conv3d".split()
+CONVOLUTIONS = "conv1d conv2d conv3d".split()
 ADD = "add add_ __add__ __iadd__ __radd__".split()
 CONCATENATE = "cat concat concatenate".split()
 ADDMM = "addmm baddbmm".split()
@@ -275,7 +275,7 @@ def table(rows: dict[Rule, list[str]]) -> dict[Any, Rule]:
 TABLE = table(
     {
         keep_gradient: KEEP,
-        linear: LINEAR,
+        linear: ["linear", *CONVOLUTIONS],
         add: ADD,
         concatenate: CONCATENATE,
         addmm: ADDMM,
