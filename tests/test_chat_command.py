@@ -67,6 +67,7 @@ def test_what_is_answered_and_where_it_came_from():
     output = run(*request).stdout
     for part in ("the answer's own start", "passes through FFN neurons", "Tom lives in Rome."):
         assert part in output
+    run(*request, "--contrast", "Rome", "--counterfactual", "Where is Tom?", code=2)
 
 
 def test_steering_and_flipping_a_chat(few_contexts, tmp_path):

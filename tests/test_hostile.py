@@ -1,5 +1,6 @@
 """Command lines that nobody means: each ends with a sentence, never with a traceback, and leaves other files alone."""
 
+import io
 import json
 import os
 import shlex
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.text import Text
 
 from icebear import build_index, load_model, open_store, read_corpus
 from icebear.actmax.index import build as index
+from icebear.app.cli.console import SafeConsole
 from icebear.app.cli.main import main
 from icebear.concepts import calibration
 
@@ -315,3 +318,10 @@ def test_a_hostile_line_gets_a_sentence(place, port, monkeypatch, line):
     assert {name: after.get(name) for name in before if name not in made} == {
         name: data for name, data in before.items() if name not in made
     }
+
+
+def test_a_token_cannot_steer_the_terminal():
+    console = SafeConsole(file=io.StringIO(), force_terminal=True, width=80)
+    console.print(Text("a\x1b]0;title\x07\x1b[2Jb\x9bc\x7f", "bold"))
+    printed = console.file.getvalue()
+    assert printed == "\x1b[1ma␛]0;title␛[2Jb\ufffdc␡\x1b[0m\n"

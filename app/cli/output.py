@@ -36,14 +36,14 @@ def log_to_stderr(form: str = "%(message)s") -> None:
 
 
 def stdout() -> Console:
-    from rich.console import Console
+    from icebear.app.cli.console import SafeConsole
 
     if sys.stdout.isatty():
-        return Console(highlight=False)
+        return SafeConsole(highlight=False)
     wanted = os.environ.get("COLUMNS", "")
     width = int(wanted) if re.fullmatch("[1-9][0-9]{1,2}", wanted) else 110
     others = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # rich reads it as well
-    return Console(highlight=False, width=width, file=cast(TextIO, _Trimmed()), _environ=others)
+    return SafeConsole(highlight=False, width=width, file=cast(TextIO, _Trimmed()), _environ=others)
 
 
 class _Trimmed:

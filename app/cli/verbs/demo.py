@@ -40,10 +40,10 @@ def demo(options: Options) -> None:
     Example:
       icebear demo
     """
-    from rich.console import Console
+    from icebear.app.cli.console import SafeConsole
 
     need("index")
-    show(options.json, _run(Console(stderr=True, highlight=False) if options.json else stdout()))
+    show(options.json, _run(SafeConsole(stderr=True, highlight=False) if options.json else stdout()))
 
 
 def store_of(model: icebear.Model) -> Path:

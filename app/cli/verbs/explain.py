@@ -82,7 +82,8 @@ def explain(options: Options) -> None:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
     if options.sources:
         checkpoint = attribution.checkpoint
-        origins = icebear.source_breakdown(model, prompt, arguments["span"], arguments["counterfactual"], checkpoint)
+        span, contrast = arguments["span"], arguments["contrast"]
+        origins = icebear.source_breakdown(model, prompt, span, arguments["counterfactual"], checkpoint, contrast)
         sentences = icebear.matrix(model, prompt, checkpoint=checkpoint)
         answered = zip(prompt.ids, prompt.token_strings, prompt.probabilities, strict=True)
         rows = [{"id": id, "text": text, "probability": share} for id, text, share in answered]
@@ -119,6 +120,8 @@ def _checked(options: Options) -> AttributionOptions:
         raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs > 1:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
+    if options.sources and pairs and attribution.contrast:
+        raise click.UsageError("--sources takes --counterfactual or --contrast, not both.")
     if options.suggest and (attribution.image or prompt.chat or prompt.system or prompt.messages):
         raise click.UsageError("--suggest needs a PROMPT that is not a chat.")
     return replace(attribution, span="all") if options.sources and attribution.span is None else attribution
