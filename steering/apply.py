@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -48,6 +48,7 @@ def steer(
     statistic: Statistic | None = None,
     trace: bool = False,
     prompt_tokens: int | None = None,
+    rows: Sequence[int] | None = None,
 ) -> Iterator[list[Act]]:
     """Apply `edits`, in order, in every forward pass inside the context, also under `generate` and `attribute`.
 
@@ -65,6 +66,8 @@ def steer(
         Add an `Act` to the list of ``with ... as acts`` for each edit, row and token that it acts on.
     prompt_tokens
         Outside `generate`, the first columns that count as the prompt; default all.
+    rows
+        The rows of a batch that are edited; default all.
 
     Yields
     ------
@@ -90,7 +93,7 @@ def steer(
         if edit.condition:
             model.token_id(edit.condition[1], "token of a condition")
     acts: list[Act] = []
-    where = _TokenTracker(model, prompt_tokens)
+    where = _TokenTracker(model, prompt_tokens, rows)
     by_place: dict[tuple[str, int], list[Edit]] = {}
     for edit in wanted:
         site = "attn" if edit.neuron.site == "head" else edit.neuron.site
@@ -128,8 +131,8 @@ class _TokenTracker:
     """Tracks, in each stack, the position of each column of the running forward pass in its text, the ids before it,
     and the length of the prompt. The prompt of an encoder-decoder's decoder is its start token."""
 
-    def __init__(self, model: Model, prompt_columns: int | None = None) -> None:
-        self.model = model
+    def __init__(self, model: Model, prompt_columns: int | None = None, rows: Sequence[int] | None = None) -> None:
+        self.model, self.rows = model, rows
         stacks = model.task.stacks
         self.position = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass; negative: padding
         self.prompt_length = [torch.ones(1, dtype=torch.long)] * stacks  # (B,)
@@ -251,6 +254,8 @@ class _TokenTracker:
                     for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
                 ]
             )
+        if self.rows is not None:
+            acts[[row not in self.rows for row in range(len(acts))]] = False
         strength = edit.share * edit.decay ** steps.clamp(min=0).double()
         return acts.to(x.device)[..., None], strength.to(x.device, x.dtype)[..., None]
 

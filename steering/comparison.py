@@ -1,4 +1,4 @@
-"""`compare`: a model's continuations of a prompt without and with edits."""
+"""A model's continuations of a prompt without and with edits: `compare`, and only the texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import PromptLike, prompt_json
+from icebear.concepts.models.prompts import Prompt, PromptLike, prompt_json
 from icebear.edits import Edit
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
@@ -87,3 +87,16 @@ def compare(
         seed,
         model.made_with,
     )
+
+
+def both_texts(
+    model: Model,
+    prompt: PromptLike,
+    edits: Recipe | Sequence[Edit],
+    max_new_tokens: int,
+    on_token: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Return the most probable text after a prompt without and with edits, generated as two rows of one batch."""
+    one = Prompt.of(prompt)
+    with steer(model, edits, rows=[1]):
+        return model.generate([one, one], max_new_tokens, on_token=on_token)

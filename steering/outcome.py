@@ -12,8 +12,8 @@ from icebear.convert import CONVERTER
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
-from icebear.steering.apply import steer
-from icebear.steering.flipping.phrases import phrase_logits
+from icebear.steering.comparison import both_texts
+from icebear.steering.flipping.last_token import LastToken, edits_by_place
 from icebear.steering.random_edits import random_edits
 from icebear.steering.records import FlipRecord, from_provenance
 from icebear.steering.side_effects import HeldOutContexts
@@ -92,29 +92,24 @@ def outcome_of(
     record.check(model)
     edits = list(recipe)
     draws = random_edits(model, edits, DRAWS, seed)
-    total = 2 * NEW_TOKENS + len(draws) + 1
-
-    def continuation(some: list[Edit], done: int) -> str:
-        if not model.task.generates:
-            return record.text if some else record.before[0].text
-        with steer(model, some):
-            return model.generate(record.prompt, NEW_TOKENS, on_token=lambda count: on_progress(done + count, total))
-
-    plain, edited = continuation([], 0), continuation(edits, NEW_TOKENS)
-    before, after = (_probabilities(model, record, some) for some in ([], edits))
-    random = []
-    for number, others in enumerate(draws):
-        on_progress(2 * NEW_TOKENS + number, total)
-        random.append(_probabilities(model, record, others))
+    total = NEW_TOKENS + 2
+    old, plain, edited = record.before[0], record.before[0].text, record.text
+    if model.task.generates:
+        plain, edited = both_texts(
+            model, record.prompt, edits, NEW_TOKENS, on_token=lambda done: on_progress(done, total)
+        )
+    before, after, *random = _probabilities(model, record, [[], edits, *draws])
+    on_progress(NEW_TOKENS + 1, total)
     contexts = HeldOutContexts(model)
     kl = contexts.off_target_kl(edits)
-    old = record.before[0].text
-    return FlipOutcome(old, record.text, plain, edited, before, after, tuple(random), kl, len(contexts.contexts))
+    return FlipOutcome(old.text, record.text, plain, edited, before, after, tuple(random), kl, len(contexts.contexts))
 
 
-def _probabilities(model: Model, record: FlipRecord, edits: list[Edit]) -> Probabilities:
-    logits = phrase_logits(model, edits, record.prompt, record.phrase)
-    logs = logits.log_softmax(-1)
-    new = logs[range(len(record.phrase)), list(record.phrase)].sum().exp().item()
-    flipped = tuple(logits.argmax(-1).tolist()) == record.phrase
-    return Probabilities(logs[0, record.before[0].id].exp().item(), new, flipped)
+def _probabilities(model: Model, record: FlipRecord, rows: list[list[Edit]]) -> list[Probabilities]:
+    """Return the probabilities under each of several edits, which are rows of a batch."""
+    last = LastToken(model, model.ids(record.prompt), record.phrase)
+    logs = last.logits([edits_by_place(edits) for edits in rows]).log_softmax(-1)  # (N, S, V)
+    new = logs[:, range(last.steps), record.phrase].sum(1).exp().tolist()
+    first = logs[:, 0, record.before[0].id].exp().tolist()
+    flipped = [tuple(ids) == record.phrase for ids in logs.argmax(-1).tolist()]
+    return [Probabilities(*one) for one in zip(first, new, flipped, strict=True)]

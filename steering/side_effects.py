@@ -23,6 +23,7 @@ from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
+from icebear.steering.comparison import both_texts
 from icebear.steering.flipping.phrases import phrase_logits
 from icebear.steering.records import FlipRecord, SideEffects, TokenChange
 
@@ -34,8 +35,8 @@ CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
 GENERATED = 40
 """Tokens of the continuation whose repetition is measured."""
-TEXTS = 12
-"""Texts that go through the model at once."""
+TEXTS = 4
+"""Texts of similar length that go through the model at once, which needs little padding."""
 STRONGEST = 256.0
 TRIES = 40
 
@@ -71,7 +72,7 @@ def side_effects(
         old = _change(model, (int(before[0].argmax()),), before, after)
         new = _change(model, phrase, before, after) if phrase else None
         if model.task.generates and model.tokenizer:
-            repetition_plain, repetition = (_repetition(model, chosen, prompt) for chosen in ([], edits))
+            repetition_plain, repetition = _repetitions(model, edits, prompt)
     ranged = [edit for edit in edits if edit.op == "set" and edit.neuron.site == "ffn"]
     return SideEffects(
         contexts.off_target_kl(edits),
@@ -111,11 +112,12 @@ def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) 
     return TokenChange(text, own[0].prod().item(), own[1].prod().item(), *ranks)
 
 
-def _repetition(model: Model, edits: Sequence[Edit], prompt: PromptLike) -> float:
+def _repetitions(model: Model, edits: Sequence[Edit], prompt: PromptLike) -> tuple[float, float]:
+    """Return the repetition in the prompt's continuation without and with edits."""
     room = model.context_length - len(model.ids(prompt))
-    with steer(model, edits):
-        text = model.generate(prompt, max_new_tokens=min(GENERATED, room)) if room > 0 else ""
-    return repeated_trigrams(model.tokens_of(text))
+    texts = both_texts(model, prompt, edits, min(GENERATED, room)) if room > 0 else ["", ""]
+    plain, edited = (repeated_trigrams(model.tokens_of(text)) for text in texts)
+    return plain, edited
 
 
 def repeated_trigrams(ids: Sequence[int]) -> float:
@@ -124,7 +126,7 @@ def repeated_trigrams(ids: Sequence[int]) -> float:
 
 
 def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) -> float:
-    losses = []
+    losses, rows = [], sorted(rows, key=len)
     for start in range(0, len(rows), TEXTS):
         some = rows[start : start + TEXTS]
         logs = _log_probabilities(model, edits, some, list(range(max(map(len, some)) - 1)), None)

@@ -588,23 +588,28 @@ def test_the_commands_of_evaluations(tmp_path, monkeypatch):
 
 
 def test_the_outcome_of_a_flip_is_what_its_edits_do(smol, desert, few_contexts):
-    """Its probabilities are those of the model under the edits, each draw has as many edits in the same layers, and the
-    outcome is read back from the recipe's file."""
+    """The text is what the model writes under the edits, and the outcome is read back from the recipe's file."""
     outcome = outcome_of(smol, desert)
-    before = smol.predict(ICE_BEAR, 1, [smol.answer_id(" desert", after=ICE_BEAR)])
     with steer(smol, desert):
-        after = {token.text: token.probability for token in smol.predict(ICE_BEAR, 5)}
         text = smol.generate(ICE_BEAR, 24)
     assert (outcome.old, outcome.new, outcome.edited) == (" Arctic", " desert", text)
-    assert [outcome.before.old, outcome.before.new] == pytest.approx([row.probability for row in before], rel=1e-3)
-    assert [outcome.after.old, outcome.after.new] == pytest.approx([after[" Arctic"], after[" desert"]], rel=1e-3)
     assert (outcome.before.flipped, outcome.after.flipped) == (False, True)
-    assert len(outcome.random) == DRAWS
-    draws = random_edits(smol, list(desert), DRAWS)
-    with steer(smol, draws[0]):
-        drawn = smol.probability(ICE_BEAR, " desert")
-    assert outcome.random[0].new == pytest.approx(drawn, rel=1e-3)
     saved = desert.noting(**outcome.provenance())
     assert FlipOutcome.of(Recipe.from_json(saved.to_json())) == outcome
     with pytest.raises(InputError):
         outcome_of(smol, Recipe.for_model(smol, "by hand", ["L29.ffn.860=-20"]))
+
+
+def test_the_outcome_has_the_probabilities_under_each_draw(letters, few_contexts):
+    """Those of all draws, which are rows of one batch, are those of a pass each."""
+    prompt = "the ice bear"
+    phrase = next_best(letters, prompt, 3, 2)
+    recipe = flip(letters, prompt, "".join(map(letters.text, phrase)), max_neurons=20)
+    outcome, first = outcome_of(letters, recipe), FlipRecord.of(recipe).before[0].id
+    draws = random_edits(letters, list(recipe), DRAWS)
+    assert len(outcome.random) == len(draws) > 10
+    for one, edits in zip((outcome.before, outcome.after, *outcome.random), ([], recipe, *draws), strict=True):
+        logs = phrase_logits(letters, edits, prompt, phrase).log_softmax(-1)
+        assert one.new == pytest.approx(phrase_probability(letters, edits, prompt, phrase), abs=1e-6)
+        assert one.old == pytest.approx(logs[0, first].exp().item(), abs=1e-6)
+        assert one.flipped is (logs.argmax(-1).tolist() == phrase)

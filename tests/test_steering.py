@@ -91,6 +91,15 @@ def test_same_text_with_and_without_cache_alone_and_padded(smol, where):
         assert smol.generate([ICE_BEAR], 8, num_beams=1) == [alone]
 
 
+def test_edits_of_some_rows_leave_the_others(smol):
+    edits = ["L29.ffn.860=-30@last", "L28.ffn.7+5@generated"]
+    with steer(smol, edits, rows=[1], trace=True) as acts:
+        plain, edited = smol.generate([ICE_BEAR, ICE_BEAR], 6)
+    with steer(smol, edits):
+        assert (smol.generate(ICE_BEAR, 6) == edited) and {act.row for act in acts} == {1}
+    assert smol.generate(ICE_BEAR, 6) == plain != edited
+
+
 def test_beam_search_with_and_without_cache(smol):
     with steer(smol, Recipe.load(EXAMPLE_RECIPE)):
         cached = smol.generate(ICE_BEAR, 6, num_beams=3)

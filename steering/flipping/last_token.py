@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +15,9 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
+from icebear.edits import Edit
+from icebear.errors import InputError
+from icebear.records import Neuron
 
 Place = tuple[int, int, int]
 """Layer and index of an FFN neuron, and the step: 0 at the last token, s at the s-th token of the phrase after it."""
@@ -24,6 +27,25 @@ Edits = Mapping[Place, float]
 TOKENS = 8192
 """Tokens in all copies of a prompt in one pass; bounds the memory of their keys and values."""
 ROWS = 64
+
+
+def edits_by_place(edits: Iterable[Edit]) -> dict[Place, float]:
+    """Return the edits of a flip as values by place. Raises `InputError` for other edits."""
+    values = {}
+    for edit in edits:
+        step = "0" if edit.where == "last" else edit.where.removeprefix("step:")
+        place = edit.neuron.layer, edit.neuron.index, int(step) if step.isdecimal() else 0
+        if edit != as_edit(place, edit.value):
+            raise InputError(
+                f"{edit} is no edit of a flip, which sets FFN neurons at the last token or a step after it."
+            )
+        values[place] = edit.value
+    return values
+
+
+def as_edit(place: Place, value: float) -> Edit:
+    layer, index, step = place
+    return Edit(Neuron(layer, "ffn", index), "set", value, where=f"step:{step}" if step else "last")
 
 
 class LastToken:

@@ -28,7 +28,7 @@ from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import steer
-from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place
+from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place, as_edit, edits_by_place
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.records import EditedNeuron, FlipRecord
 from icebear.values import one_of, several, whole
@@ -395,15 +395,12 @@ def _weakened(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
 
 
 def _edits(edits: Edits) -> list[Edit]:
-    return [
-        Edit(Neuron(layer, "ffn", index), "set", value, where=f"step:{step}" if step else "last")
-        for (layer, index, step), value in sorted(edits.items())
-    ]
+    return [as_edit(place, value) for place, value in sorted(edits.items())]
 
 
 def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
     relevance, rows = state.now * _gradients(state, {}), []
-    values = {_place(edit): edit.value for edit in edits}
+    values = edits_by_place(edits)
     for edit, place, (raises, lowers) in zip(edits, values, _moved_words(state, values), strict=True):
         examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
         row = EditedNeuron(
@@ -417,11 +414,6 @@ def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple
         )
         rows.append(row)
     return tuple(rows)
-
-
-def _place(edit: Edit) -> Place:
-    step = int(edit.where.removeprefix("step:")) if edit.where.startswith("step:") else 0
-    return edit.neuron.layer, edit.neuron.index, step
 
 
 def _moved_words(state: _State, edits: Edits) -> list[tuple[list[str], list[str]]]:
