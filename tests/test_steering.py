@@ -96,7 +96,8 @@ def test_edits_of_some_rows_leave_the_others(smol):
     with steer(smol, edits, rows=[1], trace=True) as acts:
         plain, edited = smol.generate([ICE_BEAR, ICE_BEAR], 6)
     with steer(smol, edits):
-        assert (smol.generate(ICE_BEAR, 6) == edited) and {act.row for act in acts} == {1}
+        assert smol.generate(ICE_BEAR, 6) == edited
+    assert {act.row for act in acts} == {1}
     assert smol.generate(ICE_BEAR, 6) == plain != edited
 
 
