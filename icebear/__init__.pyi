@@ -9,6 +9,7 @@ from icebear.actmax.index.build import build_index as build_index
 from icebear.concepts.attribution.attribute import attribute as attribute
 from icebear.concepts.attribution.controls import ablation as ablation
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals as suggest_counterfactuals
+from icebear.concepts.attribution.diff import Diff as Diff
 from icebear.concepts.attribution.effects import Effects as Effects
 from icebear.concepts.attribution.effects import effects as effects
 from icebear.concepts.attribution.matrix import matrix as matrix

@@ -18,7 +18,6 @@ from icebear.concepts.attribution.request import (
 )
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.single import single_relevances
-from icebear.concepts.attribution.two_models import as_answered, check_same_shape, model_difference
 from icebear.concepts.methods.method import Method
 from icebear.concepts.models.answer import Answer, Span
 from icebear.concepts.models.model import Model
@@ -75,7 +74,8 @@ def attribute(
         Explain the difference to this prompt: relevance is (activation - counterfactual activation) x multiplier,
         averaged over several counterfactuals. The default contrast is the answer to the counterfactual.
     base_model : Model, optional
-        Explain the difference to another model of the same shape on the same prompt.
+        Explain the difference to the model that this one was made from, as a `Diff`: which changed weights caused it.
+        The default contrast is the base model's answer. With a counterfactual, the base model reads that one instead.
     method : Method or str, optional
         A method or its name (see `icebear.concepts.methods.registry.METHODS`). ``cp-lrp@midpoint`` and
         ``cp-lrp@prompt`` set where multipliers are taken. Default: AttnLRP, or difference rules with a counterfactual.
@@ -93,7 +93,7 @@ def attribute(
     Returns
     -------
     Relevance or list of Relevance
-        A list if `prompt` is a list.
+        A `Diff` with a base model. A list if `prompt` is a list.
 
     Raises
     ------
@@ -123,25 +123,14 @@ def attribute(
     else:
         rows, single = rows_of(prompt, target, contrast, target_text, counterfactual, prefix, position)
     request = AttributionRequest.of(model, rows, method, sites, base_model, chosen)
-    results = _between_models(request, request.base_model) if request.base_model else of_prompts(request)
+    results = of_prompts(request)
     return results[0] if single else results
 
 
-def _between_models(request: AttributionRequest, base: Model) -> list[Relevance]:
-    """Explain the difference to a base model. The default target is the answer of the model, not of its base model."""
-    check_same_shape(request.model, base)
-    whole = request.whole()
-    here = of_prompts(whole)
-    rows = tuple(as_answered(*pair) for pair in zip(request.prompts, here, strict=True))
-    there = of_prompts(replace(whole, model=base, prompts=rows))
-    pairs = zip(rows, here, there, strict=True)
-    return [request.reduced(model_difference(request.model, base, *pair)) for pair in pairs]
-
-
 def of_prompts(request: AttributionRequest) -> list[Relevance]:
-    """Explain each prompt of the request without its base model."""
+    """Explain each prompt of the request."""
     results: list[Relevance] = []
-    for key, group in groupby(request.prompts, lambda r: (bool(r.counterfactuals or r.contrast_phrase), r.objective)):
+    for key, group in groupby(request.prompts, lambda r: (_is_alone(request, r), r.objective)):
         rows, size = list(group), 1 if key[0] else BATCH_SIZE
         for start in range(0, len(rows), size):
             results += _of_batch(request, rows[start : start + size])
@@ -153,10 +142,15 @@ def of_prompts(request: AttributionRequest) -> list[Relevance]:
     return results
 
 
+def _is_alone(request: AttributionRequest, row: PromptRequest) -> bool:
+    """Return whether a prompt shares no batch with other prompts."""
+    return bool(row.counterfactuals or row.contrast_phrase or request.base_model)
+
+
 def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> list[Relevance]:
     if rows[0].contrast_phrase is not None:
         return [_against_a_phrase(request, rows[0])]
-    if rows[0].counterfactuals:
+    if rows[0].counterfactuals or request.base_model:
         return [paired_relevance(request, rows[0])]
     return single_relevances(request, joint_objective(request.model, rows))
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, takewhile
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from icebear.concepts.attribution.diff import Diff
 from icebear.concepts.attribution.prompt import (
     Prediction,
     PromptTokens,
@@ -21,6 +23,7 @@ from icebear.concepts.attribution.prompt import (
 from icebear.concepts.attribution.ranking import NeuronScores
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, joint_objective
 from icebear.concepts.attribution.result import Counterfactual, Relevance, Run
+from icebear.concepts.attribution.two_models import Causes, ChangedWeights
 from icebear.concepts.lrp.differences import partner
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.lrp import DIFFERENCE, Difference
@@ -28,6 +31,7 @@ from icebear.concepts.methods.method import Method, Multiplying, OnePass
 from icebear.concepts.models import images
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
+from icebear.concepts.models.prompts import Prompt
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import Largest, LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, Values
@@ -42,21 +46,25 @@ Sites = dict[str, Tensor]
 
 
 def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevance:
-    """Explain the difference of a prompt to its counterfactuals."""
-    pairs = _pairs(request.model, row)
+    """Explain the difference of a prompt to its counterfactuals, or to the base model."""
+    pairs = _pairs(request, row)
     is_open = row.phrase is None and (row.target is None or row.contrast is None)
-    method, note = _with_default(request.method, pairs)
+    method, note = _with_default(DIFFERENCE if request.base_model else request.method, pairs)
     exact_largest = isinstance(method, Difference) and len(pairs) == 1  # a mean needs all neurons first
     single = replace(request if exact_largest else request.whole(), method=method)
     compute = _by_difference_rules if isinstance(method, Difference) else _by_multipliers
     try:
         sums = compute(single, pairs, is_open)
     except MissingRule as error:
-        if request.method is not None:
+        if request.method is not None or request.base_model is not None:
             raise
         raise MissingRule(f"{error} Method gxi works, but its relevance does not add up to the difference.") from None
     own = row.phrase is None and row.contrast is None
     relevance = sums.relevance(method, own, note)
+    if request.base_model is not None:
+        assert relevance.counterfactual is not None
+        compared = replace(relevance.counterfactual, model=request.base_model.name)
+        relevance = Diff.from_relevance(replace(relevance, counterfactual=compared), sums.changes)
     return relevance if exact_largest else request.reduced(relevance)
 
 
@@ -77,9 +85,10 @@ def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Me
     return method, ""
 
 
-def _pairs(model: Model, row: PromptRequest) -> list[Objective]:
+def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
     """Return an objective of two rows, the prompt and the counterfactual, for each counterfactual."""
-    prompt, others = row.prompt, row.counterfactuals
+    model, base = request.model, request.base_model
+    prompt, others = row.prompt, row.counterfactuals or (row.prompt,)
     if any((one.image is None) is not (prompt.image is None) for one in others):
         raise InputError("Compare a text with texts, and an image with images.")
     if model.task.labels_tokens and row.position is None:  # the same token in both prompts
@@ -87,20 +96,32 @@ def _pairs(model: Model, row: PromptRequest) -> list[Objective]:
     pairs = []
     for other in others:
         pair = joint_objective(model, [row, replace(row, prompt=other)])
-        if pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None:
+        same = pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None
+        if same and base is None:
             raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; give another.")
+        if base is not None:
+            _check_tokens(base, row, other, pair)
         pairs.append(pair)
     return pairs
+
+
+def _check_tokens(base: Model, row: PromptRequest, other: Prompt, pair: Objective) -> None:
+    """Raise `InputError` if the base model reads other tokens."""
+    if joint_objective(base, [replace(row, prompt=other)]).batch.row_ids(0) != pair.batch.row_ids(1):
+        raise InputError(f"{base.name} splits the prompt into other tokens; give token ids.")
 
 
 Answers = tuple[int, ...]
 
 
-def _with_answers(model: Model, pair: Objective, here: Answers, there: Answers) -> Objective:
-    """Fill in the answer to the prompt as the target and the answer to the counterfactual as the contrast."""
+def _with_answers(model: Model, pair: Objective, here: Answers, there: Answers, two_models: bool = False) -> Objective:
+    """Fill in the answer to the prompt as the target and the answer to the counterfactual as the contrast. If two
+    models give the same answer, there is no contrast."""
     target, contrast = pair.targets[0] or here, pair.contrasts[0]
     if contrast is None and model.output_size > 1:  # a single number has no alternative
         contrast = there[0]
+        if two_models and contrast in target:
+            contrast = None
     if contrast is not None and contrast in target:
         raise InputError(
             f"The answer to both prompts is {model.answer_text(contrast)!r}, so there is nothing to compare; name a "
@@ -139,6 +160,14 @@ class _Sums:
         self.numbers: list[tuple[float, float]] = []
         self.alignments: list[Tensor] = []
         self.largest: Largest | None = None
+        self.changes: tuple[ChangedWeights, ...] = ()
+        """With a base model."""
+
+    def add_changes(self, changes: tuple[ChangedWeights, ...]) -> None:
+        """Add what the weights caused for one counterfactual."""
+        before = self.changes or tuple(replace(one, caused=torch.zeros_like(one.caused)) for one in changes)
+        pairs = zip(before, changes, strict=True)
+        self.changes = tuple(replace(one, caused=one.caused + more.caused / self.count) for one, more in pairs)
 
     def add(
         self,
@@ -216,9 +245,9 @@ class PairLogits(Logits):
     """The number of a prompt and that of its counterfactual, which gets no gradient. Open answers are read from the
     same pass."""
 
-    def __init__(self, objective: Objective, is_open: bool) -> None:
+    def __init__(self, objective: Objective, is_open: bool, two_models: bool) -> None:
         super().__init__(objective)
-        self.is_open = is_open
+        self.is_open, self.two_models = is_open, two_models
 
     def numbers(self, model: Model) -> Tensor:
         pair = self.objective
@@ -226,7 +255,7 @@ class PairLogits(Logits):
         self.logits = logits.detach()
         if self.is_open:
             (here, there), _ = _unanswered(pair).evaluate(self.logits)
-            self.objective = _with_answers(model, pair, here, there)
+            self.objective = _with_answers(model, pair, here, there, self.two_models)
         self.targets, numbers = self.objective.evaluate(logits)
         return torch.cat((numbers[:1], numbers[1:].detach()))
 
@@ -245,17 +274,25 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         batch, columns = pair.batch, None
         if request.record != "all":
             columns = [[batch.columns(row)[place] for place in sums.recorded] for row in (0, 1)]
-        target, inputs, stream = PairLogits(pair, is_open), Inputs(), Stream(model, batch)
+        causes = Causes(request.models, batch) if request.models else None
+        target, stream = PairLogits(pair, is_open, bool(causes)), Stream(model, batch)
+        inputs = Inputs(causes.read) if causes else Inputs()
         values = Values(model, batch, sites, columns)
         neurons = AllNeurons(model, batch, sites, columns, compared=lambda site, layer, x: x - partner(x))
         excluded = partial(excluded_positions, model, batch, stream)
         largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded, partner)
         recorders: list[Recorder] = [inputs, stream, values, neurons, *([largest] if largest else [])]
-        numbers, _ = forward_backward(
-            model, target, recorders, method, strict=request.strict, checkpoint=request.checkpoint
-        )
+        options: dict[str, Any] = {"strict": request.strict, "checkpoint": request.checkpoint}
+        paired = causes.weights if causes else None
+        numbers, _ = forward_backward(model, target, recorders, method, **options, paired=paired)
         sums.largest = largest.row(0) if largest else None
-        parts = [_product(x - partner(x), g)[0] for x, g in zip(inputs.values, inputs.gradients, strict=True)]
+        if causes is None or batch.pixels is not None:
+            parts = [_product(x - partner(x), g)[0] for x, g in zip(inputs.values, inputs.gradients, strict=True)]
+        else:
+            parts = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]
+        if causes is not None:
+            sums.add_changes(causes.result())
+            _check_base(causes.pair.base, target.objective, numbers[1])
         here, there = ({site: values.values(row, x) for site, x in values.activation.items()} for row in (0, 1))
         if not sums.numbers:
             places = [pair.all_positions.index(place) for place in pair.positions[0]]
@@ -265,6 +302,18 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         own = neurons.row(0)[0]
         sums.add(target.objective, parts, own, there, (numbers[0].item(), numbers[1].item()), weights)
     return sums
+
+
+def _check_base(base: Model, pair: Objective, number: Tensor) -> None:
+    """Raise `InputError` if the base model differs in more than its weights: if its number is not that of the pass."""
+    one = pair.rows([1])
+    experts = Values(base, one.batch, ["router"] if base.has_family and base.family.experts else [])  # run by ours
+    own = forward(base, Logits(one), [experts])[0].to(number)
+    if (own - number).abs() > torch.finfo(base.dtype).eps ** 0.5 * own.abs().clamp(min=1):
+        raise InputError(
+            f"{base.name} computes another number with the same weights; its configuration differs from the model's. "
+            "Compare models of one configuration."
+        )
 
 
 def _predictions(model: Model, objective: Objective, logits: Tensor) -> tuple[TokenScore, ...]:

@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 
 from icebear.concepts.attribution.prompt import Recorded, recorded_positions
 from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.methods.lrp import ATTNLRP
+from icebear.concepts.attribution.two_models import ModelPair
+from icebear.concepts.methods.lrp import ATTNLRP, DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.models.answer import Answer, Span
@@ -103,7 +104,8 @@ class AttributionRequest:
     """The number of neurons recorded at other positions (``keep="top"``); None: all neurons at `record`."""
     checkpoint: bool | None
     strict: bool
-    base_model: Model | None = None
+    models: ModelPair | None = None
+    """With a base model."""
 
     @classmethod
     def of(
@@ -116,22 +118,29 @@ class AttributionRequest:
         options: AttributionOptions,
     ) -> AttributionRequest:
         """Check the arguments. Raises `InputError`."""
-        compares = any(row.counterfactuals for row in prompts)
+        compares = base_model is not None or any(row.counterfactuals for row in prompts)
         if base_model is not None and not isinstance(base_model, Model):
             raise InputError(f"base_model is a loaded model, not {shown(base_model)}; give one of load_model.")
-        if base_model is not None and compares:
-            raise InputError("Give a counterfactual or a base_model, not both.")
         resolved = _method(method, compares)
+        if base_model is not None and resolved not in (None, DIFFERENCE):
+            raise InputError(f"Two models are compared by difference rules, not by {resolved!r}; leave out method.")
         record, keep = options.record, options.keep
         if keep not in get_args(Kept):
             raise InputError(f"keep must be 'all' or 'top' (k >= 1); got {shown(keep)}.")
         if keep == "top" and isinstance(record, str) and record == "all":
             record = "last"
+        if base_model is not None and options.number == "log-odds":
+            raise InputError("number='log-odds' takes no base model; leave out number.")
         number = options.number or ("logit" if base_model else None)
         rows = tuple(_with_objective(model, row, number) for row in prompts)
+        models = ModelPair(model, base_model) if base_model is not None else None
         most = whole(options.k, "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
-        return cls(model, rows, resolved, recorded, record, most, options.checkpoint, options.strict, base_model)
+        return cls(model, rows, resolved, recorded, record, most, options.checkpoint, options.strict, models)
+
+    @property
+    def base_model(self) -> Model | None:
+        return self.models.base if self.models else None
 
     def whole(self) -> AttributionRequest:
         """Return the request with all neurons recorded at all positions, for results that are combined first."""

@@ -1,25 +1,23 @@
-"""Relevance in a model minus relevance in its base model, on the same prompt."""
+"""A model and the base model that it was made from: their weights in pairs, and what each change of a weight caused."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import torch
+from torch import Tensor
 
-from icebear.concepts.attribution.request import PromptRequest, joint_objective
-from icebear.concepts.attribution.result import Counterfactual, Relevance
+from icebear.concepts.attribution.weight_places import Kind, Part, WeightPlaces
+from icebear.concepts.lrp.two_models import Caused, Entries, PairedWeights
+from icebear.concepts.models import dispatch
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError
 from icebear.records import Neuron
-
-
-def as_answered(row: PromptRequest, relevance: Relevance) -> PromptRequest:
-    """Set the target and contrast that were explained."""
-    target, contrast = relevance.target, relevance.contrast
-    if row.phrase is not None:
-        return row
-    return replace(row, target=target.id if target else None, contrast=contrast.id if contrast else None)
 
 
 def check_same_shape(model: Model, other: Model) -> None:
@@ -40,30 +38,180 @@ def check_same_shape(model: Model, other: Model) -> None:
         )
 
 
-def model_difference(model: Model, base: Model, row: PromptRequest, here: Relevance, there: Relevance) -> Relevance:
-    """Subtract the relevance in the base model. Raises `InputError` if the tokens of the prompt differ."""
-    if here.prompt.ids != there.prompt.ids:
-        raise InputError(f"{base.name} splits the prompt into other tokens than {model.name}; give token ids.")
-    if here.positions is not None:
-        raise InputError("Relevance with positions (pa-lrp) cannot be subtracted; use attnlrp or cp-lrp.")
-    scores = replace(here.neurons.minus(there.neurons, len(here.tokens)), counterfactual=there.neurons.activation)
-    return replace(
-        here,
-        tokens=here.tokens - there.tokens,
-        neurons=scores,
-        sums=here.sums.minus(there.sums),
-        counterfactual=Counterfactual(
-            prompts=(here.prompt.strings,),
-            pairs=() if row.contrast_phrase is not None else (joint_objective(model, [row]),),
-            alignments=(torch.eye(len(here.tokens)),),
-            contrasts=(here.contrast_text,) if here.contrast_text else (),
-            own_answers=False,
-            at="model",
-            numbers=(there.sums.target,),
-            overlap=None,
-            model=base.name,
-        ),
-    )
+@dataclass(frozen=True, eq=False)
+class ChangedWeights:
+    """What the changed weights of one kind in one layer caused, by unit: a neuron, a head, a token, or all of it."""
+
+    layer: int | None
+    kind: Kind
+    module: str
+    caused: Tensor
+    """(N,), in logits."""
+    size: Tensor
+    """(N,) the norms of the changes."""
+
+
+@dataclass(eq=False)
+class ModelPair:
+    """A model and its base model. Raises `InputError` if weights cannot be compared."""
+
+    model: Model
+    base: Model
+    places: WeightPlaces = field(init=False)
+    weights: dict[str, tuple[Tensor, Tensor]] = field(init=False)
+    """The parameters that differ."""
+
+    def __post_init__(self) -> None:
+        check_same_shape(self.model, self.base)
+        for one in (self.model, self.base):
+            if one.offloaded or any(map(dispatch.packed, one.net.modules())):
+                raise InputError(
+                    f"{one.name} has quantized or offloaded weights, which cannot be compared one by one; load it "
+                    "without bits and device map."
+                )
+        own = dict(self.model.net.named_parameters())
+        everywhere = [dict(one.net.named_parameters(remove_duplicate=False)) for one in (self.model, self.base)]
+        shapes = [{name: (x.shape, x.dtype, x.device) for name, x in each.items()} for each in everywhere]
+        if shapes[0] != shapes[1] or own.keys() != dict(self.base.net.named_parameters()).keys():
+            raise InputError(
+                f"The weights of {self.base.name} differ from those of {self.model.name} in names, shapes, ties, dtype "
+                "or device; load both in the same way."
+            )
+        theirs = everywhere[1]
+        self.weights = {name: (x, theirs[name]) for name, x in own.items() if not torch.equal(x, theirs[name])}
+        self.places = WeightPlaces(self.model)
+
+    def parts(self, name: str) -> list[Part]:
+        """Return the parts of a weight that operations on activations read; of a tied embedding, the unembedding."""
+        if name in self.embeddings:
+            return [self.by_token(name, "unembedding")]
+        return self.places.of(name)
+
+    def by_token(self, name: str, kind: Kind) -> Part:
+        count = len(self.weights[name][0])
+        return Part(None, kind, name.rpartition(".")[0], count, 0, torch.arange(count))
+
+    @property
+    def embeddings(self) -> list[str]:
+        """The names of the token embeddings that differ."""
+        ids = {id(module.weight) for module in self.model.embeddings} if self.model.task.reads_text else set()
+        return [name for name, (own, _) in self.weights.items() if id(own) in ids]
+
+    def embedding(self, model: Model, batch: Batch, stack: int) -> Tensor:
+        """Return the token embeddings (B, T, D) of a stack in one of the models."""
+        modules = model.embeddings
+        ids = batch.decoder.ids if stack and batch.decoder else batch.ids
+        return modules[min(stack, len(modules) - 1)].forward(ids)  # without hooks: it runs inside of one  # type: ignore[no-any-return]
+
+    @cached_property
+    def sizes(self) -> dict[tuple[int | None, Kind, str], Tensor]:
+        """The norms of the changes, by layer, kind and module, of each unit."""
+        sizes: dict[tuple[int | None, Kind, str], Tensor] = {}
+        for part, own, base in self.slices():
+            key, squares = (part.layer, part.kind, part.module), part.sums(partial(_squares, own - base))
+            sizes[key] = sizes[key] + squares if key in sizes else squares
+        return {key: squares.sqrt() for key, squares in sizes.items()}
+
+    @contextmanager
+    def restored(self, chosen: Sequence[tuple[Kind, str, int]]) -> Iterator[None]:
+        """Give units, each a kind, a module and an index, the base model's weights inside the context."""
+        units: dict[tuple[Kind, str], list[int]] = {}
+        for kind, module, index in chosen:
+            units.setdefault((kind, module), []).append(index)
+        undo: list[Callable[[], object]] = []
+        with self.model.lock, torch.no_grad():
+            try:
+                for part, own, base in self.slices():
+                    if indices := units.get((part.kind, part.module)):
+                        undo.append(_copy(part, own, base, torch.tensor(indices)))
+                yield
+            finally:
+                for one in reversed(undo):
+                    one()
+
+    def slices(self) -> Iterator[tuple[Part, Tensor, Tensor]]:
+        """Yield the parts of the weights that differ, with the weights in both models."""
+        for name, (own, base) in self.weights.items():
+            is_experts = own.dim() > 1 and hasattr(
+                self.model.net.get_submodule(name.rpartition(".")[0]), "is_transposed"
+            )
+            if is_experts:
+                pairs = [(f"{name}[{expert}]", own[expert], base[expert]) for expert in range(len(own))]
+            else:
+                pairs = [(name, own, base)]
+            if name in self.embeddings:
+                yield self.by_token(name, "embedding"), own, base
+                head = self.model.net.get_output_embeddings()
+                pairs = pairs if getattr(head, "weight", None) is own else []
+            for each, here, there in pairs:
+                yield from ((part, here, there) for part in self.parts(each))
+
+
+def _squares(x: Tensor, axis: int) -> Tensor:
+    """Return the squared norm of each slice along an axis."""
+    others = [one for one in range(x.dim()) if one != axis]
+    return torch.linalg.vector_norm(x, dim=others).square() if others else x.square()
+
+
+def _copy(part: Part, own: Tensor, base: Tensor, indices: Tensor) -> Callable[[], object]:
+    """Copy the slices of some units, and return a function that undoes it."""
+    if part.axis is None or part.units is None:
+        before = own.clone()
+        own.data.copy_(base)
+        return lambda: own.data.copy_(before)
+    chosen = torch.isin(part.units, indices).nonzero().flatten().to(own.device)
+    before, axis = own.index_select(part.axis, chosen), part.axis
+    own.data.index_copy_(axis, chosen, base.index_select(axis, chosen))
+    return lambda: own.data.index_copy_(axis, chosen, before)
+
+
+class Causes:
+    """Collects what changed weights caused in one pass of a pair of models and prompts."""
+
+    def __init__(self, pair: ModelPair, batch: Batch) -> None:
+        self.pair, self.batch = pair, batch
+        self.sums: dict[tuple[int | None, Kind, str], Tensor] = {}
+        self.embedded: list[tuple[Tensor, Tensor]] = []
+        """The embeddings of each stack (2, T, D), of both prompts, in both models."""
+        self.weights = PairedWeights(pair.weights, self.add)
+
+    def add(self, name: str, caused: Caused) -> None:
+        """Take what a weight caused."""
+        for part in self.pair.parts(name):
+            self._add(part, part.sums(caused.along))
+
+    def _add(self, part: Part, sums: Tensor) -> None:
+        key = part.layer, part.kind, part.module
+        self.sums[key] = self.sums[key] + sums if key in self.sums else sums
+
+    def read(self, stack: int, x: Tensor) -> Tensor:
+        """Return the input of a stack: the embeddings of the prompt, and those of the other one in the base model."""
+        if self.batch.pixels is not None:
+            self.embedded.append((x, x))
+            return x
+        there = self.pair.embedding(self.pair.base, self.batch, stack).detach().to(x)
+        self.embedded.append((x, there))
+        return torch.cat((x[:1], there[1:]))
+
+    def passed_on(self, stack: int, gradient: Tensor) -> Tensor:
+        """Return the relevance (T, D) of the prompts' difference, and add what the changed embeddings caused."""
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        own, there = (x.to(dtype) for x in self.embedded[stack])
+        g = gradient[0].to(dtype)
+        caused = g * (own - there) / 2  # (2, T, D)
+        if self.batch.pixels is None and caused.any():
+            ids = self.batch.decoder.ids if stack and self.batch.decoder else self.batch.ids
+            names = self.pair.embeddings
+            part = replace(
+                self.pair.by_token(names[min(stack, len(names) - 1)], "embedding"), units=ids.flatten().cpu()
+            )
+            self._add(part, part.sums(Entries(caused.sum(-1).flatten()).along))
+        return g * ((own[0] - own[1]) + (there[0] - there[1])) / 2
+
+    def result(self) -> tuple[ChangedWeights, ...]:
+        """Return what every changed weight caused, zero where it was not used."""
+        sizes = self.pair.sizes.items()
+        return tuple(ChangedWeights(*key, self.sums.get(key, torch.zeros_like(size)), size) for key, size in sizes)
 
 
 def neuron_similarity(model: Model, other: Model, neuron: Neuron) -> dict[str, float]:

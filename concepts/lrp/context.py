@@ -17,13 +17,15 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
-from icebear.concepts.lrp import differences, rules
+from icebear.concepts.lrp import differences, rules, two_models
 from icebear.concepts.lrp.linear_rules import Epsilon
 from icebear.concepts.lrp.operations import TABLE, RelevanceMode, is_activation
+from icebear.concepts.lrp.two_models import PairedWeights, TwoModels
 from icebear.concepts.models.dispatch import packed
 from icebear.concepts.models.families import SCANS, family_of
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.lock import replaced
+from icebear.errors import MissingRule
 
 if TYPE_CHECKING:
     from icebear.concepts.methods.lrp import AttnLRP, Difference
@@ -47,6 +49,7 @@ def relevance_rules(
     strict: bool = True,
     checkpoint_layers: Iterable[nn.Module] = (),
     checkpoint_from: int = 0,
+    paired: PairedWeights | None = None,
 ) -> Iterator[RelevanceMode]:
     """Inside, a call of `net` and a backward pass from its output give activation x gradient = relevance.
 
@@ -59,8 +62,12 @@ def relevance_rules(
     strict: raise `MissingRule` for an operation without a rule (False: warn and record it).
     checkpoint_layers: modules whose inner activations are recomputed in the backward pass, if their input has at least
         `checkpoint_from` tokens.
+    paired: the weights that the counterfactual rows run through, where they differ; with difference rules.
     """
-    mode = RelevanceMode(net, method, accounting, strict, differences.TABLE if method.paired else TABLE)
+    if paired is None:
+        mode = RelevanceMode(net, method, accounting, strict, differences.TABLE if method.paired else TABLE)
+    else:
+        mode = TwoModels(net, method, accounting, strict, paired=paired)
     with ExitStack() as undo:
 
         def replace(module: nn.Module, function: Callable, *bound: Any) -> None:
@@ -79,7 +86,7 @@ def relevance_rules(
             if packed(module):
                 replace(module, _packed, Linear(module))
             if kind.__name__ in own or _is_elementwise(kind, not method.paired):  # type: ignore[arg-type]  # classes have a hash
-                replace(module, _elementwise, differences.secant if method.paired else _identity)
+                replace(module, _elementwise, module, differences.secant if method.paired else _identity)
         for layer in checkpoint_layers:
             replace(layer, _checkpointed, checkpoint_from)
         replace(net, _with_mode)
@@ -105,10 +112,12 @@ def _scan(mode: RelevanceMode, module: nn.Module, forward: Callable, *args: Any,
     return forward(*args, **kwargs)
 
 
-def _elementwise(mode: RelevanceMode, rule: Callable, forward: Callable, x: Tensor) -> Tensor:
+def _elementwise(mode: RelevanceMode, module: nn.Module, rule: Callable, forward: Callable, x: Tensor) -> Tensor:
     """Apply one rule to a whole element-wise module, past the table."""
     if not is_activation(x):
         return forward(x)
+    if isinstance(mode, TwoModels) and any(id(parameter) in mode.changed for parameter in module.parameters()):
+        raise MissingRule(f"{type(module).__name__} has parameters that differ, and no rule for two models.")
     with mode.aside():
         return rule(forward, x)
 
@@ -166,7 +175,7 @@ def _foreign(mode: RelevanceMode, output: Any) -> list[Any]:
 
 
 def _is_ours(node: Any) -> bool:
-    modules = (rules.__name__, differences.__name__)
+    modules = (rules.__name__, differences.__name__, two_models.__name__)
     return isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ in modules  # type: ignore[attr-defined]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.lrp.two_models import PairedWeights
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
@@ -119,10 +120,12 @@ class Conservation:
     positions: float = 0.0
     biases: float = 0.0
     softmax: float = 0.0
+    weights: float = 0.0
+    """With a base model: the share that its changed weights caused."""
 
     @property
     def remainder(self) -> float:
-        return self.target - self.tokens - self.positions - self.biases - self.softmax
+        return self.target - self.tokens - self.positions - self.biases - self.softmax - self.weights
 
     def minus(self, other: Conservation) -> Conservation:
         return Conservation(*(getattr(self, part.name) - getattr(other, part.name) for part in fields(self)))
@@ -168,6 +171,7 @@ def forward_backward(
     accounting: dict[str, Tensor] | None = None,
     strict: bool = True,
     checkpoint: bool | None = None,
+    paired: PairedWeights | None = None,
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return the numbers (B,) that were explained (one after the other, if there are several a row), and the operations
     without a rule (with strict=False).
@@ -176,6 +180,7 @@ def forward_backward(
         At least one recorder must make leaves (`Inputs` does).
     accounting: from `new_accounting`; the relevance that rules retain is added to it.
     checkpoint: store one residual stream a layer and recompute everything else; None does so from `LONG` tokens.
+    paired: the weights of a base model, for the counterfactuals.
     """
     missing: tuple[str, ...] = ()
     with ExitStack() as stack:
@@ -184,7 +189,7 @@ def forward_backward(
         if method is not None:
             start = 0 if checkpoint or model.offloaded else LONG  # the graph would hold what is loaded
             layers = model.layer_modules if checkpoint is not False else ()
-            rules = relevance_rules(model.net, method, accounting, strict, layers, start)
+            rules = relevance_rules(model.net, method, accounting, strict, layers, start, paired)
             mode = stack.enter_context(rules)
             # Our experts run those of both prompts for both, and know whose tokens an expert's bias was added to.
             if model.has_family and model.family.experts:
