@@ -2,6 +2,7 @@
 
 from icebear.actmax.card import Card as Card
 from icebear.actmax.card import describe as describe
+from icebear.actmax.claims.check import check as check
 from icebear.actmax.explanation import Explanation as Explanation
 from icebear.actmax.explanation import explain as explain
 from icebear.actmax.index.annotation import annotate as annotate

@@ -411,6 +411,23 @@ def test_labels_are_made_and_told_by_commands(run):
     assert "Hits: maximally activating tokens" in run("neuron", str(HEAD))
 
 
+def test_a_claim_of_a_label_breaks_where_its_neuron_is_another_one(run, indexed):
+    from icebear import check
+    from icebear.actmax.claims.files import read_claims
+
+    model, _ = indexed
+    run("label", str(WORD), "zebra", "--score", "--claim", "c.yaml")
+    run("label", "--auto", str(POSITION), "--claim", "c.yaml")
+    claims = read_claims("c.yaml")
+    assert {claim.what.neuron for claim in claims} == {WORD, POSITION}
+    assert check(model, claims).passed
+    assert max(claim.value for claim in claims) > 0.95
+    other = planted()
+    with torch.no_grad():
+        other.net.transformer.h[0].mlp.c_fc.weight[:, [WORD.index, POSITION.index]] = 0
+    assert {row.verdict for row in check(other, claims).rows} == {"broken"}
+
+
 @pytest.mark.parametrize("words", [[], ["L0.ffn.3"], ["--auto"], ["--auto", "L0.ffn.3", "--all"]])
 def test_a_label_command_that_says_too_little_or_too_much(words):
     assert CliRunner().invoke(main, ["label", *words]).exit_code == 2

@@ -16,7 +16,9 @@ from icebear.app.cli import verbs
 from icebear.app.cli.output import log_to_stderr
 from icebear.errors import IcebearError, InputError, out_of_memory
 
-ORDER = "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate app mcp doctor"
+ORDER = (
+    "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate check app mcp doctor"
+)
 """The verbs in the order of the help; others come last."""
 
 

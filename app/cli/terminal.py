@@ -27,6 +27,7 @@ from icebear.steering.records import FlipRecord, SideEffects
 
 if TYPE_CHECKING:
     import icebear
+    from icebear.actmax.claims.check import CheckedClaims
     from icebear.concepts.attribution.behaviour import BehaviourNeuron
     from icebear.concepts.attribution.controls import Ablation
     from icebear.concepts.attribution.matrix import Matrix
@@ -578,6 +579,20 @@ def steered_line(concept: icebear.Concept, recipe: icebear.Recipe, plain: float,
         f"Its value in each text, measured by the plain model: {plain:+.2f} plain, {steered:+.2f} steered.",
         "dim",
     )
+
+
+def claims_table(result: CheckedClaims) -> Table:
+    """Claims then and now, with the control and the verdict; the reason is below a claim that did not pass."""
+    rows: list[tuple[str | Text, ...]] = []
+    for row in result.rows:
+        claim, now = row.claim, row.measured
+        then, control = ("-" if x is None else f"{x:.3f}" for x in (claim.value, now and now.control))
+        style = {"passed": "green", "cannot be measured here": "dim"}.get(row.verdict, "red")
+        verdict = Text(row.verdict + (f": {row.why}" if row.why else ""), style)
+        rows.append((str(claim), then, f"{now.value:.3f}" if now else "-", control, verdict))
+    passed = sum(row.verdict == "passed" for row in result.rows)
+    title = f"{passed} of {len(result.rows)} claims passed"
+    return grid("claim", ">then", ">now", ">control", "verdict", rows=rows, title=title)
 
 
 def evaluation_table(texts: dict[str, list[str]], columns: Iterable[str], title: str = "") -> Table:

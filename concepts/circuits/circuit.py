@@ -154,6 +154,17 @@ def _edges(
     return [effect, effect - direct(constant_attention=True), direct(DIFFERENCE)]
 
 
+def contribution_shares(model: Model, relevance: Relevance, places: Sequence[Place]) -> Tensor:
+    """Return (K + 1, T + K) the share of the difference of each of K nodes, and of the answer, that each token and node
+    contributes through no other neuron, by difference rules."""
+    _comparable([relevance])
+    values = choosing.node_values(relevance, places)
+    *_, contribution = _edges(model, relevance, places, lambda targets: None)
+    difference = (values[0] - values[1])[:, None]
+    shares = contribution[:, : len(relevance.tokens) + len(places)] / difference
+    return shares.where(difference != 0, 0.0)
+
+
 def _nodes(
     model: Model, relevance: Relevance, places: Sequence[Place], scores: Tensor, values: Tensor
 ) -> tuple[Node, ...]:

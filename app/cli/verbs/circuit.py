@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import icebear
+from icebear.app.cli.claims import claim
 from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, answered, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar, waiting
@@ -38,6 +39,7 @@ class Options:
     sufficiency: float | None = option(
         "Instead of --nodes: the smallest number of nodes with this sufficiency.", advanced=True
     )
+    claim: str | None
     neuronpedia: str | None = option("Write the graph for Neuronpedia and circuit-tracer.", type=FILE, advanced=True)
     model: ModelOptions
 
@@ -87,6 +89,17 @@ def circuit(options: Options) -> None:
     if measured:
         document |= {"ablation": vars(measured[0]), "faithfulness": vars(measured[1]), "correlations": measured[2]}
     show(options.json, document, circuit_report(graph, measured), *([labels_table(labels)] if labels else []))
+    if options.claim:
+        _claim(options.claim, model, graph, measured and measured[0], pairs)
+
+
+def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any, pairs: dict[str, Any]) -> None:
+    from icebear.actmax.claims.writing import of_graph
+
+    if len(graph.relevances) > 1:
+        raise InputError("A claim is about one pair of prompts; leave out --claim.")
+    prompt, counterfactual = pairs["prompt"], pairs["counterfactual"]
+    claim(file, model, lambda: of_graph(model, graph, ablation, prompt, counterfactual))
 
 
 def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 import icebear
+from icebear.app.cli.claims import claim
 from icebear.app.cli.options import FILE, ModelOptions, argument, exactly_one, lines, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
@@ -35,6 +36,7 @@ class Find:
     rank_by: str = option("means, cna, relevance, w_out or search (docs/concepts.md).", "means")
     words: str | None = option("Words for the concept, comma-separated; for --rank-by relevance, w_out and search.")
     max_neurons: int = option(default=20)
+    claim: str | None
     site: str = option("Sites of the neurons, separated by commas: ffn, attn, q, k, v, ...", "ffn,attn")
     save: str | None
     store: str
@@ -77,6 +79,10 @@ def find(options: Find) -> None:
     if options.save:
         result.save(options.save)
     show(options.json, result.to_dict(), concept_report(result, labels))
+    if options.claim:
+        from icebear.actmax.claims.writing import of_concept
+
+        claim(options.claim, model, lambda: of_concept(result, *texts, options.seed))
 
 
 @record

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 
 import icebear
+from icebear.app.cli.claims import claim
 from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar, waiting
@@ -32,6 +33,7 @@ class Options:
     )
     nodes: int | None = option(default=None, show_default="no circuit", advanced=True)
     png: str | None = option(advanced=True)
+    claim: str | None
     model: ModelOptions
 
 
@@ -100,6 +102,10 @@ def explain(options: Options) -> None:
         if suggestions:
             tables.insert(1, "\nCompare with another prompt:")
     show(options.json, document, *tables)
+    if options.claim:
+        from icebear.actmax.claims.writing import of_explanation
+
+        claim(options.claim, model, lambda: of_explanation(model, explanation, prompt, arguments["counterfactual"]))
 
 
 def _is_text(attribution: AttributionOptions, model: icebear.Model) -> bool:

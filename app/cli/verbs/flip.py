@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 import icebear
+from icebear.app.cli.claims import claim
 from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, PromptOptions, lines, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import bar, waiting
@@ -33,6 +34,7 @@ class Options:
     held_out: str | None = option("File of held-out contexts, one per line.", type=FILE, advanced=True)
     budget: float | None = option("Warn if the off-target KL exceeds this many nats.", advanced=True)
     paraphrases: str | None = option("File of paraphrases that must flip too, one per line.", type=FILE, advanced=True)
+    claim: str | None
     unbounded: bool = option("Allow edits outside the activation range.", advanced=True)
     model: ModelOptions
 
@@ -86,6 +88,10 @@ def flip(options: Options) -> None:
     if options.save:  # last, so that a path that cannot be written loses nothing
         recipe.save(options.save)
         click.echo(f"Wrote {options.save}", err=True)
+    if options.claim:
+        from icebear.actmax.claims.writing import of_recipe
+
+        claim(options.claim, model, lambda: of_recipe(recipe, effects))
 
 
 def _perplexity_texts() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 import icebear
+from icebear.app.cli.claims import claim
 from icebear.app.cli.options import ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import bar
@@ -21,6 +22,7 @@ class Options:
     prompt: str | None
     all: bool = option("With --auto: label all neurons in the store; takes hours.")
     top: int
+    claim: str | None
     store: str
     json: bool
     model: ModelOptions
@@ -43,6 +45,8 @@ def label(options: Options) -> None:
         return _automatic(options)
     if len(options.words) != 2 or options.prompt or options.all:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
+    if options.claim and not options.score:
+        raise click.UsageError("--claim needs a score: give --score, or --auto.")
     from icebear.app.cli.terminal import labels_table
 
     neuron, text = Neuron.parse(options.words[0]), options.words[1]
@@ -60,6 +64,8 @@ def label(options: Options) -> None:
         document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.own(neuron)[0], **scored}
     title = f"{neuron} as {text!r}, on held-out sentences"
     show(options.json, document, *([labels_table(scores, title)] if scores else []))
+    if options.claim:
+        _claim(options, model, scores)
 
 
 def _automatic(options: Options) -> None:
@@ -78,3 +84,11 @@ def _automatic(options: Options) -> None:
     title = f"{sum(meaning.significant for meaning in rows)} of {len(rows)} (neuron, sign) have a significant label"
     document = {**made_with, "meanings": [meaning.to_dict() for meaning in rows]}
     show(options.json, document, labels_table(rows[: max(2 * options.top, 40)], title))
+    if options.claim:
+        _claim(options, model, [meaning for meaning in rows if meaning.significant])
+
+
+def _claim(options: Options, model: icebear.Model, meanings: list[Meaning]) -> None:
+    from icebear.actmax.claims.writing import of_labels
+
+    claim(str(options.claim), model, lambda: of_labels(options.store, meanings))

@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 import icebear
+from icebear.app.cli.claims import claim
 from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar, waiting
@@ -38,6 +39,7 @@ class Options:
         advanced=True,
     )
     include_sinks: bool = option("With --position all: include sink tokens.", advanced=True)
+    claim: str | None
     include_template: bool = option("With --position all: include the chat template's tokens.", advanced=True)
     model: ModelOptions
 
@@ -86,6 +88,11 @@ def rank(options: Options) -> None:
         explanation = icebear.Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
     write_page(options.html, explanation.to_html)
     show(options.json, explanation.to_dict(), explanation_report(explanation, words=options.words))
+    if options.claim:
+        from icebear.actmax.claims.writing import of_ranking
+
+        pair = arguments["prompt"], arguments["counterfactual"]
+        claim(options.claim, model, lambda: of_ranking(model, explanation, *pair))
 
 
 def _rank_file(file: str, options: Options) -> None:

@@ -1,0 +1,50 @@
+"""`icebear check`: are claims about a model still true?"""
+
+from __future__ import annotations
+
+import click
+from click.core import ParameterSource
+
+from icebear.app.cli.claims import models_of
+from icebear.app.cli.options import FILE, ModelOptions, argument, option, record, verb
+from icebear.app.cli.output import show, write_page
+from icebear.app.cli.progress import bar
+
+
+@record
+class Options:
+    file: str = argument(type=FILE)
+    json: bool
+    junit: str | None = option("Write JUnit XML to this file.", type=FILE)
+    model: ModelOptions
+
+
+@verb(Options)
+def check(options: Options) -> None:
+    """Measure the claims of FILE again. The exit code is 1 if one is broken.
+
+    FILE is made by --claim of explain, rank, circuit, flip, label and concept find. Without --model, each claim is
+    checked in the model that it was made with; give --model for another version of it.
+
+    Example:
+      icebear explain "The ice bear lives in the" --claim claims.yaml
+      icebear check claims.yaml
+    """
+    from icebear.actmax.claims.check import CheckedClaim, CheckedClaims, check
+    from icebear.actmax.claims.files import read_claims
+    from icebear.app.cli.terminal import claims_table
+
+    claims = read_claims(options.file)
+    named = click.get_current_context().get_parameter_source("model") is not ParameterSource.DEFAULT
+    name = options.model.model
+    groups = {name: list(claims)} if named else models_of(claims, name)
+    rows: list[CheckedClaim] = []
+    for model_name, some in groups.items():
+        model = options.model.load(model_name)
+        with bar("claims", len(some)) as move:
+            rows += check(model, some, move).rows
+    result = CheckedClaims(tuple(rows))
+    write_page(options.junit, result.to_junit)
+    show(options.json, {"file": options.file, **result.to_dict()}, claims_table(result))
+    if not result.passed:
+        raise SystemExit(1)

@@ -1,0 +1,79 @@
+"""A pytest plugin: the claims of `*.claims.yaml` are tests. Loading it imports neither torch nor a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icebear.errors import IcebearError
+
+ENDINGS = (".claims.yaml", ".claims.yml")
+
+
+class ClaimFailed(Exception):
+    """A claim that is broken, or whose control passes too."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("icebear").addoption(
+        "--claims-model",
+        metavar="MODEL",
+        help="Check the claims of *.claims.yaml in this model instead of the one that they were made with.",
+    )
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if file_path.name.endswith(ENDINGS):
+        return ClaimsFile.from_parent(parent, path=file_path)
+    return None
+
+
+class ClaimsFile(pytest.File):
+    """A file of claims."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        from icebear.actmax.claims.files import read_claims
+
+        try:
+            claims = read_claims(self.path)
+        except IcebearError as error:
+            raise self.CollectError(str(error)) from None
+        for number, claim in enumerate(claims, 1):
+            yield ClaimItem.from_parent(self, name=f"{number} {claim}", claim=claim)
+
+
+class ClaimItem(pytest.Item):
+    """A claim as a test: it fails if it is broken, and is skipped if it cannot be measured."""
+
+    def __init__(self, *, claim: Any, **more: Any) -> None:
+        super().__init__(**more)
+        self.claim = claim
+
+    def runtest(self) -> None:
+        from icebear.actmax.claims.check import check_claim
+
+        made = self.claim.provenance
+        row = check_claim(_model(self.config.getoption("--claims-model") or (made and made.model)), self.claim)
+        if row.failed:
+            raise ClaimFailed(f"{row.verdict}: {row.why}")
+        if row.measured is None:
+            pytest.skip(f"{row.verdict}: {row.why}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, ClaimFailed | IcebearError):
+            return f"{self.claim}\n{excinfo.value}"
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, str(self.claim)
+
+
+@cache
+def _model(name: str | None) -> Any:
+    from icebear.concepts.models import loading
+
+    return loading.load_model(name) if name else loading.load_model()

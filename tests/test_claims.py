@@ -1,0 +1,419 @@
+"""Claims: every kind holds where it was made and breaks where it is false; files of them, the verb, the plugin."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import LLAMA, Letters, random_model
+from planted import CODES, COMMON, TOPICS, bare
+
+from icebear import Edit, Model, Neuron, attribute, check, circuit, find_concept, load_model, steer
+from icebear.actmax.claims import files, writing
+from icebear.actmax.claims.claim import Claim
+from icebear.actmax.claims.files import append_claims, read_claims, write_claims
+from icebear.actmax.claims.kind import Measured, NodeId, largest_nodes
+from icebear.actmax.claims.kinds import KINDS
+from icebear.actmax.claims.kinds.answer import AnswerClaim
+from icebear.actmax.claims.kinds.concept import ConceptClaim
+from icebear.actmax.claims.kinds.edge import EdgeClaim
+from icebear.actmax.claims.kinds.effect import EffectClaim
+from icebear.actmax.claims.kinds.flip import FlipClaim
+from icebear.actmax.claims.kinds.label import LabelClaim
+from icebear.actmax.claims.kinds.nodes import NecessityClaim, SufficiencyClaim
+from icebear.actmax.claims.kinds.relevance import RelevanceClaim
+from icebear.actmax.claims.kinds.similar import SimilarClaim
+from icebear.actmax.claims.kinds.steer import SteerClaim
+from icebear.actmax.claims.schema import text as schema_text
+from icebear.actmax.labels.kinds import Label
+from icebear.app.cli.main import main
+from icebear.concepts.circuits.circuit import contribution_shares
+from icebear.errors import InputError
+
+pytest_plugins = ["pytester"]
+ROOT = Path(__file__).parent.parent
+PROMPT, OTHER = "the ice bear", "an old horse"
+PAIR = {"prompt": PROMPT, "counterfactual": OTHER}
+
+
+def letters(seed):
+    return Model(random_model(LLAMA, dtype=torch.float32, seed=seed).net, Letters(), f"letters {seed}")
+
+
+@pytest.fixture(scope="module")
+def made():
+    return letters(0)
+
+
+@pytest.fixture(scope="module")
+def relevance(made):
+    return attribute(made, PROMPT, counterfactual=OTHER, sites=("ffn",))
+
+
+@pytest.fixture(scope="module")
+def about(made, relevance):
+    return writing.subject(made, relevance, PROMPT, OTHER)
+
+
+@pytest.fixture(scope="module")
+def nodes(relevance):
+    return largest_nodes(relevance, "ffn", 40)
+
+
+EDIT = Edit.parse("L2.ffn.3=60")
+
+
+def after(model, edits=()):
+    with steer(model, edits):
+        return model.predict(PROMPT, 1)[0].text
+
+
+@pytest.fixture(scope="module")
+def claims(made, relevance, about, nodes):
+    """A claim of each kind that needs no store, about a random model."""
+    first = relevance.top(1, "ffn", position="all")[0]
+    node = NodeId(first.neuron, first.position)
+    effects = relevance.effects(1)
+    order = effects.matrix[0].argsort(descending=True).tolist()
+    raised, lowered = (tuple(effects.tokens[place] for place in part) for part in (order[:2], order[-2:]))
+    token = max(range(len(relevance.tokens)), key=lambda place: relevance.tokens[place].item())
+    to = after(made, [EDIT])
+    with steer(made, [EDIT]):
+        text = made.generate(PROMPT, 4)
+    whats = [
+        AnswerClaim(PROMPT, after(made)),
+        RelevanceClaim(**about, node=node),
+        RelevanceClaim(**about, token=token, text=relevance.prompt.strings[token]),
+        EffectClaim(**about, node=node, raises=raised, lowers=lowered),
+        SufficiencyClaim(**about, nodes=nodes),
+        NecessityClaim(**about, nodes=nodes),
+        SimilarClaim(**about, nodes=nodes),
+        FlipClaim(PROMPT, to, (EDIT,), max_kl=50.0),
+        SteerClaim((PROMPT, OTHER, "a bear", "ice"), (EDIT,), (text,), 4),
+    ]
+    return [Claim.of(made, what) for what in whats]
+
+
+def test_a_claim_holds_where_it_was_made_and_in_no_other_random_model(made, claims, tmp_path):
+    write_claims(tmp_path / "c.yaml", claims)
+    assert list(read_claims(tmp_path / "c.yaml")) == claims
+    result = check(made, tmp_path / "c.yaml")
+    assert result.passed, [row.why for row in result.rows]
+    for row, claim in zip(result.rows, claims, strict=True):
+        assert row.measured.value == pytest.approx(claim.value, abs=1e-5)
+        assert row.measured.control < claim.control_below <= claim.value
+    other = check(letters(1), claims)
+    assert not other.passed
+    passing = [row.claim.what.kind for row in other.rows if row.verdict == "passed"]
+    assert passing == []
+    assert {row.to_dict()["same_model"] for row in other.rows} == {False}
+
+
+def test_other_seeds_of_the_control_give_the_same_verdict(made, claims):
+    for seed in range(1, 4):
+        for claim in claims:
+            other = replace(claim, provenance=replace(claim.provenance, seed=seed))
+            assert check(made, [other]).passed, (str(claim), seed)
+
+
+def test_an_edge_is_that_of_the_circuit_and_breaks_without_its_source(made, relevance, about):
+    graph = circuit(made, PROMPT, counterfactual=OTHER, nodes=12)
+    places = [(node.neuron, node.position) for node in graph.nodes][::-1]
+    shares = contribution_shares(made, graph.relevances[0], places)
+    number = {node.id: len(graph.tokens) + len(places) - 1 - row for row, node in enumerate(graph.nodes)}
+    number |= {token.id: token.position for token in graph.tokens}
+    for edge in graph.shown_edges:
+        row = len(places) if edge.target is graph.answer else number[edge.target.id] - len(graph.tokens)
+        assert shares[row, number[edge.source.id]].item() == pytest.approx(edge.contribution_share, rel=1e-3, abs=1e-5)
+    drafts = [what for what, _ in writing.of_graph(made, graph, None, PROMPT, OTHER) if isinstance(what, EdgeClaim)]
+    claims = [Claim.of(made, what) for what in drafts]
+    assert claims
+    assert check(made, claims).passed
+    silenced = letters(0)
+    with torch.no_grad():
+        for claim in claims:
+            neuron = claim.what.source.neuron
+            silenced.layer_modules[neuron.layer].mlp.down_proj.weight[:, neuron.index] = 0
+    assert {row.verdict for row in check(silenced, claims).rows} == {"broken"}
+
+
+def test_a_concept_separates_texts_and_breaks_without_its_neurons():
+    model, words = bare(), TOPICS["song"]
+    feature = torch.randn(32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for word in words:
+            model.net.transformer.wte.weight[CODES[word]] = feature + 0.01 * torch.randn(32)
+        for layer in (model.net.transformer.h[0].mlp.c_fc,):
+            layer.weight[:, 5] = 4 * feature / feature.norm()
+    draw = np.random.default_rng(0)
+
+    def texts(songs):
+        rows = [
+            draw.choice(COMMON, 9).tolist() + draw.choice(words if songs else COMMON, 3).tolist() for _ in range(40)
+        ]
+        return [" ".join(row) + "." for row in rows]
+
+    examples, others = texts(True), texts(False)
+    concept = find_concept(model, examples, others, "song", sites=("ffn",), max_neurons=1)
+    ((what, _),) = writing.of_concept(concept, examples, others, 0)
+    assert isinstance(what, ConceptClaim)
+    chosen = {*what.examples, *what.others}
+    assert len(chosen) == sum(concept.provenance["tested_on"])
+    claim = Claim.of(model, what)
+    assert claim.value == pytest.approx(concept.provenance["auroc"])
+    assert check(model, [claim]).passed
+    with torch.no_grad():
+        for part in concept.parts:
+            model.net.transformer.h[0].mlp.c_fc.weight[:, part.neuron.index] = 0
+    assert check(model, [claim]).rows[0].verdict == "broken"
+
+
+def test_what_cannot_fail_is_refused(made, about, nodes, relevance, tmp_path):
+    with pytest.raises(InputError, match="cannot fail"):
+        Claim.of(made, AnswerClaim(PROMPT, "a"), measured=Measured(0.5, 0.48))
+    with pytest.raises(InputError, match="cannot fail"):  # a share of nothing is no finding
+        Claim.of(made, SufficiencyClaim(**about, nodes=nodes), measured=Measured(0.001, 0.0))
+    with pytest.raises(InputError, match="does not hold"):
+        Claim.of(made, AnswerClaim(PROMPT, "a"), measured=Measured(0.5, 0.0, broken_by="The answer is another."))
+    one = attribute(made, PROMPT, "x", "y", counterfactual="the ice beat", sites=())  # all relevance is of one token
+    what = RelevanceClaim(**writing.subject(made, one, PROMPT, "the ice beat"), token=11, text="r")
+    with pytest.raises(InputError, match="cannot fail"):
+        Claim.of(made, what)
+    with pytest.raises(InputError, match="No claim"):
+        writing.append(made, tmp_path / "c.yaml", [(what, None)])
+    assert not (tmp_path / "c.yaml").exists()
+
+
+def test_the_margin_is_the_larger_of_the_error_and_a_twentieth(made):
+    what = AnswerClaim(PROMPT, "a")
+    assert Claim.of(made, what, measured=Measured(0.8, 0.0)).threshold == pytest.approx(0.76)
+    assert Claim.of(made, what, measured=Measured(0.8, 0.0, error=0.1)).threshold == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    ("measured", "verdict"),
+    [
+        (Measured(0.5, 0.1), "passed"),
+        (Measured(0.395, 0.1), "passed"),  # within the tolerance
+        (Measured(0.38, 0.1), "broken"),
+        (Measured(float("nan"), 0.1), "broken"),
+        (Measured(0.5, 0.3), "control passes too"),
+        (Measured(0.5, float("nan")), "control passes too"),
+        (Measured(0.5, 0.1, broken_by="It costs too much."), "broken"),
+    ],
+)
+def test_verdicts(made, monkeypatch, measured, verdict):
+    monkeypatch.setattr(AnswerClaim, "measure", lambda self, model, seed: measured)
+    result = check(made, [Claim(AnswerClaim(PROMPT, "a"), 0.4, 0.3, tolerance=0.01)])
+    assert [row.verdict for row in result.rows] == [verdict]
+    assert result.passed is (verdict == "passed")
+
+
+def test_what_a_model_lacks_is_not_measured_and_does_not_pass(made, claims, about):
+    far = RelevanceClaim(**about, node=NodeId(Neuron(29, "ffn", 3), 2))
+    late = RelevanceClaim(**about, node=NodeId(Neuron(0, "ffn", 3), 55))
+    other = RelevanceClaim(**about, token=3, text="elsewhere")
+    result = check(made, [Claim(what, 0.1, 0.1) for what in (far, late, other)])
+    assert [row.verdict for row in result.rows] == ["cannot be measured here"] * 3
+    assert not result.passed
+    assert check(made, [claims[0], Claim(far, 0.1, 0.1)]).passed
+    suite = ElementTree.fromstring(result.to_junit())
+    assert suite.attrib["skipped"] == "3"
+    assert len(suite.findall("testcase/skipped")) == 3
+
+
+# --- files ---
+
+
+def test_every_kind_is_written_and_read_and_in_the_schema():
+    label = Label.of("tokens", "here", [" zebra"])
+    part = {"neuron": "L1.ffn.3", "polarity": "+", "weight": 1.0, "mean": 0.0, "std": 1.0, "max_activation": 2.0}
+    lines = {
+        "answer": {"prompt": [{"role": "user", "content": "Where?"}], "answer": "a"},
+        "concept": {"name": "x", "parts": [part], "examples": ["a b"], "others": ["c d"]},
+        "edge": {"prompt": "a", "counterfactual": "b", "source": "L1.ffn.3@2", "into": "L2.head.0@2"},
+        "effect": {"prompt": "a", "node": "L1.ffn.3@2", "raises": ["x"], "number": "logit"},
+        "flip": {"prompt": "a", "to": " b", "edits": ["L1.ffn.3=-20@last"], "max_kl": 1},
+        "label": {"store": "a.db", "neuron": "L1.ffn.3", "polarity": "-", "text": "zebra", "by": "token"}
+        | {"label": {"kind": label.kind, "where": label.where, "items": [[" zebra"]]}},
+        "relevance": {"prompt": "a", "token": 2, "text": "x", "target": 7},
+        "similar": {"prompt": "a", "nodes": ["L1.ffn.3@2"]},
+        "sufficiency": {"prompt": "a", "nodes": ["L1.ffn.3@2"], "target": " x"},
+        "necessity": {"prompt": "a", "nodes": ["L1.head.3@2"], "contrast": " y"},
+        "steer": {"prompts": ["a"], "edits": ["L1.ffn.3*0"], "words": ["b"]},
+    }
+    assert set(lines) == set(KINDS)
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(json.loads(schema_text()))
+    for kind, what in lines.items():
+        document = {
+            "icebear_claims": 1,
+            "claims": [{"what": {"kind": kind, **what}, "threshold": 1, "control_below": 1}],
+        }
+        validator.validate(document)
+        (claim,) = files._parsed(json.dumps(document), "here")  # JSON is YAML
+        assert type(claim.what) is KINDS[kind]
+        assert files._parsed("icebear_claims: 1\nclaims:\n" + files._text([claim]), "here") == (claim,)
+        document["claims"][0]["what"]["more"] = 1
+        assert not validator.is_valid(document)
+        with pytest.raises(InputError, match="more"):
+            files._parsed(json.dumps(document), "here")
+
+
+def test_the_published_schema_is_that_of_the_records():
+    assert (ROOT / "docs" / "claims.schema.json").read_text() == schema_text()
+
+
+LINE = "{what: {kind: answer, prompt: a, answer: b}, threshold: 1, control_below: 1}"
+HEAD = "icebear_claims: 1\nclaims:\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "icebear_claims: 2\nclaims: []",
+        "icebear_claims: 1\nclaims: {}",
+        "icebear_claims: 1\nclaims: []\nmore: 1",
+        "a: &a [1]\nb: *a",
+        f"{HEAD}- &x {LINE}",
+        "!!python/object/apply:os.system ['true']",
+        f"{HEAD}- !!map {LINE}",
+        "{" * 5000,
+        "[" * 50_000,
+        f"{HEAD}- 7",
+        f"{HEAD}- {LINE.replace('threshold: 1', 'threshold: .nan')}",
+        f"{HEAD}- {LINE.replace('threshold: 1', 'threshold: nan')}",
+        f"{HEAD}- {LINE.replace('control_below: 1', 'control_below: .inf')}",
+        f"{HEAD}- {LINE.replace('threshold: 1', 'threshold: 2026-01-01')}",
+        f"{HEAD}- {LINE.replace('threshold: 1, ', '')}",
+        f"{HEAD}- {LINE.replace('kind: answer', 'kind: magic')}",
+        f"{HEAD}- {LINE.replace('answer: b', 'answer: no')}",
+        f"{HEAD}- {LINE.replace('answer: b', 'answer: [b]')}",
+        f"{HEAD}- {LINE.replace('prompt: a', 'prompt: 7')}",
+        "a: 1\n\tb: 2",
+        "\x00",
+        "a" * 10_000_000,
+    ],
+)
+def test_a_hostile_file_gets_a_sentence(text, tmp_path):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(InputError) as error:
+        read_claims(tmp_path / "c.yaml")
+    assert "c.yaml" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+    with pytest.raises(InputError):
+        append_claims(tmp_path / "c.yaml", [Claim(AnswerClaim("a", "b"), 0.5, 0.5)])
+    assert (tmp_path / "c.yaml").read_text() == text
+
+
+def test_what_a_person_wrote_stays_when_claims_are_appended(tmp_path):
+    claim, path = Claim(AnswerClaim("a", "b"), 0.5, 0.5), tmp_path / "c.yaml"
+    path.write_text(f"# mine\n{HEAD}- {LINE}  # to be true\n")
+    append_claims(path, [claim])
+    assert len(read_claims(path)) == 2
+    assert path.read_text().startswith(f"# mine\n{HEAD}- {LINE}  # to be true\n")
+    path.write_text(f"{HEAD}    - {LINE}\n")  # in another style, which cannot be gone on with
+    append_claims(path, [claim])
+    assert read_claims(path)[1] == claim
+    with pytest.raises(InputError, match="missing"):
+        read_claims(tmp_path / "missing.yaml")
+
+
+# --- verbs and the plugin ---
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_folder, tmp_path_factory):
+    """A file of claims of the tiny model, and a copy of it with another last layer."""
+    home = tmp_path_factory.mktemp("claims")
+    damaged, path = home / "damaged", home / "tiny.claims.yaml"
+    model = load_model(tiny_folder, device="cpu", dtype="float32")
+    with torch.no_grad():
+        for parameter in model.layer_modules[-1].parameters():
+            parameter.normal_(0, 1.0, generator=torch.Generator().manual_seed(3))
+    model.net.save_pretrained(damaged)
+    model.tokenizer.save_pretrained(damaged)
+    where = ["--model", tiny_folder, "--device", "cpu", "--claim", str(path)]
+    pair = [" Paris is", "--counterfactual", " Rome are"]
+    for words in (
+        ["rank", *pair, "--site", "ffn", "--top", "40", "--ablate", *where],
+        ["explain", *pair, *where],
+        ["circuit", *pair, "--nodes", "12", "--ablate", *where],
+    ):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, (words, done.output, done.exception)
+    return path, tiny_folder, str(damaged)
+
+
+def test_verbs_append_claims_that_check_measures(folders, tmp_path):
+    path, _, damaged = folders
+    kinds = {claim.what.kind for claim in read_claims(path)}
+    assert {"sufficiency", "necessity", "effect", "relevance", "edge"} <= kinds
+    again = CliRunner().invoke(main, ["check", str(path), "--device", "cpu", "--json"])
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["passed"]
+    xml = tmp_path / "junit.xml"
+    words = ["check", str(path), "--model", damaged, "--device", "cpu", "--junit", str(xml)]
+    broken = CliRunner().invoke(main, words)
+    assert broken.exit_code == 1
+    assert "broken" in broken.stdout
+    suite = ElementTree.parse(xml).getroot()
+    assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) > 0
+    assert int(suite.attrib["tests"]) == len(read_claims(path))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rank", "Paris is", "--base-model", "MODEL"],
+        ["explain", "Paris is", "--span", "all"],
+        ["explain", "Paris is", "--at", "1"],
+        ["label", "L1.ffn.3", "x"],
+    ],
+)
+def test_what_no_claim_is_about_is_refused(words, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [tiny_folder if word == "MODEL" else word for word in words]
+    done = CliRunner().invoke(main, [*words, "--model", tiny_folder, "--device", "cpu", "--claim", "c.yaml"])
+    assert done.exit_code in (1, 2)
+    assert "--claim" in done.stderr
+    assert not Path("c.yaml").exists()
+
+
+def test_the_plugin_makes_each_claim_a_test(folders, pytester):
+    path, _, damaged = folders
+    ours = any(point.value == "icebear.app.pytest_claims" for point in entry_points(group="pytest11"))
+    plugin = [] if ours else ["-p", "icebear.app.pytest_claims"]
+    pytester.path.joinpath("tiny.claims.yaml").write_text(path.read_text())
+    pytester.path.joinpath("bad.claims.yaml").write_text("claims: []")
+    pytester.path.joinpath("other.yaml").write_text("claims: []")
+    count = len(read_claims(path))
+    good = pytester.runpytest_inprocess("-q", "tiny.claims.yaml", *plugin)
+    good.assert_outcomes(passed=count)
+    bad = pytester.runpytest_inprocess("-q", "tiny.claims.yaml", "--claims-model", damaged, *plugin)
+    assert bad.parseoutcomes()["failed"] > 0
+    assert pytester.runpytest_inprocess("-q", *plugin).ret != 0
+    assert "bad.claims.yaml" in pytester.runpytest_inprocess("-q", *plugin).stdout.str()
+
+
+def test_the_plugin_loads_without_torch():
+    code = "import sys, icebear.app.pytest_claims; assert not {'torch', 'transformers', 'yaml'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_kind_is_one_class_in_one_file():
+    assert LabelClaim in KINDS.values()
+    for name, kind in KINDS.items():
+        assert kind.kind == name
+        assert kind.__doc__
+        assert fields(kind)
