@@ -104,8 +104,9 @@ class Claim:
                 f"This claim cannot fail: the {what.value_is} is {one.value:.3f}, and {what.control_is} is "
                 f"{one.control:.3f}; claim something that the control does not reach."
             )
-        numbers = [round(x, 6) for x in (threshold, threshold, TOLERANCE * abs(one.value), one.value, one.control)]
-        return cls(what, *numbers, Provenance.of(model, seed))
+        threshold, value, control = (round(x, 6) for x in (threshold, one.value, one.control))
+        tolerance = round(TOLERANCE * abs(value), 6)
+        return cls(what, threshold, threshold, tolerance, value, control, Provenance.of(model, seed))
 
 
 def _union(kind: Any, converter: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean
+from typing import Any
 
 from icebear.actmax.claims.kind import Kind, Measured, PromptText
 from icebear.concepts.models.model import Model
@@ -38,8 +39,9 @@ class SteerClaim(Kind):
         return Measured(value, control, sqrt(value * (1 - value) / len(self.prompts)))
 
     def _share(self, model: Model, edits: Sequence[Edit]) -> float:
+        prompts: Any = list(self.prompts)
         with steer(model, edits):
-            texts = model.generate(list(self.prompts), self.max_new_tokens)
+            texts = model.generate(prompts, self.max_new_tokens)
         has = re.compile("|".join(rf"\b{re.escape(word.strip())}\b" for word in self.words), re.IGNORECASE)
         return fmean(bool(has.search(text)) for text in texts)
 
