@@ -93,7 +93,7 @@ def apply_patch(net: Any, file: str | Path) -> None:
     net
         A transformers model.
     file
-        A file of `icebear recipe patch`.
+        A file of `icebear recipe export --patch`.
 
     Raises
     ------

@@ -552,7 +552,7 @@ def test_the_commands(tmp_path, monkeypatch):
     other = RUN.invoke(main, ["recipe", "check", "o.json"])
     assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
     (tmp_path / "e.json").write_text(json.dumps({**result, "edits": ["L3.ffn.7*0.5"]}))
-    made = RUN.invoke(main, ["recipe", "patch", "e.json", "--save", "p.safetensors"])
+    made = RUN.invoke(main, ["recipe", "export", "e.json", "--patch", "p.safetensors"])
     assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr
     big = {**result["provenance"]["side_effects"], "off_target_kl": 10**400}
     effects = ({"side_effects": one} for one in (3, {"where": 3}, big))

@@ -209,7 +209,15 @@ recipe show deep.json
 recipe show recipe.json /dev/null
 recipe combine recipe.json recipe.json
 recipe combine recipe.json --share nan
-recipe patch recipe.json --model tiny
+recipe export recipe.json --model tiny
+recipe export recipe.json --gguf /dev/full --model tiny
+recipe export deep.json --gguf x.gguf --model tiny
+check none.yaml --model tiny
+check deep.json --model tiny
+check folder --model tiny
+check text.txt --model tiny
+rank a --model tiny --claim folder
+label L1.ffn.3 x --claim c.yaml --store good.db
 recipe check folder --model tiny
 evaluate faithfulness --model tiny --methods "" --out out
 evaluate faithfulness --model tiny --methods magic --samples 1 --out out

@@ -163,7 +163,7 @@ def test_recipes_told_in_a_document(output, tmp_path, tiny_folder):
         Recipe.for_model(model, name, [Edit.parse(edit)]).save(tmp_path / name)
     both = output("recipe", "combine", "a.json", "b.json", "--save", "both.json", model=False)
     assert both == json.loads((tmp_path / "both.json").read_text())
-    patch = output("recipe", "patch", "both.json", "--save", "p.safetensors", "--check-on", "Rome is")
+    patch = output("recipe", "export", "both.json", "--patch", "p.safetensors", "--check-on", "Rome is")
     assert patch["difference"] < 1e-3
     assert patch["new_biases"] == ["model.layers.0.mlp.down_proj.bias"]
     assert set(patch["new_biases"]) < set(patch["weights"])

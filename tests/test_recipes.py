@@ -72,7 +72,7 @@ def test_a_saved_patch_is_steering_in_plain_transformers(edits, new, tiny_folder
     recipe = Recipe.for_model(model, "r", [Edit.parse(text) for text in edits.split()])
     recipe.save(tmp_path / "r.json")
     file = tmp_path / "p.safetensors"
-    words = ["recipe", "patch", str(tmp_path / "r.json"), "--save", str(file), "--model", tiny_folder]
+    words = ["recipe", "export", str(tmp_path / "r.json"), "--patch", str(file), "--model", tiny_folder]
     made = CliRunner().invoke(main, [*words, "--device", "cpu"])
     assert made.exit_code == 0, made.stderr
     new = [f"model.{path}.bias" for path in new]

@@ -1,18 +1,20 @@
-"""`icebear recipe`: show saved recipes, check them, combine them, write them into weights."""
+"""`icebear recipe`: show saved recipes, check them, combine them, export them to other software."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
 import icebear
-from icebear.app.cli.options import FILE, ModelOptions, argument, option, record, verb
+from icebear.app.cli.options import FILE, ModelOptions, argument, exactly_one, option, record, verb
 from icebear.app.cli.output import show
 from icebear.errors import RecipeError
 
 
 @click.group()
 def recipe() -> None:
-    """Show, check and combine recipes, or write one into the weights.
+    """Show, check and combine recipes, or export one to other software.
 
     \b
     Example:
@@ -91,39 +93,65 @@ def combine(options: Combine) -> None:
 
 
 @record
-class Patch:
+class Export:
     file: str = argument(type=FILE)
-    save: str = option(required=True)
-    check_on: str = option("Prompt on which to check the patch.", "The ice bear lives in the")
+    patch: str | None = option("Write weights and biases to this .safetensors file, for transformers.", type=FILE)
+    gguf: str | None = option("Write a control vector to this .gguf file, for llama.cpp.", type=FILE)
+    check_on: str = option("Prompt on which to check the result.", "The ice bear lives in the")
     json: bool
     model: ModelOptions
 
 
-@verb(Patch, recipe)
-def patch(options: Patch) -> None:
-    """Turn the edits of a recipe into weights and biases (a .safetensors file), and compare the result with steering.
+@verb(Export, recipe)
+def export(options: Export) -> None:
+    """Turn the edits of a recipe into a file that other software loads, and compare the result with steering.
 
-    Weights can express only edits that act at all tokens.
+    --patch writes weights and biases, which can express only edits that act at all tokens. --gguf writes the control
+    vector of llama.cpp (--control-vector FILE), which can express only edits that add to FFN neurons at all tokens.
+    What cannot be expressed exactly is refused.
 
     Example:
-      icebear recipe patch everywhere.json --save patch.safetensors
+      icebear recipe export everywhere.json --patch patch.safetensors
+      icebear recipe export warmer.json --gguf warmer.gguf
     """
+    exactly_one({"--patch": options.patch, "--gguf": options.gguf})
+    saved, model = icebear.Recipe.load(options.file), options.model.load()
+    result = _patch(options, saved, model) if options.patch else _control_vector(options, saved, model)
+    show(options.json, {**model.made_with, "recipe": saved.name, **result, "checked_on": options.check_on})
+
+
+def _patch(options: Export, saved: icebear.Recipe, model: icebear.Model) -> dict[str, Any]:
     from icebear.steering.weight_patch import difference, new_biases, patch, save_patch
 
-    saved, model = icebear.Recipe.load(options.file), options.model.load()
     weights = patch(model, saved)
-    off = difference(model, saved, weights, options.check_on)
-    if not off < 1e-3:
-        raise RecipeError(f"The patch differs from steering by {off:.1e} of the largest logit, so it was not written.")
-    save_patch(model, weights, options.save)
+    off = _checked(difference(model, saved, weights, options.check_on))
+    save_patch(model, weights, str(options.patch))
     new, names = list(new_biases(model, weights)), list(weights)
-    logits = f"logits differ from steering by {off:.1e} of the largest"
-    click.echo(f"Wrote {options.save}: {', '.join(names)}; {logits}", err=True)
+    _wrote(options.patch, names, off)
     if new:
         click.echo(
             f"The model has no {', '.join(new)}, so load_state_dict would ignore it; load the file with "
             "icebear.apply_patch(net, file).",
             err=True,
         )
-    result = {"file": options.save, "weights": names, "new_biases": new, "difference": off}
-    show(options.json, {**model.made_with, "recipe": saved.name, **result, "checked_on": options.check_on})
+    return {"file": options.patch, "weights": names, "new_biases": new, "difference": off}
+
+
+def _control_vector(options: Export, saved: icebear.Recipe, model: icebear.Model) -> dict[str, Any]:
+    from icebear.steering.control_vector import control_vectors, difference, save_control_vectors
+
+    vectors = control_vectors(model, saved)
+    off = _checked(difference(model, saved, vectors, options.check_on))
+    save_control_vectors(model, vectors, str(options.gguf))
+    _wrote(options.gguf, [f"direction.{layer}" for layer in vectors], off)
+    return {"file": options.gguf, "layers": list(vectors), "difference": off}
+
+
+def _checked(off: float) -> float:
+    if not off < 1e-3:
+        raise RecipeError(f"The result differs from steering by {off:.1e} of the largest logit; it was not written.")
+    return off
+
+
+def _wrote(path: str | None, names: list[str], off: float) -> None:
+    click.echo(f"Wrote {path}: {', '.join(names)}; logits differ from steering by {off:.1e} of the largest", err=True)
