@@ -15,6 +15,9 @@ WRITERS = ("ffn", "shared", "attn", "cross")
 """The sites that write to the residual stream: the inputs of W_out."""
 
 _NEURON = re.compile(r"L(\d{1,9})\.([a-z]+)\.(\d{1,9})")
+_HOOK = re.compile(r"blocks\.(\d{1,9})\.(mlp\.hook_post|attn\.hook_z)\[(\d{1,9})\]")
+HOOKS = {"ffn": "mlp.hook_post", "head": "attn.hook_z"}
+"""Site -> TransformerLens' name of the activation that has its neurons, or heads, along an axis."""
 
 
 @dataclass(frozen=True, order=True)
@@ -50,11 +53,28 @@ class Neuron:
 
     @classmethod
     def parse(cls, text: str) -> Neuron:
-        """Parse the id of a neuron. Raises `InputError` for any other text."""
+        """Parse the id of a neuron or head, or TransformerLens' name: ``blocks.29.mlp.hook_post[860]``,
+        ``blocks.4.attn.hook_z[3]``. Raises `InputError` for any other text."""
+        hook = _HOOK.fullmatch(text.strip()) if isinstance(text, str) else None
+        if hook:
+            site = next(site for site, name in HOOKS.items() if name == hook[2])
+            return cls(int(hook[1]), site, int(hook[3]))
         match = _NEURON.fullmatch(text.strip()) if isinstance(text, str) else None
         if not match:
             raise InputError(f"{shown(text)} is not a neuron id; write it like L29.ffn.860 or L4.head.3.")
         return cls(int(match[1]), match[2], int(match[3]))
+
+    def to_transformer_lens(self) -> str:
+        """Return TransformerLens' name, such as ``blocks.29.mlp.hook_post[860]``; `parse` reads it.
+
+        Raises
+        ------
+        InputError
+            If the site is neither ``ffn`` nor ``head``: TransformerLens has two indices for its neurons.
+        """
+        if self.site not in HOOKS:
+            raise InputError(f"{self} has no single index in TransformerLens; only ffn neurons and heads have one.")
+        return f"blocks.{self.layer}.{HOOKS[self.site]}[{self.index}]"
 
 
 def as_neuron(neuron: Neuron | str) -> Neuron:

@@ -69,7 +69,9 @@ def once(smol):
         patch.setattr("icebear.actmax.explanation.READ", 800)
         patch.setattr("icebear.concepts.evaluation.circuits.LEARN", 2)
         patch.setattr(
-            loading, "load_model", lambda name=smol.name, **options: smol if name == smol.name else load(name)
+            loading,
+            "load_model",
+            wraps(load)(lambda name=smol.name, **options: smol if name == smol.name else load(name)),
         )
         for module, name in ((flipping, "flip"), (side_effects, "side_effects"), (finding, "find_concept")):
             patch.setattr(module, name, remembered(getattr(module, name)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from icebear.concepts.attribution.arrays import Names, arrays
 from icebear.concepts.attribution.prompt import Prediction, PromptTokens
 from icebear.concepts.attribution.ranking import NeuronScores, Position, Ranking
 from icebear.concepts.files import SavedResult, never_saved
@@ -27,6 +28,7 @@ from icebear.records import Neuron, Ranked, TokenScore, as_neuron
 from icebear.values import whole
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
 
     from icebear.concepts.attribution.effects import Effects
@@ -429,6 +431,18 @@ class Relevance(SavedResult, Tabled):
         ]
         names = ["prompt", "target", "contrast", "neuron", "layer", "site", "index", "position", "token", "polarity"]
         return pandas.DataFrame(rows, columns=[*names, *numbers]).astype(dict.fromkeys(numbers, float))
+
+    def to_arrays(self, names: Names = "icebear") -> dict[str, np.ndarray]:
+        """Return the relevance as plain numpy arrays.
+
+        Parameters
+        ----------
+        names : {"icebear", "transformer_lens"}
+            Ours: ``tokens`` (T,) and each site (L, P, N). TransformerLens': each layer by the name of its activation,
+            ``blocks.0.mlp.hook_post`` (P, F) and ``blocks.0.attn.hook_z`` (P, H, d_head), also ``hook_q``, ``hook_k``
+            and ``hook_v`` if ``attn`` is recorded; the tokens as ``hook_embed`` (T,). Other sites keep our names.
+        """
+        return arrays(self.tokens, self.neurons, names)
 
     def to_html(self) -> str:
         """Return a self-contained HTML page: the heatmap, the prediction and the top neurons."""
