@@ -2,16 +2,19 @@
 
     python benchmarks/circuit.py [--rounds 3] [--model smollm2-135m]
 
-Peak memory is that of a fresh process for each line, less what the loaded model takes.
+Peak memory is that of a fresh process for each line, less what the loaded model takes. `--edges 3` instead runs circuits
+of three pairs of each task along their first edges, ranked by contribution and by effect.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +22,9 @@ from attribution import tokens
 from resident import resident
 
 from icebear import attribute, circuit, load_model
+from icebear.concepts.circuits.checks import faithfulness
+from icebear.concepts.evaluation.circuits import EDGES
+from icebear.concepts.evaluation.pairs import TASKS, answers, usable_by_task
 
 SIZES = ((20, 6), (60, 6), (60, 32), (100, 32), (100, 128))
 """Nodes and tokens."""
@@ -67,15 +73,29 @@ def peak(model, nodes: int, count: int) -> None:
     print(round(resident("VmHWM") - before))
 
 
+def along_edges(model, count: int) -> None:
+    """Print the sufficiency of edges, and of random ones, for each pair and order."""
+    for task, pairs, _ in usable_by_task(model, TASKS, count, 0):
+        for one in pairs:
+            graph = circuit(model, one.prompt, *answers(model, one), counterfactual=one.counterfactual)
+            orders = {"contribution": graph, "effect": replace(graph, contribution=graph.effect)}
+            for order, ranked in orders.items():
+                rows = [(row.edges, row.sufficiency, row.random_sufficiency) for row in faithfulness(ranked, EDGES)]
+                print(json.dumps({"task": task, "prompt": one.prompt, "order": order, "rows": rows}), flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--peak", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--edges", type=int)
     options = parser.parse_args()
     loaded = load_model(options.model)
     if options.peak:
         peak(loaded, *options.peak)
+    elif options.edges:
+        along_edges(loaded, options.edges)
     else:
         print(f"{loaded!r}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
         table(loaded, options.rounds)

@@ -227,7 +227,7 @@ def test_exchanging_the_prompts_changes_the_sign_of_contributions():
 
 def test_influence_is_the_sum_over_all_paths(graph):
     """circuit-tracer's definition, by powers of the normalised matrix."""
-    sizes = graph.effect.abs().double()
+    sizes = graph.contribution.abs().double()
     shares = sizes / sizes.sum(-1, keepdim=True)
     first, count = len(graph.tokens), len(graph.nodes)
     square = torch.zeros(count + 1, count + 1).double()

@@ -205,7 +205,7 @@ def _random(graph: Graph, own: Sources, possible: Sources, generator: torch.Gene
     drawn = []
     for row, (edges, candidates) in enumerate(zip(own, possible, strict=True)):
         chosen: list[int] = []
-        able = [number for number in candidates if graph.effect[row, number] != 0]
+        able = [number for number in candidates if graph.contribution[row, number] != 0]
         for _, group in groupby(able, key=lambda number: graph.shown[number].height):
             some = list(group)
             order = [some[place] for place in torch.randperm(len(some), generator=generator).tolist()]

@@ -62,7 +62,7 @@ def circuit(
     heads
         Whether attention heads are nodes too, except those of attention to an encoder.
     edge_threshold
-        The share of the influence that the edges of the graph have, from 0 to 1; edges of less influence are pruned.
+        The share of the influence (`Graph.influence`, by contributions) that the edges of the graph have, from 0 to 1.
     on_progress
         Called with the number of finished targets and the number of all targets of the backward passes.
 

@@ -198,8 +198,8 @@ def _card(graph: Graph, one: Token | Node | AnswerNode, outgoing: Sequence[Edge]
         rows = [(edge.source.id, name_of(graph, edge.source), percent(edge.contribution_share)) for edge in edges]
         lists["Strongest inputs (share)"] = [*rows, (None, "outside the circuit", percent(hidden))]
     if outgoing:
-        lists["Strongest outputs (effect)"] = [
-            (edge.target.id, name_of(graph, edge.target), f"{edge.effect:+.2f}") for edge in outgoing[:STRONGEST]
+        lists["Strongest outputs (contribution)"] = [
+            (edge.target.id, name_of(graph, edge.target), f"{edge.contribution:+.2f}") for edge in outgoing[:STRONGEST]
         ]
     return {
         "title": name_of(graph, one) if not isinstance(one, Node) else str(one.neuron),

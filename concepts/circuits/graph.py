@@ -111,9 +111,10 @@ class Graph(SavedResult, Tabled):
     def influence(self) -> Tensor:
         """The influence (K + 1, S) of each edge on the answer along all paths; sums to 1.
 
-        Absolute effects, normalized over all sources of a target, remainders too (circuit-tracer, `graph.py`).
+        Absolute contributions, normalized over all sources of a target, remainders too (circuit-tracer, `graph.py`).
+        Effects rank edges worse, because gradients vanish where attention or a step saturates (docs/truth.md).
         """
-        sizes = self.effect.abs().double()
+        sizes = self.contribution.abs().double()
         normalized = sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-30)
         first, count = len(self.tokens), len(self.nodes)
         between = normalized[:, first : first + count]  # (K + 1, K)

@@ -102,7 +102,8 @@ class Edge:
     contribution_share: float
     """The contribution divided by the difference of the target."""
     influence: float
-    """On the answer along all paths, as a share of the influence of all edges (circuit-tracer's definition)."""
+    """On the answer along all paths, as a share of the influence of all edges (circuit-tracer's definition, with
+    contributions)."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class EdgeFaithfulness:
     sufficiency: float
     random_sufficiency: float
     """The same for as many random edges into the same targets from the same layers, the mean of five draws. They are
-    drawn from edges with an effect, and not from the graph's own edges while there are enough others."""
+    drawn from edges with a contribution, and not from the graph's own edges while there are enough others."""
     all_edges: float
     """The same for all edges between the tokens and nodes of the graph."""
 

@@ -42,7 +42,8 @@ def graph_of(made: Compiled, pair: Pair) -> Graph:
 
 
 def judged(graph: Graph, seed: int) -> dict[str, dict[str, float]]:
-    """Return `COLUMNS` by reading. Random edges have the targets and layers of those by effect."""
+    """Return `COLUMNS` by reading. Random edges have the targets and layers of those by
+    contribution."""
     edges = graph.interventions()
     edges["random"] = np.random.default_rng(seed).random(len(edges))
     is_true, result = true_edges(edges), {}
@@ -51,10 +52,10 @@ def judged(graph: Graph, seed: int) -> dict[str, dict[str, float]]:
         first = np.argsort(-scores, kind="stable")[: is_true.sum()]
         result[name] = {"auroc": auroc(scores, is_true), "precision": float(is_true[first].mean())}
     count = int(is_true.sum())
-    by_effect = graph.faithfulness(count, seed)
-    by_contribution = replace(graph, effect=graph.contribution).faithfulness(count, seed)
+    by_contribution = graph.faithfulness(count, seed)
+    by_effect = replace(graph, contribution=graph.effect).faithfulness(count, seed)
     result["effect"]["recovered"] = recovered(by_effect.sufficiency)
-    result["random"]["recovered"] = recovered(by_effect.random_sufficiency)
+    result["random"]["recovered"] = recovered(by_contribution.random_sufficiency)
     result["contribution"]["recovered"] = recovered(by_contribution.sufficiency)
     return result
 
