@@ -2,8 +2,8 @@
 
     python benchmarks/circuit.py [--rounds 3] [--model smollm2-135m]
 
-Peak memory is that of a fresh process for each line, less what the loaded model takes. `--edges 3` instead runs circuits
-of three pairs of each task along their first edges, ranked by contribution and by effect.
+Peak memory is that of a fresh process for each line, less what the loaded model takes. `--edges 3` instead runs
+circuits of three pairs of each task along their first edges, ranked by contribution and by effect.
 """
 
 from __future__ import annotations
