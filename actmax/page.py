@@ -14,7 +14,7 @@ from markupsafe import Markup
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
 from icebear.actmax.sentences import group_text, sum_text
 from icebear.concepts.render import NEGATIVE, POSITIVE, render, visible
-from icebear.records import HISTOGRAM_EDGES, POLARITIES, Example, Place, Projection, Promotion
+from icebear.records import HISTOGRAM_EDGES, POLARITIES, Example, Place, Projection, Promotion, Writes
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
@@ -24,6 +24,8 @@ STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(enco
 NEAREST = {"writes": "Similar output", "reads": "Similar input", "examples": "Similar sentences"}
 TICKS = 6
 """About as many numbers are on the axis of a histogram."""
+ALIKE = 0.5
+"""Effects of a smaller mean correlation change from sentence to sentence."""
 WRITES = "What it writes at its strongest sentences"
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
@@ -108,11 +110,22 @@ def writes_about(card: Card) -> str:
     )
 
 
+def writes_verdict(one: Writes) -> str:
+    """Say whether the words of `Writes` hold at all its sentences, with the numbers behind that."""
+    alike, random = one.correlation, one.random_correlation
+    if alike is None:
+        return ""
+    numbers = f"alike {alike:.2f}" + ("" if random is None else f", random {random:.2f}")
+    if alike < ALIKE or (random is not None and alike <= random):
+        return f"The effect changes from sentence to sentence, so these words are not its meaning ({numbers})."
+    return f"The effect is much the same at each of these sentences ({numbers})."
+
+
 def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:
     """Return what the neuron writes at its sentences, by polarity; nothing if that is not measured."""
     about = writes_about(card) if card.writes else ""
     measured_at = {polarity: card.writes[polarity] for polarity in polarities if polarity in card.writes}
-    return render("icebear.actmax/writes.html", title=WRITES, writes=measured_at, about=about)
+    return render("icebear.actmax/writes.html", title=WRITES, writes=measured_at, verdict=writes_verdict, about=about)
 
 
 def projections_html(projections: Sequence[Projection], polarity: str = "+") -> Markup:

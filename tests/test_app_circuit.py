@@ -28,7 +28,7 @@ def test_a_circuit_its_groups_and_its_checks(environment):
     page.session_state["without"] = groups.options[0].replace("\\", "")
     page = fine(page.run())
     assert "Without this group the model continues with" in text(page)
-    (send,) = buttons_of(page, "Send this group to steering")
+    (send,) = buttons_of(page, "Set this group in Concepts & steering")
     send.click()
     page.run()
     assert "@position:" in page.session_state["edits"]

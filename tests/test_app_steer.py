@@ -21,7 +21,7 @@ def test_a_flip(environment, few_contexts, desert):
     assert not page.session_state["run"]
     page.get_by_key("flip").click().run()
     shown = text(fine(page))
-    assert "9 edits make the model say ␣desert instead of ␣Arctic" in shown
+    assert "9 edits make the model say desert instead of Arctic" in shown
     assert "0 of 20 draws" in shown
     job = started(ICE_BEAR, "desert", CAMEL)
     assert job.result.edits == desert.edits

@@ -12,10 +12,10 @@ def words(page):
 def open_result(page, place):
     """Click the neuron of a result. Return its name and sign."""
     button = page.locator("[class*=st-key-open]").nth(place).get_by_role("button")
-    name, _, sign = button.inner_text().partition(" ")
+    name, _, side = button.inner_text().partition(" ")
     button.click()
     settled(page).get_by_role("heading", name=name, exact=True).wait_for()
-    return name, sign or "+"
+    return name, "-" if "(-)" in side else "+"
 
 
 def test_from_a_search_to_a_card_and_back_and_its_link_elsewhere(chromium, address):

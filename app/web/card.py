@@ -165,6 +165,11 @@ def _nearest(opened: Store, card: Card, polarity: str) -> None:
         if not hits:
             continue
         median, largest = card.nearest_by_chance[by]
+        nearer = [hit for hit in hits if hit.score > median]
+        if not nearer:
+            st.caption(f"{page.NEAREST[by]}: none; cosine {hits[0].score:.2f}, nearest of a random neuron {median:.2f}")
+            continue
+        hits = nearer
         cosines = f"cosine {hits[0].score:.2f} to {hits[-1].score:.2f}"
         label = f"{page.NEAREST[by]} ({cosines}; nearest of a random neuron: {median:.2f}, at most {largest:.2f})"
         ui.neuron_pills(label, [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
@@ -216,7 +221,9 @@ def _actions(card: Card) -> None:
             st.session_state["trouble"] = str(error)
 
     left.text_input("Your label", card.label or "", key=key, on_change=write)
-    middle.button("Send to Steer", on_click=ui.to_steer, args=(card.neuron,), key="card_to_steer")
+    middle.button(
+        f"Switch it off in {ui.VIEWS['steer']}", on_click=ui.to_steer, args=(card.neuron,), key="card_to_steer"
+    )
     with right:
         as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
         ui.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

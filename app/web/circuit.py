@@ -161,7 +161,9 @@ def _groups(graph: Graph, request: tuple) -> None:
     if len(cards) == len(group.nodes):
         edits = "\n".join(map(str, graph.recipe(group).edits))
         go: dict[str, Any] = {"section": "edits", "edits": edits}
-        st.button("Send this group to steering", key="steer_group", on_click=ui.go, args=("steer",), kwargs=go)
+        st.button(
+            f"Set this group in {ui.VIEWS['steer']}", key="steer_group", on_click=ui.go, args=("steer",), kwargs=go
+        )
 
 
 @st.cache_data(max_entries=64, show_spinner="Switching it off ...")

@@ -17,6 +17,8 @@ SIDE = Markup(
     "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"
     '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.6">{}</span>{}</div>'
 )
+SIZES = ((0.1, "small"), (0.5, "moderate"))
+"""Limits of the off-target KL in nats; most flips of the default model have 0.26 to 0.48 (docs/results.md)."""
 COLORS = ("#8a8a8a", hexadecimal(NEGATIVE), "#b8860b")
 ROWS = Markup(
     '<div style="display:grid;grid-template-columns:auto auto 1fr;gap:.15rem .8rem;align-items:center">{}</div>'
@@ -59,14 +61,19 @@ def bars(columns: Mapping[str, Mapping[str, float]]) -> None:
     for word in dict.fromkeys(word for words in columns.values() for word in words):
         for place, (name, words) in enumerate(columns.items()):
             width = 80 * (words[word] - low) / ((high - low) or 1)
-            label = visible(word.replace(" ", "␣")) if place == 0 else ""
+            label = (visible(word.strip()) or visible(word)) if place == 0 else ""
             rows.append(ROW.format(label, name, COLORS[place], width, share(words[word])))
     st.html(ROWS.format(Markup().join(rows)))
 
 
 def probability_text(word: str, before: float, after: float) -> str:
     """Return how the probability of a word changed, as Markdown."""
-    return f"P({ui.token_label(word)}) went from {ui.plain(share(before))} to {ui.plain(share(after))}"
+    return f"P({ui.word(word)}) went from {ui.plain(share(before))} to {ui.plain(share(after))}"
+
+
+def side_effects_size(kl: float) -> str:
+    """Return how large an off-target KL in nats is, in words."""
+    return next((size for limit, size in SIZES if kl < limit), "large: other texts change a lot too")
 
 
 def share(probability: float) -> str:

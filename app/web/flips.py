@@ -88,7 +88,7 @@ def show(recipe: Recipe, key: str = "flip") -> None:
     if outcome is None or record is None:
         st.info("This recipe was not made by a flip, so nothing is known about its effect.")
         return
-    old, new = ui.token_label(outcome.old), ui.token_label(outcome.new)
+    old, new = ui.word(outcome.old), ui.word(outcome.new)
     if not recipe:
         st.info(f"The model says {new} already; no edit is needed.")
         return
@@ -97,7 +97,9 @@ def show(recipe: Recipe, key: str = "flip") -> None:
     continuations.texts(record.prompt, outcome.plain, outcome.edited)
     _probabilities(outcome)
     st.markdown("\n".join(f"- {line}" for line in (_random_text(outcome, len(recipe)), _side_effects_text(outcome))))
-    with st.expander(f"The {edits.partition(' make')[0]}"):
+    pairs = [(one.neuron, "+" if one.value >= 0 else "-") for one in recipe]
+    ui.neuron_pills("The edited neurons (+ set to a positive value, - to a negative one)", pairs, f"{key}_neurons")
+    with st.expander("What each edit does"):
         _edits(recipe, record, key)
     with st.container(horizontal=True):
         st.button("Edit these", icon=":material/tune:", key=f"{key}_edit", on_click=edit, args=(recipe,))
@@ -146,7 +148,7 @@ def _random_text(outcome: FlipOutcome, count: int) -> str:
         return "There are not enough other neurons for a random control."
     flipped = sum(one.flipped for one in outcome.random)
     largest = continuations.share(max(one.new for one in outcome.random))
-    new = ui.token_label(outcome.new)
+    new = ui.word(outcome.new)
     neurons = "a random other neuron of its layer" if count == 1 else f"{count} random other neurons of the same layers"
     return (
         f"**Random edits** (the same values, {neurons}): {flipped} of {draws} draws make {new} the answer; its "
@@ -155,10 +157,10 @@ def _random_text(outcome: FlipOutcome, count: int) -> str:
 
 
 def _side_effects_text(outcome: FlipOutcome) -> str:
-    kl = ui.plain(f"{outcome.off_target_kl:.2f}")
+    size, kl = continuations.side_effects_size(outcome.off_target_kl), ui.plain(f"{outcome.off_target_kl:.2f}")
     return (
-        f"**Side effects** in {outcome.contexts} unrelated texts: the next\\-word probabilities change by {kl} nats "
-        "\\(mean KL divergence; 0 is no change\\)."
+        f"**Side effects are {size}**: in {outcome.contexts} unrelated texts the next\\-word probabilities change by "
+        f"{kl} nats \\(mean KL divergence; 0 is no change\\)."
     )
 
 

@@ -70,7 +70,10 @@ def _similar() -> None:
         st.caption(
             f"In brackets: the cosine. The most similar to a random neuron has {median:.2f}, at most {largest:.2f}."
         )
-        _show(opened, opened.similar(neuron, HITS, by, polarity), f"{by} {neuron} {polarity}")
+        hits = opened.similar(neuron, HITS, by, polarity)
+        if hits and hits[0].score <= median:
+            st.info("None is more similar than what a random neuron has.")
+        _show(opened, hits, f"{by} {neuron} {polarity}")
 
 
 def _show(opened: Store, hits: list[Hit], search: str) -> None:
@@ -93,7 +96,11 @@ def _result(opened: Store, hit: Hit) -> None:
     with st.container(border=True, key=f"result {hit}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.button(
-                f"**{hit}**", key=f"open {hit}", type="tertiary", on_click=ui.open_card, args=(name, hit.polarity)
+                f"**{name}** at {card.SIDES[side]}" if hit.polarity else f"**{name}**",
+                key=f"open {hit}",
+                type="tertiary",
+                on_click=ui.open_card,
+                args=(name, hit.polarity),
             )
             if label:
                 st.markdown(f"**{ui.plain(label)}**", width="content")
@@ -101,12 +108,17 @@ def _result(opened: Store, hit: Hit) -> None:
         html, similar = _content(str(opened.path), opened.changed(), name, side)
         st.html(html)
         if similar:
-            ui.neuron_pills("Similar output", [(Neuron.parse(one), sign) for one, sign in similar], f"similar {hit}")
+            ui.neuron_pills(
+                "Similar output (+ at high, - at low activation)",
+                [(Neuron.parse(one), sign) for one, sign in similar],
+                f"similar {hit}",
+            )
 
 
 def _reasons(hit: Hit) -> str:
     """Return why a neuron was found, in words."""
     reasons = [re.sub(r"\bexamples\b", "sentences", reason) for reason in hit.why]
+    reasons = [re.sub(r"^promotes ", "output similar to ", reason) for reason in reasons]
     if len(reasons) > 1 or not reasons[0].startswith("similar"):
         reasons = [re.sub(r" \(-?[\d.]+\)$", "", reason) for reason in reasons]  # cosines of different things
     return "; ".join(reasons)
@@ -121,7 +133,9 @@ def _content(path: str, changed: int, name: str, side: str) -> tuple[str, list[t
         if neuron.site not in SILENT["writes"] and opened.vectors.size() < LARGE:
             worded = card.words(opened, neuron, 15)
             projection = worded and worded.at(side)
-            similar = [(str(hit.neuron), hit.polarity) for hit in opened.similar(neuron, SIMILAR, "writes", side)]
+            usual = nearest_by_chance(opened, "writes")[0]
+            hits = opened.similar(neuron, SIMILAR, "writes", side)
+            similar = [(str(hit.neuron), hit.polarity) for hit in hits if hit.score > usual]
         order = (side, "-" if side == "+" else "+")
         sides = [(f"Sentences with {card.SIDES[one]}", opened.examples(neuron, one, SENTENCES)) for one in order]
     return str(card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar

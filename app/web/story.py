@@ -37,16 +37,18 @@ def quoted(text: str) -> str:
     return re.sub(r"' (?=[^' ]+')", "'", text)
 
 
-def cards(finding: Finding, below: Callable[[int, Group], None]) -> None:
-    """Show the cards of the groups side by side. below: draws the foot of each card."""
+def cards(finding: Finding, switch: Callable[[int, Group], None], foot: Callable[[int, Group], None]) -> None:
+    """Show the cards of the groups side by side. switch, foot: draw a part of each card."""
     if not finding.groups:
         return
     for number, (column, group) in enumerate(zip(st.columns(len(finding.groups)), finding.groups, strict=True)):
         with column.container(border=True, height="stretch"):
             node = group.strongest[0]
-            values = {"group": group, "node": node, "compared": finding.counterfactual is not None}
-            st.html(render("icebear.app.web/group.html", **values, sentences=_sentences(node)))
-            below(number, group)
+            st.html(render("icebear.app.web/group.html", group=group))
+            switch(number, group)
+            values = {"node": node, "compared": finding.counterfactual is not None, "sentences": _sentences(node)}
+            st.html(render("icebear.app.web/strongest.html", **values))
+            foot(number, group)
     st.caption(ui.plain(f"{finding.together} {finding.reach} {ABOUT}"))
 
 

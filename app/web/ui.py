@@ -344,8 +344,8 @@ def heat(relevance: Relevance, answer: bool = False) -> None:
 
 def target_label(relevance: Relevance) -> str:
     """Return the target, and the contrast if there is one, as Markdown."""
-    contrast = f" rather than {token_label(relevance.contrast_text)}" if relevance.contrast_text else ""
-    return token_label(relevance.target_text) + contrast
+    contrast = f" rather than {word(relevance.contrast_text)}" if relevance.contrast_text else ""
+    return word(relevance.target_text) + contrast
 
 
 def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
@@ -389,11 +389,19 @@ def node_table(
     else:
         shown = [*columns, *(["label"] if table["label"].any() else [])]
         neuron_table(table, key, height=height, column_order=shown)
+    if explanation.effects:
+        st.caption("Raises and lowers: what each node alone does to the likely next words of this prompt.")
     first = explanation.nodes[0].ranked.neuron
     with st.container(horizontal=True):
         whole = partial(with_groups, explanation)  # when it is downloaded
         downloads(key, {"html": lambda: whole().to_html(), "json": lambda: whole().to_json()})
-        st.button(f"Send {first} to Steer", key=f"{key}_steer", on_click=to_steer, args=(first,), kwargs=values)
+        st.button(
+            f"Switch off {first} in {VIEWS['steer']}",
+            key=f"{key}_steer",
+            on_click=to_steer,
+            args=(first,),
+            kwargs=values,
+        )
 
 
 def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels: bool = False, **options: Any) -> None:
@@ -452,6 +460,11 @@ def message(error: object) -> str:
 def token_label(text: str) -> str:
     """Return a token with visible spaces and escaped Markdown."""
     return plain(visible(text.replace(" ", "␣")))
+
+
+def word(text: str) -> str:
+    """Return a token without the space before it, as Markdown."""
+    return token_label(text.strip() or text)
 
 
 def downloads(name: str, files: dict[str, Callable[[], str | bytes]]) -> None:

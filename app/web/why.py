@@ -98,7 +98,7 @@ def _page(request: Request, finding: Finding, finished: Callable[[], Finding], f
     _folded(request)
     finding = finished()
     with place:
-        story.cards(finding, partial(_foot, request))
+        story.cards(finding, partial(_set, request), _foot)
 
 
 def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None, place: Any) -> None:
@@ -137,8 +137,8 @@ def _searching(job: Job) -> None:
     st.button("Stop", key="stop_flip", on_click=job.stop)
 
 
-def _foot(request: Request, number: int, group: Group) -> None:
-    """Offer to set the nodes of a group to their other values, and the card of its strongest neuron."""
+def _set(request: Request, number: int, group: Group) -> None:
+    """Offer to set the nodes of a group to their other values, and say what that does."""
     what = (
         "Set the group to its values in the counterfactual"
         if request.counterfactual
@@ -146,6 +146,10 @@ def _foot(request: Request, number: int, group: Group) -> None:
     )
     if group.edits and st.toggle(what, key=f"set_{number}"):
         st.markdown(ui.plain(_live().without(request, group.edits)))
+
+
+def _foot(number: int, group: Group) -> None:
+    """Offer the card of the strongest neuron of a group."""
     node = group.strongest[0]
     if Neuron.parse(node.neuron).site != "head":
         label, values = f"Card of {node.neuron}", (node.neuron, node.polarity)
