@@ -172,6 +172,12 @@ def test_every_verb_is_on_a_page():
     assert "make demo" in (ROOT / "README.md").read_text()
 
 
+def test_the_page_for_agents_has_what_is_shipped():
+    shipped = (ROOT / "icebear" / "AGENTS.md").read_text().split("\n", 2)[2]
+    assert shipped in (ROOT / "docs" / "agents.md").read_text()
+    assert len(list(filter(None, BLOCK.search(shipped)["code"].splitlines()))) == 12
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 

@@ -91,7 +91,9 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     assert top == {"icebear"}
     data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css app/web/examples/music.txt "
     data += "app/web/examples/not-music.txt concepts/calibration.txt "
-    data += "concepts/attribution/common.txt concepts/evaluation/words.json db/schema.sql __init__.pyi py.typed"
+    data += (
+        "concepts/attribution/common.txt concepts/evaluation/words.json db/schema.sql __init__.pyi py.typed AGENTS.md"
+    )
     data += " actmax/labels/categories.toml concepts/concept/topics.json steering/held_out.txt app/cli/options.json"
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("templates/*")]
     assert templates

@@ -76,7 +76,8 @@ def of_explanation(model: Model, explanation: Explanation, prompt: Any, counterf
         drafts.append(AnswerClaim(about["prompt"], relevance.target.text))
     excluded = {*relevance.prompt.sinks, *relevance.prompt.template}
     places = [place for place in range(len(relevance.tokens)) if place not in excluded]
-    first = sorted(places, key=lambda place: -relevance.tokens[place].item())[:TOKENS]
+    able = [place for place in places if relevance.tokens[place] > 1e-6]
+    first = sorted(able, key=lambda place: -relevance.tokens[place].item())[:TOKENS]
     drafts += [RelevanceClaim(**about, token=place, text=relevance.prompt.strings[place]) for place in first]
     return [(what, None) for what in (*drafts, *_of_nodes(model, explanation.nodes[:1], about))]
 
