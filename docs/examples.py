@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear import Chat, attribute, flip, load_model
-from icebear.actmax.explanation import Explanation, explain_groups
+from icebear.actmax.explanation import explain_groups
 from icebear.app.web import measured
 from icebear.app.web.ui import read_prompt
-from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.models.model import Model
 from icebear.steering.outcome import outcome_of
 
@@ -88,10 +87,8 @@ def measure(model: Model, example: Example) -> dict[str, Any]:
     """Return the record of an example."""
     prompt, counterfactual = map(read_prompt, (example.prompt, example.counterfactual))
     relevance = attribute(model, prompt, example.target, example.contrast, counterfactual=counterfactual)
-    together, groups = explain_groups(model, relevance)
-    explanation = Explanation(relevance, Ranking(site="ffn"), (), together=together, groups=groups)
     begun = measured.finding(relevance, example.prompt, example.counterfactual)
-    finding = measured.with_groups(model, begun, explanation).to_dict()
+    finding = measured.with_groups(model, begun, relevance, "ffn", explain_groups(model, relevance)).to_dict()
     recipe = flip(model, prompt, example.contrast, counterfactual)
     return {
         "title": example.title,

@@ -149,6 +149,22 @@ def test_work_stops_between_two_operations():
     assert isinstance(job.error, IcebearError)
 
 
+def test_a_job_ends_when_nobody_waits_for_it():
+    finish = threading.Event()
+    job = Job("Computing", lambda job: finish.wait(10) and job.check())
+    for visitor in ("one", "two", "three"):
+        job.enter(visitor)
+    for visitor in ("one", "two"):
+        job.leave(visitor)
+    job.enter("one")  # anew
+    job.leave("three")
+    assert (job.stopped, job.left) == (False, {"two", "three"})
+    job.leave("one")
+    finish.set()
+    with pytest.raises(IcebearError):
+        job.outcome()
+
+
 def test_a_job_that_waits_for_another_visitor_says_so(environment, smol):
     model = ui.model()
     with model.lock:
@@ -179,7 +195,7 @@ def test_details_and_method(environment, no_groups):
     page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL, details_open="true", method_open="true"))
     assert len(page.dataframe[0].value) == 50
     assert len(set(page.dataframe[0].value["token"])) > 1  # ranked at every token
-    page.get_by_key("site").set_value("head").run()
+    page.get_by_key("site").set_value("attention heads").run()
     assert "head" in page.dataframe[0].value["neuron"][0]
     page.get_by_key("map").set_value("heads").run()
     page.toggle(key="compare").set_value(True).run()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import streamlit as st
+from streamlit import runtime
 
 from icebear.cache import cache_folder, cached, partial_folder
 from icebear.concepts.models.presets import PRESETS
@@ -35,6 +36,8 @@ SITES = ("ffn", "attn")
 """Whose neurons the app indexes: all that it ranks and links to."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
+
+STOPPED = "Stopped. Change the settings, or start again."
 
 log = logging.getLogger("icebear.app")
 
@@ -65,6 +68,9 @@ class Job(threading.Thread):
         self.result: Any = None
         self.error: IcebearError | None = None
         self.stopped = False
+        self.left: set[str] = set()
+        """The visitors who ended their wait, until they are told so."""
+        self._waiting: set[str] = set()
         self._work = work
         running.add(self)
         self.start()
@@ -89,18 +95,37 @@ class Job(threading.Thread):
         """How far the work is, from 0 to 1."""
         return self._watch() if self._watch else self._share
 
+    def outcome(self) -> Any:
+        """Wait for the result, and return it. Raises the error, if there is one."""
+        self.join()
+        if self.error:
+            raise self.error
+        return self.result
+
+    def enter(self, visitor: str) -> None:
+        """Count a visitor (the id of a session) who waits for the result."""
+        self.left.discard(visitor)
+        self._waiting.add(visitor)
+
+    def leave(self, visitor: str) -> None:
+        """End the wait of a visitor; the work ends if nobody else waits."""
+        self._waiting.discard(visitor)
+        self.left.add(visitor)
+        if not any(map(_is_here, self._waiting)):
+            self.stop()
+
     def stop(self) -> None:
         """End the work at its next step, or its next operation on tensors."""
         self.stopped = True
 
     def step(self, done: float, total: float) -> None:
-        """Report progress, from the work. Raises `IcebearError` if a visitor stopped it."""
+        """Report progress, from the work. Raises `IcebearError` if it was stopped."""
         self._share = done / total
         self.check()
 
     def check(self) -> None:
         if self.stopped:
-            raise IcebearError("Stopped. Change the settings, or start again.")
+            raise IcebearError(STOPPED)
 
     def _stoppable(self) -> AbstractContextManager:
         """Check before each operation of torch in this thread, once torch is imported."""
@@ -109,6 +134,11 @@ class Job(threading.Thread):
         from icebear.concepts.passes.interrupt import Checked
 
         return Checked(self.check)
+
+
+def _is_here(visitor: str) -> bool:
+    """Return whether the page of a visitor is open."""
+    return not runtime.exists() or runtime.get_instance().is_active_session(visitor)
 
 
 class Shared:

@@ -17,13 +17,13 @@ from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.writes import FEW, writes
 from icebear.app.web import ui
-from icebear.app.web.background import SITES
+from icebear.app.web.background import SITES, Job
 from icebear.app.web.header import no_store_yet, offer_sites
 from icebear.concepts.lens import mean_lens
 from icebear.concepts.models.model import Model
 from icebear.concepts.projection import both_projections
 from icebear.db.search import vocabulary_projection
-from icebear.db.store import Store
+from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError
 from icebear.records import FEW_WORDS, Neuron, Projection, Writes
@@ -195,18 +195,33 @@ def _annotating(opened: Store, neuron: Neuron) -> None:
 
 
 def _suggesting(neuron: Neuron) -> None:
-    """Label both sides of a neuron on demand, and store the result."""
+    """Label both sides of a neuron on demand, in the background, and store the result."""
+    request = (ui.model_name(), str(ui.store_path(neuron.site)), str(neuron))
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("No label yet", width="content")
-        wanted = st.button("Suggest one", key="suggest_label", type="tertiary", icon=":material/label:")
-    if wanted:
+        if st.button("Suggest one", key="suggest_label", type="tertiary", icon=":material/label:"):
+            if _labelling(*request).error:
+                _labelling.clear(*request)
+            _labelling(*request).left.discard(ui.visitor())
+            st.session_state["labelling"] = request
+    if st.session_state.get("labelling") == request and ui.is_done(_labelling(*request)):
+        st.caption("No label passed its test.")
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _labelling(name: str, path: str, neuron: str) -> Job:
+    """Return the job that labels a neuron, for all visitors."""
+    loading = ui.loading()
+
+    def work(job: Job) -> None:
+        model = loading.outcome()
         from icebear.actmax.labels.auto import label_neurons
 
-        with ui.store(neuron.site) as opened:
-            loaded = ui.fitting(opened)
-            with ui.progress("Scoring labels on sentences that they were not made from") as step:
-                label_neurons(loaded, opened, [neuron], on_progress=step)
-        st.rerun()
+        with open_store(path) as opened:
+            opened.check(model.fingerprint, model.name)
+            label_neurons(model, opened, [Neuron.parse(neuron)], on_progress=job.step)
+
+    return Job("Scoring labels on sentences that they were not made from", work)
 
 
 def _actions(card: Card) -> None:

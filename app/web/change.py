@@ -5,8 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from icebear.app.cli.verbs.demo import PROMPT
-from icebear.app.web import flips, ui
-from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
+from icebear.app.web import flips, suggestions, ui
 
 
 def show() -> None:
@@ -17,17 +16,15 @@ def show() -> None:
     source = ui.typed(right.text_input, label, "source", placeholder="The camel lives in the")
     with st.container(horizontal=True):
         place = st.container(width="content")
-        _suggestions(prompt)
         with st.popover("Advanced", icon=":material/tune:"):
             most = ui.typed(st.number_input, "Edits at most", "most", 1, 50, 10)
             unbounded = ui.typed(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
-    wanted = (prompt, to, source or None, most, unbounded)
-    pressed = place.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=_help(to))
-    if pressed:
-        flips.forget(*wanted)
+    if place.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=_help(to)):
         ui.to_url(run="flip")
-    if ui.from_url("run") == "flip" and to.strip():
-        flips.show(ui.waited(flips.started(*wanted), stops=True))
+    if not to.strip():
+        _suggestions(prompt)
+    elif ui.from_url("run") == "flip":
+        flips.show(ui.awaited(flips.started, ui.model_name(), prompt, to, source or None, most, unbounded, stops=True))
 
 
 def _help(to: str) -> str | None:
@@ -35,22 +32,15 @@ def _help(to: str) -> str | None:
 
 
 def _suggestions(prompt: str) -> None:
-    """Suggest source prompts with their answers on a click; another click chooses one."""
-    if not isinstance(ui.read_prompt(prompt), str):
-        return
-    if st.button("Suggest words and source prompts", key="suggest_sources", icon=":material/lightbulb:"):
-        st.session_state["sources"] = (prompt, suggest_counterfactuals(ui.model(), prompt, 5))
-    suggested_for, rows = st.session_state.get("sources", (None, []))
-    if suggested_for != prompt:
-        return
-    if not rows:
-        st.caption("No similar prompt has another answer; write one.")
-    by_text = {row.text: row for row in rows}
+    """Suggest source prompts with their answers; a click chooses one."""
+    rows = {row.text: row for row in suggestions.rows(prompt)}
 
     def take() -> None:
-        row = by_text.get(st.session_state["chosen_source"])
+        row = rows.get(st.session_state["chosen_source"])
         if row:
             st.session_state.update(source=row.text, to=row.answer)
 
-    names = {row.text: f"{ui.plain(row.text)} → {ui.token_label(row.answer)}" for row in rows}
-    st.pills("Say the answer of", list(names), format_func=names.__getitem__, key="chosen_source", on_change=take)
+    names = {text: f"{ui.plain(text)} → {ui.word(row.answer)}" for text, row in rows.items()}
+    if names:
+        label = "Or the answer of another prompt"
+        st.pills(label, list(names), format_func=names.__getitem__, key="chosen_source", on_change=take)

@@ -9,7 +9,8 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.app.web import checks, ui
+from icebear.app.cli.verbs.demo import OTHER, PROMPT
+from icebear.app.web import checks, suggestions, ui
 from icebear.app.web.background import Job
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
@@ -40,14 +41,16 @@ ACTIONS = {"card": "Open its card", "steer": "Steer: set to the counterfactual"}
 
 
 def show() -> None:
-    prompt, counterfactual = ui.prompts()
+    prompt = ui.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=_forget)
+    counterfactual = suggestions.field(prompt, OTHER if prompt == PROMPT else "")
     bar = st.container(horizontal=True)
     with bar:
         options = _settings()
     need("circuits")
     ui.model()
     if not counterfactual:
-        st.info("A circuit explains a difference: give a counterfactual prompt with the same number of tokens.")
+        st.info("A circuit explains a difference: choose a counterfactual prompt, or write one.")
+        suggestions.offer(prompt)
         return
     request = (ui.model_name(), prompt, counterfactual, *options)
     graph = ui.awaited(_started, *request, stops=True)
@@ -58,6 +61,11 @@ def show() -> None:
     _groups(graph, request)
     with check:
         checks.show(graph, request)
+
+
+def _forget() -> None:
+    """A counterfactual of another prompt does not fit this one."""
+    st.session_state["counterfactual"] = ""
 
 
 def _settings() -> tuple[str | None, str | None, int, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -11,7 +12,7 @@ import pandas
 import streamlit as st
 
 from icebear.app.cli.verbs.demo import PROMPT
-from icebear.app.web import flips, ui
+from icebear.app.web import continuations, flips, ui
 from icebear.app.web.background import Job
 from icebear.app.web.editing import download, last_result, side_by_side
 from icebear.concepts.models.model import Model
@@ -20,14 +21,18 @@ from icebear.concepts.statistics import auroc_by_chance
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
+from icebear.steering.apply import steer
 from icebear.steering.comparison import Comparison, compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
+from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import HeldOutContexts
 
 LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Nats of KL divergence in held-out contexts."""
 NEW_TOKENS = 30
+DRAWS = 5
+"""Random draws of as many other neurons."""
 SHOWN = 5
 """Neurons that are shown without scrolling."""
 EXAMPLES = files("icebear.app.web").joinpath("examples")
@@ -113,10 +118,7 @@ def _find(positive: list[str], negative: list[str], name: str, most: int) -> Non
     loading = ui.loading()
 
     def work(job: Job) -> Concept:
-        loading.join()
-        if loading.error:
-            raise loading.error
-        return find_concept(loading.result, positive, negative, name, max_neurons=most, on_progress=job.step)
+        return find_concept(loading.outcome(), positive, negative, name, max_neurons=most, on_progress=job.step)
 
     st.session_state["finding"] = Job("Reading the examples", work)
 
@@ -231,40 +233,56 @@ def _steer(concept: Concept) -> None:
     job = last_result("concepts", settings, pressed, partial(_steering, ui.model(), *settings))
     if job is None:
         return
-    comparison, recipe, before, after = ui.waited(job, stops=True)
-    _effect(before, after, recipe)
+    comparison, recipe, before, after, random = ui.waited(job, stops=True)
+    _effect(before, after, recipe, random)
     side_by_side(comparison)
     with st.container(horizontal=True):
         st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
         download(comparison)
 
 
-def _effect(before: float, after: float, recipe: Recipe) -> None:
-    """Show the concept's own measure of both texts; a warning if it moved the wrong way."""
+def _effect(before: float, after: float, recipe: Recipe, random: list[float]) -> None:
+    """Show the concept's own measure of both texts and of those under random edits; a warning if it moved the wrong
+    way, or no further than under random edits."""
     suppress, kl = recipe.provenance["suppress"], recipe.provenance["off_target_kl"]
     numbers = ui.plain(f"{before:.2f} → {after:.2f}")
+    control = ""
+    if random:
+        measures = ui.plain(f"{min(random):.2f} to {max(random):.2f}")
+        control = f" The same edits of random other neurons of these layers: {measures} \\({len(random)} draws\\)."
     if (after <= before) if not suppress else (after >= before):
         what = "raised" if after > before else "lowered" if after < before else "did not change"
         st.warning(
             f"Steering {what} the concept's own measure: {numbers}. Allow more side effects, or do not trust that "
-            "these neurons cause the concept."
+            f"these neurons cause the concept.{control}"
         )
-    else:
-        st.caption(f"The concept's measure of the text: {numbers}. Side effects: {ui.plain(f'{kl:.2f}')} nats.")
+        return
+    if random and (after <= max(random) if not suppress else after >= min(random)):
+        st.warning("Random edits move the concept's own measure as far. Do not trust that these neurons cause it.")
+    size = continuations.side_effects_size(kl)
+    st.caption(
+        f"The concept's measure of the text: {numbers}.{control} Side effects: {ui.plain(f'{kl:.2f}')} nats, {size}."
+    )
 
 
 def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: bool) -> Job:
     """Return the job that finds the strength and generates; its result has the comparison, the recipe, and the
-    concept's measure of both texts."""
+    concept's measure of both texts and of those under random edits."""
 
-    def work(job: Job) -> tuple[Comparison, Recipe, float, float]:
+    def work(job: Job) -> tuple[Comparison, Recipe, float, float, list[float]]:
         recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=_Stoppable(model, job)).noting(prompt=prompt)
         job.doing = "Generating"
         parsed = ui.read_prompt(prompt)
         result = compare(model, parsed, recipe, NEW_TOKENS, on_token=lambda done: job.step(done, 2 * NEW_TOKENS))
         sides = (result.plain, result.steered)
         before, after = (concept.measure(model, prompt + side.text).value for side in sides)
-        return result, recipe, before, after
+        job.doing = "Generating with random edits"
+        draws = random_edits(model, list(recipe), DRAWS)
+        with ExitStack() as stack:
+            for row, edits in enumerate(draws):
+                stack.enter_context(steer(model, edits, rows=[row]))
+            texts = model.generate([parsed] * len(draws), NEW_TOKENS) if draws and model.task.generates else []
+        return result, recipe, before, after, [concept.measure(model, prompt + text).value for text in texts]
 
     return Job("Finding the strength", work)
 

@@ -16,6 +16,8 @@ from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
 
+SITES = {"MLP and attention": None, "MLP": "ffn", "attention": "attn", "attention heads": "head"}
+"""As they are named in links -> the site that is ranked."""
 BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
 
 
@@ -34,8 +36,7 @@ def _neurons(relevance: Relevance) -> Explanation:
     """Show the ranked nodes, with filters."""
     st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
-        sites = {"ffn and attn": "MLP and attention", "ffn": "MLP", "attn": "attention", "head": "attention heads"}
-        site = ui.typed(st.selectbox, "Component", "site", list(sites), format_func=sites.__getitem__, width=180)
+        site = SITES[ui.typed(st.selectbox, "Component", "site", list(SITES), width=180)]
         position = st.selectbox(
             "At token",
             [*(("all", "last") if relevance.counterfactual else ("last", "all")), *range(len(relevance.tokens))],
@@ -48,7 +49,6 @@ def _neurons(relevance: Relevance) -> Explanation:
         include = ui.typed(st.selectbox, "Attention sinks", "sinks", ["ignored", "included"], width=160)
     last = max(1, max(len(relevance.of(name)) for name in relevance.sites) - 1)
     low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
-    site = None if site == "ffn and attn" else site
     ranking = Ranking(
         50,
         site,

@@ -22,28 +22,17 @@ SEARCH = 0.6
 """The share of the time that the search takes; measuring takes the other."""
 
 
-def started(prompt: str, to: str, source: str | None = None, most: int = 10, unbounded: bool = False) -> Job:
+@st.cache_resource(max_entries=64, show_spinner=False)
+def started(name: str, prompt: str, to: str, source: str | None = None, most: int = 10, unbounded: bool = False) -> Job:
     """Return the job that finds a flip, or has found it, for all visitors; its result is a recipe that `show` takes.
 
     to: the word or phrase that the model should say; without its space, the one with it is taken where it is more
     probable. source: a prompt after which the model says it. most: the largest number of edits.
     """
-    return _job(ui.model_name(), ui.loading(), prompt, to, source, most, unbounded)
+    loading = ui.loading()
 
-
-def forget(prompt: str, to: str, source: str | None = None, most: int = 10, unbounded: bool = False) -> None:
-    """Forget a job that failed or was stopped, so that `started` starts it again; for callbacks."""
-    if started(prompt, to, source, most, unbounded).error:
-        _job.clear(ui.model_name(), ui.loading(), prompt, to, source, most, unbounded)
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _job(name: str, _loading: Job, prompt: str, to: str, source: str | None, most: int, unbounded: bool) -> Job:
     def work(job: Job) -> Recipe:
-        _loading.join()
-        if _loading.error:
-            raise _loading.error
-        return _flipped(job, _loading.result, ui.read_prompt(prompt), to, source, most, unbounded)
+        return _flipped(job, loading.outcome(), ui.read_prompt(prompt), to, source, most, unbounded)
 
     return Job("Searching for edits", work)
 

@@ -7,7 +7,6 @@ from functools import partial
 
 import streamlit as st
 
-from icebear.actmax.explanation import Explanation
 from icebear.app.web import details as tables
 from icebear.app.web import flips, measured, ui
 from icebear.app.web.background import Job
@@ -15,7 +14,6 @@ from icebear.app.web.continuations import share
 from icebear.app.web.finding import Answers, Finding, Request
 from icebear.app.web.relevances import explained, predicted
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.registry import METHODS
 from icebear.edits import parse_edits
@@ -87,16 +85,18 @@ def finished(request: Request, begun: Finding) -> Finding:
         st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
         return begun
     site = "ffn" if "ffn" in relevance.sites else "head"
-    explanation = ui.with_groups(Explanation(relevance, Ranking(site=site), ()), measure=True)
-    return measured.with_groups(ui.model(), begun, explanation)
+    return measured.with_groups(ui.model(), begun, relevance, site, ui.grouped(relevance, site))
 
 
 def flip(request: Request, word: str) -> Job:
     """Return the job that makes a word the answer, with the counterfactual as its source."""
-    job = flips.started(request.prompt, word, request.counterfactual)
-    if job.error and st.session_state.get("flip_of") != request:
-        flips.forget(request.prompt, word, request.counterfactual)  # another visitor stopped it
-        job = flips.started(request.prompt, word, request.counterfactual)
+    wanted = (ui.model_name(), request.prompt, word, request.counterfactual)
+    job = flips.started(*wanted)
+    if st.session_state.get("flip_of") != request:  # it is wanted anew, perhaps after Stop
+        job.left.discard(ui.visitor())
+        if job.error:
+            flips.started.clear(*wanted)
+            job = flips.started(*wanted)
     st.session_state["flip_of"] = request
     return job
 

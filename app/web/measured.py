@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from icebear.actmax.explanation import ExplainedGroup, ExplainedNode, Explanation
+from icebear.actmax.explanation import ExplainedGroup, ExplainedNode, Explanation, Grouped
 from icebear.actmax.sentences import group_text, reach_sentence, together_sentence, tokens_sentence
 from icebear.app.web.finding import Finding, Group, Strong
 from icebear.concepts.attribution.effects import Patched
+from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.models.model import Model
@@ -40,10 +41,12 @@ def finding(relevance: Relevance, prompt: str, counterfactual: str | None) -> Fi
     )
 
 
-def with_groups(model: Model, finding: Finding, explanation: Explanation) -> Finding:
-    """Return the finding with its groups and what they say together."""
-    patched = Patched(model, explanation.relevance)
-    groups = tuple(_group(patched, group) for group in explanation.groups)
+def with_groups(model: Model, finding: Finding, relevance: Relevance, site: str, grouped: Grouped) -> Finding:
+    """Return the finding with the groups of a site, as of `explain_groups`, and what they say together."""
+    together, explained = grouped
+    explanation = Explanation(relevance, Ranking(site=site), (), together=together, groups=explained)
+    patched = Patched(model, relevance)
+    groups = tuple(_group(patched, group) for group in explained)
     together, reach = together_sentence(explanation), reach_sentence(explanation)
     return replace(finding, together=together, reach=reach, groups=groups)
 

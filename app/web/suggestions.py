@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import streamlit as st
 
 from icebear.app.web import ui
 from icebear.app.web.background import Job
 from icebear.concepts.models.chat import Chat
+
+if TYPE_CHECKING:
+    from icebear.concepts.attribution.counterfactuals import Suggestion
 
 
 def field(prompt: str, default: str) -> str | None:
@@ -17,27 +22,31 @@ def field(prompt: str, default: str) -> str | None:
 
 
 def offer(prompt: str) -> None:
-    """Suggest three counterfactuals, found in the background; a click chooses one."""
-    if isinstance(ui.read_prompt(prompt), Chat):
-        return
-    job = _started(ui.model_name(), prompt)
-    if job.is_alive():
-        _waiting(job)
-        return
-    if job.error or not job.result:
-        st.caption("No suggestion has the same number of tokens and another answer; write one.")
-        return
-    rows = {
+    """Suggest three counterfactuals; a click chooses one."""
+    names = {
         row.text: f"{row.word.strip()} for {row.instead_of.strip()} (answer: {row.answer.strip()})"
-        for row in job.result
+        for row in rows(prompt)
     }
 
     def take() -> None:
         st.session_state["counterfactual"] = st.session_state["suggestion"] or ""
 
-    st.pills(
-        "Compare with", list(rows), format_func=lambda text: ui.plain(rows[text]), key="suggestion", on_change=take
-    )
+    if names:
+        label = "Compare with"
+        st.pills(label, list(names), format_func=lambda text: ui.plain(names[text]), key="suggestion", on_change=take)
+
+
+def rows(prompt: str) -> list[Suggestion]:
+    """Return prompts with another answer, which are found in the background; the page says if there is none yet."""
+    if isinstance(ui.read_prompt(prompt), Chat):
+        return []
+    job = _started(ui.model_name(), prompt)
+    if job.is_alive():
+        _waiting(job)
+        return []
+    if not job.result:
+        st.caption("No suggestion has the same number of tokens and another answer; write one.")
+    return job.result or []
 
 
 @st.fragment(run_every=1.0)
@@ -50,7 +59,12 @@ def _waiting(job: Job) -> None:
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _started(name: str, prompt: str) -> Job:
     """Return the job that finds suggestions, for all visitors."""
-    from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
+    loading = ui.loading()
 
-    model = ui.model()
-    return Job("Looking for prompts to compare with", lambda job: suggest_counterfactuals(model, prompt))
+    def work(job: Job) -> list[Suggestion]:
+        model = loading.outcome()
+        from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
+
+        return suggest_counterfactuals(model, prompt)
+
+    return Job("Looking for prompts to compare with", work)

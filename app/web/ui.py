@@ -17,10 +17,10 @@ import pandas
 import streamlit as st
 from markupsafe import Markup
 from streamlit.errors import StreamlitAPIException
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from icebear.app.cli.verbs.demo import OTHER, PROMPT
 from icebear.app.web import background
-from icebear.app.web.background import Job, shared
+from icebear.app.web.background import STOPPED, Job, shared
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.render import relevance_heatmap, visible
 from icebear.db.store import Store, open_store
@@ -30,7 +30,7 @@ from icebear.records import Neuron
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
 
-    from icebear.actmax.explanation import Explanation
+    from icebear.actmax.explanation import Explanation, Grouped
     from icebear.concepts.attribution.ranking import Ranking
     from icebear.concepts.attribution.result import Relevance
     from icebear.concepts.models.model import Model
@@ -129,20 +129,54 @@ def model() -> Model:
 def waited(job: Job, stops: bool = False) -> Any:
     """Return the job's result. Until then the page shows the progress, and any click ends this run."""
     place = st.empty()
+    if visitor() in job.left and not job.stopped:  # others wait for it
+        job.left.discard(visitor())
+        raise IcebearError(STOPPED)
+    job.enter(visitor())
     job.join(QUICK)
     if job.is_alive():
         with place.container():
             bar = st.progress(0.0)
             if stops:
-                st.button("Stop", key=f"stop {job.name}", on_click=job.stop)
+                _stop(job)
             st.skeleton(height=240)
         while job.is_alive():
             bar.progress(job.share, f"{plain(doing(job))} ...")
             job.join(0.2)
         place.empty()
-    if job.error:
-        raise job.error
-    return job.result
+    return job.outcome()
+
+
+def is_done(job: Job) -> bool:
+    """Return whether a job has its result; until then show its progress with Stop, while the page goes on, or why it
+    has none."""
+    if job.is_alive() and visitor() not in job.left:
+        job.enter(visitor())
+        _watched(job)
+    elif job.is_alive() or job.error:
+        st.info(message(job.error or STOPPED))
+    else:
+        return True
+    return False
+
+
+@st.fragment(run_every=0.5)
+def _watched(job: Job) -> None:
+    """Show the progress; at the end the page is drawn again."""
+    if not job.is_alive() or visitor() in job.left:
+        st.rerun()
+    st.progress(job.share, f"{plain(doing(job))} ...")
+    _stop(job)
+
+
+def _stop(job: Job) -> None:
+    st.button("Stop", key=f"stop {job.name}", on_click=job.leave, args=(visitor(),))
+
+
+def visitor() -> str:
+    """Return the id of this visitor's session."""
+    context = get_script_run_ctx()
+    return context.session_id if context else ""
 
 
 def doing(job: Job) -> str:
@@ -298,41 +332,6 @@ def read_prompt(text: str) -> str | Chat:
     return Chat.from_json(text, "The prompt") if re.match(r'\s*\[\s*{\s*"role"', text) else text
 
 
-def prompts() -> tuple[str, str | None]:
-    """Draw the fields for a prompt and its counterfactual; if the second is empty, offer suggestions."""
-
-    def forget() -> None:
-        if st.session_state.get("counterfactual") == OTHER:
-            st.session_state["counterfactual"] = ""
-
-    prompt = typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=forget)
-    label = "Counterfactual prompt (optional; leave it empty and we suggest one)"
-    default = OTHER if prompt == PROMPT else ""
-    counterfactual = typed(st.text_input, label, "counterfactual", value=default) or None
-    if counterfactual is None and isinstance(read_prompt(prompt), str):
-        _suggested(prompt)
-    return prompt, counterfactual
-
-
-def _suggested(prompt: str) -> None:
-    """Suggest three counterfactuals on a click; another click chooses one."""
-    if st.button("Suggest a counterfactual", key="suggest", icon=":material/compare_arrows:"):
-        from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
-
-        st.session_state["suggested"] = (prompt, suggest_counterfactuals(model(), prompt))
-    suggested_for, rows = st.session_state.get("suggested", (None, []))
-    if suggested_for != prompt:
-        return
-    if not rows:
-        st.caption("No prompt with the same number of tokens has another answer; write one.")
-    answers = {row.text: f"{plain(row.text)} → {token_label(row.answer)} {row.probability:.2f}" for row in rows}
-
-    def take() -> None:
-        st.session_state["counterfactual"] = st.session_state["suggestion"] or ""
-
-    st.pills("Compare with", list(answers), format_func=answers.__getitem__, key="suggestion", on_change=take)
-
-
 # --- what is shown --------------------------------------------------------------------------------------
 
 
@@ -356,18 +355,22 @@ def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
         return Explanation.of(model(), relevance, ranking, store=opened)
 
 
-def with_groups(explanation: Explanation, measure: bool = False) -> Explanation:
-    """Return the explanation with the groups of its nodes, if they were measured. measure: measure them, once for all
-    visitors."""
+def grouped(relevance: Relevance, site: str) -> Grouped:
+    """Return the groups of the nodes of a site, measured once for all visitors."""
     from icebear.actmax.explanation import explain_groups
 
-    relevance, site = explanation.relevance, explanation.ranking.site or "ffn"
     known = shared().groups.setdefault(relevance, {})
-    if measure and site not in known:
+    if site not in known:
         shown = model()
         what = "Measuring what groups of neurons do to the next word"
         known[site] = computed(what, lambda: explain_groups(shown, relevance, site))
-    together, groups = known.get(site, (None, ()))
+    return known[site]
+
+
+def with_groups(explanation: Explanation) -> Explanation:
+    """Return the explanation with the groups of its nodes, if they were measured."""
+    known = shared().groups.get(explanation.relevance, {})
+    together, groups = known.get(explanation.ranking.site or "ffn", (None, ()))
     return replace(explanation, together=together, groups=groups)
 
 

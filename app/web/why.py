@@ -11,7 +11,6 @@ from typing import Any
 import streamlit as st
 
 from icebear.app.web import background, gallery, story, suggestions, ui
-from icebear.app.web.background import Job
 from icebear.app.web.finding import Finding, Group, Request
 from icebear.recipe import Recipe
 from icebear.records import Neuron
@@ -116,25 +115,9 @@ def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None,
             flips = _module("flips")
             flips.show(Recipe.from_dict(recorded))
         else:
-            _searched(_live().flip(request, contrast))
-
-
-def _searched(job: Job) -> None:
-    """Show the flip that a job found; until then its progress, while the page goes on."""
-    if job.is_alive():
-        _searching(job)
-    elif job.error:
-        st.info(ui.message(job.error))
-    else:
-        _module("flips").show(job.result)
-
-
-@st.fragment(run_every=0.5)
-def _searching(job: Job) -> None:
-    if not job.is_alive():
-        st.rerun()
-    st.progress(job.share, f"{ui.plain(ui.doing(job))} ...")
-    st.button("Stop", key="stop_flip", on_click=job.stop)
+            job = _live().flip(request, contrast)
+            if ui.is_done(job):
+                _module("flips").show(job.result)
 
 
 def _set(request: Request, number: int, group: Group) -> None:
