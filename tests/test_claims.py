@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -36,6 +38,7 @@ from icebear.actmax.labels.kinds import Label
 from icebear.app.cli.main import main
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.errors import InputError
+from icebear.steering.side_effects import HeldOutContexts
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parent.parent
@@ -417,3 +420,42 @@ def test_a_kind_is_one_class_in_one_file():
         assert kind.kind == name
         assert kind.__doc__
         assert fields(kind)
+
+
+def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, desert, few_contexts, monkeypatch):
+    monkeypatch.setattr("icebear.actmax.claims.kinds.flip.DRAWS", 3)
+    effects = SimpleNamespace(off_target_kl=HeldOutContexts(smol).off_target_kl(list(desert)))
+    ((what, _),) = writing.of_recipe(desert, effects)
+    claim = Claim.of(smol, what)
+    assert check(smol, [claim]).passed
+    cheaper = replace(claim, what=replace(what, max_kl=effects.off_target_kl / 2))
+    assert "off-target KL" in check(smol, [cheaper]).rows[0].why
+    net = deepcopy(smol.net)
+    with torch.no_grad():
+        for edit in desert:
+            net.model.layers[edit.neuron.layer].mlp.down_proj.weight[:, edit.neuron.index] = 0
+    (row,) = check(Model(net, smol.tokenizer, "silenced"), [claim]).rows
+    assert row.verdict == "broken"
+    assert "do not make" in row.why
+    with pytest.raises(InputError, match="--to"):
+        writing.of_recipe(replace(desert, provenance={}), effects)
+
+
+def test_verbs_refuse_a_concept_and_a_flip_that_chance_does_as_well(tiny_folder, tmp_path, monkeypatch, few_contexts):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("icebear.concepts.corpus.held_out", lambda *_: [])
+    draw = np.random.default_rng(0)
+    for name in ("with.txt", "without.txt"):
+        rows = [" ".join(draw.choice(["A", "B", "C", "D", "is", "are"], 8)) for _ in range(40)]
+        Path(name).write_text("\n".join(rows))
+    where = ["--model", tiny_folder, "--device", "cpu", "--claim", "c.yaml"]
+    words = ["concept", "find", "x", "--with", "with.txt", "--without", "without.txt", "--store", "s.db"]
+    chance = CliRunner().invoke(main, [*words, *where])
+    assert chance.exit_code == 1
+    assert "cannot fail" in chance.stderr
+    to = load_model(tiny_folder, device="cpu", dtype="float32").predict(" Paris is", 2)[1].text
+    flipped = CliRunner().invoke(main, ["flip", " Paris is", "--to", to, "--unbounded", "--json", *where])
+    assert flipped.exit_code == 1
+    assert "cannot fail" in flipped.stderr
+    assert json.loads(flipped.stdout)["edits"]  # the result is not lost
+    assert not Path("c.yaml").exists()
