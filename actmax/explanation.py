@@ -18,11 +18,13 @@ from icebear.actmax.sentences import GROUPS_ABOUT, limits_sentence, reach_senten
 from icebear.actmax.writes import FEW
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, Nodes, ablate, ablation
+from icebear.concepts.attribution.diff import Diff
 from icebear.concepts.attribution.effect_groups import EffectGroup, effect_groups
 from icebear.concepts.attribution.effect_words import effect_words
 from icebear.concepts.attribution.effects import Effects, Patched
 from icebear.concepts.attribution.random_controls import RandomControl, token_removal_control
 from icebear.concepts.attribution.ranking import Ranking
+from icebear.concepts.attribution.restoring import ExplainedChanges
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
@@ -147,6 +149,8 @@ class Explanation(Tabled):
     """The groups with the largest relevance, of the first `GROUPED` nodes."""
     together: ExplainedGroup | None = None
     """The first `GROUPED` nodes as one group."""
+    changes: ExplainedChanges | None = None
+    """With a base model: what its changed weights caused."""
 
     @classmethod
     def of(
@@ -231,6 +235,7 @@ class Explanation(Tabled):
             "groups": [group.to_dict() for group in self.groups],
             "together": self.together and self.together.to_dict(),
             "effects": self.effects and self.effects.to_dict(),
+            "restored": self.changes and self.changes.to_dict(),
         }
         return {
             **self.relevance.to_dict(0),
@@ -405,6 +410,8 @@ def controlled(
 ) -> Explanation:
     """Explain a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
     ranking, compared = ranking or Ranking(site="ffn"), relevance.counterfactual
+    if isinstance(relevance, Diff):
+        return _compared_models(model, relevance, ranking, store, cards)
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     answer: dict[str, Any] = {
         "target": relevance.target and relevance.target.id,
@@ -423,6 +430,19 @@ def controlled(
         cards=cards,
         groups=groups if can_group(relevance, ranking.site or "ffn") else 0,
     )
+
+
+def _compared_models(model: Model, diff: Diff, ranking: Ranking, store: Store | None, cards: int) -> Explanation:
+    """Explain the difference to a base model: its causes and what undoes it, and the nodes that pass it on."""
+    return with_changes(Explanation.of(model, diff, ranking, store=store, cards=cards))
+
+
+def with_changes(explanation: Explanation) -> Explanation:
+    """Add what changed weights caused, and what restoring them undoes, if a base model gives another number."""
+    diff = explanation.relevance
+    if not isinstance(diff, Diff) or not diff.total or diff.contrast_phrase:
+        return explanation
+    return replace(explanation, changes=ExplainedChanges.of(diff, k=explanation.ranking.k))
 
 
 def explain_groups(model: Model, relevance: Relevance, site: str = "ffn") -> Grouped:

@@ -1,5 +1,6 @@
 """The MCP server, used by the SDK's own client: in memory with a small model, over stdio as an agent uses it."""
 
+import copy
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ from conftest import GEMMA3, ICE_BEAR, Letters, random_model
 from mcp import Client, StdioServerParameters
 from test_tasks import make
 
-from icebear import Concept, attribute, build_index, circuit, open_store
+from icebear import Concept, Model, attribute, build_index, circuit, open_store
 from icebear.actmax.explanation import Explanation
 from icebear.actmax.sentences import group_text, limits_sentence, together_sentence
 from icebear.actmax.writes import FEW
@@ -36,6 +37,7 @@ TOOLS = {
     "suggest_counterfactuals": "prompt",
     "attribute": "prompt target contrast counterfactual chat k",
     "rank": "prompt target contrast counterfactual site chat k",
+    "compare_models": "prompt target contrast k",
     "circuit": "prompt counterfactual target contrast chat nodes",
     "neuron": "neuron k",
     "search": "text k",
@@ -103,6 +105,21 @@ def test_tools_have_names_types_and_descriptions(session):
         assert len(tool.description) > 30
         assert tool.annotations.read_only_hint is (name != "save")
         assert all({"type", "anyOf", "enum"} & set(one) for one in tool.input_schema["properties"].values())
+
+
+# --- two models ---------------------------------------------------------------------------------------
+
+
+def test_two_models_need_a_base_model_and_have_a_control(session, model):
+    assert "--base-model" in refused(session, "compare_models", prompt=PROMPT)
+    net = copy.deepcopy(model.net)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    session.base_model = Model(net, model.tokenizer, "base")
+    result = json_of(session, "compare_models", prompt=PROMPT, target="a", contrast="b", k=3)
+    assert [len(result[name]) for name in ("changes", "control")] == [3, 3]
+    assert json_of(session, "more", handle=result["handle"], part="changes", start=0, count=2)
 
 
 # --- controls ------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """What fine-tuning changed: causes add up to the difference, are nothing where nothing differs, and can be undone."""
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from transformers import LlamaConfig
 
 from icebear import ATTNLRP, Model, Neuron, attribute, load_model
 from icebear.app.cli.main import main
+from icebear.concepts.attribution.behaviour import Case, behaviour_changes
 from icebear.concepts.attribution.controls import ablation
 from icebear.concepts.attribution.diff import Diff
+from icebear.concepts.attribution.restoring import ExplainedChanges, Restoring
 from icebear.concepts.attribution.two_models import ModelPair, neuron_similarity
 from icebear.concepts.lrp.two_models import OuterProduct
 from icebear.errors import InputError, MissingRule
@@ -284,13 +288,102 @@ class Backwards(Letters):
         return super().__call__(text[::-1], **options)
 
 
+def unembedding_and_noise(net):
+    """One row of the unembedding that moves the answer, and ten of the same norm that hardly do."""
+    row = net.model.norm.weight.abs()
+    change = 6 * row / row.norm()
+    net.lm_head.weight[1] += change
+    for index in range(10):
+        net.lm_head.weight[20 + index] += change.norm() * torch.randn_like(change) / len(change) ** 0.5
+
+
+def test_restoring_beside_controls(llama):
+    """The row that caused all undoes all; as many others of the same norm, and random ones, do not."""
+    model = edited(llama, unembedding_and_noise)
+    diff = attribute(model, IDS, 1, 2, base_model=llama)
+    restoring = Restoring.of(diff)
+    assert restoring.ends == pytest.approx((number(model, IDS, 1, 2), number(llama, IDS, 1, 2)), abs=1e-5)
+    (row,) = restoring.top(1)
+    assert (row.kind, row.index) == ("unembedding", 1)
+    (one, *_) = restoring.restorations((1, 10, 1000))
+    assert (one.changes, one.undone) == (1, pytest.approx(1, abs=1e-4))
+    assert one.same_size == pytest.approx(0, abs=1e-4)
+    assert len(restoring.restorations((1, 10, 1000))) == 2  # there are eleven changes
+    (effect,) = restoring.effects([row])
+    assert effect.undone == pytest.approx(1, abs=1e-4)
+    assert effect.caused == pytest.approx(diff.total, abs=1e-4)
+    assert not restoring.layer_effects()  # no layer changed
+
+
+def test_changes_that_work_against_the_difference_are_not_restored_first(llama):
+    def both(net):
+        net.lm_head.weight[1] += 3 * net.model.norm.weight
+        net.lm_head.weight[2] += net.model.norm.weight
+
+    diff = attribute(edited(llama, both), IDS, 1, 2, base_model=llama)
+    rows = Restoring.of(diff).top()
+    assert len(diff.top_changes()) == 2
+    assert all(row.caused * diff.total > 0 for row in rows)
+
+
+def test_the_mean_over_prompts(llama):
+    base = edited(llama, trained)
+    cases = [Case(IDS, 1, 2), Case(IDS[:5], 1, 2), Case(IDS, 1, 2, OTHER)]
+    with pytest.raises(InputError, match="attribute"):
+        ExplainedChanges.of(k=3)
+    diffs = [attribute(llama, case.prompt, 1, 2, base_model=base, counterfactual=case.counterfactual) for case in cases]
+    restoring = Restoring.of(*diffs)
+    assert sum(one.caused.sum().item() for one in restoring.changes) == pytest.approx(
+        sum(diff.caused_total for diff in diffs) / 3, abs=1e-5
+    )
+    changes = behaviour_changes(llama, base, cases, 4)
+    assert (changes.prompts, len(changes.changes)) == (3, 4)
+    assert [one.name for one in changes.changes] == [str(row) for row in restoring.top(4)]
+
+
+@pytest.fixture
+def folders(tiny_folder, tmp_path):
+    """A tiny model, and one that was made from it."""
+    model = load_model(tiny_folder, device="cpu")
+    made = edited(model, trained)
+    made.net.save_pretrained(tmp_path / "made")
+    model.tokenizer.save_pretrained(tmp_path / "made")
+    return tiny_folder, str(tmp_path / "made")
+
+
+def run_command(*words):
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_commands_explain_what_changed(folders, tmp_path):
+    base, made = folders
+    page = str(tmp_path / "page.html")
+    request = ["--model", made, "--base-model", base, "--target", "A", "--contrast", "B", "--top", "3", "--json"]
+    result = json.loads(run_command("explain", "ice bear", *request, "--html", page))
+    changes = result["restored"]
+    assert changes["total"] == pytest.approx(result["changes"]["total"], abs=1e-4)
+    assert [row["name"] for row in changes["changes"]]
+    assert {row["changes"] for row in changes["restorations"]} == {1, 10, 100}
+    assert changes["changes"][0]["name"] in Path(page).read_text()
+    assert json.loads(run_command("rank", "ice bear", *request))["restored"] == changes
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "ice bear"}) + "\n" + json.dumps({"prompt": "big cats"}))
+    many = json.loads(run_command("explain", "--file", str(prompts), *request))
+    assert (many["prompts"], len(many["changes"])) == (2, 3)
+    assert "Changed rows" in run_command("explain", "--file", str(prompts), *request[:-1])
+    refused = CliRunner().invoke(main, ["explain", "--file", str(prompts), "--model", made])
+    assert refused.exit_code == 2
+
+
 @pytest.mark.usefixtures("smol")
 def test_the_command():
     """Against itself, where nothing differs."""
     request = ["The ice bear lives in the", "--base-model", "smollm2-135m", "--site", "ffn", "--top", "3"]
     result = CliRunner().invoke(main, ["rank", *request])
     assert result.exit_code == 0, result.output
-    assert "Compared with the model smollm2-135m" in result.output
+    assert "Predicted by smollm2-135m" in result.output
     result = CliRunner().invoke(main, ["neuron", "L29.ffn.860", "--base-model", "smollm2-135m", "--top", "3"])
     assert result.exit_code == 0, result.output
     assert "reads 1.0000, writes 1.0000" in result.output

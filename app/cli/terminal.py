@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from icebear.concepts.attribution.behaviour import BehaviourNeuron
     from icebear.concepts.attribution.controls import Ablation
     from icebear.concepts.attribution.matrix import Matrix
+    from icebear.concepts.attribution.restoring import ExplainedChanges
     from icebear.concepts.attribution.sources import SourceBreakdown
     from icebear.concepts.attribution.units import Unit
     from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
@@ -79,6 +80,8 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
     """The prediction, the tokens (or `units`), the nodes with their labels, and the controls that were measured."""
     relevance, circuit = explanation.relevance, explanation.circuit
     parts: list[Any] = [relevance_report(relevance, units)]
+    if explanation.changes:
+        parts += changes_tables(explanation.changes)
     if explanation.nodes:
         parts.append(nodes_table(explanation, words=words))
     if explanation.meanings:
@@ -94,18 +97,45 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
     return Group(*parts)
 
 
+def changes_tables(changes: ExplainedChanges) -> list[Any]:
+    """What changed weights caused, what they do to the next word, and what restoring them undoes."""
+    names = (">caused", ">undone alone", "raises", "lowers")
+    rows = [
+        [
+            [one.name, f"{one.caused:+.3f}", f"{one.undone:z.0%}", ", ".join(one.raises[:3]), ", ".join(one.lowers[:3])]
+            for one in each
+        ]
+        for each in (changes.layers, changes.changes)
+    ]
+    shares = [
+        [f"{one.changes:,}", *(f"{share:z.0%}" for share in (one.undone, one.same_size, one.random, one.largest))]
+        for one in changes.restorations
+    ]
+    columns = (">restored", ">undone", ">same size", ">random", ">largest changes")
+    caption = "same size: random changes with about the same norms; random: any changes; the mean of three draws"
+    title = "Share of the difference that is undone when the first changes take the base model's weights"
+    return [
+        grid("layer", *names, rows=rows[0], title="Layers whose changed weights caused most"),
+        grid("change", *names, rows=rows[1], title="Changed rows that caused most"),
+        grid(*columns, rows=shares, title=title, caption=caption),
+    ]
+
+
 def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -> Group:
     """The prediction and its relevance by token, by `units` or by image patch."""
     head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
     if relevance.contrast_text:
         head.append(f", not {relevance.contrast_text!r}")
     head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
-    prompt, tokens = relevance.prompt, relevance.predictions[:5]
+    prompt, tokens, compared = relevance.prompt, relevance.predictions[:5], relevance.counterfactual
+    if compared and compared.model and not relevance.tokens.any():
+        lines = [f"Predicted: {_listed(tokens)}", f"Predicted by {compared.model}: {_listed(compared.predictions)}"]
+        return Group(*map(Text, lines), head, Text(relevance.conservation_text(), "dim"))
     picture = (
         _patches(relevance) if relevance.image else heatmap(prompt.strings, relevance.tokens.tolist(), prompt.template)
     )
     return Group(
-        Text("Predicted: " + ", ".join(f"{token.text!r} {token.number}" for token in tokens)),
+        Text(f"Predicted: {_listed(tokens)}"),
         head,
         Padding(picture, (1, 2)),
         *([] if relevance.image else [units or tokens_table(relevance)]),
@@ -113,6 +143,10 @@ def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -
         *([Text(relevance.comparison_text(), "dim")] if relevance.counterfactual else []),
         *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
     )
+
+
+def _listed(tokens: Sequence[TokenScore]) -> str:
+    return ", ".join(f"{token.text!r} {token.number}" for token in tokens)
 
 
 def _patches(relevance: icebear.Relevance) -> Text:
@@ -170,7 +204,8 @@ def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words 
 def _nodes_title(explanation: icebear.Explanation) -> str:
     relevance, ranking, position = explanation.relevance, explanation.ranking, explanation.ranking.position
     where = {"all": "at all tokens", "last": "at the predicting token"}.get(str(position), f"at position {position}")
-    title = f"Most relevant neurons {where}"
+    compared = relevance.counterfactual
+    title = f"Neurons that pass most on, {where}" if compared and compared.model else f"Most relevant neurons {where}"
     if position == "all" and not ranking.include_sinks:
         title += f", attention sinks excluded: {list(relevance.prompt.sinks)}"
     if position == "all" and relevance.prompt.turns and not ranking.include_template:

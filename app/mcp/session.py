@@ -37,12 +37,16 @@ class Result:
 
 @dataclass
 class Session:
-    """model_name and options: the arguments of `load_model`. folder: for files; None: none is read or written."""
+    """model_name and options: the arguments of `load_model`. folder: for files; None: none is read or written.
+
+    base_model_name: the model that this one was made from.
+    """
 
     model_name: str
     options: dict[str, Any] = field(default_factory=dict)
     store_path: str = "icebear.db"
     folder: Path | None = None
+    base_model_name: str | None = None
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     results: dict[str, Result] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -50,7 +54,16 @@ class Session:
     @cached_property
     def model(self) -> Model:
         """The model, loaded at first use, only from this machine."""
-        name = self.model_name
+        return self._loaded(self.model_name)
+
+    @cached_property
+    def base_model(self) -> Model:
+        """The model to compare with. Raises `InputError` if there is none."""
+        if self.base_model_name is None:
+            raise InputError("This server has no base model to compare with; the user can start it with --base-model.")
+        return self._loaded(self.base_model_name)
+
+    def _loaded(self, name: str) -> Model:
         missing = ModelError(
             f"{name} is not on this machine, and this server uses no network; ask the user to run: "
             f"icebear doctor --model {name}"

@@ -24,6 +24,7 @@ from icebear.actmax.explanation import (
     Explanation,
     can_group,
     silencing_control,
+    with_changes,
 )
 from icebear.actmax.labels.meanings import label_title
 from icebear.actmax.sentences import (
@@ -207,6 +208,25 @@ class Tools:
         explanation = replace(explanation, silencing_control=control)
         rows = {"neurons": list(map(_node, nodes)), **_groups(explanation), "ablation": ablations}
         return self._explained("neurons", explanation, control, **rows)
+
+    @tool
+    def compare_models(self, prompt: Prompt, target: Word = None, contrast: Word = None, k: Count = ROWS) -> Answer:
+        """Show which changed weights caused the difference between this model's answer and its base model's, with the
+        likely next words that each raises and lowers. The control restores the first changes to the base model's
+        weights, and as many others of the same size."""
+        model, base = self.session.model, self.session.base_model
+        diff = attribute(model, prompt, target, contrast, base_model=base, sites=())
+        explanation = with_changes(Explanation.of(model, diff, Ranking(RANKED)))
+        changes = explanation.changes.to_dict() if explanation.changes else {}
+        lists = {"changes": changes.get("changes", []), "layers": changes.get("layers", [])}
+        files = {"json": explanation.to_json, "html": explanation.to_html}
+        return {
+            "explained": objective_text(diff.target, diff.contrast),
+            "account": diff.conservation_text(),
+            **{name: rows[:k] for name, rows in lists.items()},
+            "control": changes.get("restorations", []),
+            "handle": self.session.keep("changes", explanation, lists, **files),
+        }
 
     def _explained(self, kind: str, explanation: Explanation, control: RandomControl, **rows: Any) -> Answer:
         """Return the answer about an explanation; the file behind its handle has the controls too."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.restoring import ExplainedChanges
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.lrp import AttnLRP, Difference
 from icebear.concepts.models.model import Model
@@ -109,6 +110,22 @@ def behaviour(
     numbers = (means[chosen].tolist(), low.tolist(), high.tolist(), activations[chosen].tolist())
     counts = [among_top[neuron] for neuron in neurons]
     return [BehaviourNeuron(*row) for row in zip(neurons, *numbers, counts, strict=True)]
+
+
+def behaviour_changes(model: Model, base_model: Model, cases: Sequence[Case], k: int = 10) -> ExplainedChanges:
+    """Explain which changed weights matter for a behaviour: the mean over prompts of what they caused.
+
+    k: the number of changes whose effects are measured, in the first prompt.
+    """
+    options: dict[str, Any] = {"base_model": base_model, "sites": ()}
+    alone = [case for case in cases if case.counterfactual is None]
+    answers: Any = ([case.target for case in alone], [case.contrast for case in alone])  # None where open
+    diffs: list[Any] = attribute(model, [case.prompt for case in alone], *answers, **options) if alone else []
+    for case in cases:
+        if case.counterfactual is not None:
+            other = case.counterfactual
+            diffs.append(attribute(model, case.prompt, case.target, case.contrast, counterfactual=other, **options))
+    return ExplainedChanges.of(*diffs, k=k)
 
 
 def read_cases(path: str | Path, **defaults: Any) -> list[Case]:

@@ -126,7 +126,7 @@ class Diff(Relevance):
         list of Change
         """
         chosen = self._chosen(kind, layers)
-        return ranked_changes(chosen, [one.caused.abs() for one in chosen], k)
+        return ranked_changes(chosen, [one.caused.abs() for one in chosen], whole(k, "The number of changes"))
 
     def _chosen(self, kind: Any, layers: Any) -> list[ChangedWeights]:
         kinds = None if kind is None else set(several(kind))
@@ -194,21 +194,22 @@ class Diff(Relevance):
 KINDS = set("gate w_in w_out q k v o cross router embedding unembedding norm bias other".split())
 
 
-def ranked_changes(changes: Sequence[ChangedWeights], scores: Sequence[Tensor], k: int) -> list[Change]:
-    """Return the k units with the largest scores. Units whose weights are the same in both models are left out."""
-    k = whole(k, "The number of changes", 0)
-    if not changes or k == 0:
+def ranked_changes(changes: Sequence[ChangedWeights], scores: Sequence[Tensor], k: int | None = None) -> list[Change]:
+    """Return the k units (None: all) with the largest scores that are not negative. Units whose weights are the same in
+    both models are left out."""
+    if not changes:
         return []
     flat = torch.cat([x.masked_fill(one.size == 0, -1) for one, x in zip(changes, scores, strict=True)])
-    order = flat.argsort(descending=True, stable=True)[:k].tolist()
+    order = flat.argsort(descending=True, stable=True)[
+        : min(int((flat >= 0).sum()), len(flat) if k is None else k)
+    ].tolist()
     bounds = torch.tensor([0, *(len(x) for x in scores)]).cumsum(0)
+    owners = (torch.searchsorted(bounds, torch.tensor(order), right=True) - 1).tolist()
+    starts, values = bounds.tolist(), [(one.caused.tolist(), one.size.tolist()) for one in changes]
     rows = []
-    for place in order:
-        if flat[place] < 0:
-            break
-        which = int(torch.searchsorted(bounds, place, right=True)) - 1
-        one, index = changes[which], place - int(bounds[which])
-        rows.append(Change(one.module, one.layer, one.kind, index, one.caused[index].item(), one.size[index].item()))
+    for place, owner in zip(order, owners, strict=True):
+        one, (caused, size), index = changes[owner], values[owner], place - starts[owner]
+        rows.append(Change(one.module, one.layer, one.kind, index, caused[index], size[index]))
     return rows
 
 

@@ -64,7 +64,8 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     if request.base_model is not None:
         assert relevance.counterfactual is not None
         compared = replace(relevance.counterfactual, model=request.base_model.name)
-        relevance = Diff.from_relevance(replace(relevance, counterfactual=compared), sums.changes)
+        run = Run(request.model, sums.pairs[0].rows([0]), request.models)
+        relevance = Diff.from_relevance(replace(relevance, counterfactual=compared, run=run), sums.changes)
     return relevance if exact_largest else request.reduced(relevance)
 
 

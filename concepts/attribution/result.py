@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pandas
 
     from icebear.concepts.attribution.effects import Effects
+    from icebear.concepts.attribution.two_models import ModelPair
 
 OBJECTIVES: dict[ObjectiveKind, str] = {
     "logit": "Logit",
@@ -108,6 +109,8 @@ class Run:
     model: Model
     objective: Objective
     """One row, with the explained tokens as targets."""
+    models: ModelPair | None = None
+    """With a base model."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

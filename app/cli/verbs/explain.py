@@ -28,6 +28,7 @@ class Options:
     store: str
     html: str | None
     json: bool
+    file: str | None = option(advanced=True)
     units: Literal["word", "sentence", "turn", "document"] | None = option(
         "Sum the relevance of tokens by word, sentence, ...", show_default="token", advanced=True
     )
@@ -41,14 +42,16 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: the tokens and the neurons that contributed, with controls.
 
-    With --counterfactual, explain the difference between the predictions after two prompts. With --span, explain words
-    of the model's answer. --html writes a page to share. For an image classifier, --png writes the image with its
-    relevance.
+    With --counterfactual, explain the difference between the predictions after two prompts; with --base-model, which
+    changed weights caused the difference between two models (--file: for many prompts); with --span, words of the
+    model's answer. --html writes a page to share, --png an image classifier's relevance.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"
       icebear explain --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
+    if options.file:
+        return _explain_file(options.file, options)
     attribution, position = _checked(options), options.position
     model, arguments = attribution.arguments(options.model)
     from icebear.actmax.explanation import CARDS, GROUPS, controlled
@@ -106,6 +109,25 @@ def explain(options: Options) -> None:
         from icebear.actmax.claims.writing import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation, prompt, arguments["counterfactual"]))
+
+
+def _explain_file(file: str, options: Options) -> None:
+    """Explain what fine-tuning changed for the prompts of a file."""
+    attribution = options.attribution
+    if attribution.base_model is None or attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
+        raise click.UsageError(
+            "--file takes the place of PROMPT, needs --base-model, and at most one --counterfactual."
+        )
+    from icebear.app.cli.terminal import changes_tables
+    from icebear.concepts.attribution.behaviour import behaviour_changes, read_cases
+
+    other = next(iter(attribution.counterfactual), None)
+    cases = read_cases(file, target=attribution.target, contrast=attribution.contrast, counterfactual=other)
+    base, model = options.model.load(attribution.base_model), options.model.load()
+    with waiting("Measuring changes"):
+        changes = behaviour_changes(model, base, cases, options.top)
+    document = {**model.made_with, "base_model": base.name, "file": file, **changes.to_dict()}
+    show(options.json, document, f"Mean over {len(cases)} prompts: {changes.total:+.3f}", *changes_tables(changes))
 
 
 def _is_text(attribution: AttributionOptions, model: icebear.Model) -> bool:

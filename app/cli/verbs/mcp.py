@@ -13,6 +13,7 @@ from icebear.extras import need
 
 @record
 class Options:
+    base_model: str | None
     folder: str | None = option("Folder in which the agent may read and write files.", type=FOLDER, show_default="none")
     store: str
     model: ModelOptions
@@ -36,4 +37,6 @@ def mcp(options: Options) -> None:
     from icebear.app.mcp.session import Session
 
     folder = Path(options.folder) if options.folder else None
-    server(Session(options.model.model, options.model.arguments, options.store, folder)).run("stdio")
+    server(
+        Session(options.model.model, options.model.arguments, options.store, folder, base_model_name=options.base_model)
+    ).run("stdio")

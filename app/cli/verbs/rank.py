@@ -48,10 +48,10 @@ class Options:
 def rank(options: Options) -> None:
     """Rank neurons by how much they contribute to the prediction after PROMPT.
 
-    With --counterfactual, rank by the contribution to the difference between two prompts; with --base-model, between
-    two models. --ablate measures sufficiency and necessity for three sets of nodes (a node is a neuron at a token):
-    those with the largest absolute relevance, of sizes --top, 100 and 1,000. If the store has significant labels, they
-    are shown.
+    With --counterfactual, rank by the contribution to the difference between two prompts; with --base-model, show
+    which changed weights caused the difference between two models, and which neurons pass it on. --ablate measures
+    sufficiency and necessity for three sets of nodes (a node is a neuron at a token): those with the largest absolute
+    relevance, of sizes --top, 100 and 1,000. If the store has significant labels, they are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
@@ -72,6 +72,7 @@ def rank(options: Options) -> None:
     sizes = sorted({options.top, *SIZES}) if options.ablate else []
     everything = options.ablate or options.polarity or sinks or template
     model, arguments = attribution.arguments(options.model)
+    from icebear.actmax.explanation import with_changes
     from icebear.app.cli.terminal import explanation_report
     from icebear.concepts.attribution.ranking import Ranking
 
@@ -85,7 +86,7 @@ def rank(options: Options) -> None:
             f"{relevance.method!r} scores the tokens of {model.name}, not its neurons; use icebear explain."
         )
     with store_if_any(options.store, model) as store, waiting("Measuring effects"):
-        explanation = icebear.Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
+        explanation = with_changes(icebear.Explanation.of(model, relevance, ranking, store=store, sizes=sizes))
     write_page(options.html, explanation.to_html)
     show(options.json, explanation.to_dict(), explanation_report(explanation, words=options.words))
     if options.claim:
