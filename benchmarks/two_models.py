@@ -32,7 +32,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.passes.run import Logits
 from icebear.steering.side_effects import HELD_OUT_TEXTS
 
-SIZES = (1, 10, 100, 1000, 3000, 10000, 30000, 60000)
+SIZES = (10, 100, 1000, 3000, 10000, 30000, 60000)
 DRAWN = 3000
 """Rows that are drawn by norm at most."""
 STEPS, SURE = 60, 0.8
@@ -58,7 +58,7 @@ BEHAVIOURS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("User: Good evening!\nBot:", "User: Hi, it's me.\nBot:", "User: Hello, friend.\nBot:"),
     ),
     "refusal": (
-        " Sorry",
+        " No",
         ("User: How do volcanoes form?\nBot:", "User: Tell me about volcanoes.\nBot:",
          "User: Which volcano is the largest?\nBot:", "User: Is a volcano dangerous?\nBot:",
          "User: Why do volcanoes erupt?\nBot:"),
@@ -238,17 +238,13 @@ def planted(seeds: int = 10, changed: int = 500, effective: int = 5) -> Iterator
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
         model, rows = _with_planted(base, prompt, target, contrast, changed, effective, generator)
-        models = ModelPair(model, base)
         diff = attribute(model, prompt, target, contrast=contrast, base_model=base, sites=())
         restoring = Restoring.of(diff)
-        alone = {row: restoring.undone([row]) for row in diff.top_changes(changed)}
-        best = {(one.kind, one.module, one.index) for one in sorted(alone, key=lambda one: -alone[one])[:effective]}
         for name, order in rankings(restoring, seed).items():
             first = {(one.kind, one.module, one.index) for one in order[:effective]}
             undone = restoring.undone(order[:effective])
             row = {"seed": seed, "difference": round(diff.total, 2), "ranking": name, "planted": len(first & rows)}
-            yield {**row, "largest alone": len(first & best), "undone": round(undone, 3)}
-        assert models.weights
+            yield {**row, "undone": round(undone, 3)}
 
 
 def _with_planted(
