@@ -169,8 +169,8 @@ class Contexts:
         model, seen = self.model, []
         with model.lock, ExitStack() as undo:
             if model.family.experts:  # expert by expert: grouped products have no second derivatives
-                routers = [("router", layer) for layer in model.layers_with("router")]
-                undo.enter_context(hooks(model, routers, lambda site, layer, x: None))
+                mixtures = [("ffn", layer) for layer in model.layers_with("ffn")]
+                undo.enter_context(hooks(model, mixtures, lambda site, layer, x: None))
             for site, layer in places:
                 hook = partial(self._changed, (site, layer), change)
                 undo.callback(_writer(model, site, layer).register_forward_hook(hook).remove)

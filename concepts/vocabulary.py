@@ -7,6 +7,7 @@ from torch import Tensor
 
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.models import experts
+from icebear.concepts.models.architecture import first_of
 from icebear.concepts.models.linear import WHOLE, Chosen, Linear, through_norm
 from icebear.concepts.models.model import Model
 from icebear.errors import InputError
@@ -28,10 +29,10 @@ def typical(model: Model, layer: int) -> tuple[float, float] | None:
 
 def gives_answers(model: Model, layer: int) -> bool:
     """Return whether projected rows of a layer are logits of the model's answers: an encoder writes to a decoder, a
-    text classifier to a separate head, and a router weighs the neurons of a mixture."""
+    text classifier or BERT to a head of its own, and a router weighs the neurons of a mixture."""
     task = model.task
     last = not task.reads_text or task.unembeds or (task.generates and model.stack_of(layer) == task.stacks - 1)
-    return last and not model.family.experts
+    return last and not model.family.experts and not model.family.transforms
 
 
 def direct_row(model: Model, neuron: Neuron) -> Tensor:
@@ -75,12 +76,12 @@ def w_in_rows(model: Model, site: str, layer: int) -> Tensor | None:
     if site == "ffn" and model.family.experts:
         return experts.w_in_rows(model.experts(layer))
     if site == "ffn":
-        modules = dict(model.layer_modules[layer].named_modules())
-        first = next(modules[n] for n in model.family_at(layer).ffn_in.split() if n in modules)
+        first = first_of(model.layer_modules[layer], model.family_at(layer).ffn_in)
         return Linear(first).rows(slice(model.width("ffn")))  # the gate comes first if gate and up are one map
     if site == "shared":
         expert, _, _ = model.family.shared.rpartition(".")
-        return Linear(model.layer_modules[layer].get_submodule(f"{expert}.gate_proj")).rows()
+        names = " ".join(f"{expert}.{name}" for name in ("gate_proj", "gate_up_proj", "input_linear"))
+        return Linear(first_of(model.layer_modules[layer], names)).rows(slice(model.width("shared")))
     columns = model.columns(site)
     return Linear(model.site_module(site, layer)).rows(WHOLE if columns is None else columns)
 

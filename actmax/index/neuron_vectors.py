@@ -58,8 +58,9 @@ def gated(model: Model) -> bool:
     """Return whether the FFN is gated: whether its activation is a product of two linear maps of the input."""
     if model.family.experts:
         return True
-    layer, last = model.layer_modules[0], model.site_module("ffn", 0)
-    name = next(name for name in model.family.ffn_in.split() if name in dict(layer.named_modules()))
+    first = model.layers_with("ffn")[0]
+    layer, last = model.layer_modules[first], model.site_module("ffn", first)
+    name = next(name for name in model.family_at(first).ffn_in.split() if name in dict(layer.named_modules()))
     beside = layer.get_submodule(name.rpartition(".")[0]).children()
     maps = [Linear(module) for module in beside if Linear.reads(module) and module is not last]
     return sum(linear.shape[0] for linear in maps) > model.width("ffn")

@@ -73,7 +73,7 @@ def relevance_rules(
         def replace(module: nn.Module, function: Callable, *bound: Any) -> None:
             undo.enter_context(replaced(module, "forward", functools.partial(function, mode, *bound, module.forward)))
 
-        family = family_of(net.config) if hasattr(net, "config") else None
+        family = family_of(net)
         own = family.activations if family else ()
         for module in net.modules():
             for parameter in module._parameters.values():
@@ -85,7 +85,8 @@ def relevance_rules(
                 replace(module, _scan, module)
             if packed(module):
                 replace(module, _packed, Linear(module))
-            if kind.__name__ in own or _is_elementwise(kind, not method.paired):  # type: ignore[arg-type]  # classes have a hash
+            alone = not method.paired and not list(module.children())  # a norm with a gate inside is more than a norm
+            if kind.__name__ in own or _is_elementwise(kind, alone):  # type: ignore[arg-type]  # classes have a hash
                 replace(module, _elementwise, module, differences.secant if method.paired else _identity)
         for layer in checkpoint_layers:
             replace(layer, _checkpointed, checkpoint_from)
@@ -136,10 +137,10 @@ def _packed(mode: RelevanceMode, linear: Linear, forward: Callable, x: Tensor) -
 
 
 def _identity(forward: Callable, x: Tensor) -> Tensor:
-    """Eq. 9."""
+    """Eq. 9; some norms (HY-V4) return only their divisor, a constant (Eq. 19)."""
     with torch.no_grad():
         y = forward(x)
-    return rules.identity(x, y)
+    return rules.identity(x, y) if y.shape == x.shape else y
 
 
 def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable, *args: Any, **kwargs: Any) -> Any:

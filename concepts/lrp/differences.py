@@ -301,7 +301,7 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if x.dim() != 2 or bound.arguments.get("dim", -1) not in (1, -1) or not bound.arguments.get("largest", True):
         raise MissingRule("topk has a difference rule only where a router chooses experts.")
     absent: Tensor | float = 0.0
-    family = family_of(mode.net.config) if hasattr(mode.net, "config") else None
+    family = family_of(mode.net)
     if family and family.expert_logits:
         smallest = result.values.detach().amin(-1, keepdim=True)
         absent = torch.minimum(smallest, partner(smallest)) - 100  # a logit lower by this has a weight of zero

@@ -18,6 +18,16 @@ from icebear.records import SITES, WRITERS, Neuron, as_neuron
 from icebear.values import shown
 
 
+def first_of(layer: nn.Module, names: str) -> nn.Module | None:
+    """Return the first of the named parts that a layer has, None if it has none."""
+    for name in names.split():
+        try:
+            return layer.get_submodule(name)
+        except AttributeError:
+            continue
+    return None
+
+
 class Architecture:
     """A transformers model and where its neurons are."""
 
@@ -66,7 +76,7 @@ class Architecture:
 
     @cached_property
     def family(self) -> Family:
-        family = family_of(self.net.config)
+        family = family_of(self.net)
         if family is None:
             raise ModelError(
                 f"icebear does not know where {self.net.config.model_type!r} models have their neurons; it can only "
@@ -103,12 +113,13 @@ class Architecture:
     @property
     def has_family(self) -> bool:
         """Whether the places of the neurons are known; the relevance of tokens does not need them."""
-        return family_of(self.net.config) is not None
+        return family_of(self.net) is not None
 
     @cached_property
     def stacks(self) -> list[tuple[Family, list[nn.Module]]]:
         """The layers of the only stack, or of the encoder and the decoder."""
-        families = [self.family, self.family.decoder] if self.family.decoder else [self.family]
+        second = self.family.decoder if self.task.stacks == 2 else None
+        families = [self.family, second] if second else [self.family]
         return [(family, list(self.net.get_submodule(family.layers).children())) for family in families]
 
     def stack_of(self, layer: int) -> int:
@@ -150,36 +161,42 @@ class Architecture:
 
     @cached_property
     def head_dim(self) -> int:
-        return self.width("attn") // self.heads
+        return self.width("attn") // self.heads if "attn" in self.sites else 1
 
-    @cached_property
+    @property
     def sites(self) -> tuple[str, ...]:
         """The sites that this model has."""
-        family = self.family.decoder or self.family
-        own = {
-            "ffn": family.experts or family.ffn_out,
-            "router": family.experts,
-            **{name: family.qkv or getattr(family, name) for name in "qkv"},
-        }
-        return tuple(site for site in SITES if own.get(site, getattr(family, site, True)))
+        return tuple(self._layers_with)
 
     def layers_with(self, site: str) -> Sequence[int]:
         """Return the layers that have a site. Raises `InputError` if the model lacks the site."""
         if site not in self.sites:
             raise InputError(f"{shown(site)} is not a site of {self.name}; its sites are {', '.join(self.sites)}.")
-        if self.family.experts and site in ("ffn", "router", "shared"):
-            return self._with_experts
-        return range(len(self.stacks[0][1]) if site == "cross" else 0, self.layers)
+        return self._layers_with[site]
 
     @cached_property
-    def _with_experts(self) -> list[int]:
-        return [layer for layer in range(self.layers) if self.experts(layer) is not None]
+    def _layers_with(self) -> dict[str, list[int]]:
+        """Site -> the layers that have it, for the sites that some layers have."""
+        having = {site: [layer for layer in range(self.layers) if self._has(site, layer)] for site in SITES}
+        return {site: layers for site, layers in having.items() if layers}
+
+    def _has(self, site: str, layer: int) -> bool:
+        if self.family.experts and site in ("ffn", "router"):
+            mixture = self.experts(layer)
+            return mixture is not None and not (site == "router" and experts.routes_inputs(mixture))
+        return self._part(site, layer) is not None
+
+    def _part(self, site: str, layer: int) -> nn.Module | None:
+        family = self.family_at(layer)
+        names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross, "shared": family.shared}
+        names |= {name: family.qkv or getattr(family, name) for name in "qkv"}
+        return first_of(self.layer_modules[layer], names.get(site, ""))
 
     def site_module(self, site: str, layer: int) -> nn.Module:
         """Return the module whose input (ffn, shared, attn, cross) or output (q, k, v) is the site."""
-        family = self.family_at(layer)
-        names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross, "shared": family.shared}
-        return self.layer_modules[layer].get_submodule(names.get(site) or family.qkv or getattr(family, site))
+        part = self._part(site, layer)
+        assert part is not None  # of a layer of `layers_with(site)`
+        return part
 
     @property
     def ffn_width(self) -> int:
@@ -203,6 +220,8 @@ class Architecture:
         (sandwich or post-norm), and the final norm."""
         family, first = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0
         own = family.ffn_norm if site in ("ffn", "shared") else family.attn_norm
+        if own and first_of(self.layer_modules[layer], own) is None:
+            own = ""
         paths = (f"{family.layers}.{layer - first}.{own}" if own else "", family.final_norm)
         return [path for path in paths if path]
 

@@ -31,9 +31,18 @@ def count(experts: Any) -> int:
     return experts.down_proj.shape[0]
 
 
+def routes_inputs(experts: Any) -> bool:
+    """Return whether the router weighs what experts read (Llama 4), so that all of them run on all tokens."""
+    return not hasattr(experts, "is_transposed")
+
+
+def _transposed(experts: Any) -> bool:
+    return routes_inputs(experts) or bool(experts.is_transposed)
+
+
 def width(experts: Any) -> int:
     """Return the number of neurons of each expert."""
-    return int(experts.down_proj.shape[1 if experts.is_transposed else 2])
+    return int(experts.down_proj.shape[1 if _transposed(experts) else 2])
 
 
 def neuron_count(experts: Any) -> int:
@@ -44,13 +53,14 @@ def neuron_count(experts: Any) -> int:
 def _map(experts: Any, name: str, expert: int) -> tuple[Tensor, Tensor | None]:
     """Return the weight (out, in) and the bias of ``gate_up`` or ``down`` of one expert (transformers' interface)."""
     weight = getattr(experts, f"{name}_proj")[expert]
-    bias = getattr(experts, f"{name}_proj_bias")[expert] if experts.has_bias else None
-    return weight.T if experts.is_transposed else weight, bias
+    bias = getattr(experts, f"{name}_proj_bias")[expert] if getattr(experts, "has_bias", False) else None
+    return weight.T if _transposed(experts) else weight, bias
 
 
 def w_in_rows(experts: Any) -> Tensor:
     """Return the rows (E * I, D) of the gates of all experts, in float32."""
-    gates = slice(width(experts)) if experts.is_concatenated else slice(0, None, 2)  # the up rows follow, or alternate
+    concatenated = getattr(experts, "is_concatenated", True)
+    gates = slice(width(experts)) if concatenated else slice(0, None, 2)  # the up rows follow, or alternate
     with present(experts):
         return torch.cat([Linear(_map(experts, "gate_up", e)[0]).rows(gates) for e in range(count(experts))])
 
@@ -103,9 +113,16 @@ def forward_past(experts: Any, visits: dict[str, Visit], before: Any = None) -> 
             out = out.index_add(0, rows, written * weights[rows, expert, None].to(written.dtype))
         return out
 
+    def forward_all(x: Tensor) -> Tensor:
+        """x (E * B * T, D): what each expert reads; zeros if it is not chosen, and its neurons are zero."""
+        gate, up = torch.bmm(x.view(count(experts), -1, x.shape[-1]), experts.gate_up_proj).chunk(2, -1)
+        neurons = (up * experts.act_fn(gate)).transpose(0, 1).flatten(1)
+        inside = visited("ffn", neurons).unflatten(1, (count(experts), each)).transpose(0, 1)
+        return torch.bmm(inside, experts.down_proj).flatten(0, 1)
+
     def loaded(*args: Tensor) -> Tensor:
         with present(experts):
-            return forward(*args)
+            return forward_all(*args) if routes_inputs(experts) else forward(*args)
 
     loaded.visits = [*earlier, visits]  # type: ignore[attr-defined]
     return loaded

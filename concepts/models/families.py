@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Family:
-    """Dotted module names; those after `layers` are relative to one layer."""
+    """Dotted module names; those after `layers` are relative to one layer. Of several names of one part, the first one
+    that a layer has; a layer that has none lacks the site."""
 
     layers: str = "model.layers"
     ffn_out: str = "mlp.down_proj"
     """The FFN's second linear map, W_out; its input is the site `ffn`. Empty in a model of attention only."""
     ffn_in: str = "mlp.gate_proj"
-    """The FFN's first linear map, W_in; the gate of a gated FFN (the first rows, if gate and up are one map).
-    Of several names, the first one that a layer has."""
+    """The FFN's first linear map, W_in; the gate of a gated FFN (the first rows, if gate and up are one map)."""
     experts: str = ""
     """The experts of a mixture; their neurons are the site `ffn` instead, and their weights the site `router`."""
     expert_logits: bool = False
@@ -44,6 +44,8 @@ class Family:
     """The norm before the unembedding, or empty."""
     unembedding_in: str = ""
     """A linear map between the final norm and the unembedding, or empty."""
+    transforms: bool = False
+    """Whether a non-linear map is before the unembedding, so that projected rows are not logits."""
     ffn_norm: str = ""
     """A norm between W_out and the residual stream (sandwich norm), or on the stream after it (post-norm), or empty."""
     attn_norm: str = ""
@@ -92,10 +94,31 @@ SCANS = re.compile(
 products (AttnLRP Eq. 15) would halve the relevance of the past at each token."""
 
 
-def family_of(config: Any) -> Family | None:
-    """Return the family of a transformers configuration, None if it is unknown."""
+def family_of(net: Any) -> Family | None:
+    """Return the family of a transformers model, None if it is unknown."""
+    if not hasattr(net, "config"):
+        return None
+    config = net.config
     family = FAMILIES.get(config.model_type)
-    if family and config.model_type == "hooked_transformer":
+    if family is None:  # a model of images and text has the family of its text part
+        family = FAMILIES.get(config.get_text_config().model_type)
+        return _inside(family, net) if family and not config.is_encoder_decoder else None
+    if config.model_type == "hooked_transformer":
         lacks: Any = dict.fromkeys(config.lacks, "")
         return replace(family, **lacks)
+    if config.is_encoder_decoder:
+        return family if family.decoder else None  # else the family is that of the decoder alone
     return OPT_350M if config.model_type == "opt" and not config.do_layer_norm_before else family
+
+
+def _inside(family: Family, net: Any) -> Family | None:
+    """Return the family of a text model with the names that its parts have in a larger model, None if they differ."""
+    modules = dict(net.named_modules())
+    for inner in ("model.", "model.language_model.", "language_model.model."):
+        placed = {
+            name: getattr(family, name).replace("model.", inner, 1)
+            for name in ("layers", "final_norm", "position_embedding")
+        }
+        if all(path in modules for path in placed.values() if path):
+            return replace(family, **placed)  # type: ignore[arg-type]
+    return None

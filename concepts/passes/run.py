@@ -193,8 +193,8 @@ def forward_backward(
             mode = stack.enter_context(rules)
             # Our experts run those of both prompts for both, and know whose tokens an expert's bias was added to.
             if model.has_family and model.family.experts:
-                routers = [("router", layer) for layer in model.layers_with("router")]
-                stack.enter_context(hooks(model, routers, lambda site, layer, x: None))
+                mixtures = [("ffn", layer) for layer in model.layers_with("ffn")]
+                stack.enter_context(hooks(model, mixtures, lambda site, layer, x: None))
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.
         for reading in (target.reading, *(recorder.reading for recorder in recorders)):
             stack.enter_context(reading(model))
