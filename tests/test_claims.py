@@ -15,6 +15,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import LLAMA, Letters, random_model
+from hypothesis import given
+from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
 
 from icebear import Edit, Model, Neuron, attribute, check, circuit, find_concept, load_model, steer
@@ -317,6 +319,21 @@ def test_a_hostile_file_gets_a_sentence(text, tmp_path):
     with pytest.raises(InputError):
         append_claims(tmp_path / "c.yaml", [Claim(AnswerClaim("a", "b"), 0.5, 0.5)])
     assert (tmp_path / "c.yaml").read_text() == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.text(), st.floats(-1e6, 1e6))
+def test_any_text_is_read_as_it_was_written(prompt, answer, number):
+    answer = answer.encode(errors="ignore").decode()
+    claim = Claim(AnswerClaim(prompt, answer), number, number, value=number)
+    assert files._parsed("icebear_claims: 1\nclaims:\n" + files._text([claim]), "here") == (claim,)
+
+
+def test_a_file_that_could_not_be_read_again_is_not_written(tmp_path):
+    claim, path = Claim(AnswerClaim("a" * 600_000, "b"), 0.5, 0.5), tmp_path / "c.yaml"
+    write_claims(path, [claim])
+    with pytest.raises(InputError, match="bytes"):
+        append_claims(path, [claim])
+    assert read_claims(path) == (claim,)
 
 
 def test_what_a_person_wrote_stays_when_claims_are_appended(tmp_path):

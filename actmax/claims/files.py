@@ -83,7 +83,13 @@ def _claim(data: Any, number: int, source: str) -> Claim:
 
 def write_claims(path: str | Path, claims: Sequence[Claim]) -> None:
     """Write a file of claims, in place of one that exists. Raises `InputError`."""
-    write_file(path, f"{KEY}: {FORMAT}\nclaims:\n{_text(claims)}")
+    _write(path, f"{KEY}: {FORMAT}\nclaims:\n{_text(claims)}")
+
+
+def _write(path: str | Path, text: str) -> None:
+    if len(text.encode()) > LARGEST:
+        raise InputError(f"{path} would have more than {LARGEST:,} bytes; write the claims to another file.")
+    write_file(path, text)
 
 
 def append_claims(path: str | Path, claims: Sequence[Claim]) -> None:
@@ -94,11 +100,10 @@ def append_claims(path: str | Path, claims: Sequence[Claim]) -> None:
     every = (*read_claims(path), *claims)
     text = read_text(path).rstrip("\n") + "\n" + _text(claims)
     try:
-        if _parsed(text, str(path)) == every:
-            return write_file(path, text)
+        same_list = _parsed(text, str(path)) == every
     except InputError:  # its list is written in another way
-        pass
-    return write_claims(path, every)
+        same_list = False
+    return _write(path, text) if same_list else write_claims(path, every)
 
 
 def _text(claims: Sequence[Claim]) -> str:
@@ -109,5 +114,5 @@ def _text(claims: Sequence[Claim]) -> str:
 def _plain(value: Any) -> Any:
     """Return a claim without the fields that have no value."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items() if one is not None and one != ""}
+        return {key: _plain(one) for key, one in value.items() if one is not None}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

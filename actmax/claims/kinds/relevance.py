@@ -17,7 +17,7 @@ class RelevanceClaim(Explained):
     its layer and token."""
 
     token: int | None = None
-    text: str = ""
+    text: str | None = None
     node: NodeId | None = None
     kind = "relevance"
     value_is = "share of the explained number"
