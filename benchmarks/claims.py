@@ -1,4 +1,4 @@
-"""Which of 30 claims about smollm2-135m break in other versions of it, as a Markdown table.
+"""Which of 31 claims about smollm2-135m break in other versions of it, as a Markdown table.
 
 python benchmarks/claims.py [--seeds 20] [--out claims.json]
 """
