@@ -401,9 +401,10 @@ def test_verbs_append_claims_that_check_measures(folders, tmp_path):
         ["label", "L1.ffn.3", "x"],
     ],
 )
-def test_what_no_claim_is_about_is_refused(words, tiny_folder, tmp_path, monkeypatch):
+def test_what_no_claim_is_about_is_refused(words, folders, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [tiny_folder if word == "MODEL" else word for word in words]
+    _, tiny_folder, damaged = folders
+    words = [damaged if word == "MODEL" else word for word in words]
     done = CliRunner().invoke(main, [*words, "--model", tiny_folder, "--device", "cpu", "--claim", "c.yaml"])
     assert done.exit_code in (1, 2)
     assert "--claim" in done.stderr
