@@ -120,6 +120,14 @@ def fine_tuned(model: Model) -> Model:
     return Model(net.merge_and_unload(), model.tokenizer, model.name)
 
 
+def random_weights(model: Model) -> Model:
+    """Return a network of the same shape with random weights."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    return Model(AutoModelForCausalLM.from_config(model.net.config).float(), model.tokenizer, model.name)
+
+
 def _linears(model: Model) -> list[nn.Linear]:
     modules = (module for layer in model.layer_modules for module in layer.modules())
     return [module for module in modules if isinstance(module, nn.Linear)]
@@ -132,6 +140,7 @@ VERSIONS: dict[str, Callable[[Model], Model]] = {
     "4-bit": rounded(4),
     "LoRA": fine_tuned,
     "damaged layer": damaged,
+    "random weights": random_weights,
 }
 
 
