@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 from hooked_models import IDS, folder_of
 
-from icebear import load_model
+from icebear import attribute, load_model
 from icebear.app.cli.main import main
 from icebear.concepts.attribution.controls import Nodes, recovered_shares
 from icebear.concepts.evaluation import truth, truth_tables
@@ -19,9 +19,11 @@ from icebear.concepts.truth import edges, rounds
 from icebear.concepts.truth.compiler import Compiled, compiled
 from icebear.concepts.truth.decoys import KINDS, with_decoys
 from icebear.concepts.truth.judging import SITES, candidates_of, ranked, relevances, scores_of
+from icebear.concepts.truth.own import pair_of
 from icebear.concepts.truth.pairs import Pair, pairs_of
 from icebear.concepts.truth.programs import PROGRAMS
 from icebear.concepts.truth.search import truth_of
+from icebear.concepts.truth.trained_programs import FOLDER, names, trained
 
 DYCK = [folder for parent in Path(__file__).parents for folder in parent.glob("shared/truth/dyck16")]
 REFERENCE = {
@@ -253,8 +255,8 @@ def test_the_evaluation_needs_no_model_resumes_and_prints_strict_json(tmp_path, 
     monkeypatch.setattr(truth, "judged", lambda *_: pytest.fail("measured again"))
     again = CliRunner().invoke(main, ["evaluate", "truth", *options])
     assert again.stdout == first.stdout
-    part, second = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
-    assert (part["part"], second["part"]) == ("compiled", "edges")
+    part, *others = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
+    assert [part["part"], *(one["part"] for one in others)] == ["compiled", "trained", "edges"]
     assert {row["method"] for table in part["tables"] for row in table["rows"]} == {"difference", "random"}
     wrong = CliRunner().invoke(main, ["evaluate", "truth", "--programs", "prevous", "--out", "other"])
     assert wrong.exit_code == 1
@@ -296,6 +298,44 @@ def test_contributions_are_the_true_edges_and_random_numbers_are_not():
     assert rows["contribution"]["recovered"] > rows["random"]["recovered"] + 0.3
 
 
+@pytest.mark.parametrize("name", names())
+def test_a_trained_model_is_its_program(name):
+    program = PROGRAMS[name]
+    margins = judged(program, trained(program), prompts_of(program, 200))
+    assert sum(margin > 0 for margin in margins) >= 0.99 * len(margins)
+
+
+def test_trained_models_are_small():
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 1_500_000
+
+
+def test_a_model_and_pairs_of_a_user_are_judged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder_of("plain", tmp_path / "model")
+    rows = [{"prompt": IDS, "counterfactual": [*IDS[:5], 6, *IDS[6:]], "position": 5}]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--folder", "model", "--methods", "difference,random", "--out", "out", "--json"]
+    assert CliRunner().invoke(main, ["evaluate", "truth", *options]).exit_code == 1
+    result = CliRunner().invoke(main, ["evaluate", "truth", *options, "--pairs", "pairs.jsonl"])
+    assert result.exit_code == 0, result.output
+    (part,) = json.loads(result.stdout)["parts"]
+    assert part["part"] == "own"
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": [1, 2], "counterfactual": [1]}')
+    wrong = CliRunner().invoke(main, ["evaluate", "truth", *options[:-3], "--out", "b", "--pairs", "pairs.jsonl"])
+    assert (wrong.exit_code, "Line 1" in wrong.stderr) == (1, True)
+
+
+def test_a_model_of_one_number_is_judged(tmp_path):
+    model = load_model(folder_of("one number", tmp_path / "model"), device="cpu")
+    pair = pair_of(model, {"prompt": IDS, "counterfactual": [*IDS[:5], 6, *IDS[6:]]})
+    candidates = candidates_of(model, pair, ("ffn", "head"))
+    whole, none = candidates.ends
+    assert whole < none
+    logits = model.net(torch.tensor([pair.prompt, pair.counterfactual])).logits[:, pair.position, 0].tolist()
+    assert whole == pytest.approx(logits[0], abs=1e-3)
+    assert none != pytest.approx(whole)
+
+
 @pytest.mark.skipif(not DYCK, reason="The certified model is beside the repository, not in it.")
 @pytest.mark.parametrize(("word", "place"), [("()()(())()()()()", 11), ("((()())()((())))", 7)])
 def test_few_neurons_of_the_certified_bracket_model_recover_its_answer(word, place):
@@ -321,3 +361,31 @@ def test_a_model_from_outside_is_judged(tmp_path):
     for row in rows:
         assert 0 < row["k"] <= row["differ"]
         assert row["methods"]["difference"]["area"] > row["methods"]["random"]["area"]
+
+
+TRACR = Path(__file__).parent / "data" / "tracr"
+
+
+@pytest.mark.parametrize("name", ["hist", "frac_prevs"])
+def test_programs_that_tracr_compiled(name):
+    """`benchmarks/tracr_models.py` made them: they give the program's answers, and attributions are exact."""
+    model = load_model(str(TRACR / name), device="cpu", dtype="float64")  # weights of 100 lose digits in float32
+    for line in (TRACR / name / "pairs.jsonl").read_text().splitlines()[:4]:
+        words, pair = json.loads(line)["prompt"], pair_of(model, json.loads(line))
+        with torch.no_grad():
+            rows = model.net(torch.tensor([pair.prompt])).logits[0]
+        if name == "hist":
+            labels = [model.net.config.id2label[n] for n in rows[1:].argmax(-1).tolist()]
+            assert labels == [str(words.count(word)) for word in words[1:]]
+        else:
+            shares = [words[1 : at + 1].count("x") / at for at in range(1, len(words))]
+            assert rows[1:, 0].tolist() == pytest.approx(shares, abs=1e-4)
+        for position in range(len(words)):
+            result = attribute(
+                model, pair.prompt, pair.target, pair.contrast, counterfactual=pair.counterfactual, position=position
+            )
+            assert result.tokens.sum().item() == pytest.approx(result.conservation().target, abs=1e-9)
+        assert len(edges.graph_of(Compiled(model), pair).edges) > 0
+        methods = {"difference": DIFFERENCE, "random": "random"}
+        rows = list(truth.judged(Compiled(model), pair, methods, torch.Generator().manual_seed(0)))
+        assert all(row["methods"]["difference"]["at_2k"] > 0.9 for row in rows)

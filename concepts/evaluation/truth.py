@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from icebear.concepts.evaluation.protocol import Line, MethodEvaluation, Part, Setting, Table
-from icebear.concepts.evaluation.truth_tables import by_program, listings, notes, tables
+from icebear.concepts.evaluation.truth_tables import by_program, listings, notes, notes_on_pairs, tables
 from icebear.concepts.methods.method import Method
+from icebear.concepts.models.loading import load_model
 from icebear.concepts.truth import edges
 from icebear.concepts.truth.compiler import Compiled, compiled
 from icebear.concepts.truth.decoys import with_decoys
@@ -26,11 +27,13 @@ from icebear.concepts.truth.judging import (
     relevances,
     scores_of,
 )
+from icebear.concepts.truth.own import read_pairs
 from icebear.concepts.truth.pairs import Pair, pairs_of
 from icebear.concepts.truth.program import Program
 from icebear.concepts.truth.programs import PROGRAMS
 from icebear.concepts.truth.search import truth_of
-from icebear.errors import UnknownName
+from icebear.concepts.truth.trained_programs import names, trained
+from icebear.errors import InputError, UnknownName
 
 METHODS = (
     *(
@@ -68,10 +71,11 @@ VARIANTS: dict[str, Variant] = {"plain": plain, "decoys": decoys, "decoys, Layer
 
 @dataclass(frozen=True)
 class TruthFromOutside(MethodEvaluation):
-    """Judge methods on small models whose mechanism is known, compiled from programs.
+    """Judge methods on small models whose mechanism is known, compiled from programs or trained to them.
 
-    It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm. Interventions find
-    the true nodes of each pair of prompts; the table shows how well each method ranks them.
+    It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm; trained ones come
+    with icebear. Interventions find the true nodes of each pair of prompts; the table shows how well each method ranks
+    them. With --folder and --pairs it judges methods on your own small model.
 
     Example:
       icebear evaluate truth --programs conditional --samples 2 --methods difference,gxi@midpoint --out truth
@@ -83,16 +87,24 @@ class TruthFromOutside(MethodEvaluation):
     controls: ClassVar = CONTROLS
     samples: Annotated[int, Setting("Number of pairs of prompts for each model.", least=1)] = 20
     programs: Annotated[str, Setting(f"Separated by commas: {', '.join(PROGRAMS)}.")] = "all"
+    folder: Annotated[str | None, Setting("Your own small model instead, in TransformerLens' format.")] = None
+    pairs: Annotated[str | None, Setting("Its pairs of prompts: JSON lines (docs/truth.md).", is_file=True)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         programs_of(self.programs)
+        if (self.folder is None) is not (self.pairs is None):
+            raise InputError("A model of your own needs pairs of prompts, and pairs need a model; give both.")
 
     def parts(self, model: Any = None) -> Iterator[Part]:
         methods = self.chosen()
+        if self.folder is not None and self.pairs is not None:
+            yield self._own(self.folder, self.pairs, methods)
+            return
+        programs = programs_of(self.programs)
         yield Part(
             COLUMNS,
-            list(product(programs_of(self.programs), VARIANTS)),
+            list(product(programs, VARIANTS)),
             partial(measure, methods=methods, count=self.samples, seed=self.seed),
             name="compiled",
             methods={name: name for name in methods},
@@ -100,13 +112,37 @@ class TruthFromOutside(MethodEvaluation):
             notes=notes,
             listings=listings,
         )
+        if samples := [(name, "trained") for name in programs if name in names()]:
+            yield Part(
+                COLUMNS,
+                samples,
+                partial(measure, methods=methods, count=self.samples, seed=self.seed),
+                name="trained",
+                methods={name: name for name in methods},
+                tables=tables,
+                notes=notes,
+                listings=listings,
+            )
         yield Part(
             edges.COLUMNS,
-            list(product(programs_of(self.programs), VARIANTS)),
+            list(product(programs, VARIANTS)),
             partial(measure_edges, seed=self.seed),
             name="edges",
             settings={"pairs of a model": edges.PAIRS, "nodes": edges.NODES},
             tables=lambda lines: {"": Table(edges.COLUMNS, by_program(lines))},
+        )
+
+    def _own(self, source: str, file: str, methods: Mapping[str, Method | str]) -> Part:
+        model = load_model(source, device="cpu")
+        own = dict(enumerate(read_pairs(model, file)))
+        return Part(
+            COLUMNS,
+            list(own),
+            lambda number: measured(str(number), "own", Compiled(model), [own[number]], methods, self.seed),
+            name="own",
+            methods={name: name for name in methods},
+            tables=tables,
+            notes=notes_on_pairs,
         )
 
 
@@ -120,12 +156,17 @@ def programs_of(names: str) -> list[str]:
 
 
 def measure(sample: tuple[str, str], methods: Mapping[str, Method | str], count: int, seed: int = 0) -> Line:
-    """Compile a model and return its numbers by pair; JSON-ready."""
+    """Compile or load a model and return its numbers by pair; JSON-ready."""
     name, variant = sample
     program = PROGRAMS[name]
-    made = VARIANTS[variant](program, seed)
+    made = trained(program) if variant == "trained" else VARIANTS[variant](program, seed)
+    return measured(name, variant, made, islice(pairs_of(program, seed), count), methods, seed)
+
+
+def measured(
+    name: str, variant: str, made: Compiled, chosen: Iterable[Pair], methods: Mapping[str, Method | str], seed: int
+) -> Line:
     generator = torch.Generator().manual_seed(seed)
-    chosen = islice(pairs_of(program, seed), count)
     rows = [row for pair in chosen for row in judged(made, pair, methods, generator)]
     return {"program": name, "variant": variant, "counts": bool(rows), "pairs": rows, "methods": {}}
 

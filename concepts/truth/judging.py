@@ -159,4 +159,5 @@ def candidates_of(model: Model, pair: Pair, sites: Sequence[str]) -> Candidates 
     if not len(candidates):
         return None
     whole, none = candidates.ends
-    return candidates if whole - none > relevance.conservation().target / 2 else None
+    difference = relevance.conservation().target
+    return candidates if (whole - none) * difference > difference**2 / 2 else None

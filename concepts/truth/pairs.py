@@ -22,7 +22,8 @@ class Pair:
     counterfactual: tuple[int, ...]
     position: int
     target: int
-    contrast: int
+    contrast: int | None
+    """None where the output is a single number."""
 
     def relevance(self, model: Model, method: Method, compares: bool = True) -> Relevance:
         """Return the relevance of FFN neurons and heads to the logit difference of both answers."""

@@ -86,7 +86,8 @@ class Candidates:
             ids = one.batch.ids.expand(len(some), -1)
             with torch.no_grad(), self.nodes.patched(masks.view(-1, *self.nodes.shape), self.nodes.there):
                 logits = model.net(ids, logits_to_keep=torch.tensor([self.position])).logits[:, 0]
-            numbers.append(logits[:, target] - logits[:, contrast])
+            other = 0.0 if contrast is None else logits[:, contrast]
+            numbers.append(logits[:, target] - other)
         return torch.cat(numbers)
 
     def of(self, numbers: Sequence[Sequence[int]]) -> Tensor:
