@@ -4,7 +4,7 @@ truth`, FFN neurons, hard pairs.
 python benchmarks/truth_peers.py [--pairs 5]
 
 captum sees the same network. Its DeepLIFT needs ReLUs as modules, which are put in the place of the functions; softmax
-and products are functions, which it takes by their gradient at the prompt.
+and products are functions, which it takes by their gradient at the prompt, and so is GELU, for which it has no rule.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from icebear.concepts.truth.judging import SITES, Judge, candidates_of, relevanc
 from icebear.concepts.truth.pairs import Pair, pairs_of
 from icebear.concepts.truth.programs import PROGRAMS
 from icebear.concepts.truth.search import truth_of
+from icebear.concepts.truth.trained_programs import names, trained
 
 OURS = ("difference", "difference-rounds", "gxi@midpoint", "ig@path")
 COLUMNS = ("at_k", "at_2k", "area", "zero")
@@ -40,7 +41,7 @@ class FromEmbeddings(nn.Module):
         self.net = copy.deepcopy(model.net)
         self.embed, self.net.model.embed = self.net.model.embed, nn.Identity()
         for block in self.net.model.blocks:
-            block.mlp.act = nn.ReLU()
+            block.mlp.act = nn.ReLU() if self.net.config.act_fn == "relu" else nn.GELU()
         self.pair = pair
         self.requires_grad_()  # captum hooks tensors with a gradient only
 
@@ -66,15 +67,16 @@ def captum_scores(model: Model, pair: Pair) -> dict[str, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--variants", nargs="*")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     methods = {name: name if name == "difference-rounds" else method_of(name) for name in OURS}
     generator = torch.Generator().manual_seed(0)
-    for variant in VARIANTS:
+    for variant in options.variants or (*VARIANTS, "trained"):
         rows: dict[str, dict[str, list[float]]] = {}
-        for name, pair in product(PROGRAMS, range(options.pairs)):
+        for name, pair in product(names() if variant == "trained" else PROGRAMS, range(options.pairs)):
             program = PROGRAMS[name]
-            made = VARIANTS[variant](program, 0)
+            made = trained(program) if variant == "trained" else VARIANTS[variant](program, 0)
             (own,) = islice(pairs_of(program), pair, pair + 1)
             candidates = candidates_of(made.model, own, SITES["neurons"])
             if candidates is None:
