@@ -354,7 +354,7 @@ def test_few_neurons_of_the_certified_bracket_model_recover_its_answer(word, pla
 
 def test_a_model_from_outside_is_judged(tmp_path):
     model = load_model(folder_of("plain", tmp_path / "model"), device="cpu")
-    pair = Pair(tuple(IDS), (*IDS[:5], 6, *IDS[6:]), position=5, target=0, contrast=1)
+    pair = Pair(tuple(IDS), (*IDS[:5], 10, *IDS[6:]), position=5, target=0, contrast=1)
     methods = {"difference": DIFFERENCE, "random": "random"}
     rows = list(truth.judged(Compiled(model), pair, methods, torch.Generator().manual_seed(0)))
     assert [row["sites"] for row in rows] == list(SITES)
