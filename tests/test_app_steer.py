@@ -23,7 +23,7 @@ def test_a_flip(environment, few_contexts, desert):
     shown = text(fine(page))
     assert "9 edits make the model say desert instead of Arctic" in shown
     assert "0 of 20 draws" in shown
-    job = started(ICE_BEAR, "desert", CAMEL)
+    job = started(ui.model_name(), ICE_BEAR, "desert", CAMEL, 10, False)
     assert job.result.edits == desert.edits
     assert text(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, run="flip")) == shown
     page.get_by_key("flip_edit").click().run()
@@ -181,17 +181,23 @@ def test_a_concept_that_is_not_there_is_not_found(environment):
 
 
 def test_steering_that_moves_the_measure_the_wrong_way_warns(smol):
-    """Up when it should suppress, or down when it should not."""
-    for before, after, suppress in ((1.08, 0.94, False), (1.0, 1.0, False), (0.5, 0.7, True)):
-        page = AppTest.from_function(effect, args=(before, after, suppress)).run()
-        assert page.warning
-    for before, after, suppress in ((0.94, 1.08, False), (0.7, 0.5, True)):
-        page = AppTest.from_function(effect, args=(before, after, suppress)).run()
+    """Up when it should suppress, or down when it should not, or no further than random edits move it."""
+    for case in (
+        (1.08, 0.94, False, []),
+        (1.0, 1.0, False, []),
+        (0.5, 0.7, True, []),
+        (0.9, 1.0, False, [0.8, 1.1]),
+        (0.7, 0.5, True, [0.4, 0.9]),
+    ):
+        assert AppTest.from_function(effect, args=case).run().warning
+    for case in ((0.94, 1.08, False, [0.9, 1.0]), (0.7, 0.5, True, []), (0.7, 0.5, True, [0.6])):
+        page = AppTest.from_function(effect, args=case).run()
+        assert not page.exception
         assert not page.warning
 
 
-def effect(before, after, suppress):
+def effect(before, after, suppress, random):
     from icebear import Recipe
     from icebear.app.web.concept import _effect
 
-    _effect(before, after, Recipe("r", (), "m", "f", {"suppress": suppress, "off_target_kl": 0.25}))
+    _effect(before, after, Recipe("r", (), "m", "f", {"suppress": suppress, "off_target_kl": 0.25}), random)

@@ -17,7 +17,7 @@ def show() -> None:
     with st.container(horizontal=True):
         place = st.container(width="content")
         with st.popover("Advanced", icon=":material/tune:"):
-            most = ui.typed(st.number_input, "Edits at most", "most", 1, 50, 10)
+            most = ui.typed(st.number_input, "Edits at most", "most", 1, 50, flips.MOST)
             unbounded = ui.typed(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
     if place.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=_help(to)):
         ui.to_url(run="flip")

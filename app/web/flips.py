@@ -18,12 +18,14 @@ from icebear.steering.flipping.search import flip
 from icebear.steering.outcome import FlipOutcome, outcome_of
 from icebear.steering.records import FlipRecord
 
+MOST = 10
+"""Edits at most, unless another number is chosen."""
 SEARCH = 0.6
 """The share of the time that the search takes; measuring takes the other."""
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def started(name: str, prompt: str, to: str, source: str | None = None, most: int = 10, unbounded: bool = False) -> Job:
+def started(name: str, prompt: str, to: str, source: str | None, most: int, unbounded: bool) -> Job:
     """Return the job that finds a flip, or has found it, for all visitors; its result is a recipe that `show` takes.
 
     to: the word or phrase that the model should say; without its space, the one with it is taken where it is more

@@ -90,7 +90,7 @@ def finished(request: Request, begun: Finding) -> Finding:
 
 def flip(request: Request, word: str) -> Job:
     """Return the job that makes a word the answer, with the counterfactual as its source."""
-    wanted = (ui.model_name(), request.prompt, word, request.counterfactual)
+    wanted = (ui.model_name(), request.prompt, word, request.counterfactual, flips.MOST, False)
     job = flips.started(*wanted)
     if st.session_state.get("flip_of") != request:  # it is wanted anew, perhaps after Stop
         job.left.discard(ui.visitor())
