@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import Prompt, PromptLike, prompt_json
+from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, prompt_json
 from icebear.edits import Edit
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
@@ -97,6 +97,6 @@ def both_texts(
     on_token: Callable[[int], None] | None = None,
 ) -> list[str]:
     """Return the most probable text after a prompt without and with edits, generated as two rows of one batch."""
-    one = Prompt.of(prompt)
+    both: Prompts = [Prompt.of(prompt)] * 2
     with steer(model, edits, rows=[1]):
-        return model.generate([one, one], max_new_tokens, on_token=on_token)
+        return model.generate(both, max_new_tokens, on_token=on_token)

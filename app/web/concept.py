@@ -16,6 +16,7 @@ from icebear.app.web import continuations, flips, ui
 from icebear.app.web.background import Job
 from icebear.app.web.editing import download, last_result, side_by_side
 from icebear.concepts.models.model import Model
+from icebear.concepts.models.prompts import Prompts
 from icebear.concepts.render import heatmap
 from icebear.concepts.statistics import auroc_by_chance
 from icebear.edits import Edit
@@ -281,7 +282,8 @@ def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: 
         with ExitStack() as stack:
             for row, edits in enumerate(draws):
                 stack.enter_context(steer(model, edits, rows=[row]))
-            texts = model.generate([parsed] * len(draws), NEW_TOKENS) if draws and model.task.generates else []
+            rows: Prompts = [parsed] * len(draws)
+            texts = model.generate(rows, NEW_TOKENS) if draws and model.task.generates else []
         return result, recipe, before, after, [concept.measure(model, prompt + text).value for text in texts]
 
     return Job("Finding the strength", work)

@@ -47,8 +47,8 @@ def with_groups(model: Model, finding: Finding, relevance: Relevance, site: str,
     explanation = Explanation(relevance, Ranking(site=site), (), together=together, groups=explained)
     patched = Patched(model, relevance)
     groups = tuple(_group(patched, group) for group in explained)
-    together, reach = together_sentence(explanation), reach_sentence(explanation)
-    return replace(finding, together=together, reach=reach, groups=groups)
+    sentence, reach = together_sentence(explanation), reach_sentence(explanation)
+    return replace(finding, together=sentence, reach=reach, groups=groups)
 
 
 def listed(tokens: Sequence[TokenScore]) -> tuple[tuple[str, str], ...]:

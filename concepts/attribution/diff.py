@@ -132,7 +132,7 @@ class Diff(Relevance):
         kinds = None if kind is None else set(several(kind))
         known = dict.fromkeys(one.kind for one in self.changes)
         for unknown in (kinds or set()) - KINDS:
-            raise UnknownName("kind of weight", str(unknown), tuple(known))
+            raise UnknownName("kind of weight", str(unknown), KINDS, f"The kinds here are {', '.join(known)}.")
         wanted = None if layers is None else {whole(layer, "A layer") for layer in several(layers)}
         return [
             one

@@ -71,8 +71,8 @@ class ExplainedChanges:
         prompt."""
         restoring = Restoring.of(*diffs)
         own, base = restoring.ends
-        effects = restoring.effects(restoring.top(k)), restoring.layer_effects()
-        return cls(own - base, len(diffs), *map(tuple, effects), tuple(restoring.restorations(sizes)))
+        changes, layers = restoring.effects(restoring.top(k)), restoring.layer_effects()
+        return cls(own - base, len(diffs), tuple(changes), tuple(layers), tuple(restoring.restorations(sizes)))
 
     def to_dict(self) -> dict[str, Any]:
         lists = {name: [vars(row) for row in getattr(self, name)] for name in ("changes", "layers", "restorations")}

@@ -67,7 +67,7 @@ def relevance_rules(
     if paired is None:
         mode = RelevanceMode(net, method, accounting, strict, differences.TABLE if method.paired else TABLE)
     else:
-        mode = TwoModels(net, method, accounting, strict, paired=paired)
+        mode = TwoModels(net, method, strict, paired)
     with ExitStack() as undo:
 
         def replace(module: nn.Module, function: Callable, *bound: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -97,8 +97,8 @@ class Changed:
 class TwoModels(RelevanceMode):
     """A mode whose operations read the weights of the base model for the partners."""
 
-    def __init__(self, *args: Any, paired: PairedWeights) -> None:
-        super().__init__(*args, table=differences.TABLE)
+    def __init__(self, net: nn.Module, method: Any, strict: bool, paired: PairedWeights) -> None:
+        super().__init__(net, method, None, strict, differences.TABLE)
         self.cause = paired.cause
         self.changed: dict[int, tuple[str, Changed]] = {}
         for name, pair in paired.weights.items():
@@ -180,8 +180,8 @@ class TwoModels(RelevanceMode):
 
     def _norm(self, call: _Call, args: tuple, kwargs: dict) -> Tensor:
         """Normalize without the gain and the bias, which follow."""
-        names = ("input", "normalized_shape", "weight", "bias", "eps")
-        names = names if call.func in LAYER_NORMS else (*names[:3], names[4])
+        biased = ("bias",) if call.func in LAYER_NORMS else ()
+        names = ("input", "normalized_shape", "weight", *biased, "eps")
         named = dict(zip(names, args, strict=False), **kwargs)
         gain, bias = named.pop("weight", None), named.pop("bias", None)
         y = self.table[call.func](self, call.func, (), named)
@@ -304,8 +304,8 @@ class SplitLinear(Function):
     def forward(ctx: Any, x: Tensor, weight: _Root, bias: _Root | None, cause: Cause) -> Tensor:  # type: ignore[override]
         ctx.options = weight, bias, cause
         ctx.save_for_backward(x)
-        halves = enumerate(x.chunk(2))
-        return torch.cat([F.linear(half, weight.values[i], bias and bias.values[i]) for i, half in halves])
+        biases = bias.values if bias else (None, None)
+        return torch.cat([F.linear(*one) for one in zip(x.chunk(2), weight.values, biases, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
