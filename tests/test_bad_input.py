@@ -178,13 +178,13 @@ def test_models_devices_and_dtypes(tmp_path):
 
 
 def test_unknown_family_says_what_is_known():
-    from transformers import AutoModelForCausalLM, CodeGenConfig
+    from transformers import AutoModelForCausalLM, XLMConfig
 
     from icebear import Model, attribute
 
-    config = CodeGenConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=1, rotary_dim=4)
+    config = XLMConfig(vocab_size=9, emb_dim=8, n_layers=1, n_heads=1)
     net = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ModelError, match="'codegen'"):
+    with pytest.raises(ModelError, match="'xlm'"):
         attribute(Model(net), [1, 2], sites=("ffn",))
 
 

@@ -314,7 +314,7 @@ def test_a_model_and_pairs_of_a_user_are_judged(tmp_path, monkeypatch):
     folder_of("plain", tmp_path / "model")
     rows = [{"prompt": IDS, "counterfactual": [*IDS[:5], 6, *IDS[6:]], "position": 5}]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--folder", "model", "--methods", "difference,random", "--out", "out", "--json"]
+    options = ["--own-model", "model", "--methods", "difference,random", "--out", "out", "--json"]
     assert CliRunner().invoke(main, ["evaluate", "truth", *options]).exit_code == 1
     result = CliRunner().invoke(main, ["evaluate", "truth", *options, "--pairs", "pairs.jsonl"])
     assert result.exit_code == 0, result.output

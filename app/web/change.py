@@ -19,12 +19,15 @@ def show() -> None:
         with st.popover("Advanced", icon=":material/tune:"):
             most = ui.typed(st.number_input, "Edits at most", "most", 1, 50, flips.MOST)
             unbounded = ui.typed(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
+    request = (ui.model_name(), prompt, to, source or None, most, unbounded)
     if place.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=_help(to)):
+        if flips.started(*request).error:  # only a click starts it again, not each run of the page
+            flips.started.clear(*request)
         ui.to_url(run="flip")
     if not to.strip():
         _suggestions(prompt)
     elif ui.from_url("run") == "flip":
-        flips.show(ui.awaited(flips.started, ui.model_name(), prompt, to, source or None, most, unbounded, stops=True))
+        flips.show(ui.waited(flips.started(*request), stops=True))
 
 
 def _help(to: str) -> str | None:

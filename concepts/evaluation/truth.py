@@ -75,7 +75,7 @@ class TruthFromOutside(MethodEvaluation):
 
     It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm; trained ones come
     with icebear. Interventions find the true nodes of each pair of prompts; the table shows how well each method ranks
-    them. With --folder and --pairs it judges methods on your own small model.
+    them. With --own-model and --pairs it judges methods on your own small model.
 
     Example:
       icebear evaluate truth --programs conditional --samples 2 --methods difference,gxi@midpoint --out truth
@@ -87,19 +87,19 @@ class TruthFromOutside(MethodEvaluation):
     controls: ClassVar = CONTROLS
     samples: Annotated[int, Setting("Number of pairs of prompts for each model.", least=1)] = 20
     programs: Annotated[str, Setting(f"Separated by commas: {', '.join(PROGRAMS)}.")] = "all"
-    folder: Annotated[str | None, Setting("Your own small model instead, in TransformerLens' format.")] = None
+    own_model: Annotated[str | None, Setting("Your own small model instead, in TransformerLens' format.")] = None
     pairs: Annotated[str | None, Setting("Its pairs of prompts: JSON lines (docs/truth.md).", is_file=True)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         programs_of(self.programs)
-        if (self.folder is None) is not (self.pairs is None):
+        if (self.own_model is None) is not (self.pairs is None):
             raise InputError("A model of your own needs pairs of prompts, and pairs need a model; give both.")
 
     def parts(self, model: Any = None) -> Iterator[Part]:
         methods = self.chosen()
-        if self.folder is not None and self.pairs is not None:
-            yield self._own(self.folder, self.pairs, methods)
+        if self.own_model is not None and self.pairs is not None:
+            yield self._own(self.own_model, self.pairs, methods)
             return
         programs = programs_of(self.programs)
         yield Part(
