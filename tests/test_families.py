@@ -6,6 +6,7 @@ import pytest
 import torch
 from configurations import dense, mixtures
 from conftest import IDS, Double, Letters, random_model
+from pages import script
 from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, LlamaForCausalLM
 
 from icebear import (
@@ -278,11 +279,35 @@ def test_scans_over_tokens_are_refused_by_name(name):
     model = random_model(CONFIG_MAPPING[name](**small, **heads), "eager", torch.float32)
     with pytest.raises(MissingRule, match=f"scan over tokens in {place}"):
         attribute(model, IDS, sites=())
-    with pytest.raises(MissingRule, match=f"scan over tokens in {place}"):
-        attribute(model, IDS, 11, 12, sites=(), counterfactual=[*IDS[:3], 33, *IDS[4:]])
     with pytest.warns(UserWarning, match="tokens"):
         result = attribute(model, IDS, sites=(), strict=False)
     assert result.missing_rules[0].startswith("scan over tokens in")
+
+
+PAIRED_SCANS = "qwen3_5_text olmo_hybrid mamba mamba2 falcon_mamba falcon_h1 bamba zamba2 rwkv xlstm".split()
+
+
+@pytest.mark.parametrize("kind", PAIRED_SCANS)
+def test_scans_over_tokens_are_explained_beside_a_counterfactual(kind):
+    """Difference rules are exact for products, so that the tokens sum to the difference."""
+    net = script("families").small_model(kind).net.double()
+    ids = [5, 9, 23, 42, 7, 31, 12, 50]
+    with Double():
+        result = attribute(Model(net, name=kind), ids, 11, 12, sites=(), counterfactual=[*ids[:3], 33, *ids[4:]])
+    sums = result.conservation()
+    assert abs(sums.target) > 1e-3
+    assert sums.tokens == pytest.approx(sums.target, rel=1e-6)
+    assert result.missing_rules == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation"), [("recurrent_gemma", "SqrtBoundDerivative"), ("qwen3_next", "grouped_mm")]
+)
+def test_what_has_no_difference_rule_in_a_scan_is_refused(kind, operation):
+    """A custom function; the kernel of experts, which sorts tokens."""
+    model = script("families").small_model(kind)
+    with pytest.raises(MissingRule, match=operation):
+        attribute(model, [5, 9, 23], 11, 12, sites=(), counterfactual=[5, 33, 23])
 
 
 def test_the_self_test_names_what_is_wrong():

@@ -81,7 +81,7 @@ def relevance_rules(
                     undo.callback(parameter.requires_grad_, True)
                     parameter.requires_grad_(False)
             kind = type(module)
-            if SCANS.search(kind.__name__):
+            if SCANS.search(kind.__name__) and not method.paired:
                 replace(module, _scan, module)
             if packed(module):
                 replace(module, _packed, Linear(module))
@@ -108,7 +108,7 @@ def _with_mode(mode: RelevanceMode, forward: Callable, *args: Any, **kwargs: Any
 def _scan(mode: RelevanceMode, module: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
     if any(map(is_activation, (*args, *kwargs.values()))):
         name = next(name for name, one in mode.net.named_modules() if one is module)
-        remedy = "explain a model with attention instead"
+        remedy = "compare with a counterfactual prompt (--counterfactual), whose rules are exact for products"
         mode.refuse("scan over tokens", f"{name} ({type(module).__name__})", remedy)
     return forward(*args, **kwargs)
 

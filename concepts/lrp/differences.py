@@ -138,6 +138,7 @@ def along(points: Points, func: Callable[..., Tensor], *args: Any) -> Tensor:
     """Apply `func`, with its mean derivative along the straight line between both rows (all activations together)."""
     with torch.no_grad():
         y = func(*args)
+        y = y.clone() if y._is_view() else y  # einsum may return one, which must not be changed in place
     if points is MIDDLE:
         return InPlaceOf.apply(func(*_at(0.5, args)), y)
     return InPlaceOf.apply(sum(weight * func(*_at(share, args)) for share, weight in points), y)
@@ -270,11 +271,26 @@ def fused_attention(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     return InPlaceOf.apply(operations.attention_apart(mode, q, k, v, mask, *more, **named), y)
 
 
+def solve(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """A X = B for a triangular A: dX = mean(A)^-1 (dB - dA mean(X))."""
+    (a, b), options = args, dict(kwargs)
+    if not options.get("left", True):
+        raise MissingRule("a triangular system has a difference rule only with its matrix at the left.")
+    x = func(a, b, **options).detach()
+    mean_a, mean_x = ((value + partner(value)) / 2 for value in (a.detach(), x))
+    part = a.triu if options.get("upper") else a.tril  # what else is in the matrix is not read
+    side = 1 if options.get("upper") else -1
+    read = part(side if options.get("unitriangular") else 0)
+    return InPlaceOf.apply(func(mean_a, b - read @ mean_x, **options), x)
+
+
 def maximum(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """dy = (a dx_i + b dx_j) / (a + b), where i and j are the indices of the maximum in the row and in its partner,
     a = x_i - x_j, and b is the partner's x_j - x_i."""
     bound = inspect.signature(lambda input, dim=None, keepdim=False: None).bind(*args, **kwargs).arguments
     x, dim = bound["input"], bound.get("dim")
+    if isinstance(dim, Tensor):
+        return larger(mode, func, (x, dim), {})
     result = func(*args, **kwargs)
     if not is_activation(x):
         return result
@@ -287,6 +303,20 @@ def maximum(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     line = there + torch.where(both > 0, above / both, 0.5) * (here - there)
     values = InPlaceOf.apply(line.reshape(result.values.shape), result.values.detach().clone())
     return torch.return_types.max((values, result.indices))
+
+
+def larger(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """The larger (or smaller) of two: dy = s da + (1 - s) db, where s is the share of the straight line between both
+    rows on which a is taken. Running maxima of scans, which cancel, need it."""
+    a, b = args
+    y = func(a, b)
+    if not is_activation(y):
+        return y
+    above = (a - b).detach() * (-1 if func in SMALLER else 1)
+    there = partner(above)
+    apart = above.abs() + there.abs()
+    share = torch.where(apart > 0, (above.clamp(min=0) + there.clamp(min=0)) / apart, 0.5)
+    return InPlaceOf.apply(share * a + (1 - share) * b, y.detach())
 
 
 def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -319,6 +349,8 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
 """Operations in `operations.KEEP` that are not linear."""
+KERNELS = "_grouped_mm grouped_mm".split()
+"""They sort tokens by expert, so that rows lose their partners; experts of a known family run past them."""
 
 IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     func: plain
@@ -327,6 +359,7 @@ IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     for func in operations.named(name)
 }
 SQUARE = set(operations.named("square"))
+SMALLER = {*operations.named("minimum"), *operations.named("min")}
 POWER = {*operations.named("pow"), *operations.named("__pow__")}
 
 
@@ -341,7 +374,7 @@ TABLE = operations.table(
         linear: ["linear"],
         addmm: operations.ADDMM,
         elementwise: [*operations.ELEMENTWISE, "rsqrt", "reciprocal", "__rtruediv__"],
-        product: operations.PRODUCT,
+        product: [name for name in operations.PRODUCT if name not in KERNELS],
         divide: operations.DIVIDE,
         variance: ["var"],
         softmax: ["softmax"],
@@ -349,6 +382,7 @@ TABLE = operations.table(
         operations.normalisation(False, norm): ["rms_norm"],
         fused_attention: ["scaled_dot_product_attention"],
         maximum: ["max"],
+        larger: ["maximum", "minimum"],
         chosen: ["topk"],
     }
-)
+) | {torch.linalg.solve_triangular: solve}
