@@ -31,6 +31,7 @@ from icebear.concepts.circuits import drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.groups import grouped
 from icebear.concepts.circuits.records import Group, Node, Remainder, Token
+from icebear.concepts.passes import prefix
 from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 
@@ -194,6 +195,22 @@ def test_a_chunk_of_targets_is_one_by_one(graph, monkeypatch):
     alone = made()
     for name in ("effect", "query_key_effect", "contribution"):
         assert torch.allclose(getattr(alone, name), getattr(graph, name), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral"])
+@pytest.mark.parametrize("heads", [False, True])
+def test_a_common_beginning_is_read_once_and_adds_nothing(name, heads, monkeypatch):
+    model, late = calibrated(KNOWN[name]), [*IDS[:3], 17, *IDS[4:]]
+    after, lengths, graphs = prefix.Prefix.after, [], []
+    monkeypatch.setattr(prefix.Prefix, "after", lambda self, ids: lengths.append(ids.shape[1]) or after(self, ids))
+    for least in (99, 2):
+        monkeypatch.setattr(prefix, "COMMON", least)
+        with Double():
+            graphs.append(circuit(model, IDS, 11, 12, counterfactual=late, nodes=10, heads=heads))
+        assert bool(lengths) is (least == 2)
+    whole, short = graphs
+    for part in ("effect", "query_key_effect", "contribution"):
+        assert torch.allclose(getattr(short, part), getattr(whole, part), atol=1e-9), part
 
 
 def test_edges_do_not_depend_on_what_is_shown(graph):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import largest
@@ -16,11 +17,12 @@ from icebear.concepts.circuits import edges
 from icebear.concepts.circuits import nodes as choosing
 from icebear.concepts.circuits.graph import EDGE_THRESHOLD, Graph
 from icebear.concepts.circuits.records import Node
-from icebear.concepts.methods.lrp import DIFFERENCE
+from icebear.concepts.methods.lrp import DIFFERENCE, Difference
 from icebear.concepts.models.answer import Span
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
 from icebear.concepts.models.prompts import PromptLike, Prompts
+from icebear.concepts.passes.prefix import after_common_beginning
 from icebear.concepts.passes.run import Place
 from icebear.concepts.passes.sites import neuron_site
 from icebear.errors import InputError
@@ -146,10 +148,20 @@ def _edges(
     model: Model, relevance: Relevance, places: Sequence[Place], on_targets: Callable[[int], None]
 ) -> list[Tensor]:
     """Return effects, query-key effects and contributions, (K + 1, S) each."""
-    pair, targets = choosing.pair_of(relevance), [*choosing.probes(relevance, places), None]
-    difference = {site: choosing.change(relevance, site) for site in relevance.sites}
+    count = len(relevance.tokens)
+    pair, start = after_common_beginning(model, choosing.pair_of(relevance), min(token for _, token in places))
+    probes = [replace(probe, position=probe.position - start) for probe in choosing.probes(relevance, places)]
+    sources = [(neuron, token - start) for neuron, token in places]
+    difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
     read = [x[0] - x[1] for x in edges.inputs_of(model, pair)]
-    direct = partial(edges.direct, model, pair, targets, places, read, difference, on_targets)
+
+    def direct(method: Difference | None = None, constant_attention: bool = False) -> Tensor:
+        every = (*probes, None), sources, read, difference, on_targets
+        here = edges.direct(model, pair, *every, method, constant_attention)
+        tokens, nodes, remainders = here.split([count - start, len(places), model.layers * (count - start)], 1)
+        rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
+        return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning
+
     effect = direct()
     return [effect, effect - direct(constant_attention=True), direct(DIFFERENCE)]
 

@@ -27,7 +27,7 @@ from icebear.concepts.passes.neurons import NeuronRecorder
 from icebear.concepts.passes.run import Logits, Place, forward, forward_backward
 from icebear.concepts.passes.sites import hooks
 
-TOKENS = 128
+TOKENS = 64
 """Rows times tokens of a pass: few rows, because a backward pass of rows costs what its highest layer does."""
 
 
@@ -138,7 +138,7 @@ def direct(
         difference of the target.
     constant_attention: attention weights are constants, because no gradient goes to queries and keys.
     """
-    rows = max(1, min(len(targets), TOKENS // pair.batch.spans[1].stop))
+    rows = max(1, min(len(targets), TOKENS // (pair.batch.before + pair.batch.spans[1].stop)))
     padded = [*targets, *[targets[-1]] * (-len(targets) % rows)]
     chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
     many = pair.rows([0] * rows + [1] * rows * (method is not None))

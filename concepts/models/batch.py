@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -22,6 +22,10 @@ class Batch:
     decoder: Batch | None = None
     """The input of an encoder-decoder's decoder."""
     pixels: Tensor | None = None  # (B, C, H, W), of images; each token is a patch then
+    before: int = 0
+    """The number of tokens that were read before these, and are not in `ids`."""
+    after: Callable[[Tensor], dict[str, Any]] | None = None
+    """Returns the model's inputs for ids after these tokens (`Prefix.after`)."""
 
     @property
     def spans(self) -> tuple[slice, slice]:
@@ -48,4 +52,5 @@ class Batch:
         lengths = tuple(self.lengths[row] for row in order)
         ids, mask = (x[list(order), : max(lengths)] for x in (self.ids, self.mask))
         pixels = None if self.pixels is None else self.pixels[list(order)]
-        return Batch(ids, mask, lengths, self.decoder.rows(order) if self.decoder else None, pixels)
+        decoder = self.decoder.rows(order) if self.decoder else None
+        return Batch(ids, mask, lengths, decoder, pixels, self.before, self.after)

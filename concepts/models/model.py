@@ -268,7 +268,9 @@ class Model(Architecture):
         rows = zip(tokens, logits[tokens].tolist(), probabilities, strict=True)
         return [TokenScore(token, self.answer_text(token), logit, probability) for token, logit, probability in rows]
 
-    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        if batch.after:
+            return batch.after(batch.ids)
         if batch.pixels is not None:
             return {"pixel_values": batch.pixels}
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}

@@ -6,14 +6,21 @@ import copy
 import inspect
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
+from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import is_hooked
+
+
+COMMON = 16
+"""Fewer tokens that two prompts begin with are read together with what follows them."""
 
 
 class Prefix:
@@ -64,9 +71,32 @@ class Prefix:
             inputs["position_ids"] = first + torch.arange(ids.shape[1], device=ids.device)
         return inputs
 
+    def after(self, ids: Tensor) -> dict[str, Any]:
+        """Return the inputs of a pass over token ids (N, S) that all follow the first row."""
+        return self.inputs(ids, [0] * len(ids), [self.length] * len(ids))
+
     def logits(self, ids: Tensor, rows: Sequence[int], starts: Sequence[int], positions: list[int]) -> Tensor:
         """Return the logits (N, P, V) at P columns of token ids, see `inputs`."""
         inputs = self.inputs(ids, rows, starts)
         if "logits_to_keep" in self._accepted:
             return self.model.net(**inputs, logits_to_keep=torch.tensor(positions, device=ids.device)).logits
         return self.model.net(**inputs).logits[:, positions]
+
+
+def after_common_beginning(model: Model, pair: Objective, most: int) -> tuple[Objective, int]:
+    """Return a pair of prompts without the tokens that both begin with, and the number of these.
+
+    Passes over the pair read these tokens from a cache. As they are the same in both prompts, no difference comes from
+    them. Where there are few or no cache, the pair is returned as it is.
+
+    most: the largest number of tokens to leave out.
+    """
+    ids, positions = pair.batch.ids, pair.all_positions
+    different = (ids[0] != ids[1]).nonzero()
+    count = min([most, *positions, *different[:1].flatten().tolist()])
+    prefix = Prefix.of(model, [ids[0, :count].tolist()]) if count >= COMMON else None
+    if not prefix:
+        return pair, 0
+    lengths = tuple(length - count for length in pair.batch.lengths)
+    batch = Batch(ids[:, count:], pair.batch.mask[:, count:], lengths, before=count, after=prefix.after)
+    return replace(pair, batch=batch, positions=tuple(tuple(p - count for p in row) for row in pair.positions)), count
