@@ -27,7 +27,7 @@ def bars_of(page):
     return {unescape(name): float(number) for name, number in zip(names[::2], names[1::2], strict=True)}
 
 
-def test_a_conversation_and_the_account_of_a_word(environment, smol):
+def test_a_conversation_and_the_account_of_a_word(environment, smol, few_contexts):
     page = fine(visit("chat", length="12"))
     page.get_by_key("example_0").click().run()
     request, answer = conversation(fine(page)).messages
@@ -133,7 +133,7 @@ def test_a_model_without_a_template_says_so(first_visit):
     assert not page.chat_input
 
 
-def test_views_take_a_conversation(environment, smol):
+def test_views_take_a_conversation(environment, smol, few_contexts):
     chat = output_of("What is the capital of France? Answer in one word.")
     page = fine(visit("why", prompt=chat, target="Paris"))
     assert "'France' accounts for" in text(page).replace("\\", "")

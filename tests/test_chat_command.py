@@ -22,7 +22,7 @@ def json_of(*words):
     return json.loads(run(*words, "--json").stdout)
 
 
-def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
+def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path, few_contexts):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     (tmp_path / "chat.json").write_text(json.dumps(messages))
     a = json_of("explain", QUESTION, "--system", "Be brief.")
