@@ -18,7 +18,6 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import is_hooked
 
-
 COMMON = 16
 """Fewer tokens that two prompts begin with are read together with what follows them."""
 
