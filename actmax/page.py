@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
 from icebear.actmax.sentences import group_text, sum_text
+from icebear.concepts.attribution.effect_words import BY_LENS
 from icebear.concepts.render import NEGATIVE, POSITIVE, render, visible
 from icebear.records import HISTOGRAM_EDGES, POLARITIES, Example, Place, Projection, Promotion, Writes
 
@@ -143,14 +144,16 @@ def vocabulary_html(projection: Projection, polarity: str = "+") -> Markup:
         polarity=polarity,
         positive=POSITIVE,
         negative=NEGATIVE,
+        about=BY_LENS[projection.lens],
     )
 
 
 def result_html(projection: Projection | None, sides: Sequence[tuple[str, Sequence[Example]]]) -> Markup:
     """Return a result of a search: its words, and the sentences of both sides, cut around their strongest tokens."""
     words = projection and [_distinct(tokens) for tokens in (projection.promoted, projection.suppressed)]
+    about = BY_LENS[projection.lens] if projection else ""
     shown = [(name, [excerpt(example) for example in examples]) for name, examples in sides]
-    return render("icebear.actmax/result.html", words=words, sides=shown)
+    return render("icebear.actmax/result.html", words=words, sides=shown, about=about)
 
 
 def _distinct(tokens: Sequence[Promotion], k: int = 5) -> list[str]:

@@ -20,6 +20,8 @@ from icebear.steering.side_effects import HeldOutContexts
 
 KEY = "outcome"
 NEW_TOKENS = 24
+KL_DRAWS = 5
+"""The draws of random edits whose off-target KL is measured."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class FlipOutcome:
     off_target_kl: float
     """As of `SideEffects`."""
     contexts: int
+    random_off_target_kl: tuple[float, ...] = ()
+    """Of the first draws of random edits."""
 
     def provenance(self) -> dict[str, Any]:
         """JSON-ready, for a recipe."""
@@ -101,8 +105,9 @@ def outcome_of(
     before, after, *random = _probabilities(model, record, [[], edits, *draws])
     on_progress(NEW_TOKENS + 1, total)
     contexts = HeldOutContexts(model)
-    kl = contexts.off_target_kl(edits)
-    return FlipOutcome(old.text, record.text, plain, edited, before, after, tuple(random), kl, len(contexts.contexts))
+    kl, *kls = [contexts.off_target_kl(one) for one in (edits, *draws[:KL_DRAWS])]
+    size = len(contexts.contexts)
+    return FlipOutcome(old.text, record.text, plain, edited, before, after, tuple(random), kl, size, tuple(kls))
 
 
 def _probabilities(model: Model, record: FlipRecord, rows: list[list[Edit]]) -> list[Probabilities]:

@@ -111,11 +111,15 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
         st.caption(ui.plain(page.RELMAX))
     elif not card.meanings:
         _suggesting(neuron)
+    worded = None if card.left_out else words(opened, neuron, EXAMPLES)
+    if worded:
+        without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
+        _styled(page.projections_html(card.projections if card.other else without_model, polarity))
     sides = (polarity, "-" if polarity == "+" else "+")
     places = {side: _side(card, side, column) for side, column in zip(sides, st.columns(2), strict=True)}
     if card.by == "activation" and any(one.relevance is None for rows in card.examples.values() for one in rows):
         _annotating(opened, neuron)
-    _about(opened, card, polarity)
+    _about(opened, card, polarity, worded is not None)
     actions = st.container()
     if model:  # after all that is there at once
         with places[polarity][0]:
@@ -128,12 +132,8 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
         _actions(card)
 
 
-def _about(opened: Store, card: Card, polarity: str) -> None:
-    """Show what a neuron writes, similar neurons, and its statistics."""
-    worded = None if card.left_out else words(opened, card.neuron, EXAMPLES)
-    if worded:
-        without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
-        _styled(page.projections_html(card.projections if card.other else without_model, polarity))
+def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
+    """Show similar neurons, statistics, and the vocabulary if the card does not begin with it."""
     _nearest(opened, card, polarity)
     with st.expander("Statistics" if worded else "Statistics and vocabulary"):
         st.caption(page.statistics_line(card))

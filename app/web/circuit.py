@@ -150,7 +150,7 @@ def _groups(graph: Graph, request: tuple) -> None:
     st.markdown("#### Groups")
     st.caption(
         "The neurons of a group get input from the same tokens, have the same effects and write similar vectors. A "
-        "group is named by the likely next words that its neurons raise and lower together."
+        "group is named by the likely next words that its neurons raise and lower together, measured in this prompt."
     )
     names = [f"{number + 1}: {group.name} ({len(group.nodes)})" for number, group in enumerate(graph.groups)]
     chosen = st.pills("Switch off a group", names, format_func=ui.plain, key="without")

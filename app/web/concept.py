@@ -260,10 +260,8 @@ def _effect(before: float, after: float, recipe: Recipe, random: list[float]) ->
         return
     if random and (after <= max(random) if not suppress else after >= min(random)):
         st.warning("Random edits move the concept's own measure as far. Do not trust that these neurons cause it.")
-    size = continuations.side_effects_size(kl)
-    st.caption(
-        f"The concept's measure of the text: {numbers}.{control} Side effects: {ui.plain(f'{kl:.2f}')} nats, {size}."
-    )
+    side_effects = continuations.side_effects_text(kl, recipe.provenance.get("random_off_target_kl", ()))
+    st.caption(f"The concept's measure of the text: {numbers}.{control} {side_effects}")
 
 
 def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: bool) -> Job:
@@ -271,7 +269,8 @@ def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: 
     concept's measure of both texts and of those under random edits."""
 
     def work(job: Job) -> tuple[Comparison, Recipe, float, float, list[float]]:
-        recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=_Stoppable(model, job)).noting(prompt=prompt)
+        contexts = _Stoppable(model, job)
+        recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=contexts).noting(prompt=prompt)
         job.doing = "Generating"
         parsed = ui.read_prompt(prompt)
         result = compare(model, parsed, recipe, NEW_TOKENS, on_token=lambda done: job.step(done, 2 * NEW_TOKENS))
@@ -279,6 +278,7 @@ def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: 
         before, after = (concept.measure(model, prompt + side.text).value for side in sides)
         job.doing = "Generating with random edits"
         draws = random_edits(model, list(recipe), DRAWS)
+        recipe = recipe.noting(random_off_target_kl=list(map(contexts.off_target_kl, draws)))
         with ExitStack() as stack:
             for row, edits in enumerate(draws):
                 stack.enter_context(steer(model, edits, rows=[row]))

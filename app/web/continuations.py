@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -17,8 +17,6 @@ SIDE = Markup(
     "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"
     '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.6">{}</span>{}</div>'
 )
-SIZES = ((0.1, "small"), (0.5, "moderate"))
-"""Limits of the off-target KL in nats; most flips of the default model have 0.26 to 0.48 (docs/results.md)."""
 COLORS = ("#8a8a8a", hexadecimal(NEGATIVE), "#b8860b")
 ROWS = Markup(
     '<div style="display:grid;grid-template-columns:auto auto 1fr;gap:.15rem .8rem;align-items:center">{}</div>'
@@ -71,9 +69,15 @@ def probability_text(word: str, before: float, after: float) -> str:
     return f"P({ui.word(word)}) went from {ui.plain(share(before))} to {ui.plain(share(after))}"
 
 
-def side_effects_size(kl: float) -> str:
-    """Return how large an off-target KL in nats is, in words."""
-    return next((size for limit, size in SIZES if kl < limit), "large: other texts change a lot too")
+def side_effects_text(kl: float, random: Sequence[float], contexts: str = "") -> str:
+    """Return an off-target KL in nats beside that of random edits, with a verdict, as Markdown."""
+    measure = ui.plain(f" change by {kl:.2f} nats (mean KL divergence; 0 is no change).")
+    text = f"in {contexts}unrelated texts the next\\-word probabilities{measure}"
+    if not random:
+        return f"**Side effects**: {text}"
+    verdict = "smaller than" if kl < min(random) else "larger than" if kl > max(random) else "as large as"
+    control = ui.plain(f" The same edits of random other neurons: {min(random):.2f} to {max(random):.2f} ")
+    return f"**Side effects are {verdict} those of random edits**: {text}{control}\\({len(random)} draws\\)."
 
 
 def share(probability: float) -> str:

@@ -12,6 +12,7 @@ from icebear.actmax.effect_map import effect_map
 from icebear.actmax.explanation import Explanation
 from icebear.app.web import ui
 from icebear.app.web.relevances import explained
+from icebear.concepts.attribution.effect_words import IN_PROMPT
 from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
@@ -82,7 +83,7 @@ def _effects(explanation: Explanation) -> None:
         domain=[-effects.full, 0, effects.full], range=[BLUE, "#ffffff", RED], interpolate="rgb", clamp=True
     )
     st.markdown("#### What each node does to each likely word")
-    st.caption("In logits. The first number is the group; the largest 5% of effects have the full color.")
+    st.caption(f"{IN_PROMPT}, in logits. The first number is the group; the largest 5% of effects have the full color.")
     chart = alt.Chart(pandas.DataFrame(rows), height=alt.Step(18)).mark_rect()
     st.altair_chart(
         chart.encode(

@@ -10,6 +10,7 @@ import streamlit as st
 
 from icebear.app.web import continuations, ui
 from icebear.app.web.background import Job
+from icebear.concepts.attribution.effect_words import IN_PROMPT
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.recipe import Recipe
@@ -87,7 +88,9 @@ def show(recipe: Recipe, key: str = "flip") -> None:
     st.markdown(f"#### {edits} the model say {new} instead of {old}")
     continuations.texts(record.prompt, outcome.plain, outcome.edited)
     _probabilities(outcome)
-    st.markdown("\n".join(f"- {line}" for line in (_random_text(outcome, len(recipe)), _side_effects_text(outcome))))
+    contexts = f"{outcome.contexts} "
+    side_effects = continuations.side_effects_text(outcome.off_target_kl, outcome.random_off_target_kl, contexts)
+    st.markdown("\n".join(f"- {line}" for line in (_random_text(outcome, len(recipe)), side_effects)))
     pairs = [(one.neuron, "+" if one.value >= 0 else "-") for one in recipe]
     ui.neuron_pills("The edited neurons (+ set to a positive value, - to a negative one)", pairs, f"{key}_neurons")
     with st.expander("What each edit does"):
@@ -147,14 +150,6 @@ def _random_text(outcome: FlipOutcome, count: int) -> str:
     )
 
 
-def _side_effects_text(outcome: FlipOutcome) -> str:
-    size, kl = continuations.side_effects_size(outcome.off_target_kl), ui.plain(f"{outcome.off_target_kl:.2f}")
-    return (
-        f"**Side effects are {size}**: in {outcome.contexts} unrelated texts the next\\-word probabilities change by "
-        f"{kl} nats \\(mean KL divergence; 0 is no change\\)."
-    )
-
-
 def _edits(recipe: Recipe, record: FlipRecord, key: str) -> None:
     """Show a table of the edits, with the words that each of them alone raises and lowers."""
     neurons = {row.neuron: row for row in record.neurons}
@@ -167,4 +162,5 @@ def _edits(recipe: Recipe, record: FlipRecord, key: str) -> None:
             rows[-1] |= {"raises": ", ".join(row.raises), "lowers": ", ".join(row.lowers)}
     formats = {name: st.column_config.NumberColumn(format="%+.2f") for name in ("value", "set to")}
     order = [name for name in rows[0] if name != "sign"]
+    st.caption(f"Raises, lowers: {IN_PROMPT.lower()}, each edit alone, among the likely next words.")
     ui.neuron_table(pandas.DataFrame(rows), f"{key}_edits", column_order=order, column_config=formats)

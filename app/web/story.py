@@ -11,12 +11,14 @@ from markupsafe import Markup
 from icebear.actmax.page import excerpt
 from icebear.app.web import ui
 from icebear.app.web.finding import Finding, Group, Strong
+from icebear.concepts.attribution.effect_words import IN_PROMPT
 from icebear.concepts.render import heatmap, render
 from icebear.records import Example, Neuron
 
 ABOUT = (
     "Sufficiency of a group: the share of the difference that it recovers alone. Necessity: the share that is lost "
-    "when only its nodes take their other values. In brackets: as many random nodes of the same layers and tokens."
+    "when only its nodes take their other values. In brackets: as many random nodes of the same layers and tokens. "
+    "The card of a neuron has other words: those that it raises at its strongest sentences, and those of a lens."
 )
 AROUND = 10
 """Tokens of a sentence that are shown on each side of its peak."""
@@ -44,9 +46,10 @@ def cards(finding: Finding, switch: Callable[[int, Group], None], foot: Callable
     for number, (column, group) in enumerate(zip(st.columns(len(finding.groups)), finding.groups, strict=True)):
         with column.container(border=True, height="stretch"):
             node = group.strongest[0]
-            st.html(render("icebear.app.web/group.html", group=group))
+            st.html(render("icebear.app.web/group.html", group=group, measured=IN_PROMPT))
             switch(number, group)
-            values = {"node": node, "compared": finding.counterfactual is not None, "sentences": _sentences(node)}
+            compared = finding.counterfactual is not None
+            values = {"node": node, "compared": compared, "measured": IN_PROMPT, "sentences": _sentences(node)}
             st.html(render("icebear.app.web/strongest.html", **values))
             foot(number, group)
     st.caption(ui.plain(f"{finding.together} {finding.reach} {ABOUT}"))

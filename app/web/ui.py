@@ -21,6 +21,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from icebear.app.web import background
 from icebear.app.web.background import STOPPED, Job, shared
+from icebear.concepts.attribution.effect_words import BY_LENS, IN_PROMPT
 from icebear.concepts.models.chat import Chat
 from icebear.concepts.render import relevance_heatmap, visible
 from icebear.db.store import Store, open_store
@@ -52,7 +53,6 @@ FORMATS: dict[str, Any] = {
     "relevance": SIGNED,
     "activation": SIGNED,
     "counterfactual": st.column_config.NumberColumn("value in the counterfactual", format="%+.3f"),
-    "promotes": "pushes towards",
     "label": st.column_config.TextColumn(width=380),
 }
 """How columns of tables of neurons are shown."""
@@ -393,7 +393,9 @@ def node_table(
         shown = [*columns, *(["label"] if table["label"].any() else [])]
         neuron_table(table, key, height=height, column_order=shown)
     if explanation.effects:
-        st.caption("Raises and lowers: what each node alone does to the likely next words of this prompt.")
+        st.caption(f"Raises, lowers: {IN_PROMPT.lower()}, each node alone, among the likely next words.")
+    else:
+        st.caption(f"Promotes: {BY_LENS['direct'][0].lower()}{BY_LENS['direct'][1:]}.")
     first = explanation.nodes[0].ranked.neuron
     with st.container(horizontal=True):
         whole = partial(with_groups, explanation)  # when it is downloaded

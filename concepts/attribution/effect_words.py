@@ -10,6 +10,12 @@ if TYPE_CHECKING:
 
 SHOWN = 100
 """The number of likely tokens among which words are shown, because rarer ones say little to a reader."""
+IN_PROMPT = "Measured in this prompt"
+BY_LENS = {
+    "direct": "From its weights alone, in any prompt (logit lens)",
+    "mean": "Estimated for an average prompt (averaged Jacobian)",
+}
+"""What the words of a node are: its effects (raises, lowers), or by lens what it promotes and suppresses."""
 LEAST = 1e-3
 """Effects of fewer logits have no words, because they may be rounding errors."""
 

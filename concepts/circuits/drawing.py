@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from icebear.concepts.attribution.effect_words import effect_parts
+from icebear.concepts.attribution.effect_words import IN_PROMPT, effect_parts
 from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Source, Target, Token
 from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
 from icebear.extras import need
@@ -174,7 +174,8 @@ def cards(graph: Graph) -> dict[str, dict[str, Any]]:
         rows = [(node.id, name_of(graph, node), f"{node.score:+.2f}") for node in group.nodes]
         result[f"group {number}"] = {
             "title": f"Group {number + 1}",
-            "lines": [group.name] * (not group.raises and not group.lowers) + [f"score {group.score:+.2f}"],
+            "lines": [group.name] * (not group.raises and not group.lowers)
+            + [f"score {group.score:+.2f}", f"{IN_PROMPT}, all together:"],
             "raises": group.raises,
             "lowers": group.lowers,
             "lists": {"Nodes, with their scores": rows},
@@ -203,7 +204,9 @@ def _card(graph: Graph, one: Token | Node | AnswerNode, outgoing: Sequence[Edge]
         ]
     return {
         "title": name_of(graph, one) if not isinstance(one, Node) else str(one.neuron),
-        "lines": lines,
+        "lines": [*lines, f"{IN_PROMPT}, alone:"]
+        if getattr(one, "raises", ()) or getattr(one, "lowers", ())
+        else lines,
         "raises": getattr(one, "raises", ()),
         "lowers": getattr(one, "lowers", ()),
         "lists": lists,
