@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 30
 """The size of a vector index in bytes from which a card leaves out the nearest neurons (16 GB for an 8B model)."""
-SILENT = {"writes": ("q", "k", "v"), "reads": ("attn",), "examples": ()}
+SILENT = {"writes": ("q", "k", "v"), "reads": ("attn", "mixer"), "examples": ()}
 """Kind of similarity -> the sites without it."""
 
 

@@ -362,7 +362,8 @@ def explain(
     top : int
         The number of nodes.
     site : str, optional
-        The site of the nodes; None for every site. A model of attention only has heads in place of ``ffn``.
+        The site of the nodes; None for every site. In place of ``ffn`` a model of attention only has heads, and one of
+        scans only ``mixer``.
     circuit_nodes : int, optional
         Also compute the circuit of this many nodes, which needs a counterfactual and takes seconds.
     store : Store, optional
@@ -378,7 +379,8 @@ def explain(
     InputError
         If `attribute` or `circuit` raise it.
     """
-    site = "head" if site == "ffn" and model.has_family and "ffn" not in model.sites else site
+    if site == "ffn" and model.has_family and "ffn" not in model.sites:
+        site = "head" if "attn" in model.sites else model.sites[0]
     graph, ranking = None, Ranking(top, site)
     if isinstance(prompt, Relevance):
         chosen = (target, contrast, counterfactual, base_model, method, span, circuit_nodes)
@@ -413,6 +415,7 @@ def controlled(
     if isinstance(relevance, Diff):
         return _compared_models(model, relevance, ranking, store, cards)
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
+    alone = next_token and compared and not model.has_scan
     answer: dict[str, Any] = {
         "target": relevance.target and relevance.target.id,
         "contrast": relevance.contrast and relevance.contrast.id,
@@ -425,7 +428,7 @@ def controlled(
         store=store,
         sizes=SIZES if compared and _can_ablate(model, relevance, ranking.site or "ffn") else (),
         removal_control=token_removal_control(model, prompt, relevance) if next_token else None,
-        without_counterfactual=attribute(model, prompt, **answer, sites=()) if next_token and compared else None,
+        without_counterfactual=attribute(model, prompt, **answer, sites=()) if alone else None,
         graph=graph,
         cards=cards,
         groups=groups if can_group(relevance, ranking.site or "ffn") else 0,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from icebear.concepts.attribution.controls import Ablation
     from icebear.concepts.attribution.result import Relevance
 
-NODES = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads"}
+NODES = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads", "mixer": "mixer neurons"}
 """The nodes of a site, in words."""
 GROUPS_ABOUT = (
     "Each group of nodes is named by its joint effect: the likely next words that all its nodes together raise and "

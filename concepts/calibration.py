@@ -156,7 +156,7 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
     def before(path: str, layer: int, norm: Any, args: tuple) -> None:
         seen[path] = layer, norm_divisor(norm, args[0])[..., 0]
 
-    sites = [site for site in ("ffn", "attn") if site in model.sites]
+    sites = written_sites(model)
     layers = range(model.layers)
     places = {path: layer for layer in layers for site in sites for path in model.norms_after(layer, site)}
     with ExitStack() as undo:

@@ -71,7 +71,7 @@ def w_out_rows(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> Te
 def w_in_rows(model: Model, site: str, layer: int) -> Tensor | None:
     """Return the rows (N, D) of W_in (of the gate in a gated FFN) or of q, k, v, in float32; None for a site that does
     not read the residual stream."""
-    if site in ("attn", "cross", "router"):
+    if site in ("attn", "cross", "mixer", "router"):
         return None
     if site == "ffn" and model.family.experts:
         return experts.w_in_rows(model.experts(layer))

@@ -68,6 +68,11 @@ MORE = {
     "mamba_n_heads mamba_d_head": 8,
 }
 LESS = {"head_dim": 32}
+DELTA = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    "layer_types": ["linear_attention", "full_attention"],
+}
+"""Of gated delta nets."""
 OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gemma4_text": {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
@@ -84,10 +89,15 @@ OWN: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 4,
     },
     "fuyu": {"patch_size": 2},
+    **dict.fromkeys(("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text"), DELTA),
+    "bamba": {"attn_layer_indices": [1]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 0, "expert_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 8},
     "zamba": {"layer_types": ["linear_attention", "hybrid"]},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 4, "mamba_headdim": 16},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
 }
 """What a kind needs besides."""
 LARGEST = 3e7

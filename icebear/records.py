@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple
 from icebear.errors import InputError
 from icebear.values import one_of, shown, whole
 
-SITES = ("ffn", "attn", "q", "k", "v", "cross", "router", "shared")
-"""The sites of neurons. `cross` is attention to an encoder; `router`, the weights of experts, is in mixtures only."""
-WRITERS = ("ffn", "shared", "attn", "cross")
+SITES = ("ffn", "attn", "q", "k", "v", "cross", "mixer", "router", "shared")
+"""The sites of neurons. `cross` is attention to an encoder; `mixer`, what a scan or short convolution over tokens
+returns; `router`, the weights of experts, is in mixtures only."""
+WRITERS = ("ffn", "shared", "attn", "cross", "mixer")
 """The sites that write to the residual stream: the inputs of W_out."""
 
 _NEURON = re.compile(r"L(\d{1,9})\.([a-z]+)\.(\d{1,9})")

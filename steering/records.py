@@ -24,7 +24,7 @@ class EditedNeuron:
     neuron: Neuron
     activation: float
     relevance: float
-    """The relevance for the margin of the flip, without edits."""
+    """The relevance for the margin of the flip, without edits; activation x gradient in a model with scans."""
     range_share: float | None
     """The value that it is set to, as a multiple of its activation range (`Calibration.share`)."""
     raises: tuple[str, ...]

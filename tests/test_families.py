@@ -284,7 +284,8 @@ def test_scans_over_tokens_are_refused_by_name(name):
     assert result.missing_rules[0].startswith("scan over tokens in")
 
 
-PAIRED_SCANS = "qwen3_5_text olmo_hybrid mamba mamba2 falcon_mamba falcon_h1 bamba zamba2 rwkv xlstm".split()
+PAIRED_SCANS = "qwen3_5_text qwen3_next qwen3_5_moe_text olmo_hybrid mamba mamba2 falcon_mamba falcon_h1".split()
+PAIRED_SCANS += "bamba jamba zamba2 rwkv xlstm".split()
 
 
 @pytest.mark.parametrize("kind", PAIRED_SCANS)
@@ -300,9 +301,7 @@ def test_scans_over_tokens_are_explained_beside_a_counterfactual(kind):
     assert result.missing_rules == ()
 
 
-@pytest.mark.parametrize(
-    ("kind", "operation"), [("recurrent_gemma", "SqrtBoundDerivative"), ("qwen3_next", "grouped_mm")]
-)
+@pytest.mark.parametrize(("kind", "operation"), [("recurrent_gemma", "SqrtBoundDerivative"), ("minimax", "grouped_mm")])
 def test_what_has_no_difference_rule_in_a_scan_is_refused(kind, operation):
     """A custom function; the kernel of experts, which sorts tokens."""
     model = script("families").small_model(kind)

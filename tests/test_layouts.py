@@ -9,7 +9,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from icebear import attribute, steer
-from icebear.concepts.models.families import FAMILIES
+from icebear.concepts.models.families import FAMILIES, SCANS
 from icebear.concepts.models.linear import norm_divisor, through_norm
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.vocabulary import unembedding, w_in_rows, w_out_rows
@@ -20,6 +20,9 @@ spec.loader.exec_module(page)
 
 KINDS = sorted(set(FAMILIES) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 IDS = page.IDS
+OTHER = [*IDS[:3], 33, *IDS[4:]]
+WRITING = [(kind, "ffn") for kind in KINDS if FAMILIES[kind].ffn_out]
+WRITING += [(kind, "mixer") for kind in KINDS if FAMILIES[kind].mixer]
 
 
 @cache
@@ -43,22 +46,26 @@ def forward(model):
     model.net(torch.tensor([IDS]), use_cache=False)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_neuron_writes_its_row_through_its_norm(kind):
+@pytest.mark.parametrize(("kind", "site"), WRITING)
+def test_a_neuron_writes_its_row_through_its_norm(kind, site):
     """The stream after the last layer moves by the row of W_out, up to the router's weight or the norm after it."""
     model = make(kind)
-    layer = model.layers_with("ffn")[-1]
+    layer = model.layers_with(site)[-1]
     seen = {}
-    with torch.no_grad(), hooks(model, [("ffn", layer)], lambda site, layer, x: seen.update(x=x[0])):
+    with torch.no_grad(), hooks(model, [(site, layer)], lambda site, layer, x: seen.update(x=x[0])):
         forward(model)
     index = int((seen["x"] != 0).float().sum(0).argmax())
-    assert w_in_rows(model, "ffn", layer).shape == w_out_rows(model, "ffn", layer).shape
-    row = w_out_rows(model, "ffn", layer)[index]
-    norm = model.norms_after(layer)[0] if len(model.norms_after(layer)) > bool(model.family.final_norm) else ""
+    row = w_out_rows(model, site, layer)[index]
+    if site == "ffn":
+        assert w_in_rows(model, site, layer).shape == w_out_rows(model, site, layer).shape
+    norms = model.norms_after(layer, site)
+    norm = norms[0] if len(norms) > bool(model.family.final_norm) else ""
     module = model.net.get_submodule(norm) if norm else model.layer_modules[layer]
     streams = []
-    for edit in (f"L{layer}.ffn.{index}*1", f"L{layer}.ffn.{index}+1"):
-        with steer(model, [edit]):
+    later = ("ffn", "shared") if site == "mixer" else ()
+    silent = [(other, layer) for other in later if other in model.sites and layer in model.layers_with(other)]
+    for edit in (f"L{layer}.{site}.{index}*1", f"L{layer}.{site}.{index}+1"):
+        with steer(model, [edit]), hooks(model, silent, lambda site, layer, x: 0 * x):
             args, output = heard(module, lambda: forward(model))[-1]
         streams.append(args[0] if norm else output[0] if isinstance(output, tuple) else output)
     moved = (streams[1] - streams[0]).reshape(len(IDS), -1)
@@ -66,7 +73,7 @@ def test_a_neuron_writes_its_row_through_its_norm(kind):
     weights = active @ row / (row @ row)
     assert torch.allclose(active, weights[:, None] * row, atol=1e-4 * row.abs().max().item())
     assert weights.abs().min() > 1e-4
-    if not model.family.experts:
+    if site == "mixer" or not model.family.experts:
         expected = 1.0 if norm else model.residual_scale
         assert torch.allclose(weights, torch.full_like(weights, expected), rtol=1e-3)
 
@@ -76,7 +83,7 @@ def test_norms_on_the_path_are_linear_at_their_divisor(kind):
     model = make(kind)
     for path in {
         path
-        for site in ("ffn", "attn")
+        for site in ("ffn", "attn", "mixer")
         if site in model.sites
         for path in model.norms_after(model.layers_with(site)[-1], site)
     }:
@@ -126,22 +133,25 @@ def test_without_values_attention_writes_nothing(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_map_writes_its_neurons_and_bias_got(kind):
-    """Eq. 8 at the last layer that has the site; experts are in tests/test_families.py."""
+    """Eq. 8 at the last layer that has the site, of a difference where the model has a scan; experts are in
+    tests/test_families.py."""
     model = make(kind)
-    sites = [site for site in ("ffn", "attn", "shared") if site in model.sites]
+    sites = [site for site in ("ffn", "attn", "shared", "mixer") if site in model.sites]
+    pair = {"counterfactual": OTHER} if any(SCANS.search(type(part).__name__) for part in model.net.modules()) else {}
     written, undo = {}, []
 
     def keep(site, module, args, output):
         bias = getattr(module, "bias", None)
         own = output.detach() - (0 if bias is None else bias)
-        output.register_hook(lambda g: written.update({site: (own * g).sum(-1).flatten()}))
+        own = own.chunk(2)[0] - own.chunk(2)[1] if pair else own
+        output.register_hook(lambda g: written.update({site: (own * g[: len(own)]).sum(-1).flatten()}))
         return output * 1  # what is changed in place later is not the output
 
     for site in sites:
         if site != "ffn" or not model.family.experts:
             module = model.site_module(site, model.layers_with(site)[-1])
             undo.append(module.register_forward_hook(partial(keep, site)))
-    result = attribute(model, IDS, sites=sites)
+    result = attribute(model, IDS, 11, 12, sites=sites, **pair)
     for hook in undo:
         hook.remove()
     for site in sites:

@@ -60,7 +60,7 @@ def sides(
 ) -> Iterator[Side]:
     """Yield both polarities of each neuron. activations: part -> (P, N)."""
     for row, neuron in enumerate(neurons):
-        projection = store.vocabulary(neuron, PROMOTED) if neuron.site in ("ffn", "attn") else None
+        projection = store.vocabulary(neuron, PROMOTED) if neuron.site in ("ffn", "attn", "mixer") else None
         promoted = {"+": projection.promoted, "-": projection.suppressed} if projection else {"+": (), "-": ()}
         for polarity, sign in (("+", 1), ("-", -1)):
             fired = {

@@ -158,6 +158,8 @@ class NeuronScores:
             most = (ranking.factor * chosen).argmax(-1, keepdim=True)
             where, chosen = where.gather(-1, most), chosen.sum(-1, keepdim=True)
         scores = ranking.factor * chosen
+        if relevance.any():  # a layer without relevance may lack the site
+            scores[~relevance.flatten(1).any(1)] = -torch.inf
         if ranking.polarity and activation is not None:
             signs = (activation if there is None else activation - there).transpose(1, 2).gather(-1, where)
             scores = scores.masked_fill(signs >= 0 if ranking.polarity == "-" else signs < 0, -torch.inf)

@@ -171,7 +171,7 @@ def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> 
     """Return the recorded sites. Raises `InputError` if the method scores tokens only."""
     if sites is None:
         known = model.sites if model.has_family and (method is None or method.scores_neurons) else ()
-        return tuple(site for site in ("ffn", "attn") if site in known)
+        return tuple(site for site in ("ffn", "attn", "mixer") if site in known)
     sites = tuple(several(sites))
     if sites and method is not None and not method.scores_neurons:
         raise InputError(f"{method!r} does not score neurons; pass sites=(), or choose another method.")

@@ -91,6 +91,8 @@ def circuit(
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
     one_or_more: Any = attribute(model, prompt, target, contrast, **compared)  # type: ignore[arg-type, misc]
     relevances = _comparable(one_or_more if isinstance(one_or_more, list) else [one_or_more])
+    if "attn" in model.sites and not {"q", "k"} <= set(model.sites):
+        raise InputError(f"icebear does not know the queries of {model.name}, which circuits need; rank its neurons.")
     scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
     if sufficiency is not None:
         nodes = choosing.fewest(model, relevances, scores, sufficiency, heads)

@@ -26,6 +26,8 @@ MOST = 1024
 
 def node_sites(model: Model, heads: bool) -> tuple[str, ...]:
     """Return the sites of nodes. Raises `InputError` if there are none."""
+    if not {"ffn", "attn"} & set(model.sites):
+        raise InputError(f"{model.name} has neither FFN neurons nor heads, the nodes of circuits; rank its neurons.")
     sites = ("ffn",) * ("ffn" in model.sites) + ("head",) * heads
     if not sites:
         raise InputError(f"{model.name} has attention only; take its heads as nodes (heads=True, --heads).")

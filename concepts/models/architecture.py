@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from icebear.concepts.models import dispatch, experts
-from icebear.concepts.models.families import FAMILIES, Family, family_of
+from icebear.concepts.models.families import FAMILIES, SCANS, Family, family_of
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.tasks import Task, task_of
 from icebear.errors import InputError, ModelError
@@ -116,6 +116,11 @@ class Architecture:
         return family_of(self.net) is not None
 
     @cached_property
+    def has_scan(self) -> bool:
+        """Whether it has scans over tokens, which are explained only beside a counterfactual."""
+        return any(SCANS.search(type(module).__name__) for module in self.net.modules())
+
+    @cached_property
     def stacks(self) -> list[tuple[Family, list[nn.Module]]]:
         """The layers of the only stack, or of the encoder and the decoder."""
         second = self.family.decoder if self.task.stacks == 2 else None
@@ -189,11 +194,12 @@ class Architecture:
     def _part(self, site: str, layer: int) -> nn.Module | None:
         family = self.family_at(layer)
         names = {"ffn": family.ffn_out, "attn": family.attn_out, "cross": family.cross, "shared": family.shared}
+        names["mixer"] = family.mixer
         names |= {name: family.qkv or getattr(family, name) for name in "qkv"}
         return first_of(self.layer_modules[layer], names.get(site, ""))
 
     def site_module(self, site: str, layer: int) -> nn.Module:
-        """Return the module whose input (ffn, shared, attn, cross) or output (q, k, v) is the site."""
+        """Return the module whose input (ffn, shared, attn, cross, mixer) or output (q, k, v) is the site."""
         part = self._part(site, layer)
         assert part is not None  # of a layer of `layers_with(site)`
         return part
@@ -219,7 +225,9 @@ class Architecture:
         """Return the paths of the norms on the direct path from a neuron to the unembedding: the layer's norm after W2
         (sandwich or post-norm), and the final norm."""
         family, first = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0
-        own = family.ffn_norm if site in ("ffn", "shared") else family.attn_norm
+        own = {"mixer": family.mixer_norm, "attn": family.attn_norm, "cross": family.attn_norm}.get(
+            site, family.ffn_norm
+        )
         if own and first_of(self.layer_modules[layer], own) is None:
             own = ""
         paths = (f"{family.layers}.{layer - first}.{own}" if own else "", family.final_norm)
@@ -234,7 +242,7 @@ class Architecture:
         """Return the indices of a site's neurons in the output of a joint q, k, v map; None for other sites."""
         if site not in ("q", "k", "v") or not self.family.qkv:
             return None
-        total, dim = Linear(self.site_module(site, 0)).shape[0], self.head_dim
+        total, dim = Linear(self.site_module(site, self.layers_with(site)[0])).shape[0], self.head_dim
         groups = (total // dim - self.heads) // 2  # key-value heads
         each = self.heads // groups  # query heads of one
         if self.family.qkv_order == "apart":

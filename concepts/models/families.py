@@ -32,8 +32,10 @@ class Family:
     """The attention output projection; its input is the site `attn`."""
     cross: str = ""
     """The output projection of the cross-attention; its input is the site `cross`."""
+    mixer: str = ""
+    """The output projection of a scan or short convolution over tokens; its input is the site `mixer`."""
     q: str = "self_attn.q_proj"
-    """Empty, like k and v, if they are computed from compressed values."""
+    """Empty, like k and v, if they are computed from compressed values, or hold more than queries."""
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
     qkv: str = ""
@@ -49,6 +51,7 @@ class Family:
     ffn_norm: str = ""
     """A norm between W_out and the residual stream (sandwich norm), or on the stream after it (post-norm), or empty."""
     attn_norm: str = ""
+    mixer_norm: str = ""
     norm_offset: float = 0.0
     """The gain of a norm is offset + weight."""
     residual_scale: str = ""
@@ -90,7 +93,7 @@ del FAMILIES["t5-decoder"]
 SCANS = re.compile(
     r"Mamba\d?(Mixer|Layer)$|(FalconH1|Bamba)Mixer$|Delta(Net|Attention)$|Rglru$|RwkvSelfAttention$|LSTMLayer$"
 )
-"""Classes of modules that no family can have. They multiply a state with activations at each token; the rule for
+"""Classes of modules that need a counterfactual. They multiply a state with activations at each token; the rule for
 products (AttnLRP Eq. 15) would halve the relevance of the past at each token."""
 
 

@@ -30,7 +30,8 @@ class Prefix:
         batch = model.padded([list(row) for row in rows])
         self.length = batch.ids.shape[1]
         with model.lock, torch.no_grad():
-            self.cache = model.net.base_model(**model.inputs(batch), use_cache=True).past_key_values
+            output = model.net.base_model(**model.inputs(batch), use_cache=True)
+        self.cache = getattr(output, "past_key_values", None)  # a model of scans only has a state
         windows = [
             layer.sliding_window for layer in getattr(self.cache, "layers", ()) if hasattr(layer, "sliding_window")
         ]

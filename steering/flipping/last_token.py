@@ -50,7 +50,7 @@ def as_edit(place: Place, value: float) -> Edit:
 
 class LastToken:
     """Passes over the last token of a prompt, and a phrase after it, with cached keys and values of the tokens before
-    (exact if no token attends to a later one; else all tokens are read)."""
+    (exact if no token attends to a later one; else, and where a mixer has a state, all tokens are read)."""
 
     def __init__(self, model: Model, ids: Sequence[int], phrase: Sequence[int] = ()) -> None:
         """phrase: tokens after the prompt; all S of them are predicted, and all but the last are read."""
@@ -58,7 +58,8 @@ class LastToken:
         self.read = [self.ids[-1], *phrase[:-1]]
         self.steps = len(self.read)
         self.rows = max(1, min(ROWS, TOKENS // (len(self.ids) + self.steps)))
-        self.prefix = Prefix(model, [self.ids[:-1]]) if len(self.ids) > 1 and model.task.is_causal else None
+        cached = len(self.ids) > 1 and model.task.is_causal and "mixer" not in model.sites
+        self.prefix = Prefix(model, [self.ids[:-1]]) if cached else None
         self.again = [] if self.prefix else self.ids[:-1]
         """The tokens before, which are read in every pass if later tokens have an influence on them."""
         self.own = slice(len(self.again), None)

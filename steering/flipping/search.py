@@ -353,7 +353,7 @@ def _proposals(state: _State, edits: Edits) -> list[dict[Place, float]]:
     ]
 
 
-def _gradients(state: _State, edits: Edits, method: AttnLRP | None = ATTNLRP) -> Tensor:
+def _gradients(state: _State, edits: Edits, method: AttnLRP | None) -> Tensor:
     """(L, F, S) the gradient, under edits, of the summed margins of the tokens that lack `MARGIN`, or of the smallest
     margin; to suppress, of the largest."""
 
@@ -399,7 +399,8 @@ def _edits(edits: Edits) -> list[Edit]:
 
 
 def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
-    relevance, rows = state.now * _gradients(state, {}), []
+    method = None if state.model.has_scan else ATTNLRP
+    relevance, rows = state.now * _gradients(state, {}, method), []
     values = edits_by_place(edits)
     for edit, place, (raises, lowers) in zip(edits, values, _moved_words(state, values), strict=True):
         examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []

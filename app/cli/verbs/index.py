@@ -15,7 +15,7 @@ from icebear.errors import InputError
 from icebear.extras import need
 from icebear.records import LENSES
 
-WIKI, SITES = "wiki-summaries", ("ffn", "attn", "q", "k", "v")
+WIKI, SITES = "wiki-summaries", ("ffn", "attn", "q", "k", "v", "mixer")
 
 
 @record
