@@ -148,13 +148,14 @@ def rankings(restoring: Restoring, seed: int = 0) -> dict[str, list[Change]]:
     """Return all changes in the order of each ranking."""
     changes, slopes = restoring.changes, gradient_times_change(restoring)
     caused = restoring.top()
+    sign = -1 if restoring.ends[0] < restoring.ends[1] else 1
     generator = torch.Generator().manual_seed(seed)
     everything = ranked_changes(changes, [one.size for one in changes])
     shuffled = [everything[i] for i in torch.randperm(len(everything), generator=generator).tolist()]
     return {
         "caused": caused,
         "norm": sorted(shuffled, key=lambda one: -round(one.size, 4)),  # equal norms in random order
-        "gradient": ranked_changes(slopes, [one.caused for one in slopes]),
+        "gradient": ranked_changes(slopes, [sign * one.caused for one in slopes]),
         "same norm": of_same_size(everything, caused[:DRAWN], generator),
         "random": shuffled,
     }
@@ -176,13 +177,13 @@ def compared(models: ModelPair, prompts: Sequence[str], answer: str) -> list[Dif
 
 
 def curves(restoring: Restoring, order: dict[str, list[Change]], test: Restoring) -> Iterator[dict[str, Any]]:
-    """Restore the first rows of each ranking."""
+    """Restore the first rows of each ranking, and all of them."""
     models = restoring.models
     model = models.model
     before = held_out(model)
-    for name, rows in order.items():
-        for size in SIZES:
-            if 0 < size <= len(rows):
+    for name, rows in (order | {"all": order["random"]}).items():
+        for size in (len(rows),) if name == "all" else SIZES:
+            if size <= len(rows):
                 with restoring.restored(rows[:size]):
                     kl = F.kl_div(held_out(model), before, reduction="batchmean", log_target=True).item()
                     back = sum(answers_base(models, one.batch.row_ids(0)) for one in test.objectives)
@@ -372,7 +373,7 @@ def main() -> None:
     written = list(_printed(rows))
     if options.out:
         with open(options.out, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, written[0])
+            writer = csv.DictWriter(file, list({name: None for row in written for name in row}))
             writer.writeheader()
             writer.writerows(written)
 
