@@ -50,7 +50,7 @@ def direct_rows(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> T
     rows = w_out_rows(model, site, layer, chosen)
     if rows is None:
         return None
-    rows = rows * model.residual_scale
+    rows = rows * model.residual_scale(site)
     divisors = calibrate(model).divisors
     for path in model.norms_after(layer, site):
         rows = through_norm(model.net.get_submodule(path), rows, model.family.norm_offset, divisors[path][1])

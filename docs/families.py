@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from icebear import Model
+from icebear import Model, attribute
 from icebear.concepts.selftest import TOLERANCE, selftest
 from icebear.errors import MissingRule, ModelError
 
@@ -30,7 +30,8 @@ model of two layers, 32 wide, with random weights from its own configuration run
 doctor`. **Tokens**: the logits under the rules equal the model's, and relevance is conserved under CP-LRP; the
 number is the remainder as a share of the explained logit. **Neurons**: the sites that icebear reads; [Add a
 family](new-family.md) adds them to models whose tokens work. A refused model raises `MissingRule` with the
-operation's name, unless you pass `strict=False`.
+operation's name, unless you pass `strict=False`. **With a counterfactual**: the model has scans over tokens, which only
+[difference rules](compare.md#difference-rules) explain; the number is the remainder of their sum.
 
 Random weights show whether the arithmetic holds, not whether explanations are good. Real weights were tested
 for `llama` (SmolLM2-135M), `t5` and `distilbert`.
@@ -43,7 +44,8 @@ Tokens but no neurons, and why: `deepseek_v4` and `hy_v4` (hyper-connections: se
 stream is scaled by numbers that are not in the configuration, or normalised), `prophetnet` and `xlm` (no list of
 layers), `zaya` (each layer scales the residual stream). In `gemma4_text`, `gemma4_unified_text` and `mimo_v2_flash` the
 width of attention differs between layers, so only the FFN has neurons. A kind of images and text has the neurons of its
-text part. `tests/test_layouts.py` checks each entry: W_out rows, norms, logits and sums.
+text part. `rwkv` and `xlstm` have no entry yet; the FFN and attention of `zamba2` do not write to the residual stream.
+`tests/test_layouts.py` checks each entry: W_out rows, norms, logits and sums.
 
 | kind | tokens | neurons |
 | --- | --- | --- |
@@ -89,6 +91,10 @@ OWN: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 4,
     },
     "fuyu": {"patch_size": 2},
+    "falcon_h1": {
+        **{"mamba_d_ssm": 64, "lm_head_multiplier": 0.3, "mlp_multipliers": [0.8, 0.5]},
+        **{"attention_out_multiplier": 0.6, "ssm_out_multiplier": 0.7},
+    },
     **dict.fromkeys(("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text"), DELTA),
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 0, "expert_layer_offset": 1},
@@ -103,6 +109,7 @@ OWN: dict[str, dict[str, Any]] = {
 LARGEST = 3e7
 """Parameters; what stays larger has parts whose sizes are called otherwise."""
 IDS = [5, 9, 23, 42, 7, 31, 12, 50]
+OTHER = [*IDS[:3], 33, *IDS[4:]]
 
 
 def small(kind: str, wanted: dict[str, int]) -> PreTrainedConfig:
@@ -147,11 +154,24 @@ def tokens(model: Model) -> tuple[str, str]:
     except Exception as error:
         return f"fails ({type(error).__name__})", ""
     neurons = ", ".join(found.sites)
+    if model.has_scan:
+        return compared(model), neurons
     if found.missing:
         return f"refused: {'; '.join(dict.fromkeys(_without_layer(entry) for entry in found.missing))}", neurons
     share = abs(found.conserved.remainder / found.conserved.target)
     good = found.parity <= TOLERANCE[torch.float32] and share <= TOLERANCE[torch.float32]
     return f"{'yes' if good else 'unconserved'}, {share:.0e}", neurons
+
+
+def compared(model: Model) -> str:
+    """Of a model with scans the cell of tokens: whether they sum to the difference of two prompts."""
+    try:
+        sums = attribute(model, IDS, 11, 12, sites=(), counterfactual=OTHER).conservation()
+    except MissingRule as error:
+        return f"refused: {str(error).split('; ')[0].split('. Method')[0]}"
+    share = abs(sums.remainder / sums.target)
+    good = share <= TOLERANCE[torch.float32]
+    return f"{'with a counterfactual' if good else 'unconserved'}, {share:.0e}"
 
 
 def _without_layer(entry: str) -> str:
@@ -180,7 +200,8 @@ def page() -> str:
         rows.append(f"| `{kind}` | {works} | {neurons} |\n")
         print(rows[-1], end="", flush=True)
     told = (
-        f"Of {len(rows)} kinds {counts['yes']} have the relevance of tokens, {counts['neurons']} of them neurons; "
+        f"Of {len(rows)} kinds {counts['yes']} have relevance of tokens, {counts['with']} more with a counterfactual, "
+        f"and {counts['neurons']} of all these neurons; "
         f"{counts['refused']} are refused by name, {counts['fails'] + counts['unconserved']} fail, and of "
         f"{counts['not']} no small model was made."
     )

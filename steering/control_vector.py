@@ -37,7 +37,7 @@ def control_vectors(model: Model, recipe: Recipe) -> dict[int, Tensor]:
         _check(model, edit)
         layer = edit.neuron.layer
         row = Linear(model.site_module("ffn", layer)).columns(edit.neuron.index).cpu()
-        vector = edit.share * edit.value * model.residual_scale * row
+        vector = edit.share * edit.value * model.residual_scale("ffn") * row
         vectors[layer] = vectors.get(layer, torch.zeros_like(vector)) + vector
     return dict(sorted(vectors.items()))
 

@@ -176,7 +176,7 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
             model.net(torch.tensor([IDS]), use_cache=False)
     hook.remove()
     assert torch.equal(streams[0], streams[1])
-    row = w_out_rows(model, "ffn", last)[7].double() * model.residual_scale
+    row = w_out_rows(model, "ffn", last)[7].double() * model.residual_scale("ffn")
     assert w_in_rows(model, "ffn", last).shape == w_out_rows(model, "ffn", last).shape
     if not model.family.ffn_norm:
         assert torch.allclose(streams[2] - streams[0], row.expand(len(IDS), -1), atol=1e-5)

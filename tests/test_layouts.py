@@ -74,7 +74,7 @@ def test_a_neuron_writes_its_row_through_its_norm(kind, site):
     assert torch.allclose(active, weights[:, None] * row, atol=1e-4 * row.abs().max().item())
     assert weights.abs().min() > 1e-4
     if site == "mixer" or not model.family.experts:
-        expected = 1.0 if norm else model.residual_scale
+        expected = 1.0 if norm else model.residual_scale(site)
         assert torch.allclose(weights, torch.full_like(weights, expected), rtol=1e-3)
 
 

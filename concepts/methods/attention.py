@@ -199,7 +199,7 @@ def _layers(model: Model, objective: Objective, row: int) -> tuple[list[Tensor],
     def by_token(layer: int) -> Tensor:
         v = values[layer].unflatten(-1, (-1, model.head_dim))  # (T, KV, d)
         v = v.repeat_interleave(model.heads // v.shape[1], 1)
-        w_o = Linear(model.site_module("attn", layer)).columns().T * model.residual_scale
+        w_o = Linear(model.site_module("attn", layer)).columns().T * model.residual_scale("attn")
         attention = output.attentions[layer][0].float()
         return torch.einsum("hij,jhd,hdD->ijD", attention, v, w_o.unflatten(0, (model.heads, -1)))
 

@@ -209,11 +209,12 @@ class Architecture:
         """The number of FFN neurons of a layer, 0 in a model of attention only."""
         return self.width("ffn") if "ffn" in self.sites else 0
 
-    @property
-    def residual_scale(self) -> float:
-        """The multiplier of everything that is written to the residual stream."""
-        name = self.family.residual_scale
-        return getattr(self.config, name) if name else 1.0
+    def residual_scale(self, site: str) -> float:
+        """Return the multiplier of what a site writes to the residual stream."""
+        entry = self.family.residual_scale
+        name, _, place = (entry if isinstance(entry, str) else entry.get(site, "")).partition(".")
+        value = getattr(self.config, name) if name else 1.0
+        return value[int(place)] if place else value
 
     @property
     def logit_scale(self) -> float:

@@ -54,8 +54,9 @@ class Family:
     mixer_norm: str = ""
     norm_offset: float = 0.0
     """The gain of a norm is offset + weight."""
-    residual_scale: str = ""
-    """The configuration entry that multiplies everything written to the residual stream, or empty."""
+    residual_scale: str | dict[str, str] = ""
+    """The configuration entry that multiplies everything written to the residual stream, or empty; or that of each
+    site, where ``name.1`` is the second number of an entry that is a list."""
     logit_scale: str = ""
     """The configuration entry that multiplies the logits, or after a ``/`` divides them."""
     activations: tuple[str, ...] = ()
