@@ -1,6 +1,8 @@
 """Neurons in the app: search, cards, and the index that the server builds."""
 
 import sqlite3
+import threading
+import time
 from html import escape
 
 import pytest
@@ -11,12 +13,13 @@ from icebear import Neuron, build_index, open_store
 from icebear.actmax.index import build, scan
 from icebear.actmax.page import WRITES
 from icebear.actmax.writes import FEW
-from icebear.app.web import background, ui
-from icebear.app.web.background import shared
+from icebear.app.web import background, card, ui
+from icebear.app.web.background import STOPPED, shared
 from icebear.app.web.neurons import PAGE
 from icebear.concepts.models import loading
 from icebear.db.search import nearest_by_chance
 from icebear.errors import DownloadError
+from icebear.records import Meaning
 
 
 def test_a_card_needs_no_model(environment, monkeypatch):
@@ -116,12 +119,12 @@ def test_a_card_and_lists_by_relevance_say_so(tiny_store):
     tiny_store("activation")
     plain = [text(fine(visit(view="neurons", neuron="L1.ffn.3"))), text(fine(visit(view="neurons", how="statistics")))]
     tiny_store("relevance")
-    card = fine(visit(view="neurons", neuron="L1.ffn.3"))
-    assert "Sentences with the largest positive relevance" in text(card)
-    assert "Strongest" not in text(card)
-    assert not [button for button in card.button if button.key == "annotate"]
+    neuron = fine(visit(view="neurons", neuron="L1.ffn.3"))
+    assert "Sentences with the largest positive relevance" in text(neuron)
+    assert "Strongest" not in text(neuron)
+    assert not [button for button in neuron.button if button.key == "annotate"]
     statistics = fine(visit(view="neurons", how="statistics"))
-    assert all("index is by relevance" in text(page) for page in (card, statistics))
+    assert all("index is by relevance" in text(page) for page in (neuron, statistics))
     assert not any("index is by relevance" in before for before in plain)
     assert all(Neuron.parse(name) for name in statistics.dataframe[0].value["neuron"])
     found = text(fine(visit(view="neurons", text="bear")))
@@ -197,6 +200,62 @@ def test_a_label_of_another_tab_is_kept(environment, folder):
     with open_store(folder / "wiki.db") as store:
         assert store.labels.own(ui.Neuron.parse("L2.ffn.2"))[0] == "ours"
     assert "ours" in text(fine(one))
+
+
+def job_of(page, monkeypatch, label):
+    """Click Suggest one, with `label` in the place of the labeling; return the job."""
+    monkeypatch.setattr("icebear.actmax.labels.auto.label_neurons", label)
+    page.get_by_key("suggest_label").click().run()
+    return card._labelling(*page.session_state["labelling"])
+
+
+def stop_buttons(page):
+    return [button for button in page.button if button.label == "Stop"]
+
+
+def test_a_label_is_suggested_while_the_card_is_read(environment, monkeypatch):
+    scored = threading.Event()
+
+    def label(model, store, neurons, on_progress):
+        scored.wait(20)
+        store.labels.set_meanings(
+            [Meaning(one, side, "words", "zebu", "token", 0.9, 0.01, True, {}) for one in neurons for side in "+-"]
+        )
+
+    page = fine(visit("neurons", neuron="L5.ffn.5"))
+    job = job_of(page, monkeypatch, label)
+    assert stop_buttons(page)
+    assert "Strongest positive sentences" in text(fine(page))
+    assert "zebu" not in text(page)
+    scored.set()
+    job.outcome()
+    assert "zebu" in text(fine(page.run()))
+    assert not [button for button in page.button if button.key == "suggest_label"]
+
+
+def test_a_suggestion_that_one_visitor_stops_goes_on_for_another_and_is_stopped_by_the_last(environment, monkeypatch):
+    def label(model, store, neurons, on_progress):
+        while True:
+            time.sleep(0.01)
+            on_progress(0, 1)
+
+    page = fine(visit("neurons", neuron="L5.ffn.6"))
+    job = job_of(page, monkeypatch, label)
+    job.enter("another")
+    stop_buttons(page)[0].click().run()
+    assert STOPPED in [info.value.replace("\\", "") for info in page.info]
+    assert job.is_alive()
+    assert not stop_buttons(page)
+    page.get_by_key("suggest_label").click().run()  # waits again for the same job
+    assert stop_buttons(page)
+    job.leave("another")
+    stop_buttons(page)[0].click().run()
+    job.join(20)
+    assert not job.is_alive()
+    again = job_of(page, monkeypatch, lambda *arguments, **options: None)
+    assert again is not job
+    again.outcome()
+    assert "No label passed its test" in text(fine(page.run()))
 
 
 def built(path=None):

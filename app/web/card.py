@@ -28,7 +28,7 @@ from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError
 from icebear.records import FEW_WORDS, Neuron, Projection, Writes
 
-EXAMPLES = 8
+EXAMPLES, WORDS = 8, 5
 STYLED = Markup('<style>{}</style><div class="card">{}</div>')
 TO_TOP = "<script>document.querySelector('[data-testid=stMain]').scrollTo(0, 0)  // {}</script>"
 """Runs when its text changes, which is when another card is opened; else the scroll of the search would stay."""
@@ -114,9 +114,12 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     worded = None if card.left_out else words(opened, neuron, EXAMPLES)
     if worded:
         without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
-        _styled(page.projections_html(card.projections if card.other else without_model, polarity))
+        projections = card.projections if card.other else without_model
+        _styled(page.projections_html(list(map(_first_words, projections)), polarity))
     sides = (polarity, "-" if polarity == "+" else "+")
-    places = {side: _side(card, side, column) for side, column in zip(sides, st.columns(2), strict=True)}
+    places = {
+        side: _side(card, side, column, worded is not None) for side, column in zip(sides, st.columns(2), strict=True)
+    }
     if card.by == "activation" and any(one.relevance is None for rows in card.examples.values() for one in rows):
         _annotating(opened, neuron)
     _about(opened, card, polarity, worded is not None)
@@ -142,15 +145,21 @@ def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
             _styled(page.projections_html(card.projections, polarity))
 
 
-def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
-    """Show a side of a card. Return the places of what the neuron writes, and of its sentences."""
+def _first_words(projection: Projection) -> Projection:
+    return replace(projection, promoted=projection.promoted[:WORDS], suppressed=projection.suppressed[:WORDS])
+
+
+def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:
+    """Show a side of a card. Return the places of what the neuron writes, which is last if a lens has its words, and of
+    its sentences."""
     with column:
         st.markdown(f"##### {page.heading(card, side)}")
         if side in card.meanings:
             _styled(page.meaning_html(card, side))
         if card.kind[side] != OTHER:
             st.caption(ui.plain(f"class: {class_name(card.kind[side])}"))
-        written, sentences = st.empty(), st.empty()
+        first, second = st.empty(), st.empty()
+        written, sentences = (second, first) if worded else (first, second)
         if card.examples[side]:
             _styled(page.examples_html(card.examples[side]), sentences)
         else:

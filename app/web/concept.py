@@ -227,7 +227,7 @@ def _steer(concept: Concept) -> None:
     prompt = ui.typed(st.text_input, "Continue this text", "prompt", value=PROMPT)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
-        kl = ui.typed(st.select_slider, "Side effects allowed", "kl", LIMITS, 0.25, help=help_text, width=320)
+        kl = ui.typed(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
         suppress = ui.typed(st.toggle, "Suppress instead", "suppress")
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
     settings = (concept, prompt, kl, suppress)
@@ -235,8 +235,10 @@ def _steer(concept: Concept) -> None:
     if job is None:
         return
     comparison, recipe, before, after, random = ui.waited(job, stops=True)
-    _effect(before, after, recipe, random)
-    side_by_side(comparison)
+    with st.container(key="steered"):
+        _effect(before, after, recipe, random)
+        side_by_side(comparison)
+    ui.into_view("steered", settings[1:])
     with st.container(horizontal=True):
         st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
         download(comparison)

@@ -472,6 +472,12 @@ def word(text: str) -> str:
     return token_label(text.strip() or text)
 
 
+def into_view(key: str, result: object) -> None:
+    """Scroll to the container with this key when its result is new, unless it is in view."""
+    look = f"setTimeout(() => document.querySelector('.st-key-{key}')?.scrollIntoView({{block: 'nearest'}}), 300)"
+    st.html(f"<script>{look}  // {hash(str(result))}</script>", unsafe_allow_javascript=True)
+
+
 def downloads(name: str, files: dict[str, Callable[[], str | bytes]]) -> None:
     """Offer files for download. files: suffix -> the function that makes the file, called on the click."""
     with st.popover("Download", icon=":material/download:"):

@@ -128,7 +128,9 @@ def _set(request: Request, number: int, group: Group) -> None:
         else "Set the group to its average"
     )
     if group.edits and st.toggle(what, key=f"set_{number}"):
-        st.markdown(ui.plain(_live().without(request, group.edits)))
+        with st.container(key=f"result_{number}"):
+            st.markdown(ui.plain(_live().without(request, group.edits)))
+        ui.into_view(f"result_{number}", (request, group.edits))
 
 
 def _foot(number: int, group: Group) -> None:
