@@ -13,6 +13,7 @@ from hooked_models import IDS, folder_of
 from icebear import attribute, load_model
 from icebear.app.cli.main import main
 from icebear.concepts.attribution.controls import Nodes, recovered_shares
+from icebear.concepts.concept import reading
 from icebear.concepts.evaluation import truth, truth_tables
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.truth import edges, rounds
@@ -24,6 +25,11 @@ from icebear.concepts.truth.pairs import Pair, pairs_of
 from icebear.concepts.truth.programs import PROGRAMS
 from icebear.concepts.truth.search import truth_of
 from icebear.concepts.truth.trained_programs import FOLDER, names, trained
+from icebear.edits import Edit
+from icebear.records import Neuron
+from icebear.steering.apply import steer
+from icebear.steering.evaluations import truth_flips, truth_variables
+from icebear.steering.flipping.search import flip
 
 DYCK = [folder for parent in Path(__file__).parents for folder in parent.glob("shared/truth/dyck16")]
 REFERENCE = {
@@ -250,13 +256,14 @@ def test_the_evaluation_needs_no_model_resumes_and_prints_strict_json(tmp_path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(truth, "VARIANTS", {"plain": truth.plain})
     options = ["--programs", "previous", "--samples", "2", "--methods", "difference,random", "--out", "out", "--json"]
+    monkeypatch.setattr(truth_flips, "PAIRS", 2)
     first = CliRunner().invoke(main, ["evaluate", "truth", *options])
     assert first.exit_code == 0, first.output
     monkeypatch.setattr(truth, "judged", lambda *_: pytest.fail("measured again"))
     again = CliRunner().invoke(main, ["evaluate", "truth", *options])
     assert again.stdout == first.stdout
     part, *others = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
-    assert [part["part"], *(one["part"] for one in others)] == ["compiled", "trained", "edges"]
+    assert [part["part"], *(one["part"] for one in others)] == ["compiled", "trained", "edges", "flips", "variables"]
     assert {row["method"] for table in part["tables"] for row in table["rows"]} == {"difference", "random"}
     wrong = CliRunner().invoke(main, ["evaluate", "truth", "--programs", "prevous", "--out", "other"])
     assert wrong.exit_code == 1
@@ -296,6 +303,71 @@ def test_contributions_are_the_true_edges_and_random_numbers_are_not():
     assert rows["contribution"]["precision"] > 0.8
     assert abs(rows["random"]["auroc"] - 0.5) < 0.2
     assert rows["contribution"]["recovered"] > rows["random"]["recovered"] + 0.3
+
+
+# --- flips and variables --------------------------------------------------------------------------------
+
+
+def asks(name, variant, count):
+    program = PROGRAMS[name]
+    made = truth.made_of(name, variant, 0)
+    return list(itertools.islice(truth_flips.asks_of(program, made, 0), count))
+
+
+def margin(ask, edits):
+    """The wanted logit minus the largest other one, by the edits that users make."""
+    with steer(ask.made.model, edits):
+        logits = ask.made.model.next_logits(ask.prompt, -1)
+    others = [x for n, x in enumerate(logits.tolist()) if n != ask.wanted]
+    return logits[ask.wanted].item() - max(others)
+
+
+def test_the_exhaustive_search_tries_every_neuron_as_steering_does():
+    (ask,) = asks("previous", "plain", 1)
+    places = {place for edits in ask.singles for place in edits}
+    assert {place[:2] for place in places} == set(ask.made.neurons)
+    expected = [
+        margin(ask, [Edit(Neuron(layer, "ffn", index), "set", value, where="last")])
+        for edits in ask.singles
+        for (layer, index, _), value in edits.items()
+    ]
+    assert ask.margins(ask.singles).tolist() == pytest.approx(expected, abs=1e-4)
+    assert truth_flips.exhaustive(ask) == 2  # in the activation range a neuron alone only ties
+
+
+def test_flip_finds_an_answer_behind_flat_steps():
+    """Of the third and the fourth pair, the gradient is zero after the first edit."""
+    for ask in asks("histogram", "decoys", 4):
+        recipe = flip(ask.made.model, ask.prompt, ask.wanted)
+        assert margin(ask, recipe) > 0 > margin(ask, [])
+        assert 1 == truth_flips.exhaustive(ask) <= len(recipe) <= 2
+
+
+def test_only_programs_with_an_answer_at_the_last_token_flip():
+    assert [name for name, program in PROGRAMS.items() if not truth_flips.can_flip(program)] == ["reverse"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_variable_is_true_where_its_neurons_are_active(name):
+    program, variable = PROGRAMS[name], truth_variables.VARIABLES[name]
+    made = truth.made_of(name, "plain", 0)
+    texts = truth_variables.texts_of(program, variable, 0)
+    assert min(map(len, texts)) > 50
+    columns = [place for place, unit in made.neurons.items() if variable.computes(unit)]
+    neurons = [Neuron(layer, "ffn", index) for layer, index in columns]
+    active = [reading.read(made.model, some, neurons).means.max(1) > 1e-6 for some in texts]
+    assert active[0].all()
+    assert not active[1].any()
+
+
+def test_a_concept_is_the_neuron_that_is_active_with_it_only():
+    """Its activation has no standard deviation over the texts without the concept."""
+    program = PROGRAMS["hops"]
+    result = truth_variables.measured(program, truth.made_of("hops", "plain", 0), 0)
+    assert result["true"] == result["chosen"] == 1
+    assert result["auroc"] == 1
+    assert result["methods"]["find_concept"] == {"first": 1.0, "share": 1.0}
+    assert result["methods"]["random"]["share"] < 0.1
 
 
 @pytest.mark.parametrize("name", names())

@@ -14,7 +14,10 @@ EVALUATIONS = {
     ),
     "circuits": (f"{_CONCEPTS}.circuits:Circuits", "Check edges, graphs and groups by interventions."),
     "effects": (f"{_CONCEPTS}.effects:EffectsHold", "Test whether effects hold in a paraphrase and can be read."),
-    "truth": (f"{_CONCEPTS}.truth:TruthFromOutside", "Judge methods on small models whose mechanism is known."),
+    "truth": (
+        "icebear.steering.evaluations.truth:KnownMechanisms",
+        "Judge methods on small models whose mechanism is known.",
+    ),
     "flips": ("icebear.steering.evaluations.flips:Flips", "Measure how often answers flip, and the side effects."),
     "labels": ("icebear.actmax.evaluations.labels:Labels", "Measure how many neurons have a significant label."),
     "steering": (

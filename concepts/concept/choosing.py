@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +59,7 @@ def choose(
 
     ranked: columns, the best first. learn, test: standardized activations (S, N), and which texts have the concept.
     """
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     tried = []
@@ -69,7 +71,9 @@ def choose(
         model = LogisticRegression(
             l1_ratio=1.0, C=penalty, solver="liblinear", class_weight="balanced", random_state=seed, max_iter=1000
         )
-        coefficients = model.fit(learn[0][:, candidates], learn[1]).coef_[0]
+        with warnings.catch_warnings():  # one that has not converged is judged on the test texts like the others
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            coefficients = model.fit(learn[0][:, candidates], learn[1]).coef_[0]
         chosen = np.flatnonzero(coefficients)
         if 0 < len(chosen) <= max_neurons:
             tried.append(("logistic", candidates[chosen], coefficients[chosen]))

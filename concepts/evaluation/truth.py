@@ -67,19 +67,12 @@ def normed(program: Program, seed: int) -> Compiled:
 
 VARIANTS: dict[str, Variant] = {"plain": plain, "decoys": decoys, "decoys, LayerNorm": normed}
 """The program alone; with decoys; with decoys, rotated, and read through LayerNorm."""
+TRAINED = "trained"
 
 
 @dataclass(frozen=True)
 class TruthFromOutside(MethodEvaluation):
-    """Judge methods on small models whose mechanism is known, compiled from programs or trained to them.
-
-    It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm; trained ones come
-    with icebear. Interventions find the true nodes of each pair of prompts; the table shows how well each method ranks
-    them. With --own-model and --pairs it judges methods on your own small model.
-
-    Example:
-      icebear evaluate truth --programs conditional --samples 2 --methods difference,gxi@midpoint --out truth
-    """
+    """The parts that rank nodes and edges; `icebear.steering.evaluations.truth` adds the others."""
 
     name: ClassVar = "truth"
     needs_model: ClassVar = False
@@ -112,7 +105,7 @@ class TruthFromOutside(MethodEvaluation):
             notes=notes,
             listings=listings,
         )
-        if samples := [(name, "trained") for name in programs if name in names()]:
+        if samples := [(name, TRAINED) for name in programs if name in names()]:
             yield Part(
                 COLUMNS,
                 samples,
@@ -158,9 +151,13 @@ def programs_of(names: str) -> list[str]:
 def measure(sample: tuple[str, str], methods: Mapping[str, Method | str], count: int, seed: int = 0) -> Line:
     """Compile or load a model and return its numbers by pair; JSON-ready."""
     name, variant = sample
-    program = PROGRAMS[name]
-    made = trained(program) if variant == "trained" else VARIANTS[variant](program, seed)
-    return measured(name, variant, made, islice(pairs_of(program, seed), count), methods, seed)
+    chosen = islice(pairs_of(PROGRAMS[name], seed), count)
+    return measured(name, variant, made_of(name, variant, seed), chosen, methods, seed)
+
+
+def made_of(name: str, variant: str, seed: int) -> Compiled:
+    """Compile a program in a variant, or load its trained model."""
+    return trained(PROGRAMS[name]) if variant == TRAINED else VARIANTS[variant](PROGRAMS[name], seed)
 
 
 def measured(
@@ -174,8 +171,7 @@ def measured(
 def measure_edges(sample: tuple[str, str], seed: int = 0) -> Line:
     """Compile a model and return the numbers of its edges; JSON-ready."""
     name, variant = sample
-    program = PROGRAMS[name]
-    methods = edges.measured(program, VARIANTS[variant](program, seed), seed)
+    methods = edges.measured(PROGRAMS[name], made_of(name, variant, seed), seed)
     return {"program": name, "variant": variant, "methods": methods}
 
 

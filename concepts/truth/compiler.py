@@ -27,11 +27,16 @@ class Compiled:
     """A model, and what its neurons and heads are for by construction, as far as this is known."""
 
     model: Model
-    units: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(layer, neuron) -> kind."""
+    neurons: dict[tuple[int, int], Unit] = field(default_factory=dict)
+    """By layer and neuron."""
     heads: dict[tuple[int, int], str] = field(default_factory=dict)
     copies: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """A redundant neuron -> the neuron that does the same."""
+
+    @property
+    def units(self) -> dict[tuple[int, int], str]:
+        """(layer, neuron) -> kind."""
+        return {place: unit.kind for place, unit in self.neurons.items()}
 
 
 def compiled(circuitry: Circuitry, name: str, norm_prompts: Sequence[Sequence[int]] = (), seed: int = 0) -> Compiled:
@@ -49,7 +54,7 @@ def compiled(circuitry: Circuitry, name: str, norm_prompts: Sequence[Sequence[in
     words = {word: number for number, word in enumerate(circuitry.words)}
     return Compiled(
         Model(net, Words(words), name),
-        {place: unit.kind for place, unit in basis.units.items()},
+        basis.units,
         {place: head.kind for place, head in basis.heads.items()},
         _copies(basis.units),
     )

@@ -1,9 +1,10 @@
 """`flip`: find few neuron edits that make a token or phrase the answer, or that suppress the current one.
 
 Each round ranks neurons by the gradient of the margin times how far each activation may move, tries the best ones at
-several strengths in a batch of forward passes, and keeps the edit with the largest margin. Then it removes edits that
-are not needed, and weakens the others together as far as the flip holds. Each token of a phrase is predicted after the
-tokens before it, and a neuron may be set where any of them is predicted.
+several strengths in a batch of forward passes, and keeps the edit with the largest margin. If none has a larger margin
+than before, neurons are ranked by that distance alone. Then it removes edits that are not needed, and weakens the
+others together as far as the flip holds. Each token of a phrase is predicted after the tokens before it, and a neuron
+may be set where any of them is predicted.
 """
 
 from __future__ import annotations
@@ -143,6 +144,8 @@ CHOOSERS: dict[str, Chooser] = {
     "activation": by_activation,
     **{f"chance {seed}": partial(by_chance, seed) for seed in range(3)},
 }
+SLOPES = CHOOSERS["gradient"], CHOOSERS["relevance"]
+"""After a round in vain they give way to distances for a round, because gradients are zero before a step."""
 """The first is the default; relevance finds the same recipes at a higher cost. The others are controls with the same
 search, limits and budget."""
 
@@ -297,19 +300,29 @@ def _flipped(state: _State, has_source: bool) -> tuple[_State, _Result]:
 
 def _search(state: _State, result: _Result) -> _Result:
     """Add one edit in each round, the one with the largest margin."""
-    rows = result.rounds[-1][0] if result.rounds else 0
+    ways = (state.choose, by_distance) if state.choose in SLOPES else (state.choose,)
     while result.margin < MARGIN and len(result.edits) < state.max_neurons:
-        proposals = _proposals(state, result.edits)
-        if not proposals:
+        edits = result.edits
+        for choose in ways:
+            if result.edits is edits:
+                result = _round(replace(state, choose=choose), result)
+        if result.edits is edits:
             break
-        reached = margins(state, proposals)
-        best, rows = int(reached.argmax()), rows + len(proposals)
-        if reached[best] <= result.margin + 1e-4:  # in vain, but spent
-            return replace(result, rounds=(*result.rounds, (rows, result.margin)))
-        result = _Result(proposals[best], reached[best].item(), (*result.rounds, (rows, reached[best].item())))
         if state.on_progress:
             state.on_progress(len(result.edits), state.max_neurons)
     return result
+
+
+def _round(state: _State, result: _Result) -> _Result:
+    """Return the result with one more edit, or with the same edits if none has a larger margin."""
+    proposals = _proposals(state, result.edits)
+    if not proposals:
+        return result
+    reached, rows = margins(state, proposals), len(proposals) + (result.rounds[-1][0] if result.rounds else 0)
+    best = int(reached.argmax())
+    if reached[best] <= result.margin + 1e-4:  # in vain, but spent
+        return replace(result, rounds=(*result.rounds, (rows, result.margin)))
+    return _Result(proposals[best], reached[best].item(), (*result.rounds, (rows, reached[best].item())))
 
 
 def margins(state: _State, proposals: Sequence[Edits]) -> Tensor:
