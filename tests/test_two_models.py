@@ -132,7 +132,7 @@ def test_rows_and_columns_of_an_outer_product():
     """What a linear map adds up without all of its entries is the sum of them."""
     x, g, change = torch.randn(5, 3), torch.randn(5, 4), torch.randn(4, 3)
     entries = change * (g.T @ x)
-    product = OuterProduct(x, g, change, g @ change)
+    product = OuterProduct(x, g, change)
     torch.testing.assert_close(product.along(0), entries.sum(1))
     torch.testing.assert_close(product.along(1), entries.sum(0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError
 from icebear.records import Neuron
+
+BLOCK = 256
+"""Rows of a weight whose change is computed at once."""
 
 
 def check_same_shape(model: Model, other: Model) -> None:
@@ -91,7 +94,7 @@ class ModelPair:
         count = len(self.weights[name][0])
         return Part(None, kind, name.rpartition(".")[0], count, 0, torch.arange(count))
 
-    @property
+    @cached_property
     def embeddings(self) -> list[str]:
         """The names of the token embeddings that differ."""
         ids = {id(module.weight) for module in self.model.embeddings} if self.model.task.reads_text else set()
@@ -107,8 +110,9 @@ class ModelPair:
     def sizes(self) -> dict[tuple[int | None, Kind, str], Tensor]:
         """The norms of the changes, by layer, kind and module, of each unit."""
         sizes: dict[tuple[int | None, Kind, str], Tensor] = {}
+        squared = cache(_squares)  # a tied embedding has two parts
         for part, own, base in self.slices():
-            key, squares = (part.layer, part.kind, part.module), part.sums(partial(_squares, own - base))
+            key, squares = (part.layer, part.kind, part.module), part.sums(partial(squared, own, base))
             sizes[key] = sizes[key] + squares if key in sizes else squares
         return {key: squares.sqrt() for key, squares in sizes.items()}
 
@@ -147,10 +151,14 @@ class ModelPair:
                 yield from ((part, here, there) for part in self.parts(each))
 
 
-def _squares(x: Tensor, axis: int) -> Tensor:
-    """Return the squared norm of each slice along an axis."""
-    others = [one for one in range(x.dim()) if one != axis]
-    return torch.linalg.vector_norm(x, dim=others).square() if others else x.square()
+def _squares(own: Tensor, base: Tensor, axis: int) -> Tensor:
+    """Return the squared norm of the change of each slice along an axis, from blocks of rows."""
+    dtype = torch.promote_types(own.dtype, torch.float32)
+    others = [one for one in range(own.dim()) if one != axis]
+    rows = (torch.atleast_1d(x).split(BLOCK) for x in (own, base))
+    blocks = ((x - y).to(dtype).square_() for x, y in zip(*rows, strict=True))
+    sums = [block.sum(others) if others else block for block in blocks]
+    return torch.cat(sums) if axis == 0 else torch.stack(sums).sum(0)
 
 
 def _copy(part: Part, own: Tensor, base: Tensor, indices: Tensor) -> Callable[[], object]:

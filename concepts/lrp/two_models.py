@@ -53,11 +53,14 @@ class OuterProduct(Caused):
     """(N, O)"""
     change: Tensor
     """(O, I)"""
-    back: Tensor
-    """(N, I) gradient @ change"""
+    rows: Tensor | None = None
+    """(O,) which rows of a larger weight these are; the gradient of others is zero."""
 
     def along(self, axis: int) -> Tensor:
-        return (self.x * self.back if axis else F.linear(self.x, self.change) * self.gradient).sum(0)
+        if axis:
+            return (self.x * (self.gradient @ self.change)).sum(0)
+        values = (F.linear(self.x, self.change) * self.gradient).sum(0)
+        return values if self.rows is None else values.new_zeros(len(self.rows)).masked_scatter_(self.rows, values)
 
 
 Cause = Callable[[str, Caused], None]
@@ -108,7 +111,9 @@ class TwoModels(RelevanceMode):
         self.changed[id(value)] = name, changed  # which keeps the value, so that its id stays its own
 
     def _lookup(self, value: Any) -> tuple[str, Changed] | None:
-        return self.changed.get(id(value)) if isinstance(value, Tensor) else None
+        if not isinstance(value, Tensor) or is_activation(value):  # embeddings become one
+            return None
+        return self.changed.get(id(value))
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if not any(map(self._lookup, args)) and not kwargs and not any(type(x) in (list, tuple) for x in args):
@@ -305,23 +310,33 @@ class SplitLinear(Function):
         ctx.options = weight, bias, cause
         ctx.save_for_backward(x)
         biases = bias.values if bias else (None, None)
-        return torch.cat([F.linear(*one) for one in zip(x.chunk(2), weight.values, biases, strict=True)])
+        y = x.new_empty(*x.shape[:-1], len(weight.values[0]))
+        for rows, out, own, shift in zip(x.chunk(2), y.chunk(2), weight.values, biases, strict=True):
+            torch.mm(rows.flatten(0, -2), own.T, out=out.flatten(0, -2))
+            if shift is not None:
+                out += shift
+        return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (x,) = ctx.saved_tensors
         weight, bias, cause = ctx.options
-        own = g.chunk(2)[0]
-        gradient = own.flatten(0, -2)
+        gradient = g.chunk(2)[0].flatten(0, -2)
         if bias is not None and bias.name:
             cause(bias.name, Entries(gradient.sum(0) * (bias.values[0] - bias.values[1])))
-        below = own @ weight.values[1]
+        (own, base), rows = weight.values, None
+        if len(gradient) < FEW and not (used := gradient.any(0)).all():  # of all tokens, only the explained ones
+            gradient, own, base, rows = gradient[:, used], own[used], base[used], used
+        below = x.new_zeros(x.shape)  # for partners, whose gradients nothing reads
+        mean = torch.lerp(base, own, 0.5) if weight.name else own
+        torch.mm(gradient, mean, out=below.chunk(2)[0].flatten(0, -2))
         if weight.name:
-            change = weight.values[0] - weight.values[1]
-            back = own @ change
-            cause(weight.name, OuterProduct(_mean(x).flatten(0, -2), gradient, change, back.flatten(0, -2)))
-            below += back / 2
-        return differences.first_rows(below), None, None, None
+            cause(weight.name, OuterProduct(_mean(x).flatten(0, -2), gradient, own - base, rows))
+        return below, None, None, None
+
+
+FEW = 8
+"""Positions: with fewer, rows of a weight that have no gradient are left out."""
 
 
 @dataclass(frozen=True)
