@@ -117,9 +117,10 @@ def writes_verdict(one: Writes) -> str:
     if alike is None:
         return ""
     numbers = f"alike {alike:.2f}" + ("" if random is None else f", random {random:.2f}")
-    if alike < ALIKE or (random is not None and alike <= random):
+    if alike < ALIKE:
         return f"The effect changes from sentence to sentence, so these words are not its meaning ({numbers})."
-    return f"The effect is much the same at each of these sentences ({numbers})."
+    elsewhere = " and at random ones" if random is not None and random >= ALIKE else ""
+    return f"The effect is much the same at each of these sentences{elsewhere} ({numbers})."
 
 
 def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:

@@ -69,7 +69,7 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
             page.get_by_text("Recipes").click()
             page.get_by_role("button", name="Make the ice bear live in the desert").click()
             page.locator("mark").first.wait_for(timeout=120_000)
-            settled(page)
+            settled(page).keyboard.press("Escape")
         height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').offsetHeight")
         page.set_viewport_size({"width": width, "height": min(height + 40, 2600)})
         page.wait_for_timeout(1500)

@@ -10,10 +10,12 @@ from transformers import GPT2Config
 
 from icebear import Model, Neuron, build_index, describe, open_store, steer
 from icebear.actmax import writes as module
+from icebear.actmax.page import writes_verdict
 from icebear.actmax.writes import mean_correlation, patched_logits, random_places, writes
 from icebear.app.cli.terminal import card_report
 from icebear.concepts.calibration import mean_activations
 from icebear.errors import StoreError
+from icebear.records import Writes
 
 GPT2 = GPT2Config(vocab_size=50, n_embd=24, n_layer=3, n_head=4, n_inner=20, n_positions=64)
 LIKELY = 7
@@ -169,3 +171,13 @@ def test_hostile_words_are_words(corpus, tmp_path):
     assert "&lt;img" in html
     assert "[red]" in text
     assert card.to_dict()["writes"]["+"]["places"][0]["activation"] == pytest.approx(card.examples["+"][0].value)
+
+
+def test_the_verdict_follows_the_correlation_of_the_sentences_and_names_a_like_one_of_random_ones():
+    def verdict(alike, random):
+        return writes_verdict(Writes(0.0, ("a",), ("b",), alike, random, ())).partition(" (")[0]
+
+    assert verdict(None, 0.9) == ""
+    assert verdict(0.3, 0.69) == verdict(0.3, 0.1) == verdict(0.3, None)
+    assert verdict(0.93, 0.1) == verdict(0.93, None)
+    assert len({verdict(0.3, 0.1), verdict(0.93, 0.1), verdict(0.93, 0.94)}) == 3
