@@ -59,6 +59,7 @@ SMALL = {
     "num_key_value_heads num_kv_heads": 2,
     "head_dim": 8,
     "max_position_embeddings n_positions n_ctx max_seq_len": 128,
+    "mamba_chunk_size mamba_d_state": 4,
 }
 MORE = {
     "num_experts num_local_experts n_routed_experts moe_num_experts": 4,
