@@ -205,8 +205,8 @@ def test_what_cannot_be_done_says_how_near_it_came(letters):
     assert len(reasons) > 5
     for reason in reasons:
         assert re.match(
-            r"No flip to '.' found with at most 1 neurons inside their activation range; with [01] its probability is "
-            r"0\.\d+, and '.' has 0\.\d+\. Try .*unbounded",
+            r"No flip to '.' was found with at most 1 neurons inside their activation range\. With [01] edits, the "
+            r"probability of '.' is 0\.\d+, and '.' has 0\.\d+\. Try .*unbounded",
             reason,
         )
 

@@ -43,6 +43,12 @@ LONG = 240  # characters of a text in a table
 TOKENS = 10  # of a projection on a card
 LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
 DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
+EDITS = (
+    "edit: neuron = new activation @ token. before: the activation without the edit. share of range: the new "
+    "activation divided by the end of the neuron's activation range. relevance: the neuron's contribution to the "
+    "logit margin of the flip, without edits (negative: it works against the flip). raises, lowers: the likely next "
+    "words that this edit alone makes more and less likely."
+)
 Words = Literal["effects", "direct"]
 RANKED_BY = {
     "means": "difference of means",
@@ -489,17 +495,36 @@ def recipe_report(recipe: icebear.Recipe) -> Group:
     Raises `RecipeError` where its provenance is not as icebear writes it.
     """
     records, effects = FlipRecord.all_of(recipe), SideEffects.of(recipe)
-    facts = {"model": f"{recipe.model_name} ({recipe.model_fingerprint})"}
-    for origin in (recipe.provenance, *map(vars, records)):
-        facts |= {key: repr(value) for key, value in origin.items() if isinstance(value, str | int | float)}
-    lines = [Text(f"{key.replace('_', ' ')}: {value}", "dim") for key, value in facts.items()]
-    return Group(_edits_table(recipe, records), *(_side_effects(effects) if effects else []), *lines)
+    facts = {key: value for key, value in recipe.provenance.items() if isinstance(value, str | int | float)}
+    names = {"found_by": "made by"}
+    lines = [f"model: {recipe.model_name} ({recipe.model_fingerprint})"]
+    lines += [f"{names.get(key, key.replace('_', ' '))}: {value}" for key, value in facts.items()]
+    lines += [line for record in records for line in _flip_lines(record)]
+    parts = [*_edits_tables(recipe, records), *(_side_effects(effects) if effects else [])]
+    return Group(*parts, *(Text(line, "dim") for line in lines))
 
 
-def _edits_table(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> Table:
+def _flip_lines(record: FlipRecord) -> list[str]:
+    """What a flip had to do, and how it was searched."""
+    goal = "wanted next" if record.top_k is None else f"suppressed below the {record.top_k} most probable tokens"
+    lines = [f"prompt: {prompt_line(record.prompt)!r}", f"{goal}: {record.text!r}"]
+    aim = "zero"
+    if record.source is not None:
+        lines.append(f"source prompt: {prompt_line(record.source)!r}")
+        aim = "their values in the source prompt"
+    directed = not record.left_source and (record.source is not None or record.top_k is not None)
+    if record.left_source:
+        moves = f"Moves towards {aim} did not suffice, so activations move in both directions."
+    else:
+        moves = f"Activations move towards {aim}." if directed else "Activations move in both directions."
+    limits = "They may leave" if record.unbounded else "They stay inside"
+    return [*lines, f"{moves} {limits} their activation range.", f"candidates ranked by: {record.chosen_by}"]
+
+
+def _edits_tables(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> list[Table]:
+    """The edits, and the sentences of the edited neurons if there was an index."""
     neurons = {row.neuron: row for record in records for row in record.neurons}
-    examples = ["examples"] if any(row.examples for row in neurons.values()) else []
-    names = ("edit", ">before", ">share of range", ">relevance", "raises", "lowers", *examples)
+    names = (">before", ">share of range", ">relevance", "raises", "lowers")
     rows: list[list[str]] = []
     for edit in recipe:
         rows.append([str(edit)])
@@ -507,10 +532,12 @@ def _edits_table(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> Table
             share = "outside" if row.range_share is None else f"{row.range_share:.2f} x"
             words = (", ".join(map(visible, side)) for side in (row.raises, row.lowers))
             rows[-1] += [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}", *words]
-            rows[-1] += ["\n".join(row.examples) for _ in examples]
-    table = grid(*names, rows=rows, title=recipe.name)
+    caption = EDITS if neurons else ""
+    table = grid("edit", *(names if neurons else ()), rows=rows, title=recipe.name, caption=caption)
     table.columns[0].no_wrap = True
-    return table
+    examples = [(str(row.neuron), text) for row in neurons.values() for text in row.examples]
+    title = "\nSentences with large activations of the sign that each neuron is set to"
+    return [table, *([grid("neuron", "sentence", rows=examples, title=title)] if examples else [])]
 
 
 def _side_effects(effects: SideEffects) -> list[Table | Text]:
@@ -519,19 +546,21 @@ def _side_effects(effects: SideEffects) -> list[Table | Text]:
         (repr(text), f"{token.before:.3f}", str(token.rank_before), f"{token.after:.3f}", str(token.rank_after))
         for text, token in tokens.items()
     ]
-    table = grid("next token", ">before", ">rank", ">after", ">rank", rows=rows)
+    names = ("next token", ">probability before", ">rank before", ">probability after", ">rank after")
+    table = grid(*names, rows=rows)
     lines = []
     if effects.perplexity is not None:
         lines.append(
-            f"Perplexity of held-out sentences: {effects.perplexity:.1f}, with edits at every token "
-            f"{effects.perplexity_everywhere:.1f}"
+            f"Perplexity of held-out sentences: {effects.perplexity:.1f} without edits, "
+            f"{effects.perplexity_everywhere:.1f} with the edits at every token"
         )
     if effects.repetition is not None:
         lines.append(
-            f"Repetition in the continuation: {effects.repetition:.0%}, without edits {effects.repetition_plain:.0%}"
+            f"Repeated trigrams in the continuation: {effects.repetition_plain:.0%} without edits, "
+            f"{effects.repetition:.0%} with edits"
         )
     warnings = [Text(f"Warning: {line}", "yellow") for line in effects.warnings]
-    kl = Text(f"Off-target KL: {effects.off_target_kl:.4f} nats {effects.where}")
+    kl = Text(f"Off-target KL (side effects; 0 is none): {effects.off_target_kl:.4f} nats {effects.where}")
     return [kl, *([table] if rows else []), *map(Text, lines), *warnings]
 
 

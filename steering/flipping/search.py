@@ -214,14 +214,16 @@ def flip(
         whole(top_k, "top_k", 1, model.output_size - 1)
     one_of(choose, "way to choose candidates", CHOOSERS)
     if source is not None and model.ids(source) == model.ids(prompt):
-        raise InputError("The source prompt equals the prompt; give one that the wanted token follows.")
+        raise InputError(
+            "The source prompt equals the prompt. Give a source prompt after which the model predicts the wanted token."
+        )
     paraphrases = [Prompt.of(one) for one in several(paraphrases)]
     phrase = to if to is not None else suppress
     wanted = None if suppress is True else wanted_ids(model, phrase, prompt)
     if store:
         store.check(model.fingerprint, model.name)
     if paraphrases and (wanted is None or suppress or len(wanted) > 1):
-        raise InputError("Paraphrases need a single token (to).")
+        raise InputError("paraphrases needs a wanted token (to), which is a single token, not a phrase.")
     state = _start(model, prompt, wanted, source, top_k if suppress else None, unbounded, paraphrases, choose)
     hits = store.search(state.text.strip(), k=20) if store and state.text.strip() else []
     prefer = tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn")
@@ -450,15 +452,16 @@ def _failure(state: _State, edits: Edits, source: bool) -> str:
     own = next(token for token in tokens if token.id == state.tokens[worst])
     phrase = f" of {state.text!r}" if state.last.steps > 1 else ""
     within = "" if state.unbounded else " inside their activation range"
-    further = "" if state.unbounded else ", or activations outside their range (unbounded)"
+    further = "" if state.unbounded else ", or activations outside their range (unbounded=True)"
     if state.top_k:
         return (
-            f"No edits of at most {state.max_neurons} neurons{within} take {own.text!r}{phrase} out of the top {place};"
-            f" with {len(edits)} its probability is {own.probability:.3f}. Try more neurons, a smaller top_k{further}."
+            f"No edits of at most {state.max_neurons} neurons{within} take {own.text!r}{phrase} out of the {place} "
+            f"most probable tokens. With {len(edits)} edits, its probability is {own.probability:.3f}. Try a larger "
+            f"max_neurons, a smaller top_k{further}."
         )
-    other = "another source prompt" if source else "a source prompt that it follows"
+    other = "another source prompt" if source else f"a source prompt after which the model predicts {own.text!r}"
     return (
-        f"No flip to {own.text!r}{phrase} found with at most {state.max_neurons} neurons{within}; with {len(edits)} "
-        f"its probability is {own.probability:.3f}, and {tokens[0].text!r} has {tokens[0].probability:.3f}. "
-        f"Try more neurons, {other}{further}."
+        f"No flip to {own.text!r}{phrase} was found with at most {state.max_neurons} neurons{within}. "
+        f"With {len(edits)} edits, the probability of {own.text!r} is {own.probability:.3f}, and {tokens[0].text!r} has "
+        f"{tokens[0].probability:.3f}. Try a larger max_neurons, {other}{further}."
     )

@@ -19,8 +19,12 @@ class Options:
     prompt: PromptOptions
     to: str | None = option("Token or phrase that should come next.")
     suppress: bool = option("Instead of --to: move the current answer out of the most probable tokens.")
-    suppress_phrase: str | None = option("Instead of --to: suppress this phrase, which the model generates now.")
-    source: str | None = option("Source prompt, after which the model predicts the wanted token.")
+    suppress_phrase: str | None = option(
+        "Instead of --to: a phrase that the model generates now and shall no longer generate."
+    )
+    source: str | None = option(
+        "Prompt after which the model predicts the wanted token; activations move towards their values there."
+    )
     max_neurons: int
     save: str | None
     store: str
@@ -31,19 +35,28 @@ class Options:
         show_default="5",
         advanced=True,
     )
-    held_out: str | None = option("File of held-out contexts, one per line.", type=FILE, advanced=True)
-    budget: float | None = option("Warn if the off-target KL exceeds this many nats.", advanced=True)
-    paraphrases: str | None = option("File of paraphrases that must flip too, one per line.", type=FILE, advanced=True)
+    held_out: str | None = option(
+        "File of contexts, one per line, in which side effects are measured.", type=FILE, advanced=True
+    )
+    budget: float | None = option(
+        "Warn if the off-target KL (the side effects) is larger than this many nats.", advanced=True
+    )
+    paraphrases: str | None = option(
+        "File of prompts, one per line, with the same meaning as PROMPT; the edits must flip them too.",
+        type=FILE,
+        advanced=True,
+    )
     claim: str | None
-    unbounded: bool = option("Allow edits outside the activation range.", advanced=True)
+    unbounded: bool = option("Allow activations outside each neuron's range on the calibration texts.", advanced=True)
     model: ModelOptions
 
 
 @verb(Options)
 def flip(options: Options) -> None:
-    """Find a small set of neuron edits that changes the answer to PROMPT, and report their side effects.
+    """Find a small set of neuron edits that changes the next token after PROMPT, and report their side effects.
 
-    With a store, flip also tries the neurons that icebear search finds for the wanted token, and shows their examples.
+    With a store, flip also tries the neurons that icebear search finds for the wanted token, and shows sentences that
+    activate the edited neurons.
 
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"
@@ -80,7 +93,7 @@ def flip(options: Options) -> None:
         effects = side_effects(model, recipe, texts, sentences, budget=options.budget)
     recipe = recipe.noting(**effects.provenance())
     if not recipe:
-        click.echo("This is already the answer; no edits are needed.", err=True)
+        click.echo("The model already answers this, so no edits are needed.", err=True)
     document = {**recipe.to_dict(), "warnings": effects.warnings}
     if labels:
         document["meanings"] = [label.to_dict() for label in labels]
