@@ -462,6 +462,6 @@ def _failure(state: _State, edits: Edits, source: bool) -> str:
     other = "another source prompt" if source else f"a source prompt after which the model predicts {own.text!r}"
     return (
         f"No flip to {own.text!r}{phrase} was found with at most {state.max_neurons} neurons{within}. "
-        f"With {len(edits)} edits, the probability of {own.text!r} is {own.probability:.3f}, and {tokens[0].text!r} has "
-        f"{tokens[0].probability:.3f}. Try a larger max_neurons, {other}{further}."
+        f"With {len(edits)} edits, the probability of {own.text!r} is {own.probability:.3f}, and {tokens[0].text!r} "
+        f"has {tokens[0].probability:.3f}. Try a larger max_neurons, {other}{further}."
     )
