@@ -214,16 +214,14 @@ def flip(
         whole(top_k, "top_k", 1, model.output_size - 1)
     one_of(choose, "way to choose candidates", CHOOSERS)
     if source is not None and model.ids(source) == model.ids(prompt):
-        raise InputError(
-            "The source prompt equals the prompt. Give a source prompt after which the model predicts the wanted token."
-        )
+        raise InputError("The source prompt equals the prompt; give another source prompt.")
     paraphrases = [Prompt.of(one) for one in several(paraphrases)]
     phrase = to if to is not None else suppress
     wanted = None if suppress is True else wanted_ids(model, phrase, prompt)
     if store:
         store.check(model.fingerprint, model.name)
     if paraphrases and (wanted is None or suppress or len(wanted) > 1):
-        raise InputError("paraphrases needs a wanted token (to), which is a single token, not a phrase.")
+        raise InputError("Paraphrases work only for a single wanted token; make `to` one token.")
     state = _start(model, prompt, wanted, source, top_k if suppress else None, unbounded, paraphrases, choose)
     hits = store.search(state.text.strip(), k=20) if store and state.text.strip() else []
     prefer = tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn")
