@@ -414,3 +414,15 @@ def test_files_that_cannot_be_read_are_refused_in_a_sentence(tmp_path):
         load_model(str(folder)).ids(Prompt(tokens=[1, 2]))
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
     assert refused(tmp_path / "cut.pt", tmp_path / "made")
+
+
+def test_an_index_names_the_outputs_of_a_vocabulary_of_their_own(tmp_path):
+    """Tracr's histogram reads BOS, a, b and c, and writes the numbers 0 to 5."""
+    model = load_model(str(Path(__file__).parent / "data" / "tracr" / "hist"), device="cpu")
+    (tmp_path / "words.txt").write_text("\n".join(f"BOS {' '.join(words)}" for words in product("abc", repeat=3)))
+    with open_store(tmp_path / "words.db", create=True) as store:
+        build_index(model, read_corpus(str(tmp_path / "words.txt")), store, k=2)
+        rows = {row.text: row.logit for row in store.vocabulary("L0.ffn.0", 6).promoted}
+    expected = {row.text: row.logit for row in project(model, "L0.ffn.0", 6).promoted}
+    assert set(rows) == set("012345")
+    assert rows == pytest.approx(expected, abs=1e-3)  # a store has float16

@@ -51,7 +51,9 @@ def ensure_vectors(model: Model, store: Store) -> None:
             np.concatenate(list(norms)).tolist(), [typical(model, layer) for layer in range(model.layers)]
         )
     if not store.count("tokens"):
-        store.refill("tokens", ((token, model.text(token)) for token in range(model.config.vocab_size)))
+        own_outputs = len(model.labels) == words  # a vocabulary other than that of the input
+        text, count = (model.answer_text, words) if own_outputs else (model.text, model.config.vocab_size)
+        store.refill("tokens", ((token, text(token)) for token in range(count)))
 
 
 def gated(model: Model) -> bool:
