@@ -192,7 +192,7 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
 
 def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words = "effects") -> Table:
     """The nodes with the words that they raise and lower in this prompt, or that they promote on the direct path."""
-    compared = explanation.relevance.counterfactual is not None
+    compared = explanation.relevance.counterfactual
     measured = words == "effects" and explanation.effects is not None
     rows = []
     for node in explanation.nodes:
@@ -201,7 +201,7 @@ def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words 
         other = ["" if row.counterfactual is None else f"{row.counterfactual:+.3f}"] if compared else []
         shown = [", ".join(node.raises[:3]), ", ".join(node.lowers[:3])] if measured else [node.words]
         rows.append([str(row.neuron), repr(node.token), activation, *other, f"{row.relevance:+.3f}", *shown])
-    counterfactual = [">counterfactual"] if compared else []
+    counterfactual = [">base model" if compared.model else ">counterfactual"] if compared else []
     shown = ["raises", "lowers"] if measured else ["promotes"]
     names = ("neuron", "token", ">activation", *counterfactual, ">relevance", *shown)
     return grid(*names, rows=rows, title=title or _nodes_title(explanation))
