@@ -127,7 +127,12 @@ def _explain_file(file: str, options: Options) -> None:
     with waiting("Measuring changes"):
         changes = behaviour_changes(model, base, cases, options.top)
     document = {**model.made_with, "base_model": base.name, "file": file, **changes.to_dict()}
-    show(options.json, document, f"Mean difference over {len(cases)} prompts: {changes.total:+.3f}", *changes_tables(changes))
+    show(
+        options.json,
+        document,
+        f"Mean difference over {len(cases)} prompts: {changes.total:+.3f}",
+        *changes_tables(changes),
+    )
 
 
 def _is_text(attribution: AttributionOptions, model: icebear.Model) -> bool:
