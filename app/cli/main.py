@@ -51,7 +51,7 @@ def _unwritable(error: Exception) -> IcebearError | None:
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="icebear")
 def main() -> None:
-    """Find the neurons a language model used for a prediction, interpret them, and steer the model with them."""
+    """Find the neurons that a language model used for a prediction, interpret them, and steer the model with them."""
     log_to_stderr()
 
 
