@@ -84,7 +84,8 @@ class ConceptNeuron:
     """``+`` or ``-``: the sign of its activation, relative to the mean, where the concept is present."""
     weight: float
     mean: float
-    """The mean over the texts without the concept of the neuron's mean activation in each; `std` is its deviation."""
+    """The mean over the texts without the concept of the neuron's mean activation in each; `std` is its deviation,
+    or that over all texts if the neuron is constant there."""
     std: float
     max_activation: float
     """The largest activation of this polarity in all texts; for ``-`` the smallest activation."""
