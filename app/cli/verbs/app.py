@@ -38,7 +38,7 @@ class Options:
 
 @verb(Options)
 def app(options: Options) -> None:
-    """Open the app in the browser: explain, search and steer. It is served on this machine only.
+    """Open the app in the browser: explain, search and steer. Only this machine can reach the app.
 
     Example:
       icebear app --store wiki.db

@@ -36,7 +36,7 @@ class Options:
 
 @verb(Options)
 def chat(options: Options) -> None:
-    """Chat with the model. /why WORDS explains words of its last answer, /help lists all commands.
+    """Chat with the model. /why WORDS explains words of the model's last answer; /help lists all commands.
 
     --json prints all messages at the end.
 

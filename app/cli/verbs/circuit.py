@@ -46,9 +46,9 @@ class Options:
 
 @verb(Options)
 def circuit(options: Options) -> None:
-    """Show the neurons that contribute most to the difference between the predictions after PROMPT and another prompt.
+    """Show the neurons that contribute most to the difference between the predictions after two prompts.
 
-    The edges between these neurons show how they affect each other.
+    The prompts are PROMPT and --counterfactual. The edges show how the neurons affect each other.
 
     With --file, find one circuit for many pairs of prompts, all of the same length. Each line of the file is a JSON
     object with a prompt, a counterfactual and, optionally, a target and a contrast.

@@ -33,7 +33,7 @@ class Find:
     without: str = option(
         "File of texts without the concept that are otherwise similar, one per line.", type=FILE, required=True
     )
-    rank_by: str = option("means, cna, relevance, w_out or search (docs/concepts.md).", "means")
+    rank_by: str = option("How to rank neurons: means, cna, relevance, w_out or search (docs/concepts.md).", "means")
     words: str | None = option("Words for the concept, comma-separated; for --rank-by relevance, w_out and search.")
     max_neurons: int = option(default=20)
     claim: str | None
@@ -49,8 +49,8 @@ class Find:
 def find(options: Find) -> None:
     """Find a small set of neurons that separates texts with a concept from texts without it, and save it as NAME.
 
-    Half of the texts are used to rank the neurons and to fit weights, a quarter (validation) to choose one set of
-    neurons, and a quarter to test it.
+    Half of the texts rank the neurons and fit their weights. A quarter (validation) chooses one set of neurons. The
+    last quarter tests this set.
 
     Example:
       icebear concept find music --with examples/music.txt --without examples/not-music.txt
@@ -175,8 +175,8 @@ def measure(options: Measure) -> None:
 class Steer:
     name: str = argument()
     prompt: str = argument()
-    strength: float | None = option("Strength; 1 adds each neuron's max activation, scaled by its weight.")
-    kl: float | None = option("Instead of --strength: off-target KL in nats.", show_default="0.25")
+    strength: float | None = option("At 1, add each neuron's maximum activation times its weight.")
+    kl: float | None = option("Instead of --strength: the off-target KL to reach, in nats.", show_default="0.25")
     suppress: bool = option("Weaken the concept instead of strengthening it.")
     max_new_tokens: int
     temperature: float
@@ -190,7 +190,7 @@ class Steer:
 
 @verb(Steer, concept)
 def steer(options: Steer) -> None:
-    """Generate after PROMPT without and with a concept, at a given off-target KL (side effect).
+    """Generate after PROMPT without and with the neurons of a concept edited, at a given off-target KL (side effects).
 
     Example:
       icebear concept steer examples/music.json "Yesterday I" --kl 0.25
@@ -236,14 +236,14 @@ def export(options: Export) -> None:
 @record
 class Compare:
     names: tuple[str, str] = argument(nargs=2, metavar="NAME OTHER")
-    on: str = option("File of texts to measure with both, one per line.", type=FILE, required=True)
+    on: str = option("File of texts, one per line, in which both are measured.", type=FILE, required=True)
     store: str
     json: bool
 
 
 @verb(Compare, concept)
 def compare(options: Compare) -> None:
-    """Compare two concepts, of one model or of two: by their neurons, W_out rows and values on texts.
+    """Compare two concepts of one or two models by their neurons, their W_out rows and their values on texts.
 
     Example:
       icebear concept compare music.json other.json --on examples/music.txt

@@ -42,9 +42,9 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: the tokens and the neurons that contributed, with controls.
 
-    With --counterfactual, explain the difference between two prompts; with --base-model, which changed weights caused
-    the difference between two models (--file: for many prompts); with --span, words of the model's answer. --html
-    writes a page to share, --png an image classifier's relevance.
+    With --counterfactual, explain the difference between two prompts. With --base-model, show which changed weights
+    caused the difference between two models. With --span, explain words of the model's answer. --html writes a page
+    to share.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"

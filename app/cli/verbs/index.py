@@ -27,14 +27,18 @@ class Options:
     config: str | None = option("Configuration of a Hugging Face dataset.", advanced=True)
     split: str | None = option("Split of a Hugging Face dataset.", show_default="train", advanced=True)
     revision: str | None = option("Revision of a Hugging Face dataset.", show_default="latest", advanced=True)
-    limit: int | None = option("Documents to read; run again with more to extend the index.", type=AT_LEAST_1)
+    limit: int | None = option(
+        "Number of documents to read. Run again with a larger number to extend the index.", type=AT_LEAST_1
+    )
 
     site: tuple[str, ...] = option("Site of the neurons.", ("ffn",), multiple=True, type=click.Choice(SITES))
     k: int = option("Number of examples for each neuron and polarity.", 32, type=AT_LEAST_1)
     annotate: bool
     prompt: str | None
     top: int
-    lens: bool = option("Scan nothing; build the averaged Jacobian lens of the model, once. It needs no corpus.")
+    lens: bool = option(
+        "Scan nothing; build the averaged Jacobian lens of the model. It needs no corpus, and you need it only once."
+    )
     status: bool = option("Scan nothing; show what the index has, and how far its scan is.")
     store: str
     json: bool
@@ -52,13 +56,14 @@ class Options:
 def index(options: Options) -> None:
     """Index the maximally activating sentences of every neuron.
 
-    You can interrupt it at any time; run it again to resume.
+    You can interrupt the command at any time; run it again to resume.
 
-    With --annotate, no text is scanned. The activations in the examples of NEURONS (or, with --prompt, of the most
-    relevant neurons) are attributed to the tokens of their sentences.
+    With --annotate, the command scans no text. It attributes the activations in the examples of NEURONS (or, with
+    --prompt, of the most relevant neurons) to the tokens of their sentences.
 
-    With --lens, no text is scanned either. icebear neuron --effects then shows the words that neurons write through
-    the layers above, and how well they predict measured effects; icebear search uses them in a store that exists.
+    With --lens, the command builds the averaged Jacobian lens of the model. icebear neuron --effects then shows the
+    words that a neuron promotes through the layers above, and how well these words predict measured effects. If the
+    store exists, icebear search uses these words too.
 
     Example:
       icebear index --limit 20 --store wiki.db

@@ -20,7 +20,7 @@ class Options:
     auto: bool = option("Find labels for NEURONS and score them.")
     score: bool = option("Score TEXT as a label of NEURON.")
     prompt: str | None
-    all: bool = option("With --auto: label all neurons in the store; takes hours.")
+    all: bool = option("With --auto: label all neurons in the store. This takes hours.")
     top: int
     claim: str | None
     store: str
@@ -32,9 +32,9 @@ class Options:
 def label(options: Options) -> None:
     """Label NEURON with your own TEXT, or find labels (--auto) and score them on held-out sentences.
 
-    An empty TEXT removes your label. --auto --prompt "The ice bear lives in the" labels the 20 most relevant neurons in
-    about two minutes. --auto needs an index of at least 300 summaries. You can interrupt it at any time; run it again
-    to resume.
+    An empty TEXT removes your label. --auto --prompt "The ice bear lives in the" labels the 20 most relevant
+    neurons in about two minutes. --auto needs an index of at least 300 summaries. You can interrupt the command at
+    any time; run it again to resume.
 
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db

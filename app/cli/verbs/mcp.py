@@ -23,8 +23,8 @@ class Options:
 def mcp(options: Options) -> None:
     """Serve tools to an agent over stdio (MCP): predict, attribute, rank, circuit, steer, flip, ..., with controls.
 
-    It uses no network, so download the model first with any other command. Set `icebear mcp` as the command in the
-    agent's settings.
+    The server uses no network, so first download the model with another command, such as icebear explain. Set
+    `icebear mcp` as the command in the agent's settings.
 
     Example:
       icebear mcp --model smollm2-135m --folder results

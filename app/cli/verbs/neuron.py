@@ -28,7 +28,9 @@ class Options:
     )
     base_model: str | None
     top: int
-    effects: bool = option("Load the model, and add the words through the layers above and measured effects.")
+    effects: bool = option(
+        "Load the model, and add the words that the neuron promotes through the layers above and its measured effects."
+    )
     annotate: bool
     html: str | None
     store: str
@@ -40,10 +42,10 @@ class Options:
 def neuron(options: Options) -> None:
     """Show what NEURON means: the tokens that it promotes or, with a store (see icebear index), its card.
 
-    The card has the maximally activating sentences of both signs, and the label with its score. It needs only the
-    store; with --effects, it also has what the neuron writes at these sentences, measured in the model. With
-    --base-model, the command shows the promoted tokens in both models. It also shows two cosines between the models:
-    one of the neuron's W_in rows, one of its W_out rows.
+    The card has the sentences with the largest positive and negative activations, and the label with its score. The
+    card needs only the store, not the model. With --effects, the card also has the next words that the neuron
+    raises and lowers at these sentences, measured in the model. With --base-model, the command shows the promoted
+    tokens in both models, and two cosines between the models: one of the neuron's W_in rows, one of its W_out rows.
 
     Example:
       icebear neuron L29.ffn.860 --top 5

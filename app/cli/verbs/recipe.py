@@ -14,7 +14,7 @@ from icebear.errors import RecipeError
 
 @click.group()
 def recipe() -> None:
-    """Show, check and combine recipes, or export one to other software.
+    """Show, check and combine recipes (saved neuron edits), or export one to other software.
 
     \b
     Example:
@@ -50,7 +50,7 @@ class Check:
 
 @verb(Check, recipe)
 def check(options: Check) -> None:
-    """Check whether saved flips hold: run each on its prompt. The exit code is 1 if one fails.
+    """Run saved flips on their prompts, and check whether each still holds. The exit code is 1 if one fails.
 
     Example:
       icebear recipe check examples/ice-bear-to-desert.json
@@ -97,7 +97,7 @@ class Export:
     file: str = argument(type=FILE)
     patch: str | None = option("Write weights and biases to this .safetensors file, for transformers.", type=FILE)
     gguf: str | None = option("Write a control vector to this .gguf file, for llama.cpp.", type=FILE)
-    check_on: str = option("Prompt on which to check the result.", "The ice bear lives in the")
+    check_on: str = option("Prompt after which the result is compared with steering.", "The ice bear lives in the")
     json: bool
     model: ModelOptions
 
@@ -106,9 +106,9 @@ class Export:
 def export(options: Export) -> None:
     """Turn the edits of a recipe into a file that other software loads, and compare the result with steering.
 
-    --patch writes weights and biases, which can express only edits that act at all tokens. --gguf writes the control
-    vector of llama.cpp (--control-vector FILE), which can express only edits that add to FFN neurons at all tokens.
-    What cannot be expressed exactly is refused.
+    --patch writes weights and biases, which can express only edits that act at all tokens. --gguf writes the
+    control vector of llama.cpp (--control-vector FILE), which can express only edits that add to FFN neurons at all
+    tokens. The command refuses edits that the file cannot express exactly.
 
     Example:
       icebear recipe export everywhere.json --patch patch.safetensors

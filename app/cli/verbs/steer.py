@@ -16,7 +16,10 @@ from icebear.edits import parse_edits
 @record
 class Options:
     prompt: PromptOptions
-    edit: tuple[str, ...] = option("An edit, such as L29.ffn.860*0 or L24.ffn.559+5@last; repeatable.", multiple=True)
+    edit: tuple[str, ...] = option(
+        "Edit: L29.ffn.860=-20 sets, *0 multiplies, +5 adds; with @last, only at the last token. Repeatable.",
+        multiple=True,
+    )
     recipe: str | None = option("Saved recipe to apply.", type=FILE)
     max_new_tokens: int
     temperature: float
