@@ -18,7 +18,7 @@ from icebear import ATTNLRP, Model, Neuron, attribute, load_model
 from icebear.app.cli.main import main
 from icebear.concepts.attribution.behaviour import Case, behaviour_changes
 from icebear.concepts.attribution.controls import ablation
-from icebear.concepts.attribution.diff import Diff
+from icebear.concepts.attribution.diff import Diff, ranked_changes
 from icebear.concepts.attribution.restoring import ExplainedChanges, Restoring
 from icebear.concepts.attribution.two_models import ModelPair, neuron_similarity
 from icebear.concepts.lrp.two_models import OuterProduct
@@ -353,6 +353,20 @@ def folders(tiny_folder, tmp_path):
     made.net.save_pretrained(tmp_path / "made")
     model.tokenizer.save_pretrained(tmp_path / "made")
     return tiny_folder, str(tmp_path / "made")
+
+
+def test_a_repaired_model_is_saved_while_weights_are_restored(folders, tmp_path):
+    """As docs/compare.md does it. With all changes restored, it is the base model."""
+    base, model = (load_model(folder, device="cpu") for folder in folders)
+    restoring = Restoring.of(attribute(model, "ice bear", base_model=base, sites=()))
+    everything = ranked_changes(restoring.changes, [one.size for one in restoring.changes])
+    with restoring.restored(everything):
+        model.net.save_pretrained(tmp_path / "repaired")
+        model.tokenizer.save_pretrained(tmp_path / "repaired")
+    repaired = load_model(str(tmp_path / "repaired"), device="cpu")
+    logits = [one.next_logits("ice bear") for one in (repaired, base, model)]
+    torch.testing.assert_close(logits[0], logits[1])
+    assert (logits[2] - logits[1]).abs().max() > 1e-3
 
 
 def run_command(*words):

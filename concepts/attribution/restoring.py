@@ -105,7 +105,7 @@ class Restoring:
             return fmean(forward(self.models.model, Logits(one), [])[0].item() for one in self.objectives)
 
     def restored(self, changes: Sequence[Change]) -> AbstractContextManager[None]:
-        """Give changes the base model's weights inside the context."""
+        """Give changes the base model's weights inside the context; measure outside of it."""
         return (
             self.models.restored([(one.kind, one.module, one.index) for one in changes]) if changes else nullcontext()
         )
