@@ -27,7 +27,7 @@ TICKS = 6
 """About as many numbers are on the axis of a histogram."""
 ALIKE = 0.5
 """Effects of a smaller mean correlation change from sentence to sentence."""
-WRITES = "What it writes at its strongest sentences"
+WRITES = "What the neuron writes at its maximally activating sentences"
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
     "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "
@@ -106,8 +106,8 @@ def writes_about(card: Card) -> str:
     one = next(iter(card.writes.values()))
     return (
         f"Mean effect on the likely next words after the first {len(one.places)} sentences, relative to the neuron's "
-        f"average activation ({one.average:+.2f}). Alike: the mean correlation of the effects after two of them; "
-        "random: after two random sentences."
+        f"average activation ({one.average:+.2f}). alike: the mean correlation between the effects after two of these "
+        "sentences. random: the same for two random sentences."
     )
 
 

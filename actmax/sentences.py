@@ -90,8 +90,8 @@ def reach_sentence(explanation: Explanation) -> str:
     values = "counterfactual values" if compared else "average on other texts"
     return (
         f"These {row.nodes} nodes recover {row.sufficiency:z.0%} of the difference when all other nodes take their "
-        f"{values} (random nodes {row.random_sufficiency:z.0%}); when they alone take theirs, "
-        f"{row.necessity:z.0%} is lost (random nodes {row.random_necessity:z.0%})."
+        f"{values} (random nodes {row.random_sufficiency:z.0%}). When only these nodes take their {values}, "
+        f"{row.necessity:z.0%} of the difference is lost (random nodes {row.random_necessity:z.0%})."
     )
 
 

@@ -266,8 +266,8 @@ class Reliability(NamedTuple):
         if self.ceiling < FEW_WORDS:
             return f"no fixed words: what it writes depends on the context (ceiling {self.ceiling:.2f})"
         return (
-            f"correlation with the effect in one text {self.correlation:.2f}, of the mean effect in other "
-            f"texts {self.ceiling:.2f}; effect on the first five words {self.ratio:.0%} of the largest"
+            f"correlation with the effect in one text {self.correlation:.2f} for the lens, {self.ceiling:.2f} for the "
+            f"mean effect in other texts; the first five words rise {self.ratio:.0%} as much as the five that rise most"
         )
 
 

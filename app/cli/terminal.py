@@ -229,7 +229,7 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
         *(f">{name}{kind}" for name in ("", "random: ", "most changed: ") for kind in ("sufficiency", "necessity")),
         rows=rows,
         title="Sufficiency and necessity, with controls",
-        caption="random: nodes of the same layers and tokens; most changed: nodes whose activations change most",
+        caption="random: nodes of the same layers and tokens. most changed: nodes whose activations change most.",
     )
 
 
@@ -297,11 +297,12 @@ def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfuln
     if measured:
         ablation, edges, correlations = measured
         line = (
-            f"The sufficiency of {edges.edges} edges is {edges.sufficiency:.0%}, of as many random edges into the same "
-            f"targets from the same layers {edges.random_sufficiency:.0%}, of all edges between the nodes "
+            f"The {edges.edges} edges have a sufficiency of {edges.sufficiency:.0%}. As many random edges into the "
+            f"same targets from the same layers have {edges.random_sufficiency:.0%}. All edges between the nodes have "
             f"{edges.all_edges:.0%}.\n"
-            f"Effects between neurons correlate with direct interventions at {correlations['effects']:.3f}, "
-            f"contributions with two-sided ones at {correlations['contributions']:.3f}."
+            "Correlation between effects of edges and direct interventions: "
+            f"{correlations['effects']:.3f}; between contributions and two-sided interventions: "
+            f"{correlations['contributions']:.3f}."
         )
         parts += [ablation_table([ablation]), Text(line, "dim")]
     return Group(*parts)

@@ -156,10 +156,12 @@ def fragment(graph: Graph, actions: Mapping[str, str] | None = None) -> Markup:
 
 def summary(graph: Graph) -> str:
     """Return what is drawn, the direct contributions to the answer and the largest group, in a line."""
-    parts = ", ".join(f"{name} {share:.0%}" for name, share in direct_shares(graph).items())
+    shares = direct_shares(graph)
     return (
-        f"{graph.answer}: {graph.meaning}. The difference is {graph.difference[-1].item():.2f} logits, directly from "
-        f"{parts} (contributions by difference rules). The largest group: {visible(graph.groups[0].name)}."
+        f"{graph.answer}: {graph.meaning}. The difference is {graph.difference[-1].item():.2f} logits. Of it, "
+        f"{shares['nodes']:.0%} comes directly from nodes, {shares['tokens']:.0%} from tokens and "
+        f"{shares['outside the circuit']:.0%} from outside the circuit (contributions by difference rules). "
+        f"The largest group: {visible(graph.groups[0].name)}."
     )
 
 
