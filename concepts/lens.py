@@ -203,7 +203,7 @@ def contexts_of(model: Model, others: bool = False) -> Contexts:
     if not others and model in _CONTEXTS and not is_hooked(model):
         return _CONTEXTS[model]
     if not model.task.reads_text:
-        raise InputError(f"{model.name} reads images; the mean lens is for models that read text.")
+        raise InputError(f"{model.name} reads images; the averaged Jacobian lens needs a model that reads text.")
     generator, special = random.Random(0), model.special_ids()
     texts, places = [], []
     for ids in generator.sample(rows := calibration.token_rows(model), len(rows)):

@@ -52,7 +52,7 @@ def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["dire
     """
     neuron = model.check(neuron)
     if neuron.site not in WRITERS:
-        raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn and attn.")
+        raise InputError(f"{neuron} does not write to the residual stream; choose a neuron of site ffn or attn.")
     return projections(model, [neuron], k, lens)[neuron]
 
 

@@ -40,7 +40,7 @@ def direct_row(model: Model, neuron: Neuron) -> Tensor:
     model.check(neuron)
     rows = direct_rows(model, neuron.site, neuron.layer, slice(neuron.index, neuron.index + 1))
     if rows is None:
-        raise InputError(f"{neuron} does not write to the residual stream; project neurons of ffn and attn.")
+        raise InputError(f"{neuron} does not write to the residual stream; choose a neuron of site ffn or attn.")
     return rows[0]
 
 

@@ -44,7 +44,7 @@ def control_vectors(model: Model, recipe: Recipe) -> dict[int, Tensor]:
 
 def _check(model: Model, edit: Edit) -> None:
     if edit.op != "add":
-        raise RecipeError(f"{edit} sets or scales its neuron, which no constant vector does; use + or -.")
+        raise RecipeError(f"{edit} sets or scales its neuron, which a control vector cannot do; use + or -.")
     if edit.where != "all" or edit.decay != 1:
         raise RecipeError(f"A control vector acts equally at all tokens, but {edit} does not; use @all without decay.")
     if edit.unit:
@@ -59,7 +59,9 @@ def _check(model: Model, edit: Edit) -> None:
     if edit.neuron.layer == 0:
         raise RecipeError(f"llama.cpp adds no control vector after layer 0, where {edit} is; leave it out.")
     if model.family.ffn_norm:
-        raise RecipeError(f"{model.name} has a norm after W_out, so {edit} adds another vector at each token.")
+        raise RecipeError(
+            f"{model.name} has a norm after W_out, so {edit} adds a different vector at each token; use icebear steer."
+        )
 
 
 def save_control_vectors(model: Model, vectors: dict[int, Tensor], path: str | Path) -> None:

@@ -55,7 +55,9 @@ class Nodes:
         if len(relevance.neurons.recorded) != len(relevance.tokens):
             raise InputError("Ablation needs all positions recorded; pass record='all'.")
         if model.task.stacks == 2:
-            raise InputError("Ablation sets nodes of one stack of layers; an encoder-decoder has two.")
+            raise InputError(
+                "Ablation needs one stack of layers, and an encoder-decoder has two; leave out the ablation."
+            )
         if relevance.contrast_phrase:
             raise InputError("Ablation cannot measure a phrase against a contrast phrase; leave out the contrast.")
         one, sites = relevance.explained(), sites or ("ffn",)

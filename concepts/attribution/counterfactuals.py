@@ -69,7 +69,9 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
     """
     count = whole(count, "The number of counterfactuals")
     if not model.task.is_causal:
-        raise InputError(f"Counterfactuals are suggested only for causal language models; {model.name} is not one.")
+        raise InputError(
+            f"{model.name} is no causal language model, so icebear suggests no counterfactuals; write one."
+        )
     ids = list(model.encode([prompt]).row_ids(0))
     texts = [model.answer_text(token) for token in ids]
     prefix = Prefix.of(model, [ids])

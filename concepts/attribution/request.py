@@ -130,7 +130,7 @@ class AttributionRequest:
         if keep == "top" and isinstance(record, str) and record == "all":
             record = "last"
         if base_model is not None and options.number == "log-odds":
-            raise InputError("number='log-odds' takes no base model; leave out number.")
+            raise InputError("number='log-odds' cannot be compared with a base model; leave out number.")
         number = options.number or ("logit" if base_model else None)
         rows = tuple(_with_objective(model, row, number) for row in prompts)
         models = ModelPair(model, base_model) if base_model is not None else None

@@ -128,7 +128,7 @@ def _comparable(relevances: list[Relevance]) -> list[Relevance]:
     for relevance in relevances:
         other = relevance.counterfactual
         if other is None or len(other.prompts) != 1:
-            raise InputError("A circuit explains the difference to one other prompt; give one counterfactual prompt.")
+            raise InputError("A circuit explains the difference between two prompts; give one counterfactual prompt.")
         if relevance.contrast_phrase:
             raise InputError("A circuit cannot use a phrase as the contrast; give one token, or no contrast.")
         counts = len(relevance.tokens), len(other.prompts[0])

@@ -165,7 +165,7 @@ class Graph(SavedResult, Tabled):
         chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
         for node in self.nodes if nodes is None else several(nodes):
             if not isinstance(node, Node):
-                raise InputError(f"{shown(node)} is not a node; take some of the graph's nodes.")
+                raise InputError(f"{shown(node)} is not a node of this graph; choose nodes from graph.nodes.")
             chosen[node.neuron.layer, node.position, column(self.model, node.neuron)] = True
         return chosen
 

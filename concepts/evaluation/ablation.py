@@ -217,7 +217,7 @@ class AblationCurves(MethodEvaluation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mean and self.patching:
-            raise InputError("--patching takes counterfactual values; leave out --mean.")
+            raise InputError("--patching uses counterfactual values, not means; leave out --mean.")
 
     def parts(self, model: Model) -> Iterator[Part]:
         tasks = {"data": pairs.read_pairs(self.data)} if self.data else pairs.pairs_of(self.tasks)

@@ -75,9 +75,9 @@ class Sample:
 class EffectsHold(Evaluation):
     """Test whether the effects of neurons hold in a paraphrase, and whether they can be read.
 
-    A node's effect on the likely next tokens is measured in a prompt. It is correlated with the effect of the same
-    change of the same neuron in a paraphrase, beside the logit lens, the mean Jacobian lens and two controls. The
-    reading test asks which of two pairs of prompts the raised and lowered words belong to.
+    The command measures the effect of a node on the likely next tokens in a prompt. It correlates this effect with
+    the effect of the same change of the neuron in a paraphrase, and with the logit lens, the averaged Jacobian lens
+    and two controls. The reading test asks which of two pairs of prompts the raised and lowered words belong to.
 
     Example:
       icebear evaluate effects --tasks capitals,pronouns --samples 1 --out effects

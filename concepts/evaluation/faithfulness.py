@@ -38,7 +38,7 @@ COLUMNS = {
 class Faithfulness(MethodEvaluation):
     """Remove tokens, most and least relevant first, and measure the predicted answer.
 
-    The answer is the next word, whether a review is positive, or one answer of four.
+    --task sets what the model answers: the next word, whether a review is positive, or one of four choices.
 
     Example:
       icebear evaluate faithfulness --samples 5 --methods attnlrp,gxi,random --out faithfulness
@@ -49,9 +49,9 @@ class Faithfulness(MethodEvaluation):
     task: Annotated[Literal["next-word", "reviews", "choice"], Setting("The kind of prompts.")] = "next-word"
     corpus: CorpusName = None
     max_tokens: Annotated[int, Setting(least=17)] = 128
-    tune: Annotated[
-        bool, Setting("Choose the parameters of methods that have some on other samples first.", decides=False)
-    ] = False
+    tune: Annotated[bool, Setting("First choose the parameters of the methods on other samples.", decides=False)] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

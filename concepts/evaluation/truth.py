@@ -80,14 +80,20 @@ class TruthFromOutside(MethodEvaluation):
     controls: ClassVar = CONTROLS
     samples: Annotated[int, Setting("Number of pairs of prompts for each model.", least=1)] = 20
     programs: Annotated[str, Setting(f"Separated by commas: {', '.join(PROGRAMS)}.")] = "all"
-    own_model: Annotated[str | None, Setting("Your own small model instead, in TransformerLens' format.")] = None
-    pairs: Annotated[str | None, Setting("Its pairs of prompts: JSON lines (docs/truth.md).", is_file=True)] = None
+    own_model: Annotated[
+        str | None, Setting("Your own small model in TransformerLens' format, instead of programs.")
+    ] = None
+    pairs: Annotated[
+        str | None, Setting("Pairs of prompts for --own-model: JSON lines (docs/truth.md).", is_file=True)
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         programs_of(self.programs)
         if (self.own_model is None) is not (self.pairs is None):
-            raise InputError("A model of your own needs pairs of prompts, and pairs need a model; give both.")
+            raise InputError(
+                "Your own model needs pairs of prompts, and pairs need a model; give both --own-model and --pairs."
+            )
 
     def parts(self, model: Any = None) -> Iterator[Part]:
         methods = self.chosen()

@@ -58,7 +58,7 @@ class Chat:
         """Return the chat with the user's last message replaced. Raises `InputError` if there is none."""
         last = max((place for place, one in enumerate(self.messages) if one["role"] == "user"), default=None)
         if last is None:
-            raise InputError("The chat has no user message that a counterfactual could replace.")
+            raise InputError("The chat has no user message that a counterfactual could replace; add a user message.")
         return Chat([*self.messages[:last], {"role": "user", "content": content}, *self.messages[last + 1 :]])
 
     @classmethod
@@ -99,7 +99,7 @@ def readable(text: str) -> str:
     try:
         text_of(text).encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"Character {error.start} of the text is a stray byte; give the text in UTF-8.") from None
+        raise InputError(f"Character {error.start} of the text is not valid UTF-8; give the text in UTF-8.") from None
     return text
 
 

@@ -164,7 +164,7 @@ def _weight_options(
     options: dict[str, Any] = {}
     if device_map is not None:
         if device != "auto":
-            raise InputError("Give either a device or a device map.")
+            raise InputError("Give either device or device_map, not both.")
         need("devices")
         options["device_map"] = {"": "disk"} if device_map == "disk" else device_map
         options["offload_folder"] = str(cache_folder() / "offload")  # stays empty: .safetensors are read in place

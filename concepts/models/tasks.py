@@ -143,7 +143,9 @@ class Causal(Task):
     def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = [(model.ids(row.prompt), row.answer) for row in rows]
         if any(row.position is not None and len(row.answer or (0,)) > 1 for row in rows):
-            raise InputError("A target text follows the prompt; leave out position, or end the prompt there.")
+            raise InputError(
+                "A target text always follows the end of the prompt; leave out position, or shorten the prompt."
+            )
         batch = model.read_ids([with_answer(ids, answer) for ids, answer in read])
         last = [
             len(ids) - 1 if row.position is None else index_of(row.position, ids)

@@ -54,7 +54,10 @@ class Flips(Evaluation):
     no_source: Annotated[bool, Setting("Ignore the source prompts.", decides=False)] = False
     controls: Annotated[
         bool,
-        Setting("Repeat the search with candidates by relevance, distance, activation and at random.", decides=False),
+        Setting(
+            "Repeat the search with candidates ranked by relevance, by distance, by activation and at random.",
+            decides=False,
+        ),
     ] = True
 
     def parts(self, model: Model) -> Iterator[Part]:

@@ -97,7 +97,7 @@ def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any,
     from icebear.actmax.claims.writing import of_graph
 
     if len(graph.relevances) > 1:
-        raise InputError("A claim is about one pair of prompts; leave out --claim.")
+        raise InputError("A claim is about one pair of prompts, and --file has many; leave out --claim.")
     prompt, counterfactual = pairs["prompt"], pairs["counterfactual"]
     claim(file, model, lambda: of_graph(model, graph, ablation, prompt, counterfactual))
 

@@ -115,9 +115,7 @@ def _explain_file(file: str, options: Options) -> None:
     """Explain what fine-tuning changed for the prompts of a file."""
     attribution = options.attribution
     if attribution.base_model is None or attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
-        raise click.UsageError(
-            "--file takes the place of PROMPT, needs --base-model, and at most one --counterfactual."
-        )
+        raise click.UsageError("--file replaces PROMPT. Give --base-model with it, and at most one --counterfactual.")
     from icebear.app.cli.terminal import changes_tables
     from icebear.concepts.attribution.behaviour import behaviour_changes, read_cases
 

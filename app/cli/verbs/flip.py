@@ -65,7 +65,9 @@ def flip(options: Options) -> None:
     if (options.to is None) is not bool(suppress) or (options.suppress and options.suppress_phrase):
         raise click.UsageError("Give either --to TOKEN, --suppress or --suppress-phrase PHRASE.")
     if options.top_k and not suppress:
-        raise click.UsageError("--top-k needs --suppress.")
+        raise click.UsageError(
+            "--top-k works only with --suppress or --suppress-phrase; add one of them, or leave it out."
+        )
     held_out = lines(options.held_out) if options.held_out else None
     model = options.model.load()
     from icebear.app.cli.terminal import labels_table, recipe_report

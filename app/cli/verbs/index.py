@@ -112,7 +112,7 @@ def _lens(options: Options) -> None:
     if lens is None and width > WIDEST and model.device.type == "cpu":
         raise InputError(
             f"The lens of {model.name} takes {width:,} backward passes, too many without a GPU; icebear neuron "
-            "computes the words of one neuron in one pass."
+            "computes the words of one neuron in one backward pass."
         )
     if lens is None:
         with bar("steps", width + model.layers) as move:

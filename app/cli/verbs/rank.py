@@ -66,7 +66,7 @@ def rank(options: Options) -> None:
         return _rank_file(options.file, options)
     compared = bool(attribution.counterfactual or attribution.base_model)
     if options.ablate and options.site not in ("ffn", "head"):
-        raise click.UsageError("--ablate needs --site ffn or head.")
+        raise click.UsageError("--ablate works only for --site ffn or head; add one of them.")
     position: Any = options.position or ("all" if compared else "last")
     sinks, template = options.include_sinks, options.include_template
     sizes = sorted({options.top, *SIZES}) if options.ablate else []
