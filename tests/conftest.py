@@ -113,6 +113,8 @@ class Double(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
+        if getattr(func, "__name__", "") == "matmul" and {x.dtype for x in args} == {torch.float32, torch.float64}:
+            args = [x.double() for x in args]  # frequencies and positions, before transformers 5.20
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
             if func is torch.Tensor.float:
                 return args[0]

@@ -21,7 +21,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from icebear import Model, attribute, load_model
 from icebear.cache import hub_reachable
-from icebear.concepts.models import conversion
+from icebear.concepts.models import conversion, loading
 from icebear.errors import IcebearError, ModelError
 
 IDS = [7, 3, 12]
@@ -240,3 +240,25 @@ def test_a_gguf_file_is_converted_once_for_what_it_says(tmp_path, monkeypatch):
     assert len(converted) == 2
     assert third.fingerprint != second.fingerprint
     assert load_model(str(tmp_path / "b.gguf"), device_map="disk").offloaded
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "bfloat16", "device", "dtype"),
+    [
+        (True, True, True, "cuda", torch.bfloat16),
+        (True, False, False, "cuda", torch.float32),
+        (False, True, True, "mps", torch.float32),
+        (False, False, True, "cpu", torch.float32),
+    ],
+)
+def test_a_faked_machine_has_its_best_device_and_dtype(cuda, mps, bfloat16, device, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bfloat16)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    chosen = loading._device("auto")
+    assert chosen.type == device
+    assert loading._dtype(None, chosen) == dtype
+    for name, there in (("cuda", cuda), ("mps", mps)):
+        if not there:
+            with pytest.raises(IcebearError, match=name):
+                loading._device(name)

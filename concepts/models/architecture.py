@@ -235,9 +235,10 @@ class Architecture:
         return [path for path in paths if path]
 
     def experts(self, layer: int) -> Any:
-        """Return the module of a layer's experts, whose neurons are its site `ffn`; None if it has none."""
-        path = self.family.experts
-        return dict(self.layer_modules[layer].named_modules()).get(path) if path else None
+        """Return the module of a layer's experts, whose neurons are its site `ffn`; None if it has none, or not in the
+        form that transformers 5.23 has them in."""
+        part = first_of(self.layer_modules[layer], self.family.experts)
+        return part if hasattr(part, "down_proj") else None
 
     def columns(self, site: str) -> Tensor | None:
         """Return the indices of a site's neurons in the output of a joint q, k, v map; None for other sites."""

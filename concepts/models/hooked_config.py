@@ -62,11 +62,11 @@ class HookedConfig(PreTrainedConfig):
         "max_position_embeddings": "n_ctx",
         "vocab_size": "d_vocab",
     }
-    n_layers: int
-    d_model: int
-    d_head: int
-    n_ctx: int
-    d_vocab: int
+    n_layers: int = 1  # defaults, because transformers 5.4 and 5.5 have no fields without one
+    d_model: int = 1
+    d_head: int = 1
+    n_ctx: int = 1
+    d_vocab: int = 1
     n_heads: int = -1
     d_vocab_out: int = -1
     d_mlp: int | None = None
