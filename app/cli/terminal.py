@@ -118,7 +118,7 @@ def changes_tables(changes: ExplainedChanges) -> list[Any]:
         for one in changes.restorations
     ]
     columns = (">restored", ">undone", ">same size", ">random", ">largest changes")
-    caption = "same size: random changes with about the same norms; random: any changes; the mean of three draws"
+    caption = "same size: random changes with about the same norms; random: any changes; the mean of three draws\n"
     title = "Share of the difference that is undone when the first changes take the base model's weights"
     return [
         grid("layer", *names, rows=rows[0], title="Layers whose changed weights caused most"),
