@@ -497,9 +497,13 @@ def recipe_report(recipe: icebear.Recipe) -> Group:
     """
     records, effects = FlipRecord.all_of(recipe), SideEffects.of(recipe)
     facts = {key: value for key, value in recipe.provenance.items() if isinstance(value, str | int | float)}
-    names = {"found_by": "made by"}
+    names = {"found_by": "made by", "suppress": "weakens the concept"}
+    shown = {True: "yes", False: "no"}
     lines = [f"model: {recipe.model_name} ({recipe.model_fingerprint})"]
-    lines += [f"{names.get(key, key.replace('_', ' '))}: {value}" for key, value in facts.items()]
+    lines += [
+        f"{names.get(key, key.replace('_', ' '))}: {shown[value] if isinstance(value, bool) else value}"
+        for key, value in facts.items()
+    ]
     lines += [line for record in records for line in _flip_lines(record)]
     parts = [*_edits_tables(recipe, records), *(_side_effects(effects) if effects else [])]
     return Group(*parts, *(Text(line, "dim") for line in lines))
