@@ -301,12 +301,21 @@ def test_scans_over_tokens_are_explained_beside_a_counterfactual(kind):
     assert result.missing_rules == ()
 
 
-@pytest.mark.parametrize(("kind", "operation"), [("recurrent_gemma", "SqrtBoundDerivative"), ("minimax", "grouped_mm")])
-def test_what_has_no_difference_rule_in_a_scan_is_refused(kind, operation):
-    """A custom function; the kernel of experts, which sorts tokens."""
-    model = script("families").small_model(kind)
+@pytest.mark.parametrize(
+    ("kind", "operation"),
+    [
+        ("recurrent_gemma", "SqrtBoundDerivative"),
+        ("minimax", "chosen rows"),
+        ("llama4_text", "repeated rows"),
+        ("longcat_flash", "chosen rows"),
+        ("phimoe", "chosen rows"),
+    ],
+)
+def test_what_has_no_difference_rule_is_refused(kind, operation):
+    """A custom function; what sorts, repeats or chooses rows, so that they lose their partners."""
+    model, ids = script("families").small_model(kind), [5, 9, 23, 42, 7, 31, 12, 50]
     with pytest.raises(MissingRule, match=operation):
-        attribute(model, [5, 9, 23], 11, 12, sites=(), counterfactual=[5, 33, 23])
+        attribute(model, ids, 11, 12, sites=(), counterfactual=[*ids[:3], 33, *ids[4:]])
 
 
 def test_the_self_test_names_what_is_wrong():

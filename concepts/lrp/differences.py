@@ -347,6 +347,24 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     return torch.return_types.topk((values, indices))
 
 
+def repeated(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Linear, but copies of all rows (Llama 4's experts) are no two halves of pairs."""
+    x, sizes = args[0], args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:]
+    if is_activation(x) and (len(sizes) > x.dim() or sizes[0] != 1):
+        raise MissingRule("repeated rows lose their partners, so that difference rules do not hold.")
+    return func(*args, **kwargs)
+
+
+def indexed(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Linear, but rows that are chosen by number (tokens of an expert) must have their partners half a length later."""
+    x, rows = args[0], args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+    if isinstance(rows, Tensor) and rows.dtype == torch.long and rows.dim() == 1 and is_activation(x):
+        own, there = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+        if not torch.equal(own + len(x) // 2, there):
+            raise MissingRule("chosen rows lose their partners, so that difference rules do not hold.")
+    return func(*args, **kwargs)
+
+
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
 """Operations in `operations.KEEP` that are not linear."""
 KERNELS = "_grouped_mm grouped_mm".split()
@@ -366,7 +384,7 @@ POWER = {*operations.named("pow"), *operations.named("__pow__")}
 TABLE = operations.table(
     {
         operations.keep_gradient: [
-            *(name for name in operations.KEEP if name not in NOT_LINEAR),
+            *(name for name in operations.KEEP if name not in (*NOT_LINEAR, "repeat", "__getitem__")),
             *operations.CONVOLUTIONS,
             *operations.ADD,
             *operations.CONCATENATE,
@@ -384,5 +402,7 @@ TABLE = operations.table(
         maximum: ["max"],
         larger: ["maximum", "minimum"],
         chosen: ["topk"],
+        repeated: ["repeat"],
+        indexed: ["__getitem__"],
     }
 ) | {torch.linalg.solve_triangular: solve}
