@@ -406,3 +406,5 @@ TABLE = operations.table(
         indexed: ["__getitem__"],
     }
 ) | {torch.linalg.solve_triangular: solve}
+LINEAR = (operations.keep_gradient, linear, repeated, indexed)
+"""The rules of operations that are linear in each argument."""

@@ -254,7 +254,7 @@ class _Call:
         """Return whether the operation is linear in the weights that differ (with all others fixed)."""
         if rule is differences.product:
             return len(self.changed) == 1
-        return rule in (operations.keep_gradient, differences.linear) or (
+        return rule in differences.LINEAR or (
             rule is differences.divide and 0 in self.changed
         )
 
@@ -265,7 +265,7 @@ class _Call:
         several = len(self.activations) + len(self.changed) > 2
         if rule is differences.divide and 0 in self.activations and 1 in self.changed:
             raise MissingRule("division by a weight that differs has no rule for two models.")
-        exact = (operations.keep_gradient, differences.linear, differences.addmm)
+        exact = (*differences.LINEAR, differences.addmm)
         if rule not in exact and (several or rule not in (differences.product, differences.divide)):
             raise MissingRule(f"{self.name} with a weight that differs has no rule for two models.")
         if self.name == "__setitem__":
