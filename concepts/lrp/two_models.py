@@ -254,9 +254,7 @@ class _Call:
         """Return whether the operation is linear in the weights that differ (with all others fixed)."""
         if rule is differences.product:
             return len(self.changed) == 1
-        return rule in differences.LINEAR or (
-            rule is differences.divide and 0 in self.changed
-        )
+        return rule in differences.LINEAR or (rule is differences.divide and 0 in self.changed)
 
     def check(self, rule: Rule | None) -> None:
         """Raise `MissingRule` if the operation is not exact at the means of its arguments."""
