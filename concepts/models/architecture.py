@@ -213,8 +213,8 @@ class Architecture:
         """Return the multiplier of what a site writes to the residual stream."""
         entry = self.family.residual_scale
         name, _, place = (entry if isinstance(entry, str) else entry.get(site, "")).partition(".")
-        value = getattr(self.config, name) if name else 1.0
-        return value[int(place)] if place else value
+        value: Any = getattr(self.config, name) if name else 1.0
+        return float(value[int(place)] if place else value)
 
     @property
     def logit_scale(self) -> float:

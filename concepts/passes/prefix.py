@@ -31,7 +31,7 @@ class Prefix:
         self.length = batch.ids.shape[1]
         with model.lock, torch.no_grad():
             output = model.net.base_model(**model.inputs(batch), use_cache=True)
-        self.cache = getattr(output, "past_key_values", None)  # a model of scans only has a state
+        self.cache: Any = getattr(output, "past_key_values", None)  # a model of scans only has a state
         windows = [
             layer.sliding_window for layer in getattr(self.cache, "layers", ()) if hasattr(layer, "sliding_window")
         ]
