@@ -8,6 +8,7 @@ from functools import partial
 import streamlit as st
 
 from icebear.app.web import details as tables
+from icebear.app.web import fine_tuning as two_models
 from icebear.app.web import flips, measured, ui
 from icebear.app.web.background import Job
 from icebear.app.web.continuations import share
@@ -131,6 +132,10 @@ def details(request: Request) -> None:
     relevance = relevance_of(request)
     if relevance.sites:
         tables.show(relevance, request.prompt, request.target or "")
+
+
+def fine_tuning(request: Request) -> None:
+    two_models.show(request)
 
 
 def method(request: Request) -> None:

@@ -85,11 +85,15 @@ def settings() -> dict[str, Any]:
 
 
 def _model_settings() -> dict[str, Any]:
-    return {name: value for name, value in settings().items() if name != "store"}
+    return {name: value for name, value in settings().items() if name not in ("store", "base_model")}
 
 
 def model_name() -> str:
     return settings()["model"]
+
+
+def base_name() -> str | None:
+    return settings().get("base_model")
 
 
 def a_neuron() -> str:
@@ -124,6 +128,11 @@ def loaded(opened: Store) -> Model | None:
 def model() -> Model:
     """Return the model that all visitors share; the page waits until it is loaded."""
     return waited(loading())
+
+
+def base_model() -> Model:
+    """Return the base model that all visitors share, loaded as the model is."""
+    return waited(_load(**{**_model_settings(), "model": base_name()}))
 
 
 def waited(job: Job, stops: bool = False) -> Any:

@@ -149,8 +149,11 @@ def _foot(number: int, group: Group) -> None:
 
 
 def _folded(request: Request) -> None:
-    for name in ("Details", "Method"):
-        box = st.expander(name, key=f"{name.lower()}_open", bind="query-params")
+    titles = {"details": "Details", "method": "Method"}
+    if ui.base_name():
+        titles = {"fine_tuning": "What fine-tuning changed", **titles}
+    for name, title in titles.items():
+        box = st.expander(title, key=f"{name}_open", bind="query-params")
         if box.open:
             with box:
-                getattr(_live(), name.lower())(request)
+                getattr(_live(), name)(request)

@@ -1,0 +1,79 @@
+"""What fine-tuning changed: the answers of the model and its base model, and the weights that make the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas
+import streamlit as st
+
+from icebear.actmax.explanation import Explanation, explain
+from icebear.app.web import flips, measured, ui
+from icebear.app.web.background import Job
+from icebear.app.web.finding import Request
+from icebear.concepts.attribution.restoring import ChangeEffect
+from icebear.records import TokenScore
+
+SHARES = {"undone": "undone", "same_size": "random, same norms", "random": "random, any", "largest": "largest norms"}
+"""The restored changes, and the other changes beside them, as columns."""
+PERCENT = st.column_config.NumberColumn(format="percent")
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def started(
+    name: str, base: str, prompt: str, counterfactual: str | None, target: str | None, contrast: str | None
+) -> Job:
+    """Return the job that explains the difference between two models, for all visitors."""
+    model, read = ui.model(), ui.read_prompt(prompt)
+    options: dict[str, Any] = {"base_model": ui.base_model()}
+    for key, text in (("target", target), ("contrast", contrast)):
+        options[key] = flips.completed(model, read, text) if text else None
+    options["counterfactual"] = ui.read_prompt(counterfactual) if counterfactual else None
+    return Job("Comparing with the base model", lambda job: explain(model, read, **options))
+
+
+def show(request: Request) -> None:
+    names, answers = (ui.model_name(), ui.base_name()), (request.target, request.contrast)
+    explanation: Explanation = ui.awaited(started, *names, request.prompt, request.counterfactual, *answers, stops=True)
+    relevance, changes = explanation.relevance, explanation.changes
+    compared = relevance.counterfactual
+    assert compared is not None
+    predictions = relevance.predictions, compared.predictions
+    for place, title, name, likely in zip(st.columns(2), ("Model", "Base model"), names, predictions, strict=True):
+        place.markdown(f"**{title}** {ui.plain(name)}: {ui.plain(_listed(likely))}")
+    st.caption(ui.plain(f"{relevance.comparison_text()} {relevance.conservation_text()}."))
+    if changes is None:
+        st.info("Both models give the same number here, so there is no difference to explain.")
+        return
+    st.markdown("#### Weights that caused the difference")
+    for kind, rows in (("layer", changes.layers), ("changed row", changes.changes)):
+        st.dataframe(_caused(kind, rows), hide_index=True, column_config={"caused": ui.SIGNED, "undone alone": PERCENT})
+    st.markdown("#### What restoring them undoes")
+    st.caption(
+        "The share of the difference that is undone when the first changed rows take the base model's weights, beside "
+        "as many random changed rows and the rows with the largest norms of their change."
+    )
+    restored = [
+        {"rows": row.changes, **{title: getattr(row, name) for name, title in SHARES.items()}}
+        for row in changes.restorations
+    ]
+    st.dataframe(pandas.DataFrame(restored), hide_index=True, column_config=dict.fromkeys(SHARES.values(), PERCENT))
+
+
+def _listed(answers: Sequence[TokenScore]) -> str:
+    return ", ".join(f"{text.strip() or text} {number}" for text, number in measured.listed(answers)[:3])
+
+
+def _caused(kind: str, rows: Sequence[ChangeEffect]) -> pandas.DataFrame:
+    """Return what each change, or all changes of a layer, caused, undo alone, and do to likely words."""
+    return pandas.DataFrame(
+        {
+            kind: one.name,
+            "caused": one.caused,
+            "undone alone": one.undone,
+            "raises": ", ".join(one.raises[:3]),
+            "lowers": ", ".join(one.lowers[:3]),
+        }
+        for one in rows
+    )
