@@ -99,4 +99,4 @@ def limits_sentence(explanation: Explanation) -> str:
     """Say what the list of nodes does not show."""
     site = explanation.ranking.site or "ffn"
     others = "attention" if site == "ffn" else "FFN neurons"
-    return f"Not shown: {others}, the other nodes, and what nodes do only together with nodes of other groups."
+    return f"Not shown: {others}, the other nodes, and interactions between nodes of different groups."

@@ -51,8 +51,8 @@ def _check(model: Model, edit: Edit) -> None:
         raise RecipeError(f"The value of {edit} is in units of an index (std or max); give a plain number.")
     if edit.neuron.site != "ffn" or model.family.experts:
         raise RecipeError(
-            f"{edit} is not of a plain FFN neuron; what other neurons add passes through more of their layer, so it is "
-            "no constant vector after it."
+            f"{edit} is not of a plain FFN neuron. The output of other neurons passes through more of the layer, and "
+            "is not constant after it."
         )
     if not (model.task.is_causal and model.task.generates):
         raise RecipeError(f"A control vector is for a model that continues texts, and {model.name} does not.")

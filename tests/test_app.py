@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 import torch
-from appview import fine, shown, text, visit
+from appview import fine, set_up, shown, text, visit
 from conftest import ICE_BEAR
 from serving import started
 
@@ -200,6 +200,22 @@ def test_details_and_method(environment, no_groups):
     page.get_by_key("map").set_value("heads").run()
     page.toggle(key="compare").set_value(True).run()
     assert set(fine(page).dataframe[1].value["in"]) == {"both", "A", "B"}
+
+
+def test_a_base_model_is_compared(first_visit, tiny_folder, tmp_path, monkeypatch, no_groups):
+    """One neuron's W_out row is changed, so that it is the only cause, and restoring it undoes everything."""
+    changed = loading.load_model(tiny_folder, dtype="float32", device="cpu")
+    with torch.no_grad():
+        changed.net.model.layers[2].mlp.down_proj.weight[:, 7] *= 3
+    changed.net.save_pretrained(tmp_path / "tuned")
+    changed.tokenizer.save_pretrained(tmp_path / "tuned")
+    set_up(monkeypatch, model=str(tmp_path / "tuned"), base_model=tiny_folder)
+    page = fine(visit(prompt="Paris is", fine_tuning_open="true"))
+    layers, rows, restored = (frame.value for frame in page.dataframe)
+    assert list(layers["layer"]) == ["layer 2"]
+    assert list(rows["changed row"]) == ["L2.ffn.7 w_out"]
+    assert restored["undone"][0] == pytest.approx(1, abs=1e-3)
+    assert "Base model" in text(page)
 
 
 def test_what_was_typed_stays(environment, no_groups):

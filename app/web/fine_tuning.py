@@ -42,7 +42,7 @@ def show(request: Request) -> None:
     predictions = relevance.predictions, compared.predictions
     for place, title, name, likely in zip(st.columns(2), ("Model", "Base model"), names, predictions, strict=True):
         place.markdown(f"**{title}** {ui.plain(name)}: {ui.plain(_listed(likely))}")
-    st.caption(ui.plain(f"{relevance.comparison_text()} {relevance.conservation_text()}."))
+    st.caption(ui.plain(f"{relevance.conservation_text()}."))
     if changes is None:
         st.info("Both models give the same number here, so there is no difference to explain.")
         return

@@ -312,7 +312,7 @@ def _check_base(base: Model, pair: Objective, number: Tensor) -> None:
     own = forward(base, Logits(one), [experts])[0].to(number)
     if (own - number).abs() > torch.finfo(base.dtype).eps ** 0.5 * own.abs().clamp(min=1):
         raise InputError(
-            f"{base.name} computes another number with the same weights; its configuration differs from the model's. "
+            f"The configuration of {base.name} differs from the model's, so that the same weights give another number. "
             "Compare models of one configuration."
         )
 

@@ -22,7 +22,7 @@ UNIVERSAL, EVERYWHERE = 0.001, 0.8
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Columns and weights (of standardized activations) that detect a concept, and their AUROC on the test texts."""
+    """Columns and weights (of standardized activations) that detect a concept; their AUROC on the validation texts."""
 
     detector: str
     columns: np.ndarray
@@ -54,7 +54,7 @@ def choose(
     max_neurons: int,
     seed: int,
 ) -> tuple[Choice, list[Choice]]:
-    """Return the smallest choice within `TOLERANCE` of the best AUROC on the test texts, and all choices tried:
+    """Return the smallest choice within `TOLERANCE` of the best AUROC on the validation texts, and all choices tried:
     the first neurons of the ranking with their weights, and L1-penalized logistic models over the first `CANDIDATES`.
 
     ranked: columns, the best first. learn, test: standardized activations (S, N), and which texts have the concept.

@@ -24,7 +24,8 @@ def check(options: Options) -> None:
     """Measure the claims of FILE again. The exit code is 1 if one is broken.
 
     FILE is made by --claim of explain, rank, circuit, flip, label and concept find. Without --model, each claim is
-    checked in the model that it was made with. With --model, all claims are checked in that model.
+    checked in the model that it names, or in the default model if it names none. With --model, all claims are checked
+    in that model.
 
     Example:
       icebear explain "The ice bear lives in the" --claim claims.yaml

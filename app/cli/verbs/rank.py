@@ -50,8 +50,8 @@ def rank(options: Options) -> None:
 
     With --counterfactual, rank by the contribution to the difference between two prompts. With --base-model, show
     which changed weights caused the difference between two models, and which neurons pass it on. --ablate measures
-    sufficiency and necessity of the first --top, 100 and 1,000 nodes by absolute relevance (a node is a neuron at a
-    token). If the store has significant labels, they are shown.
+    sufficiency and necessity of the nodes (neurons at a token) with the largest absolute relevance: sets of --top, 100
+    and 1,000. If the store has significant labels, they are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
