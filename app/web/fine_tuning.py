@@ -34,7 +34,7 @@ def started(
 
 
 def show(request: Request) -> None:
-    names, answers = (ui.model_name(), ui.base_name()), (request.target, request.contrast)
+    names, answers = (ui.model_name(), ui.base_name() or ""), (request.target, request.contrast)
     explanation: Explanation = ui.awaited(started, *names, request.prompt, request.counterfactual, *answers, stops=True)
     relevance, changes = explanation.relevance, explanation.changes
     compared = relevance.counterfactual
