@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from icebear.app.cli import verbs
+from icebear.app.cli.options import Verbs
 from icebear.app.cli.output import log_to_stderr
 from icebear.errors import IcebearError, InputError, out_of_memory
 
@@ -22,7 +23,7 @@ ORDER = (
 """The verbs in the order of the help; others come last."""
 
 
-class Group(click.Group):
+class Group(Verbs):
     """Shows icebear's errors as one sentence, and lists the verbs in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

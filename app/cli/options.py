@@ -80,6 +80,15 @@ class Verb(click.Command):
                     formatter.write_dl([row for row in rows if row])
 
 
+class Verbs(click.Group):
+    """Commands whose help lists each with its whole first sentence, which click would cut at the end of the line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def record(options: type[Record]) -> type[Record]:
     """Make a class of options a frozen dataclass."""

@@ -8,13 +8,13 @@ import click
 
 import icebear
 from icebear.app.cli.claims import claim
-from icebear.app.cli.options import FILE, ModelOptions, argument, exactly_one, lines, option, record, verb
+from icebear.app.cli.options import FILE, ModelOptions, Verbs, argument, exactly_one, lines, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 from icebear.paths import local
 
 
-@click.group()
+@click.group(cls=Verbs)
 def concept() -> None:
     """Find concepts (sets of neurons) from examples, measure them in texts, and steer with them.
 

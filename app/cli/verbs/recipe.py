@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import FILE, ModelOptions, argument, exactly_one, option, record, verb
+from icebear.app.cli.options import FILE, ModelOptions, Verbs, argument, exactly_one, option, record, verb
 from icebear.app.cli.output import show
 from icebear.errors import RecipeError
 
 
-@click.group()
+@click.group(cls=Verbs)
 def recipe() -> None:
     """Show, check and combine recipes (saved neuron edits), or export one to other software.
 
