@@ -51,12 +51,9 @@ lint: install
 	cd build/typed && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 	cd build/typed && $(CURDIR)/$(BIN)/lint-imports $(CURDIR)/pyproject.toml --no-cache
 
-# Processes of one thread each do more on the same cores than one process with all threads. There is one more than
-# cores, because tests of the app wait for the browser.
-PROCESSES := $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
-
+# Processes of one thread each do more on the same cores than one process with all threads.
 pytest: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES) --dist worksteal -m "$(MARKS)"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "$(MARKS)"
 
 # The type checker, which has one process, runs beside the tests.
 check: install

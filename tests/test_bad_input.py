@@ -136,7 +136,7 @@ def test_neurons():
     fails("neuron", "L3.ffn.1536", message="1535")
     fails("neuron", "L3.mlp.1", message="'mlp'")
     fails("neuron", "29.860", message="L29.ffn.860")
-    fails("neuron", "L3.q.1", message="neurons")
+    fails("neuron", "L3.q.1", message="L3.q.1")
     fails(*STEER, "--edit", "L99.ffn.1*0", message="29")
     fails(*STEER, "--edit", "L9.ffn.1*nan", message="not nan")
     fails(*STEER, "--edit", "L9.ffn.1=2max", message="index")

@@ -168,7 +168,7 @@ def test_a_card_shows_first_the_lens_that_predicts_better(model, corpus, tmp_pat
             "mean": built.reliability[0],
             "direct": built.direct[0],
         }
-        assert card.to_html().count("averaged Jacobian") == 1
+        assert "averaged Jacobian" in card.to_html()
         ensure_vectors(model, store)  # the index of words that search reads
         row = built.rows(model, [neuron])[0] if built.is_better(0) else direct_row(model, neuron)
         stored = torch.from_numpy(store.vectors.get("lens").reconstruct(store.neurons.id(neuron)))
