@@ -293,7 +293,8 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
             parts = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]
         if causes is not None:
             sums.add_changes(causes.result())
-            _check_base(causes.pair.base, target.objective, numbers[1])
+            if not causes.pair.only_weights_differ:
+                _check_base(causes.pair.base, target.objective, numbers[1])
         here, there = ({site: values.values(row, x) for site, x in values.activation.items()} for row in (0, 1))
         if not sums.numbers:
             places = [pair.all_positions.index(place) for place in pair.positions[0]]

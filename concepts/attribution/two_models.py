@@ -6,19 +6,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from icebear.concepts.attribution.weight_places import Kind, Part, WeightPlaces
 from icebear.concepts.lrp.two_models import Caused, Entries, PairedWeights
 from icebear.concepts.models import dispatch
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.model import Model
+from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError
 from icebear.records import Neuron
 
+OF_THE_FILE = (
+    "name_or_path _name_or_path _model_name_or_path architectures dtype torch_dtype transformers_version".split()
+)
+"""Entries of a configuration or module that say where weights are from, and not what is computed."""
 BLOCK = 256
 """Rows of a weight whose change is computed at once."""
 
@@ -39,6 +45,18 @@ def check_same_shape(model: Model, other: Model) -> None:
             f"{other.name} differs from {model.name} in its layers, neurons or outputs; compare a model with one that "
             "was made from it."
         )
+
+
+def _apart_from_weights(net: nn.Module) -> tuple[dict[str, Any], list[tuple[str, type, dict[str, Any]]]]:
+    """Return the configuration, and the class and plain attributes of each module."""
+
+    def plain(values: dict[str, Any]) -> dict[str, Any]:
+        kinds = (bool, int, float, str, tuple)
+        return {name: x for name, x in values.items() if isinstance(x, kinds) and name not in OF_THE_FILE}
+
+    config: Any = net.config
+    values = {name: value for name, value in config.to_dict().items() if name not in OF_THE_FILE}
+    return values, [(path, type(one), plain(vars(one))) for path, one in net.named_modules()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +111,14 @@ class ModelPair:
     def by_token(self, name: str, kind: Kind) -> Part:
         count = len(self.weights[name][0])
         return Part(None, kind, name.rpartition(".")[0], count, 0, torch.arange(count))
+
+    @cached_property
+    def only_weights_differ(self) -> bool:
+        """Whether modules, configuration and buffers are the same, and the base has no hooks."""
+        own, base = (_apart_from_weights(one.net) for one in (self.model, self.base))
+        buffers, others = (dict(one.net.named_buffers()) for one in (self.model, self.base))
+        same = own == base and buffers.keys() == others.keys() and not is_hooked(self.base)
+        return same and all(torch.equal(x, others[name]) for name, x in buffers.items())
 
     @cached_property
     def embeddings(self) -> list[str]:
