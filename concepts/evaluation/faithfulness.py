@@ -100,7 +100,7 @@ def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> d
 def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Method]) -> dict[str, Method]:
     """Return the methods; one with variants becomes the variant with the largest mean Delta A^F on `questions`."""
     if not questions:
-        raise InputError("No samples are left for --tune; lower --samples to leave it some.")
+        raise InputError("--samples takes all texts of the corpus, so --tune has none; lower --samples.")
     chosen = dict(methods)
     for name, method in methods.items():
         variants = {repr(variant): variant for variant in method.variants()}
