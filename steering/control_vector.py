@@ -50,10 +50,7 @@ def _check(model: Model, edit: Edit) -> None:
     if edit.unit:
         raise RecipeError(f"The value of {edit} is in units of an index (std or max); give a plain number.")
     if edit.neuron.site != "ffn" or model.family.experts:
-        raise RecipeError(
-            f"{edit} is not of a plain FFN neuron. The output of other neurons passes through more of the layer, and "
-            "is not constant after it."
-        )
+        raise RecipeError(f"{edit} is not an edit of a plain FFN neuron, and adds no constant vector; leave it out.")
     if not (model.task.is_causal and model.task.generates):
         raise RecipeError(f"A control vector is for a model that continues texts, and {model.name} does not.")
     if edit.neuron.layer == 0:
