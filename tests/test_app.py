@@ -218,6 +218,19 @@ def test_a_base_model_is_compared(first_visit, tiny_folder, tmp_path, monkeypatc
     assert "Base model" in text(page)
 
 
+def test_a_base_model_that_does_not_load_is_tried_again_and_the_model_stays(
+    first_visit, tiny_folder, tmp_path, monkeypatch, no_groups
+):
+    base = str(tmp_path / "none")
+    set_up(monkeypatch, model=tiny_folder, base_model=base)
+    page = visit(prompt="Paris is", fine_tuning_open="true")
+    assert base in page.error[0].value.replace("\\", "")
+    assert not page.exception
+    model, failed = ui.loading(), ui.shared().loads[json.dumps({**ui._model_settings(), "model": base})]
+    assert ui.loading(base) is not failed
+    assert ui.loading() is model
+
+
 def test_what_was_typed_stays(environment, no_groups):
     page = fine(visit(prompt="The camel lives in the"))
     shown(page, "neurons").get_by_key("text").set_value("desert").run()

@@ -106,11 +106,11 @@ def _load(model: str, **options: Any) -> Job:
     return background.loading(model, **options)
 
 
-def loading() -> Job:
-    """Return the job that loads, or has loaded, the model of all visitors."""
-    options = _model_settings()
+def loading(name: str | None = None) -> Job:
+    """Return the job that loads, or has loaded, a model of all visitors: the named one, or the one to explain."""
+    options = {**_model_settings(), "model": name or model_name()}
     if _load(**options).error:
-        _load.clear()  # to try again
+        _load.clear(**options)  # to try again
     job = shared().loads[json.dumps(options)] = _load(**options)
     return job
 
@@ -132,7 +132,7 @@ def model() -> Model:
 
 def base_model() -> Model:
     """Return the base model that all visitors share, loaded as the model is."""
-    return waited(_load(**{**_model_settings(), "model": base_name()}))
+    return waited(loading(base_name()))
 
 
 def waited(job: Job, stops: bool = False) -> Any:

@@ -71,7 +71,7 @@ def choose(
         model = LogisticRegression(
             l1_ratio=1.0, C=penalty, solver="liblinear", class_weight="balanced", random_state=seed, max_iter=1000
         )
-        with warnings.catch_warnings():  # one that has not converged is judged on the test texts like the others
+        with warnings.catch_warnings():  # one that has not converged is judged on the validation texts like the others
             warnings.simplefilter("ignore", ConvergenceWarning)
             coefficients = model.fit(learn[0][:, candidates], learn[1]).coef_[0]
         chosen = np.flatnonzero(coefficients)

@@ -91,9 +91,9 @@ def after_common_beginning(model: Model, pair: Objective, most: int) -> tuple[Ob
 
     most: the largest number of tokens to leave out.
     """
-    ids, positions = pair.batch.ids, pair.all_positions
-    different = (ids[0] != ids[1]).nonzero()
-    count = min([most, *positions, *different[:1].flatten().tolist()])
+    ids = pair.batch.ids
+    same = int((ids[0] == ids[1]).long().cumprod(0).sum())
+    count = min(most, same, *pair.all_positions)
     prefix = Prefix.of(model, [ids[0, :count].tolist()]) if count >= COMMON else None
     if not prefix:
         return pair, 0
