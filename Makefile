@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Without bytecode, which --no-compile leaves to the first import, every new Python would compile torch again: 7 s.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo app pictures docs check test random lint pytest dist
 
 # Of 22,000 files that pip would compile, Python imports less than a fifth, and compiles those itself.
