@@ -33,13 +33,13 @@ def commands(text):
 
 @pytest.mark.parametrize("verb", list(main.commands))
 def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch):
-    """Here, or on a page with the same options; test_browser.py and test_mcp.py start `app` and `mcp`, and the demo is
-    below."""
+    """Here, or on a page with the same options; test_browser.py and test_mcp.py start `app` and `mcp`, the demo is
+    below, and the averaged lens, which takes minutes, is built in test_lens.py."""
     examples = [shlex.split(line)[1:] for line in commands(main.commands[verb].help)]
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)
     for words in examples:
-        if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo"):
+        if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo") and "--lens" not in words:
             run(*words)
 
 

@@ -415,7 +415,7 @@ def test_the_verbs(smol, few_contexts, tmp_path):
     def run(*words, code=0):
         result = CliRunner().invoke(main, ["concept", *words])
         assert result.exit_code == code, result.output
-        return result.output
+        return result.stdout if code == 0 else result.stderr
 
     assert "No concepts yet" in run("list", *store)
     out = run("find", "music", "--with", str(tmp_path / "with.txt"), "--without", str(tmp_path / "without.txt"), *store)
