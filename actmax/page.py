@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from icebear.actmax.explanation import ExplainedGroup
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
-NEAREST = {"writes": "Similar output", "reads": "Similar input", "examples": "Similar sentences"}
+NEAREST = {
+    "writes": "Neurons with similar output",
+    "reads": "Neurons with similar input",
+    "examples": "Neurons with similar sentences",
+}
 TICKS = 6
 """About as many numbers are on the axis of a histogram."""
 ALIKE = 0.5
@@ -43,8 +47,11 @@ def heading(card: Card, polarity: str) -> str:
 def nearest_title(by: str, chance: tuple[float, float], polarity: str = "+") -> str:
     """Return the heading of a list of similar neurons, with the random baseline."""
     side = "" if by == "reads" else f" at polarity {polarity}"
-    baseline = "cosine of a random neuron with its nearest neighbor"
-    return f"{NEAREST[by]}{side} (baseline: {baseline}, median {chance[0]:.2f}, maximum {chance[1]:.2f})"
+    median, largest = chance
+    return (
+        f"{NEAREST[by]}{side} (cosine in parentheses; between a random neuron and its nearest neighbor, the median "
+        f"is {median:.2f} and the maximum {largest:.2f})"
+    )
 
 
 def card_fragment(card: Card) -> Markup:
@@ -105,9 +112,9 @@ def writes_about(card: Card) -> str:
     """Return what the words and numbers of `Card.writes` are; they have places."""
     one = next(iter(card.writes.values()))
     return (
-        f"Mean effect on the likely next words after the first {len(one.places)} sentences, relative to the neuron's "
-        f"average activation ({one.average:+.2f}). alike: the mean correlation between the effects after two of these "
-        "sentences. random: the same for two random sentences."
+        f"Mean effect on the likely next words after the first {len(one.places)} sentences, compared with the neuron's "
+        f"average activation ({one.average:+.2f}). alike: correlation between the effects after two of these "
+        "sentences, averaged over all pairs. random: the same average over pairs of random sentences."
     )
 
 

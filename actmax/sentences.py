@@ -47,7 +47,7 @@ def sum_text(group: ExplainedGroup) -> str:
     if not group.group.interacts:
         return ""
     words = effect_words(group.group.tokens, group.group.each.sum(0), 3)
-    return f"Sum of the effects of its nodes: {effect_text(*words)}"
+    return f"Sum of the effects of one node at a time: {effect_text(*words)}"
 
 
 def group_text(group: ExplainedGroup) -> str:
@@ -73,11 +73,11 @@ def together_sentence(explanation: Explanation) -> str:
     group = explanation.together.group
     raises, lowers = (", ".join(words) or "no likely word" for words in group.words(6))
     compared = explanation.relevance.counterfactual is not None
-    relative = "their values in the counterfactual" if compared else "their average on other texts"
+    values = "counterfactual values" if compared else "averages on other texts"
     site = NODES[explanation.ranking.site or "ffn"]
     return (
         f"Together, the {len(group.nodes)} nodes ({site} at a token) with the largest relevance raise {raises}, and "
-        f"lower {lowers}, relative to {relative}."
+        f"lower {lowers}, compared with these nodes' {values}."
     )
 
 

@@ -38,8 +38,8 @@ class ScanTables:
             if key not in SPELLED and have.get(key) != facts[key]:
                 name = "corpus" if key == "content" else key
                 raise StoreError(
-                    f"{path} was built with {name} {have.get(name)!r}, not {facts[name]!r}; use the same again, or "
-                    "another --store."
+                    f"{path} was built with {name} {have.get(name)!r}, not {facts[name]!r}; use "
+                    f"{name} {have.get(name)!r}, or another --store."
                 )
         claimed, limit = have["claimed_limit"], facts["claimed_limit"]
         if limit is not None and (claimed is None or limit < claimed):

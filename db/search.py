@@ -72,7 +72,7 @@ def _by_output(store: Store, words: list[str]) -> Candidates:
     if not known:
         return []
     return [
-        (identity, polarity, f"promotes {' '.join(known)!r} ({cosine:.2f})")
+        (identity, polarity, f"promotes {' '.join(known)!r} (cosine {cosine:.2f})")
         for identity, polarity, cosine in _both_signs(rows, query, CANDIDATES)
     ]
 
@@ -92,7 +92,8 @@ def _by_vectors(store: Store, query: str) -> Candidates:
     query_vector = rows.mean(0, dtype=np.float32) - store.vectors.center()
     nearest = vectors.nearest(store.vectors.get("examples"), query_vector, CANDIDATES)
     examples = _examples_text(store)
-    return [(i // 2, "+-"[i % 2], f"{examples} are similar ({cosine:.2f})") for i, cosine in nearest]
+    why = f"{examples} are similar to sentences with the words"
+    return [(i // 2, "+-"[i % 2], f"{why} (cosine {cosine:.2f})") for i, cosine in nearest]
 
 
 def _by_labels(store: Store, words: list[str]) -> Candidates:

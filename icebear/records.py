@@ -264,10 +264,14 @@ class Reliability(NamedTuple):
 
     def __str__(self) -> str:
         if self.ceiling < FEW_WORDS:
-            return f"no fixed words: what it writes depends on the context (ceiling {self.ceiling:.2f})"
+            return (
+                "no fixed words, because what a neuron writes depends on the text (the effect measured in one text has "
+                f"a correlation of only {self.ceiling:.2f} with the mean effect in other texts)"
+            )
         return (
-            f"correlation with the effect in one text {self.correlation:.2f} for the lens, {self.ceiling:.2f} for the "
-            f"mean effect in other texts; the first five words rise {self.ratio:.0%} as much as the five that rise most"
+            f"the effect measured in one text has a correlation of {self.correlation:.2f} with the lens, and of "
+            f"{self.ceiling:.2f} with the mean effect in other texts; the first five words of the lens rise "
+            f"{self.ratio:.0%} as much as the five words that rise most"
         )
 
 

@@ -75,7 +75,7 @@ def matrix(
         If the answer is empty, or the method is not a set of relevance rules.
     """
     if not isinstance(answer, Answer):
-        raise InputError(f"{shown(answer)} is not an answer; let the model give one (Model.answer).")
+        raise InputError(f"{shown(answer)} is not an answer object; get one from Model.answer.")
     if not isinstance(method, AttnLRP):
         raise InputError(f"{shown(method)} cannot compute an attribution matrix; use AttnLRP(...) or CP_LRP.")
     if not answer.ids:

@@ -109,7 +109,7 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
 def _check_tokens(base: Model, row: PromptRequest, other: Prompt, pair: Objective) -> None:
     """Raise `InputError` if the base model reads other tokens."""
     if joint_objective(base, [replace(row, prompt=other)]).batch.row_ids(0) != pair.batch.row_ids(1):
-        raise InputError(f"{base.name} splits the prompt into other tokens; give token ids.")
+        raise InputError(f"{base.name} and the model split the prompt into different tokens; give token ids.")
 
 
 Answers = tuple[int, ...]

@@ -370,7 +370,10 @@ class Relevance(SavedResult, Tabled):
     def comparison_text(self) -> str:
         """Return what the relevance is compared with in a sentence."""
         if self.counterfactual is None:
-            return "Without a counterfactual, many of the largest neurons are large for every prompt."
+            return (
+                "Without a counterfactual, many of the neurons with the largest relevance have a large relevance for "
+                "every prompt."
+            )
         return f"Compared with {self.counterfactual}"
 
     # --- export ---------------------------------------------------------------------------------------

@@ -132,6 +132,7 @@ class _Conversation:
         return Group(
             relevance_report(relevance, words),
             nodes_table(
-                explanation, "FFN neurons where the model predicts it, relative to their average on other texts"
+                explanation,
+                "FFN neurons where the model predicts these words, compared with their average on other texts",
             ),
         )

@@ -37,7 +37,8 @@ class Options:
     at: int | None
     max_new_tokens: int = option(advanced=True)
     sufficiency: float | None = option(
-        "Instead of --nodes: the smallest number of nodes with this sufficiency.", advanced=True
+        "Instead of --nodes: take the smallest number of nodes that have this sufficiency (see --ablate).",
+        advanced=True,
     )
     claim: str | None
     neuronpedia: str | None = option("Write the graph for Neuronpedia and circuit-tracer.", type=FILE, advanced=True)
@@ -48,7 +49,7 @@ class Options:
 def circuit(options: Options) -> None:
     """Show the neurons that contribute most to the difference between the predictions after two prompts.
 
-    The prompts are PROMPT and --counterfactual. The edges show how the neurons affect each other.
+    The prompts are PROMPT and --counterfactual. Edges between the neurons show how they affect each other.
 
     With --file, find one circuit for many pairs of prompts, all of the same length. Each line of the file is a JSON
     object with a prompt, a counterfactual and, optionally, a target and a contrast.

@@ -31,10 +31,14 @@ class Find:
     name: str = argument()
     with_: str = option("File of texts with the concept, one per line.", type=FILE, required=True)
     without: str = option(
-        "File of texts without the concept that are otherwise similar, one per line.", type=FILE, required=True
+        "File of texts without the concept, one per line. Apart from the concept, they should resemble the others.",
+        type=FILE,
+        required=True,
     )
-    rank_by: str = option("How to rank neurons: means, cna, relevance, w_out or search (docs/concepts.md).", "means")
-    words: str | None = option("Words for the concept, comma-separated; for --rank-by relevance, w_out and search.")
+    rank_by: str = option("How neurons are ranked: means, cna, relevance, w_out or search (docs/concepts.md).", "means")
+    words: str | None = option(
+        "Words for the concept, separated by commas. --rank-by relevance, w_out and search need them."
+    )
     max_neurons: int = option(default=20)
     claim: str | None
     site: str = option("Sites of the neurons, separated by commas: ffn, attn, q, k, v, ...", "ffn,attn")
@@ -49,8 +53,8 @@ class Find:
 def find(options: Find) -> None:
     """Find a small set of neurons that separates texts with a concept from texts without it, and save it as NAME.
 
-    Half of the texts rank the neurons and fit their weights. A quarter (validation) chooses one set of neurons. The
-    last quarter tests this set.
+    Half of the texts are used to rank the neurons and to fit the weights of several sets of neurons. A quarter
+    (validation) is used to choose one of these sets, and the last quarter to test the chosen set.
 
     Example:
       icebear concept find music --with examples/music.txt --without examples/not-music.txt

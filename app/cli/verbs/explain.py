@@ -10,7 +10,16 @@ import click
 
 import icebear
 from icebear.app.cli.claims import claim
-from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
+from icebear.app.cli.options import (
+    AT_LEAST_1,
+    AttributionOptions,
+    ModelOptions,
+    exactly_one,
+    option,
+    record,
+    recorded,
+    verb,
+)
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
@@ -22,8 +31,12 @@ class Options:
     attribution: AttributionOptions
     site: str | None = option(show_default="ffn")
     position: Any
-    top: int = option(default=10)
-    sources: bool = option("Generate an answer, and show how much of it came from context, question and its own words.")
+    top: int = option(
+        "Number of neurons to list; on the screen only if it shows no groups.", default=10, type=AT_LEAST_1
+    )
+    sources: bool = option(
+        "Generate an answer. Show how much came from context, question and earlier words of the answer."
+    )
     suggest: bool = option("Suggest three counterfactual prompts, and print them as commands.")
     store: str
     html: str | None

@@ -20,17 +20,18 @@ class Options:
     to: str | None = option("Token or phrase that should come next.")
     suppress: bool = option("Instead of --to: move the current answer out of the most probable tokens.")
     suppress_phrase: str | None = option(
-        "Instead of --to: a phrase that the model generates now and shall no longer generate."
+        "Instead of --to: a phrase that the model generates now and must not generate after the edits."
     )
     source: str | None = option(
-        "Prompt after which the model predicts the wanted token; activations move towards their values there."
+        "Prompt after which the model predicts the wanted token; the edits move activations towards their values "
+        "in this prompt."
     )
     max_neurons: int
     save: str | None
     store: str
     json: bool
     top_k: int | None = option(
-        "With --suppress: the answer must not be among this many most probable tokens.",
+        "With --suppress: keep the answer out of this many most probable tokens.",
         type=AT_LEAST_1,
         show_default="5",
         advanced=True,
@@ -42,12 +43,16 @@ class Options:
         "Warn if the off-target KL (the side effects) is larger than this many nats.", advanced=True
     )
     paraphrases: str | None = option(
-        "File of prompts, one per line, with the same meaning as PROMPT; the edits must flip them too.",
+        "File of prompts, one per line, that mean the same as PROMPT; the edits must flip them too.",
         type=FILE,
         advanced=True,
     )
     claim: str | None
-    unbounded: bool = option("Allow activations outside each neuron's range on the calibration texts.", advanced=True)
+    unbounded: bool = option(
+        "Allow activations outside the range that the neuron has on the calibration texts (fixed texts that come with "
+        "icebear).",
+        advanced=True,
+    )
     model: ModelOptions
 
 
@@ -55,8 +60,8 @@ class Options:
 def flip(options: Options) -> None:
     """Find a small set of neuron edits that changes the next token after PROMPT, and report their side effects.
 
-    With a store, flip also tries the neurons that icebear search finds for the wanted token, and shows sentences that
-    activate the edited neurons.
+    If there is a store, flip also tries the neurons that the command "icebear search" finds for the wanted token. flip
+    also shows sentences that activate the edited neurons.
 
     Example:
       icebear flip "The ice bear lives in the" --to " desert" --source "The camel lives in the"

@@ -23,7 +23,7 @@ class Options:
     neurons: tuple[str, ...] = argument(nargs=-1)
     corpus: str | None
     language: str = option(f"Language of the corpus; en, es or fr for {WIKI}.", "en", advanced=True)
-    column: str = option("Column or field of files and datasets that has the text.", "text", advanced=True)
+    column: str = option("Column (or field) of a file or dataset that has the text.", "text", advanced=True)
     config: str | None = option("Configuration of a Hugging Face dataset.", advanced=True)
     split: str | None = option("Split of a Hugging Face dataset.", show_default="train", advanced=True)
     revision: str | None = option("Revision of a Hugging Face dataset.", show_default="latest", advanced=True)
@@ -32,10 +32,10 @@ class Options:
     )
 
     site: tuple[str, ...] = option("Site of the neurons.", ("ffn",), multiple=True, type=click.Choice(SITES))
-    k: int = option("Number of examples for each neuron and polarity.", 32, type=AT_LEAST_1)
+    k: int = option("Number of examples for each neuron and polarity (sign of the activation).", 32, type=AT_LEAST_1)
     annotate: bool
     prompt: str | None
-    top: int
+    top: int = option("With --prompt: number of neurons to annotate.", default=20, type=AT_LEAST_1)
     lens: bool = option(
         "Scan nothing; build the averaged Jacobian lens of the model. It needs no corpus, and you need it only once."
     )
@@ -44,7 +44,7 @@ class Options:
     json: bool
     max_tokens: int = option(default=256, advanced=True)
     by: Literal["activation", "relevance"] = option(
-        "Rank examples by activation, or by relevance (RelMax; slower).", "activation", advanced=True
+        "Rank the sentences by activation, or by relevance (RelMax; slower).", "activation", advanced=True
     )
     engine: Literal["local", "ray"] = option("Engine that runs the scan.", "local", advanced=True)
     workers: int = option("Number of Ray workers.", 2, type=AT_LEAST_1, advanced=True)
@@ -54,16 +54,16 @@ class Options:
 
 @verb(Options)
 def index(options: Options) -> None:
-    """Index the maximally activating sentences of every neuron.
+    """Index the maximally activating sentences (the examples) of every neuron.
 
     You can interrupt the command at any time; run it again to resume.
 
-    With --annotate, the command scans no text. It attributes the activations in the examples of NEURONS (or, with
-    --prompt, of the most relevant neurons) to the tokens of their sentences.
+    With --annotate, the command scans no text. It takes the examples of NEURONS (or, with --prompt, of the most
+    relevant neurons) and attributes the neuron's activation in each example to the tokens of the example.
 
-    With --lens, the command builds the averaged Jacobian lens of the model. icebear neuron --effects then shows the
-    words that a neuron promotes through the layers above, and how well these words predict measured effects. If the
-    store exists, icebear search uses these words too.
+    With --lens, the command builds the averaged Jacobian lens of the model. The command "icebear neuron --effects" then
+    shows the words that a neuron promotes through the layers above, and how well these words predict measured effects.
+    If the store exists, the command "icebear search" uses these words too.
 
     Example:
       icebear index --limit 20 --store wiki.db

@@ -6,7 +6,7 @@ import click
 
 import icebear
 from icebear.app.cli.claims import claim
-from icebear.app.cli.options import ModelOptions, argument, option, record, verb
+from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named
@@ -21,7 +21,7 @@ class Options:
     score: bool = option("Score TEXT as a label of NEURON.")
     prompt: str | None
     all: bool = option("With --auto: label all neurons in the store. This takes hours.")
-    top: int
+    top: int = option("With --prompt: number of neurons to label.", default=20, type=AT_LEAST_1)
     claim: str | None
     store: str
     json: bool
@@ -32,9 +32,9 @@ class Options:
 def label(options: Options) -> None:
     """Label NEURON with your own TEXT, or find labels (--auto) and score them on held-out sentences.
 
-    An empty TEXT removes your label. --auto --prompt "The ice bear lives in the" labels the 20 most relevant
-    neurons in about two minutes. --auto needs an index of at least 300 summaries. You can interrupt the command at
-    any time; run it again to resume.
+    An empty TEXT removes your label. With --auto --prompt "The ice bear lives in the", the command labels the 20 most
+    relevant neurons for this prompt in about two minutes. --auto needs an index of at least 300 summaries. You can
+    interrupt the command at any time; run it again to resume.
 
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db
@@ -81,7 +81,8 @@ def _automatic(options: Options) -> None:
             label_neurons(model, store, neurons, on_progress=move)
         labels, made_with = store.labels.meanings(neurons), store.made_with()
     rows = [labels[name, polarity] for name in neurons for polarity in "+-"]
-    title = f"{sum(meaning.significant for meaning in rows)} of {len(rows)} (neuron, sign) have a significant label"
+    significant = sum(meaning.significant for meaning in rows)
+    title = f"{significant} of {len(rows)} pairs of neuron and sign have a significant label"
     document = {**made_with, "meanings": [meaning.to_dict() for meaning in rows]}
     show(options.json, document, labels_table(rows[: max(2 * options.top, 40)], title))
     if options.claim:

@@ -24,12 +24,12 @@ NOT_MEASURED = "icebear index --lens measures how well these words predict what 
 class Options:
     neuron: str | None = argument(required=False)
     significant: bool = option(
-        "Instead of NEURON: list significant labels at a false discovery rate of 5 %, best first."
+        "Instead of NEURON: list the labels that are significant at a false discovery rate of 5 %, best first."
     )
     base_model: str | None
     top: int
     effects: bool = option(
-        "Load the model, and add the words that the neuron promotes through the layers above and its measured effects."
+        "Load the model. Add the neuron's measured effects, and the words that it promotes through the layers above."
     )
     annotate: bool
     html: str | None
@@ -40,12 +40,13 @@ class Options:
 
 @verb(Options)
 def neuron(options: Options) -> None:
-    """Show what NEURON means: the tokens that it promotes or, with a store (see icebear index), its card.
+    """Show what NEURON means: the tokens that it promotes or, if there is a store, its card.
 
-    The card has the sentences with the largest positive and negative activations, and the label with its score. The
-    card needs only the store, not the model. With --effects, the card also has the next words that the neuron
-    raises and lowers at these sentences, measured in the model. With --base-model, the command shows the promoted
-    tokens in both models, and two cosines between the models: one of the neuron's W_in rows, one of its W_out rows.
+    The command "icebear index" makes the store. The card has the sentences with the largest positive and negative
+    activations, and the label with its score. The card needs only the store, not the model. With --effects, the card
+    also has the next words that the neuron raises and lowers at these sentences, measured in the model. With
+    --base-model, the command shows the tokens that the neuron promotes in each of the two models. It also shows
+    the cosine between the neuron's W_in row in one model and its W_in row in the other, and likewise for W_out.
 
     Example:
       icebear neuron L29.ffn.860 --top 5
@@ -126,6 +127,8 @@ def _significant(options: Options) -> None:
         raise StoreError(f"{options.store} has no automatic labels yet; make them with icebear label --auto.")
     labels = most_significant(tried)
     rows = labels[: options.top]
-    title = f"{len(labels):,} of {len(tried):,} (neuron, sign) have a significant label; false discovery rate 5 %"
+    title = (
+        f"{len(labels):,} of {len(tried):,} pairs of neuron and sign have a significant label; false discovery rate 5 %"
+    )
     document = {**made_with, "tried": len(tried), "significant": [meaning.to_dict() for meaning in rows]}
     show(options.json, document, labels_table(rows, title))

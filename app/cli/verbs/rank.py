@@ -31,10 +31,13 @@ class Options:
     json: bool
     file: str | None = option(advanced=True)
     polarity: Literal["+", "-"] | None = option(
-        "Only neurons of this polarity (with --counterfactual: the sign of the difference).", advanced=True
+        "List only neurons of this polarity: the sign of the activation, or with --counterfactual the sign of the "
+        "activation minus the counterfactual activation.",
+        advanced=True,
     )
     words: Literal["effects", "direct"] = option(
-        "Words beside neurons: their measured effects on the likely next words, or the direct projection (logit lens).",
+        "Words to show for each neuron: the likely next words that it raises and lowers (effects, measured), or the "
+        "words that its W_out row promotes (direct, the logit lens).",
         default="effects",
         advanced=True,
     )
@@ -50,8 +53,8 @@ def rank(options: Options) -> None:
 
     With --counterfactual, rank by the contribution to the difference between two prompts. With --base-model, show
     which changed weights caused the difference between two models, and which neurons pass it on. --ablate measures
-    sufficiency and necessity of the nodes (neurons at a token) with the largest absolute relevance: sets of --top, 100
-    and 1,000. If the store has significant labels, they are shown.
+    three sets of nodes (neurons at a token): the N nodes (N is the value of --top), the 100 nodes and the 1,000 nodes
+    with the largest absolute relevance. If the store has significant labels, they are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5

@@ -17,10 +17,11 @@ from icebear.edits import parse_edits
 class Options:
     prompt: PromptOptions
     edit: tuple[str, ...] = option(
-        "Edit: L29.ffn.860=-20 sets, *0 multiplies, +5 adds; with @last, only at the last token. Repeatable.",
+        "Edit of a neuron: L29.ffn.860=-20 sets the activation, *0 multiplies it, +5 adds to it. With @last, only at "
+        "the last token. Give --edit several times for several edits.",
         multiple=True,
     )
-    recipe: str | None = option("Saved recipe to apply.", type=FILE)
+    recipe: str | None = option("Recipe (file of saved edits) to apply.", type=FILE)
     max_new_tokens: int
     temperature: float
     seed: int
@@ -31,7 +32,7 @@ class Options:
 
 @verb(Options)
 def steer(options: Options) -> None:
-    """Generate after PROMPT without and with edited neurons.
+    """Generate text after PROMPT, once without and once with edited neurons.
 
     Example:
       icebear steer "The ice bear lives in the" --edit "L29.ffn.860=-20" --max-new-tokens 10
