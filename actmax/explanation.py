@@ -385,7 +385,9 @@ def explain(
     if isinstance(prompt, Relevance):
         chosen = (target, contrast, counterfactual, base_model, method, span, circuit_nodes)
         if any(value is not None for value in chosen):
-            raise InputError("A relevance has its target, counterfactual and method; give only top, site and store.")
+            raise InputError(
+                "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
+            )
         read = Prompt(ids=prompt.prompt.ids[: prompt.prompt.encoder_length])
         return controlled(model, read, prompt, ranking, store=store)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}

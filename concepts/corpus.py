@@ -170,7 +170,7 @@ def read_corpus(
         documents = lambda: _documents(_data_set(name, config, split, revision), column, name)  # noqa: E731
         content, streamed = name, True
     if (config or split or revision) and not streamed:
-        raise InputError(f"Leave out config, split and revision: {name} is not a Hugging Face data set.")
+        raise InputError(f"{name} is not a Hugging Face data set; leave out config, split and revision.")
     facts: dict[str, Any] = {"corpus": name, "language": language, "column": column}
     facts |= {"config": config, "split": split, "revision": revision, "content": content}
     return Corpus(facts, limit, lambda: itertools.islice(documents(), limit), streamed)
@@ -208,7 +208,9 @@ def _file(path: Path, column: str) -> Callable[[], Iterator[Document]]:
     try:
         existing(path)
         if kind(path) not in READERS:
-            raise InputError(f"{path} does not end in {', '.join(READERS)}; rename it if it has such a format.")
+            raise InputError(
+                f"{path} has none of the endings {', '.join(READERS)}; rename the file if it has one of these formats."
+            )
         if kind(path) != ".parquet":
             check_text(path)
     except FileNotFoundError:

@@ -18,6 +18,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.models.model import Model
 from icebear.convert import SavedRecord
+from icebear.errors import InputError
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bool)}
 
@@ -67,10 +68,11 @@ def _unpacked(packed: Any, kind: type) -> Tensor:
 def _same(saved: Any, model: Model | None) -> Model:
     """The model that was passed, if it is the one that was saved."""
     if model is None:
-        raise ValueError(f"it was made with {saved['name']}: load that model, and pass it")
+        raise InputError(f"The result was made with {saved['name']}; load this model, and pass it as model=.")
     if saved["fingerprint"] != model.fingerprint:
-        raise ValueError(
-            f"it was made with {saved['name']} ({saved['fingerprint']}), not with {model.name} ({model.fingerprint})"
+        raise InputError(
+            f"The result was made with {saved['name']} ({saved['fingerprint']}), not with {model.name} "
+            f"({model.fingerprint}); load the model that it was made with."
         )
     return model
 

@@ -101,7 +101,7 @@ def build_mean_lens(model: Model, on_progress: OnProgress = lambda done, total: 
     from safetensors.torch import load_file, save
 
     if is_hooked(model):
-        raise InputError("The mean lens is of the model without edits; build it outside steer.")
+        raise InputError("The averaged Jacobian lens is of the model without edits; build the lens outside of steer.")
     file, width, total = _file(model), model.config.hidden_size, model.config.hidden_size + model.layers
     folder = file.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -304,7 +304,7 @@ def ratio(prediction: Tensor, effects: Tensor) -> float:
 def _w_out(model: Model, neuron: Neuron) -> Tensor:
     rows = w_out_rows(model, neuron.site, neuron.layer, slice(neuron.index, neuron.index + 1))
     if rows is None:
-        raise InputError(f"{neuron} does not write to the residual stream; take neurons of ffn and attn.")
+        raise InputError(f"{neuron} does not write to the residual stream; choose neurons of site ffn or attn.")
     return rows[0].to(model.device)
 
 

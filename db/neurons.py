@@ -78,7 +78,9 @@ class NeuronTables:
         rows = self.file.database.execute(query, (self.id(neuron),))
         classes = {"+-"[polarity]: name for polarity, name in rows}
         if not classes:
-            raise StoreError(f"The scan of {self.file.path} was interrupted at its end; run icebear index again.")
+            raise StoreError(
+                f"The scan of {self.file.path} is not finished; run icebear index again with the same options."
+            )
         return classes
 
     def table(self) -> DataFrame:

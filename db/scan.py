@@ -44,8 +44,8 @@ class ScanTables:
         claimed, limit = have["claimed_limit"], facts["claimed_limit"]
         if limit is not None and (claimed is None or limit < claimed):
             raise StoreError(
-                f"{path} was built with {'no limit' if claimed is None else f'the limit {claimed}'}, not {limit}; "
-                "a scan can add documents, not remove them: use the same limit again, or another --store."
+                f"{path} was built with {'no limit' if claimed is None else f'the limit {claimed}'}, not {limit}, and "
+                "a scan cannot remove documents; use the same limit again, or another --store."
             )
         return "finished" in have and have["limit"] == limit
 

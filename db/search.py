@@ -35,7 +35,7 @@ def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
     store.facts.get("finished")
     words = re.findall(r"\w+", text) if isinstance(text, str) else []
     if not words:
-        raise InputError(f"The search text {shown(text)} has no words; write some.")
+        raise InputError(f"The search text {shown(text)} has no words; give at least one.")
     query = " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
     rankings = (
         (1.0, _by_output(store, words)),
@@ -110,7 +110,7 @@ def _examples_text(store: Store) -> str:
 
 
 def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
-    one_of(by, "comparison of neurons", NEAR)
+    one_of(by, "kind of similarity", NEAR)
     one_of(polarity, "polarity", POLARITIES)
     k = whole(k, "The number of neurons")
     identity, sign = store.neurons.id(neuron), 1 if polarity == "+" else -1

@@ -78,7 +78,7 @@ class SqliteFile:
         if version > VERSION:
             raise StoreError(f"{self.path} was written by a newer icebear; update icebear to open it.")
         if version == 0 and (tables or not self._create):
-            raise StoreError(f"{self.path} is a SQLite file, but not of icebear; choose another --store.")
+            raise StoreError(f"{self.path} is a SQLite file, but not a store of icebear; choose another --store.")
         if 0 < version < VERSION:
             raise StoreError(f"{self.path} was written by an older icebear; delete it and build it again.")
         if version == 0:
@@ -157,7 +157,7 @@ class SqliteFile:
             return StoreError(f"The disk of {self.path} is full; make room and run the same command again.")
         if "readonly" in text or "unable to open" in text:
             return self._unwritable()
-        return StoreError(f"{self.path} cannot be used ({text}).")
+        return StoreError(f"{self.path} cannot be used ({text}); restore a copy, or choose another --store.")
 
 
 class JsonTable:

@@ -60,7 +60,9 @@ def open_alone(path: str | Path, model_name: str) -> Iterator[Store]:
     with open_store(path) as store:
         store.facts.get("finished")
         if store.facts.get("model") != model_name:
-            raise StoreError(f"{path} is an index of {store.facts.get('model')}, not of {model_name}.")
+            raise StoreError(
+                f"{path} is an index of {store.facts.get('model')}, not of {model_name}; use another --store."
+            )
         yield store
 
 

@@ -75,7 +75,9 @@ class VectorFiles:
         except (OSError, RuntimeError):
             with suppress(OSError):
                 part.unlink(missing_ok=True)
-            raise StoreError(f"{path} cannot be written; make room or check the folder, and run it again.") from None
+            raise StoreError(
+                f"{path} cannot be written; make room or check the folder, then run the same command again."
+            ) from None
         self.file.insert("vectors", [(name, identity)])
 
     def get(self, name: str) -> Any:
@@ -83,7 +85,7 @@ class VectorFiles:
 
         Raises `StoreError` if the file is missing or damaged, or belongs to another store or to earlier results.
         """
-        path, again = self.path(name), "run icebear index again with the same options to rebuild them."
+        path, again = self.path(name), "run icebear index again with the same options to rebuild it."
         row = self.file.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
         try:
             if (stored_digest(path),) != row:
@@ -92,7 +94,7 @@ class VectorFiles:
                 )
             return _read(path, path.stat().st_mtime_ns)
         except (OSError, RuntimeError):
-            raise StoreError(f"The vectors {path} are missing or damaged; {again}") from None
+            raise StoreError(f"The vector file {path} is missing or damaged; {again}") from None
 
     def has(self, name: str) -> bool:
         query = "SELECT count(*) FROM vectors WHERE name = ?"

@@ -95,14 +95,22 @@ def _structured(
     version = data.get(_name(kind)) if isinstance(data, dict) else None
     if version != FORMAT:
         if isinstance(version, int):
-            raise error(f"{source} has format version {version}, but this icebear reads {FORMAT}; make the file again.")
+            raise error(
+                f"{source} has format version {version}, but this version of icebear reads format version {FORMAT}; "
+                "make the file again with this version."
+            )
         name = kind.__name__.lower()
-        raise error(f"{source} is not an icebear {name}: it lacks {_name(kind)!r}: {FORMAT}.")
+        raise error(
+            f"{source} is not an icebear {name}, because it lacks {_name(kind)!r}: {FORMAT}; choose one that icebear "
+            "saved."
+        )
     try:
         return converter.structure({key: data[key] for key in data if key != _name(kind)}, kind)
-    except Exception as reason:  # of cattrs, or of a record that checks its own fields
+    except IcebearError as reason:  # of a record that checks its own fields
+        raise error(f"{source} cannot be read. {reason}") from None
+    except Exception as reason:  # of cattrs
         why = f"it lacks {reason}" if isinstance(reason, KeyError) else str(reason).rstrip(".")
-        raise error(f"{source} has a bad part ({why}); save it again with icebear.") from None
+        raise error(f"{source} cannot be read ({why}); save it again with icebear.") from None
 
 
 def _name(kind: type) -> str:
@@ -160,7 +168,7 @@ class SavedRecord:
             If the file exists and `overwrite` is False, or if it cannot be written.
         """
         if not overwrite and local(path).exists():
-            raise InputError(f"{path} is there already; choose another path, or pass overwrite=True.")
+            raise InputError(f"{path} exists already; choose another path, or pass overwrite=True.")
         body = to_json(self, None, self.converter()).removesuffix("}")
         write_file(path, f"{body}{_ending(body)}\n")
 

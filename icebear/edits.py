@@ -77,7 +77,10 @@ class Edit:
             checked = real(getattr(self, name), f"The {name} of an edit of {self.neuron}", *limits)
             object.__setattr__(self, name, checked)
         if self.unit and self.op == "scale":
-            raise InputError(f"The edit of {self.neuron} scales by a plain number, not by {self.unit}.")
+            raise InputError(
+                f"The edit of {self.neuron} scales by a number, which cannot be in units of {self.unit}; leave out "
+                f"{self.unit}."
+            )
         where = self.where if isinstance(self.where, str) else ""
         ordered = _WHERE.fullmatch(where) and all(low <= high for low, high in _bounds(where))
         if not (where in PLACES or ordered or (where and (self.condition or self.turn))):
@@ -134,8 +137,8 @@ class Edit:
             return self
         if statistic is None:
             raise InputError(
-                f"An edit of {self.neuron} is in units of its {self.unit}, which an index records; build one with "
-                "icebear index and name it with --store, or give a plain number."
+                f"An edit of {self.neuron} is in units of its {self.unit}, which only an index records; build an index "
+                "with icebear index and name it with --store (in Python, pass statistic=), or give a plain number."
             )
         one = real(statistic(self.neuron, self.unit), f"The {self.unit} of {self.neuron}")
         return replace(self, value=self.value * one, unit="")

@@ -24,6 +24,6 @@ def need(extra: str) -> None:
     missing = [package for module, package in EXTRAS[extra].items() if find_spec(module) is None]
     if missing:
         raise InputError(
-            f"This needs {', '.join(missing)}; pip install {' '.join(missing)} (or, in icebear's checkout, "
-            f"pip install -e '.[{extra}]')."
+            f"This feature needs the missing package{'s' * (len(missing) > 1)} {', '.join(missing)}; install with: "
+            f"pip install {' '.join(missing)} (or, in a checkout of icebear: pip install -e '.[{extra}]')."
         )

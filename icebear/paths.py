@@ -18,7 +18,7 @@ from icebear.values import shown
 def local(name: str | Path) -> Path:
     """Return a path. Raises `InputError` if it cannot be one."""
     if not isinstance(name, (str, Path)) or not str(name) or "\0" in str(name):
-        raise InputError(f"{name!r} is not a path; give it as text.")
+        raise InputError(f"{name!r} is not a path; give the path of a file as a string.")
     path = Path(os.path.expanduser(name))
     try:
         path.stat()
@@ -47,9 +47,12 @@ def read_text(path: str | Path, error: type[IcebearError] = InputError) -> str:
     """Return a text in UTF-8. Raises `error` if it cannot be read."""
     try:
         return existing(path, error).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as reason:
-        why = reason.strerror if isinstance(reason, OSError) else "it is not UTF-8"
-        raise error(f"{path} cannot be read ({why}); check the path.") from None
+    except UnicodeDecodeError:
+        raise error(
+            f"{path} cannot be read, because it is not a text in UTF-8; convert it, or check the path."
+        ) from None
+    except OSError as reason:
+        raise error(f"{path} cannot be read ({reason.strerror}); check the path.") from None
 
 
 def write_file(path: str | Path, content: str | bytes, error: type[IcebearError] = InputError) -> None:
@@ -105,7 +108,7 @@ def check_text(path: Path) -> None:
     with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:  # type: ignore[operator]
         encoding = encoding_of(file.read(1 << 20))
     if encoding is None:
-        raise InputError(f"{path} is not a text; give a text in UTF-8.")
+        raise InputError(f"{path} is not a text file; give a text file in UTF-8.")
     raise InputError(f"{path} is not UTF-8, but reads as {encoding}; convert it with: iconv -f {encoding} -t UTF-8")
 
 

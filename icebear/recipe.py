@@ -74,7 +74,10 @@ class Recipe(Saved):
         shared = {edit.neuron for edit in self.edits} & {edit.neuron for edit in other.edits}
         if shared:
             names = ", ".join(map(str, sorted(shared)))
-            raise RecipeError(f"{self.name!r} and {other.name!r} both edit {names}, so their order would matter.")
+            raise RecipeError(
+                f"{self.name!r} and {other.name!r} both edit {names}, so their order would matter; combine recipes "
+                "that edit different neurons."
+            )
         edits = tuple(sorted(self.edits + other.edits, key=lambda edit: edit.neuron))
         name = " + ".join(sorted((self.name, other.name)))
         parts = sorted((self.provenance, other.provenance), key=lambda part: json.dumps(part, sort_keys=True))
@@ -89,7 +92,7 @@ class Recipe(Saved):
         if self.model_fingerprint != model.fingerprint:
             raise RecipeError(
                 f"The recipe {self.name!r} was made for {self.model_name} ({self.model_fingerprint}), not for "
-                f"{model.name} ({model.fingerprint}); load that model."
+                f"{model.name} ({model.fingerprint}); load {self.model_name}."
             )
         for edit in self.edits:
             model.check(edit.neuron)

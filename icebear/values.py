@@ -69,7 +69,7 @@ def several(value: Any) -> list[Any]:
 def text_of(value: Any) -> str:
     """Return a text. Raises `InputError` for any other value."""
     if not isinstance(value, str):
-        raise InputError(f"{shown(value)} is not a text; give one.")
+        raise InputError(f"{shown(value)} is not a text; give a text (a string).")
     return value
 
 

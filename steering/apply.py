@@ -243,7 +243,8 @@ class _TokenTracker:
             read = self.read[stack]
             if (read == UNKNOWN).any():
                 raise InputError(
-                    f"{edit} depends on earlier tokens; run the model on input_ids, all of them inside `steer`."
+                    f"{edit} depends on earlier tokens, which are not known; pass input_ids, and run the model on all "
+                    "of them inside `steer`."
                 )
             acts = self._holds(edit, read) if edit.condition else self._in_message(edit, read)
             acts = acts[:, -positions.shape[1] :] & (positions >= 0)

@@ -50,11 +50,15 @@ def _check(model: Model, edit: Edit) -> None:
     if edit.unit:
         raise RecipeError(f"The value of {edit} is in units of an index (std or max); give a plain number.")
     if edit.neuron.site != "ffn" or model.family.experts:
-        raise RecipeError(f"{edit} is not an edit of a plain FFN neuron, and adds no constant vector; leave it out.")
+        raise RecipeError(
+            f"{edit} does not edit a plain FFN neuron, so it adds no constant vector; leave out this edit."
+        )
     if not (model.task.is_causal and model.task.generates):
-        raise RecipeError(f"A control vector is for a model that continues texts, and {model.name} does not.")
+        raise RecipeError(
+            f"A control vector is for a model that continues texts; {model.name} does not continue texts."
+        )
     if edit.neuron.layer == 0:
-        raise RecipeError(f"llama.cpp adds no control vector after layer 0, where {edit} is; leave it out.")
+        raise RecipeError(f"llama.cpp adds no control vector after layer 0, where {edit} is; leave out this edit.")
     if model.family.ffn_norm:
         raise RecipeError(
             f"{model.name} has a norm after W_out, so {edit} adds a different vector at each token; use icebear steer."

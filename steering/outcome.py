@@ -92,7 +92,7 @@ def outcome_of(
     recipe.check(model)
     record = FlipRecord.of(recipe)
     if record is None or record.top_k is not None:
-        raise InputError(f"The recipe {recipe.name!r} has no wanted token or phrase; make it with flip.")
+        raise InputError(f"The recipe {recipe.name!r} has no wanted token or phrase; make one with flip.")
     record.check(model)
     edits = list(recipe)
     draws = random_edits(model, edits, DRAWS, seed)

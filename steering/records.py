@@ -149,4 +149,6 @@ def from_provenance(name: str, provenance: dict[str, Any], key: str, kind: type[
     try:
         return CONVERTER.structure(provenance[key], kind) if key in provenance else None
     except Exception as error:
-        raise RecipeError(f"The provenance of the recipe {name!r} has a bad part ({error}); make it again.") from None
+        raise RecipeError(
+            f"The provenance of the recipe {name!r} cannot be read ({error}); make the recipe again."
+        ) from None

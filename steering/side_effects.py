@@ -98,7 +98,7 @@ def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
         return calibration.token_rows(model)
     rows = [model.token_ids(text) for text in texts]
     if not rows or any(len(ids) < 2 for ids in rows):
-        raise InputError("A held-out text is shorter than two tokens, or there is none; give whole sentences.")
+        raise InputError("There is no held-out text, or one is shorter than two tokens; give whole sentences.")
     return rows
 
 

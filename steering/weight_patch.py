@@ -36,7 +36,9 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
         if edit.unit:
             raise RecipeError(f"The value of {edit} is in units of an index (std or max); give a plain number.")
         if site not in WRITERS or (site == "ffn" and model.family.experts):
-            raise RecipeError(f"No weight can express {edit}, because no single linear map reads its neuron.")
+            raise RecipeError(
+                f"No weight can express {edit}, because no single linear map reads its neuron; leave out this edit."
+            )
         module = model.site_module(site, edit.neuron.layer)
         if not replaceable(module):
             raise RecipeError(
@@ -113,7 +115,9 @@ def apply_patch(net: Any, file: str | Path) -> None:
         fits = name in getattr(module, "_parameters", {}) and replaceable(module)  # type: ignore[arg-type]
         old = getattr(module, name) if fits else None
         if not fits or value.shape != ((Linear(module).shape[0],) if old is None else old.shape):  # type: ignore[arg-type]
-            raise RecipeError(f"{file} was made for another model; {path} does not fit this one. Check the file.")
+            raise RecipeError(
+                f"The patch {file} does not fit this model (weight {path}); load the model that it was made for."
+            )
     for path, value in weights.items():
         _put(net, path, value)
 

@@ -95,7 +95,7 @@ def test_a_conversation_without_an_answer_waits_for_a_click(environment):
         ("[" * 5000, "JSON"),
         ('{"a": 1}', "JSON"),
         ('[{"role": "user"}]', "content"),
-        ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[999999999]}]', "Token ids of"),
+        ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[999999999]}]', "a token id"),
         ('[{"role":"user","content":"a"},{"role":"assistant","content":"b","ids":[5]}]', "text"),
     ],
 )

@@ -349,7 +349,7 @@ def test_a_store_that_is_missing_foreign_locked_or_of_another_model(
     assert fine(visit(view="neurons")).get_by_key("build_small_page")
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.close()
     set_up(monkeypatch, store=str(tmp_path / "other.db"))
-    assert "not of icebear" in visit(view="neurons").error[0].value
+    assert "not a store of icebear" in visit(view="neurons").error[0].value
     fine(visit("why"))  # which needs none
     set_up(monkeypatch, store=str(folder / "wiki.db"))
     monkeypatch.setattr(ui, "model", lambda: random_model(LLAMA))

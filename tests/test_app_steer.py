@@ -75,7 +75,7 @@ def test_a_generation_that_fails(environment, monkeypatch, caplog):
     with monkeypatch.context() as broken:
         broken.setattr("icebear.app.web.editing.compare", fail)
         page.get_by_key("generate").click().run()
-        assert "That failed" in page.error[0].value
+        assert "This page failed" in page.error[0].value
     (record,) = [record for record in caplog.records if record.name == "icebear.app"]
     assert "in fail" in caplog.text
     assert str(record.exc_info[1]) == "out of `memory`"

@@ -127,7 +127,7 @@ def test_targets():
     message = fails("explain", PROMPT, "--target", "xylophone", message="'x'")
     assert "--target-text" in message
     fails("explain", PROMPT, "--contrast", "Arctic", message="' Arctic'")
-    fails("explain", PROMPT, "--target", " a", "--target-text", " b c", message="exclude each other")
+    fails("explain", PROMPT, "--target", " a", "--target-text", " b c", message="cannot be combined")
 
 
 @pytest.mark.usefixtures("smol")

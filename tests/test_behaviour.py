@@ -120,8 +120,8 @@ def test_a_file_of_prompts(tmp_path, tiny_folder):
         assert CliRunner().invoke(main, [*words, *more]).exit_code == 2
     for content, message in (
         ("", "prompt"),
-        ('{"prompt": "a"}\n{"text": "b"}', "line 2"),
-        ("[", "line 1"),
+        ('{"prompt": "a"}\n{"text": "b"}', "Line 2"),
+        ("[", "Line 1"),
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=message):

@@ -407,7 +407,7 @@ def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.stderr
     (results,) = json.loads(result.stdout)["parts"]
     assert [row["method"] for row in results["tables"][0]["rows"]] == ["random", "gxi", "alti"]
-    assert "ALTI is for encoders" in results["unable"]["alti"]
+    assert "ALTI needs an encoder" in results["unable"]["alti"]
     shown = RUN.invoke(main, ["evaluate", "groundtruth", *options])
     assert "—" in shown.stdout
     assert "accuracy of the model: 2 of 2" in shown.stdout

@@ -71,8 +71,8 @@ def test_a_plain_installation_explains_and_steers(tiny_folder, tmp_path):
 def output_of(part):
     packages = list(EXTRAS[part].values())
     return (
-        f"icebear: This needs {', '.join(packages)}; pip install {' '.join(packages)} (or, in icebear's checkout, "
-        f"pip install -e '.[{part}]')."
+        f"icebear: This feature needs the missing package{'s' * (len(packages) > 1)} {', '.join(packages)}; install "
+        f"with: pip install {' '.join(packages)} (or, in a checkout of icebear: pip install -e '.[{part}]')."
     )
 
 

@@ -386,7 +386,7 @@ def test_without_a_folder_there_are_no_files(session):
     [
         ("{", "JSON"),
         ("[" * 10_000, "JSON"),
-        ('{"icebear_concept": 2, "parts": [{"neuron": "L1.ffn.3"}]}', "bad part"),
+        ('{"icebear_concept": 2, "parts": [{"neuron": "L1.ffn.3"}]}', "cannot be read"),
         ('{"icebear_recipe": 2}', "not an icebear concept"),
     ],
 )

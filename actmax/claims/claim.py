@@ -98,11 +98,12 @@ class Claim:
         margin = max(one.error, MARGIN * abs(one.value))
         threshold = one.value - margin
         if one.broken_by:
-            raise InputError(f"This claim does not hold: {one.broken_by}")
+            raise InputError(f"This claim does not hold. {one.broken_by}")
         if not one.control < threshold - max(margin, LEAST):
             raise InputError(
-                f"This claim cannot fail: the {what.value_is} is {one.value:.3f}, and {what.control_is} is "
-                f"{one.control:.3f}; claim something that the control does not reach."
+                f"This claim cannot fail, because its control passes too: the {what.value_is} is {one.value:.3f}, and "
+                f"the control ({what.control_is}) is {one.control:.3f}. Claim something that the control does not "
+                "reach."
             )
         threshold, value, control = (round(x, 6) for x in (threshold, one.value, one.control))
         tolerance = round(TOLERANCE * abs(value), 6)

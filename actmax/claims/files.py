@@ -42,7 +42,7 @@ def read_claims(path: str | Path) -> tuple[Claim, ...]:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; write claims with --claim (docs/claims.md).") from None
     if size > LARGEST:
-        raise InputError(f"{path} has {size:,} bytes, but claims have at most {LARGEST:,}; split the file.")
+        raise InputError(f"{path} has {size:,} bytes, but a file of claims has at most {LARGEST:,}; split it.")
     return _parsed(read_text(path), str(path))
 
 
@@ -52,7 +52,9 @@ def _parsed(text: str, source: str) -> tuple[Claim, ...]:
         for event in yaml.parse(text, Loader=_Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
-                raise InputError(f"{source} has lists in lists, {DEEPEST} deep; claims need no such thing.")
+                raise InputError(
+                    f"{source} is nested more than {DEEPEST} levels deep, which no claim is; correct the file."
+                )
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
                 line = event.start_mark.line + 1
                 raise InputError(f"{source} has an anchor, alias or tag in line {line}; write the value out.")
@@ -60,9 +62,9 @@ def _parsed(text: str, source: str) -> tuple[Claim, ...]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
-        raise InputError(f"{source} is not YAML{where}; check it.") from None
+        raise InputError(f"{source} is not YAML{where}; correct the file.") from None
     if not isinstance(data, dict) or data.get(KEY) != FORMAT or not isinstance(data.get("claims"), list):
-        raise InputError(f"{source} is not a file of claims: it needs {KEY!r}: {FORMAT} and a list of claims.")
+        raise InputError(f"{source} is not a file of claims; add {KEY!r}: {FORMAT} and a list of claims.")
     if set(data) - {KEY, "claims"}:
         more = ", ".join(map(repr, sorted(map(str, set(data) - {KEY, "claims"}))))
         raise InputError(f"{source} has the unknown entry {more}; remove it.")

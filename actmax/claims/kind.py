@@ -116,7 +116,8 @@ def site_of(nodes: tuple[NodeId, ...]) -> str:
     sites = sorted({node.neuron.site for node in nodes})
     if len(sites) != 1:
         raise InputError(
-            f"The nodes of a claim are of one site, not of {', '.join(sites) or 'none'}; make one for each."
+            f"The nodes of a claim must be of one site, not of {', '.join(sites) or 'none'}; write a claim for each "
+            "site."
         )
     return sites[0]
 
@@ -125,7 +126,10 @@ def check_node(model: Model, relevance: Relevance, node: NodeId) -> None:
     """Raise `InputError` unless the model has the neuron and the prompt has the token."""
     model.check(node.neuron)
     if node.position >= len(relevance.tokens):
-        raise InputError(f"{node} is past the {len(relevance.tokens)} tokens of the prompt in {model.name}.")
+        raise InputError(
+            f"{node} is past the end of the prompt, which has {len(relevance.tokens)} tokens in {model.name}; name a "
+            f"token from 0 to {len(relevance.tokens) - 1}."
+        )
 
 
 def others_of(model: Model, neuron: Neuron, seed: int, count: int = DRAWS) -> list[Neuron]:

@@ -110,7 +110,9 @@ def of_recipe(recipe: Recipe, effects: SideEffects) -> list[Draft]:
     if record is None or record.top_k is not None:
         raise InputError("A claim is about a flip to a token or phrase; give --to.")
     if not recipe.edits:
-        raise InputError("A claim of a flip needs edits, and this is already the answer.")
+        raise InputError(
+            "A claim of a flip needs edits, and the model gives this answer without any; leave out --claim."
+        )
     most = 1.05 * effects.off_target_kl + 1e-3
     return [(FlipClaim(_prompt(record.prompt), record.text, recipe.edits, round(most, 6)), None)]
 

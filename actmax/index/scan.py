@@ -44,7 +44,7 @@ class Settings:
             one_of(site, "site", SITES)
         if not self.sites:
             raise InputError(f"An index needs sites; name some of {', '.join(SITES)}.")
-        one_of(self.by, "number that an index ranks by", BY)
+        one_of(self.by, "quantity to rank by", BY)
 
 
 def index_size(model: Model, sites: Sequence[str]) -> int:

@@ -107,7 +107,7 @@ def score_label(
     """
     own = re.findall(r"\w+", text.lower())
     if not own:
-        raise InputError("A label without words cannot be scored; write some.")
+        raise InputError("A label without words cannot be scored; give a label with words.")
     store.check_activations(model.fingerprint, model.name, model.dtype_name)
     parts = prepare_samples(model, store, seed)
     advance = _counting(sum(len(sample.ids) for sample in parts.values()), on_progress)

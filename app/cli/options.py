@@ -200,7 +200,7 @@ class PromptOptions:
         """Return the prompt, a text or a `Chat`. Raises `UsageError` without one."""
         if self.messages:
             if self.prompt is not None or self.chat or self.system:
-                raise click.UsageError("--messages replaces PROMPT, --chat and --system; give it alone.")
+                raise click.UsageError("--messages replaces PROMPT, --chat and --system; leave these out.")
             return Chat.read(self.messages)
         if self.prompt is None:
             raise click.UsageError("Give either a PROMPT or --messages.")
@@ -278,7 +278,7 @@ def exactly_one(choices: dict[str, Any]) -> None:
     """Raise `UsageError` unless exactly one of these options is given."""
     if sum(value is not None for value in choices.values()) != 1:
         *names, last = choices
-        raise click.UsageError(f"Give either {', '.join(names)} or {last}.")
+        raise click.UsageError(f"Give exactly one of {', '.join(names)} and {last}.")
 
 
 def lines(path: str) -> list[str]:

@@ -105,7 +105,10 @@ class Session:
 
     def result(self, handle: str) -> Result:
         if handle not in self.results:
-            raise InputError(f"{handle!r} is not a handle (handles: {', '.join(self.results) or 'none'}); ask again.")
+            raise InputError(
+                f"{handle!r} is not a handle (handles: {', '.join(self.results) or 'none'}); call the tool again for a "
+                "new one."
+            )
         return self.results[handle]
 
     def place(self, name: str) -> Path:
@@ -116,7 +119,7 @@ class Session:
         try:
             path = (folder / name).resolve()
         except (OSError, ValueError):
-            raise InputError(f"{name!r} is not a file name; give a name like story.json.") from None
+            raise InputError(f"{name!r} is not a file name; give a name like why.json.") from None
         if not path.is_relative_to(folder) or path.suffix not in SUFFIXES:
             raise InputError(f"{name!r} is not a file in the server's folder; give a name that ends in .json or .html.")
         return path

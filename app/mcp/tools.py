@@ -435,7 +435,7 @@ class Tools:
         to random neurons, twenty times, and measures those texts by the concept. It takes half a minute."""
         model, read, used, report = self.session.model, _read(prompt, chat), self._concept(concept), reporting(ctx)
         if not any(part.weight for part in used.parts):
-            raise InputError(f"The concept {used.name!r} has no neurons to steer.")
+            raise InputError(f"The concept {used.name!r} has no neurons to steer; find it again with other texts.")
         recipe = used.recipe(model, kl=kl, suppress=suppress, held_out=self.session.held_out)
         edits = list(recipe)
         others = random_edits(model, edits, DRAWS)
@@ -483,7 +483,7 @@ class Tools:
         """Return more rows of an earlier answer, by its handle."""
         lists = self.session.result(handle).lists
         if part not in lists:
-            raise InputError(f"{handle} has no part {part!r}; it has: {', '.join(lists)}.")
+            raise InputError(f"{handle} has no part {part!r}; use {', '.join(lists)}.")
         rows = lists[part]
         page = {"start": start, "total": len(rows), "rows": rows[start : start + count]}
         return {"handle": handle, "part": part, **page, "parts": list(lists)}
@@ -498,7 +498,8 @@ class Tools:
         user named."""
         result, suffix = self.session.result(handle), self.session.place(file).suffix.removeprefix(".")
         if suffix not in result.files:
-            raise InputError(f"{handle} is saved as {' or '.join(result.files) or 'nothing'}, not as .{suffix}.")
+            ways = " or ".join(f".{one}" for one in result.files) or "nothing"
+            raise InputError(f"{handle} cannot be saved as .{suffix}; it can be saved as {ways}.")
         place = self.session.write(file, result.files[suffix]())
         return {"file": place.name, "bytes": place.stat().st_size}
 

@@ -72,7 +72,7 @@ def check(opened: Store, neuron: Neuron) -> None:
     if neuron.layer >= layers or neuron.index >= width:
         raise InputError(
             f"There is no {neuron}: the layers are 0 to {layers - 1}, their {neuron.site} neurons 0 to {width - 1}. "
-            "Enter another one."
+            "Enter another neuron."
         )
 
 

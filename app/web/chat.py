@@ -225,7 +225,7 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
         return
     st.session_state.pop("writing", None)
     if not answer.ids:
-        shown.info("The model ended its answer before its first word.")
+        shown.info("The model ended its answer before its first word; send another message.")
         return
     ui.to_url(chat=answer.chat.to_json(None))
     st.rerun()

@@ -35,5 +35,5 @@ def main() -> None:
         st.error(ui.message(error))
     except Exception as error:  # a view must not take the app with it
         logging.getLogger("icebear.app").exception("The view %s failed.", view.title)
-        message = f"That failed ({type(error).__name__}: {error}); change the settings and try again."
+        message = f"This page failed ({type(error).__name__}: {error}); change the settings and try again."
         st.error(ui.message(out_of_memory(error) or message))

@@ -17,7 +17,7 @@ BY_HEAD = {"attn": HOOKS["head"], "q": "attn.hook_q", "k": "attn.hook_k", "v": "
 
 def arrays(tokens: Tensor, neurons: NeuronScores, names: Names) -> dict[str, np.ndarray]:
     """Return `Relevance.to_arrays`."""
-    one_of(names, "kind of names", ("icebear", "transformer_lens"))
+    one_of(names, "naming of arrays", ("icebear", "transformer_lens"))
     sites = {site: values.float().numpy() for site, values in neurons.relevance.items()}
     if names == "icebear":
         return {"tokens": tokens.numpy(), **sites}

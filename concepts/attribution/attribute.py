@@ -114,12 +114,12 @@ def attribute(
     if isinstance(prompt, Answer):
         if any(value is not None for value in (target, target_text, prefix, position)):
             raise InputError(
-                "An answer takes only span and contrast; leave out target, target_text, prefix and position."
+                "The target of an answer is a span of its tokens; leave out target, target_text, prefix and position."
             )
         (against,), single = per_prompt(contrast, 1), True
         rows = [row_of_answer(model, prompt, span, against, counterfactual)]
     elif span is not None:
-        raise InputError("A span needs an answer; let the model answer first (model.answer).")
+        raise InputError("A span is a part of an answer; pass the result of model.answer as the prompt.")
     else:
         rows, single = rows_of(prompt, target, contrast, target_text, counterfactual, prefix, position)
     request = AttributionRequest.of(model, rows, method, sites, base_model, chosen)

@@ -142,7 +142,9 @@ def read_cases(path: str | Path, **defaults: Any) -> list[Case]:
             row = json.loads(line)
             cases.append(Case(row["prompt"], *(row.get(name) or defaults.get(name) for name in names)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise InputError(f"{path}, line {number} is not a JSON object with a prompt; correct it.") from None
+            raise InputError(
+                f"Line {number} of {path} is not a JSON object with a prompt; correct this line."
+            ) from None
     if not cases:
         raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
     return cases

@@ -53,7 +53,7 @@ class Nodes:
         Raises `InputError` if the relevance has not recorded all positions.
         """
         if len(relevance.neurons.recorded) != len(relevance.tokens):
-            raise InputError("Ablation needs all positions recorded; pass record='all'.")
+            raise InputError("Ablation needs the activations at all positions; pass record='all' to attribute.")
         if model.task.stacks == 2:
             raise InputError(
                 "Ablation needs one stack of layers, and an encoder-decoder has two; leave out the ablation."
@@ -100,7 +100,10 @@ class Nodes:
         everything = torch.ones(self.shape, dtype=torch.bool)
         whole, none = self.numbers([everything, ~everything])
         if whole == none:
-            raise InputError("Patching all these neurons changes nothing; choose another counterfactual or site.")
+            raise InputError(
+                "Patching all neurons of the site does not change the explained number; choose another counterfactual "
+                "or another site."
+            )
         return whole, none
 
     def gains(self, recomputed: Tensor) -> Tensor:

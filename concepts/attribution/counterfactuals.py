@@ -70,7 +70,8 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
     count = whole(count, "The number of counterfactuals")
     if not model.task.is_causal:
         raise InputError(
-            f"{model.name} is no causal language model, so icebear suggests no counterfactuals; write one."
+            f"{model.name} is not a causal language model, and icebear suggests counterfactuals only for these; write "
+            "a counterfactual yourself."
         )
     ids = list(model.encode([prompt]).row_ids(0))
     texts = [model.answer_text(token) for token in ids]

@@ -147,7 +147,7 @@ class Diff(Relevance):
         caused it, and it is not part of the sum of causes.
         """
         if not self.sites:
-            raise InputError("This result has no neurons; pass sites= to record some.")
+            raise InputError("This result has no neurons; pass sites= to attribute, such as sites=['ffn'].")
         both = [
             row for sign in ("+", "-") for row in self.neurons.top(Ranking(k, position="all", sign=sign), self.prompt)
         ]  # type: ignore[arg-type]

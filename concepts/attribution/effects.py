@@ -206,7 +206,10 @@ class Patched:
         columns = slice(neuron.index * width, (neuron.index + 1) * width)
         if not self.relevance.counterfactual:
             if site not in self.means:
-                raise InputError(f"The mean activation of {neuron} is not measured; give a counterfactual.")
+                raise InputError(
+                    f"Without a counterfactual, {neuron} would be set to its mean activation, which icebear does not "
+                    "measure; give a counterfactual."
+                )
             value = self.means[site][neuron.layer, columns]
         elif neuron.site != "head" and row.counterfactual is not None:
             value = torch.tensor([row.counterfactual])
@@ -221,7 +224,7 @@ class Patched:
         """The aligned activations (L, T, N) in the counterfactuals, by site, where they were not recorded."""
         there, sites = self.relevance.counterfactual, self.model.sites
         if not there or there.model:
-            raise InputError("The counterfactual activations were not recorded; pass record='all'.")
+            raise InputError("The counterfactual activations were not recorded; pass record='all' to attribute.")
         parts: dict[str, list[Tensor]] = {site: [] for site in sites}
         for pair, weights in zip(there.pairs, there.alignments, strict=True):
             other = pair.rows([1])

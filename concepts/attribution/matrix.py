@@ -79,13 +79,15 @@ def matrix(
     if not isinstance(method, AttnLRP):
         raise InputError(f"{shown(method)} cannot compute an attribution matrix; use AttnLRP(...) or CP_LRP.")
     if not answer.ids:
-        raise InputError("The answer is empty, so there is nothing to explain.")
+        raise InputError("The answer is empty, so there is nothing to explain; give another prompt.")
     ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)
     pieces = model.pieces(ids)
     parts = units_of(pieces, model.turns(ids, pieces), begins, by)
     rows = [part for part in parts if part.start >= begins and not part.template]
     if not rows:
-        raise InputError("The answer has only tokens of the chat template, so there is nothing to explain.")
+        raise InputError(
+            "The answer has only tokens of the chat template; give a prompt that the model answers with text."
+        )
     inputs, stream = _InputsOfEachPass(), Stream(model, model.read_ids([ids]))
     forward_backward(model, _UnitLogits(ids, rows), [inputs, stream], method, checkpoint=checkpoint)
     return Matrix(tuple(rows), tuple(parts), summed(torch.stack(inputs.passes), parts), method)

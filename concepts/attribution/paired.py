@@ -58,7 +58,9 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     except MissingRule as error:
         if request.method is not None or request.base_model is not None:
             raise
-        raise MissingRule(f"{error} Method gxi works, but its relevance does not add up to the difference.") from None
+        raise MissingRule(
+            f"{error} The method gxi works, but its relevance does not add up to the difference."
+        ) from None
     own = row.phrase is None and row.contrast is None
     relevance = sums.relevance(method, own, note)
     if request.base_model is not None:
@@ -80,8 +82,8 @@ def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Me
     if isinstance(method, Difference) and not equal:
         lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
         raise InputError(
-            f"Difference rules need prompts of equal length, but these have {lengths} tokens; give such prompts, or "
-            "choose another method, such as attnlrp."
+            f"Difference rules need prompts of equal length, but these have {lengths} tokens; give a counterfactual "
+            "with as many tokens as the prompt, or choose another method, such as attnlrp."
         )
     return method, ""
 
@@ -91,7 +93,7 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
     model, base = request.model, request.base_model
     prompt, others = row.prompt, row.counterfactuals or (row.prompt,)
     if any((one.image is None) is not (prompt.image is None) for one in others):
-        raise InputError("Compare a text with texts, and an image with images.")
+        raise InputError("A text cannot be compared with an image; give a counterfactual of the prompt's own kind.")
     if model.task.labels_tokens and row.position is None:  # the same token in both prompts
         row = replace(row, position=joint_objective(model, [row]).positions[0][0])
     pairs = []
@@ -99,7 +101,7 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
         pair = joint_objective(model, [row, replace(row, prompt=other)])
         same = pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None
         if same and base is None:
-            raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; give another.")
+            raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; change it.")
         if base is not None:
             _check_tokens(base, row, other, pair)
         pairs.append(pair)
@@ -109,7 +111,10 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
 def _check_tokens(base: Model, row: PromptRequest, other: Prompt, pair: Objective) -> None:
     """Raise `InputError` if the base model reads other tokens."""
     if joint_objective(base, [replace(row, prompt=other)]).batch.row_ids(0) != pair.batch.row_ids(1):
-        raise InputError(f"{base.name} and the model split the prompt into different tokens; give token ids.")
+        raise InputError(
+            f"{base.name} and the model split the prompt into different tokens; give token ids instead of text, or "
+            "choose another base model."
+        )
 
 
 Answers = tuple[int, ...]
@@ -313,8 +318,8 @@ def _check_base(base: Model, pair: Objective, number: Tensor) -> None:
     own = forward(base, Logits(one), [experts])[0].to(number)
     if (own - number).abs() > torch.finfo(base.dtype).eps ** 0.5 * own.abs().clamp(min=1):
         raise InputError(
-            f"The configuration of {base.name} differs from the model's, so that the same weights give another number. "
-            "Compare models of one configuration."
+            f"The configuration of {base.name} differs from the model's, so the same weights would give another "
+            "number; compare models that have the same configuration."
         )
 
 
@@ -441,8 +446,8 @@ def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], ot
             partners = [at for at in middle if at not in other_sinks] or [at for at in next_to if at not in other_sinks]
         if not partners:
             raise InputError(
-                f"Prompts cannot be aligned at token {place}; lengths differ too much ({len(ids)} and {len(other)} "
-                f"tokens). Give a counterfactual of about {len(ids)} tokens."
+                f"The prompts cannot be aligned at token {place}, because their lengths differ too much ({len(ids)} "
+                f"and {len(other)} tokens); give a counterfactual of about {len(ids)} tokens."
             )
         weights[place, partners] = 1 / len(partners)
     return weights

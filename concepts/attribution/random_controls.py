@@ -108,7 +108,7 @@ def token_removal_control(
     order = sorted(free, key=lambda place: -relevance.tokens[place].item())
     first, others = order[:k], sorted(order[k:])
     if relevance.target is None or relevance.image:
-        raise InputError("Tokens can be removed only from a text with one target token; explain such a text.")
+        raise InputError("Tokens can be removed only from a text, with one target token; explain one token of a text.")
     contrast = relevance.contrast and relevance.contrast.id
     kind, place = relevance.prediction.objective, relevance.predicted_at if model.task.takes_position else None
     objective = objective_of(model, [prompt], relevance.target.id, contrast, position=place, kind=kind)

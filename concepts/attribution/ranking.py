@@ -57,7 +57,7 @@ class Ranking:
             return list(prompt.target_positions)
         if isinstance(position, Integral) and not isinstance(position, bool) and -count <= position < count:
             return [int(position) % count]
-        raise InputError(f"Position {shown(position)} is not last, all or one of 0 to {count - 1}.")
+        raise InputError(f"Position {shown(position)} does not exist; use last, all or a number from 0 to {count - 1}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +143,8 @@ class NeuronScores:
         have = self._positions(site)
         if not set(positions) <= set(have):
             raise InputError(
-                f"Only positions {', '.join(map(str, self.recorded)) or 'none'} were recorded; pass record='all' "
-                "to rank others."
+                f"A position was not recorded (recorded: {', '.join(map(str, self.recorded)) or 'none'}); pass "
+                "record='all' to attribute."
             )
         return [have.index(position) for position in positions]
 

@@ -120,17 +120,19 @@ class AttributionRequest:
         """Check the arguments. Raises `InputError`."""
         compares = base_model is not None or any(row.counterfactuals for row in prompts)
         if base_model is not None and not isinstance(base_model, Model):
-            raise InputError(f"base_model is a loaded model, not {shown(base_model)}; give one of load_model.")
+            raise InputError(
+                f"base_model must be a loaded model, not {shown(base_model)}; pass the result of load_model."
+            )
         resolved = _method(method, compares)
         if base_model is not None and resolved not in (None, DIFFERENCE):
             raise InputError(f"Two models are compared by difference rules, not by {resolved!r}; leave out method.")
         record, keep = options.record, options.keep
         if keep not in get_args(Kept):
-            raise InputError(f"keep must be 'all' or 'top' (k >= 1); got {shown(keep)}.")
+            raise InputError(f"keep must be 'all' or 'top', not {shown(keep)}.")
         if keep == "top" and isinstance(record, str) and record == "all":
             record = "last"
         if base_model is not None and options.number == "log-odds":
-            raise InputError("number='log-odds' cannot be compared with a base model; leave out number.")
+            raise InputError("A comparison with a base model explains logits, not log-odds; leave out number.")
         number = options.number or ("logit" if base_model else None)
         rows = tuple(_with_objective(model, row, number) for row in prompts)
         models = ModelPair(model, base_model) if base_model is not None else None
@@ -163,7 +165,7 @@ def _method(method: Method | str | None, compares: bool) -> Method | None:
     if compares:
         return method.compared()
     if method.needs_counterfactual:
-        raise InputError(f"{method!r} needs a counterfactual; give one, or choose another method.")
+        raise InputError(f"The method {method!r} needs a counterfactual; give one, or choose another method.")
     return method
 
 
@@ -174,7 +176,9 @@ def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> 
         return tuple(site for site in ("ffn", "attn", "mixer") if site in known)
     sites = tuple(several(sites))
     if sites and method is not None and not method.scores_neurons:
-        raise InputError(f"{method!r} does not score neurons; pass sites=(), or choose another method.")
+        raise InputError(
+            f"The method {method!r} scores tokens, not neurons; choose another method, or record no neurons (sites=())."
+        )
     for site in sites:
         model.layers_with(site)
     return sites
@@ -187,7 +191,8 @@ def _with_objective(model: Model, row: PromptRequest, number: ObjectiveName | No
     compares = bool(row.counterfactuals) or row.contrast is not None or row.contrast_phrase is not None
     if number == "log-odds" and compares:
         raise InputError(
-            "number='log-odds' takes no contrast and no counterfactual; leave out number, or leave out these two."
+            "A comparison with a contrast or a counterfactual explains logits, not log-odds; leave out number, or "
+            "leave out the contrast and the counterfactual."
         )
     if row.contrast_phrase is None:
         return replace(row, objective=number or ("logit" if compares else "log-odds"))
@@ -226,7 +231,9 @@ def _counterfactuals(counterfactual: Any, count: int, single: bool) -> Sequence[
     if single or alone:
         return [others] * count
     if len(others) != count:
-        raise InputError(f"There are {count} prompts but {len(others)} counterfactuals; give one for each.")
+        raise InputError(
+            f"There are {count} prompts but {len(others)} counterfactuals; give one counterfactual for each prompt."
+        )
     return [[other] for other in others]
 
 

@@ -116,7 +116,10 @@ class Restoring:
         own = self.number([])
         base = fmean(forward(self.models.base, Logits(one), [])[0].item() for one in self.objectives)
         if own == base:
-            raise InputError("Both models give the same number, so there is nothing to undo; choose another prompt.")
+            raise InputError(
+                "The explained number is the same in both models, so there is no difference to undo; choose another "
+                "prompt."
+            )
         return own, base
 
     def undone(self, changes: Sequence[Change]) -> float:

@@ -184,9 +184,9 @@ class Relevance(SavedResult, Tabled):
         """Subtract the relevance for another answer to the same prompt. Raises `InputError`."""
         common, counterfactual = self.predicted_at + 1, self.counterfactual
         if not isinstance(other, Relevance) or other.prompt.ids[:common] != self.prompt.ids[:common]:
-            raise InputError("Both results must explain the same prompt; compute the other one for this prompt.")
+            raise InputError("The two results explain different prompts; subtract results for the same prompt.")
         if self.positions is not None:
-            raise InputError("Relevance with positions (pa-lrp) cannot be subtracted; use attnlrp or cp-lrp.")
+            raise InputError("The relevance of pa-lrp cannot be subtracted; compute it with attnlrp or cp-lrp.")
         tokens = self.tokens.clone()
         tokens[:common] -= other.tokens[:common]
         if counterfactual and other.counterfactual:

@@ -87,8 +87,8 @@ class ModelPair:
         for one in (self.model, self.base):
             if one.offloaded or any(map(dispatch.packed, one.net.modules())):
                 raise InputError(
-                    f"{one.name} has quantized or offloaded weights, which cannot be compared one by one; load it "
-                    "without bits and device map."
+                    f"{one.name} has quantized or offloaded weights, which cannot be compared one by one; load "
+                    "both models without bits and device_map."
                 )
         own = dict(self.model.net.named_parameters())
         everywhere = [dict(one.net.named_parameters(remove_duplicate=False)) for one in (self.model, self.base)]

@@ -54,9 +54,7 @@ class FixedNeurons:
 
     def __init__(self, graph: Graph, relevance: Relevance) -> None:
         if relevance.image:
-            raise InputError(
-                "Interventions exchange tokens, and an image has none; use the edges without these checks."
-            )
+            raise InputError("Edges are checked by exchanging tokens, and an image has none; leave out the check.")
         self.model, self.pair = graph.model, pair_of(relevance)
         self.nodes = probes(relevance, [(node.neuron, node.position) for node in graph.nodes])
         self.values = relevance.neurons.activation, relevance.neurons.counterfactual

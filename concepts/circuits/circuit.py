@@ -92,7 +92,10 @@ def circuit(
     one_or_more: Any = attribute(model, prompt, target, contrast, **compared)  # type: ignore[arg-type, misc]
     relevances = _comparable(one_or_more if isinstance(one_or_more, list) else [one_or_more])
     if "attn" in model.sites and not {"q", "k"} <= set(model.sites):
-        raise InputError(f"icebear does not know the queries of {model.name}, which circuits need; rank its neurons.")
+        raise InputError(
+            f"A circuit needs the queries and keys of {model.name}, which icebear does not know; rank its neurons "
+            "instead."
+        )
     scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
     if sufficiency is not None:
         nodes = choosing.fewest(model, relevances, scores, sufficiency, heads)
@@ -135,14 +138,20 @@ def _comparable(relevances: list[Relevance]) -> list[Relevance]:
         if other.at != "both":
             raise InputError(
                 f"A circuit compares token by token, but the prompt has {counts[0]} tokens and the counterfactual "
-                f"{counts[1]}; give one of {counts[0]} tokens."
+                f"{counts[1]}; give a counterfactual of {counts[0]} tokens."
             )
         if not relevance.conservation().target:
-            raise InputError("The explained number is the same in both prompts, so there is nothing to explain.")
+            raise InputError(
+                "The explained number is the same in both prompts, so there is nothing to explain; give another "
+                "counterfactual."
+            )
     lengths = dict.fromkeys(len(relevance.tokens) for relevance in relevances)
     if len(lengths) > 1:
         counted = " and ".join(map(str, lengths))
-        raise InputError(f"The prompts of one circuit have {counted} tokens; give prompts of one length.")
+        raise InputError(
+            f"The prompts of a circuit must have equal length, but these have {counted} tokens; give prompts of one "
+            "length."
+        )
     return relevances
 
 

@@ -220,7 +220,7 @@ class Graph(SavedResult, Tabled):
         """Return the share of nodes in common with another circuit (of the smaller one), and the share expected for
         random nodes of the same layers and tokens. Raises `InputError` for circuits that cannot be compared."""
         if not isinstance(other, Graph):
-            raise InputError(f"{shown(other)} is not a circuit; give another Graph.")
+            raise InputError(f"{shown(other)} is not a circuit; pass a Graph, the result of circuit.")
         if self.model.fingerprint != other.model.fingerprint:
             raise InputError(
                 f"One graph is of {self.model.name}, the other of {other.model.name}; compare graphs of one model."
@@ -266,7 +266,9 @@ class Graph(SavedResult, Tabled):
         edits, group = [], self.group(group)
         for node in group.nodes:
             if node.neuron.site == "head" and not off:
-                raise InputError(f"{node.neuron} is a head, which cannot be set to a single value; use off=True.")
+                raise InputError(
+                    f"{node.neuron} is a head, which has no single value to be set to; pass off=True for zero."
+                )
             stack = pair_of(self.relevances[0]).batch.span_of(self.model, node.neuron.layer)
             where = f"position:{node.position - stack.start}"
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))

@@ -27,10 +27,12 @@ MOST = 1024
 def node_sites(model: Model, heads: bool) -> tuple[str, ...]:
     """Return the sites of nodes. Raises `InputError` if there are none."""
     if not {"ffn", "attn"} & set(model.sites):
-        raise InputError(f"{model.name} has neither FFN neurons nor heads, the nodes of circuits; rank its neurons.")
+        raise InputError(
+            f"The nodes of circuits are FFN neurons and heads, and {model.name} has none; rank its neurons instead."
+        )
     sites = ("ffn",) * ("ffn" in model.sites) + ("head",) * heads
     if not sites:
-        raise InputError(f"{model.name} has attention only; take its heads as nodes (heads=True, --heads).")
+        raise InputError(f"{model.name} has no FFN neurons; take its heads as nodes (--heads, in Python heads=True).")
     return sites
 
 

@@ -63,7 +63,7 @@ class Material:
 def word_ids(model: Model, words: Sequence[str]) -> list[int]:
     """Return the first token of each word, with a space before it. Raises `InputError` without words."""
     if not words:
-        raise InputError("To find a concept by relevance or w_out, give the concept's words.")
+        raise InputError("Finding a concept by relevance or w_out needs its words; give some (--words or words=).")
     return list(dict.fromkeys(model.tokens_of(f" {word.strip()}")[0] for word in words))
 
 
@@ -134,12 +134,15 @@ def w_out(data: Material) -> Ranking:
 def search(data: Material) -> Ranking:
     """Take the neurons that the store's search finds for the words."""
     if data.store is None or not data.words:
-        raise InputError("To find a concept by search, give a store and the concept's words.")
+        raise InputError("Finding a concept by search needs an index and the concept's words; give both.")
     column = {neuron: place for place, neuron in enumerate(data.seen.neurons) if not data.excluded[place]}
     hits = dict.fromkeys(hit.neuron for hit in data.store.search(" ".join(data.words), 200))
     columns = [column[neuron] for neuron in hits if neuron in column]
     if not columns:
-        raise InputError(f"{data.store.path} finds no neuron for {' '.join(data.words)!r}; give other words.")
+        raise InputError(
+            f"The search in {data.store.path} finds no neuron for the concept's words {' '.join(data.words)!r}; give "
+            "other words for the concept."
+        )
     return np.array(columns), data.mean_differences
 
 

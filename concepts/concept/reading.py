@@ -112,7 +112,10 @@ def counts(model: Model, ids: Sequence[int]) -> list[int]:
     places = [place for place, token in enumerate(ids) if place and token not in special]
     if not places:
         text = "".join(model.pieces(ids))
-        raise InputError(f"{text[:40]!r} has no token after the first one, which does not count; give whole sentences.")
+        raise InputError(
+            f"The text {text[:40]!r} has only a first token, and concepts are read at later tokens; give whole "
+            "sentences."
+        )
     return places
 
 

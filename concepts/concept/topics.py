@@ -87,6 +87,6 @@ def _topic(
     least = min(map(len, sentences.values()))
     if least < FEWEST:
         raise InputError(
-            f"The corpus has {least} sentences of {name} in one part, but {FEWEST} are needed; use a larger corpus."
+            f"A part of the corpus has {least} sentences about {name}, but {FEWEST} are needed; use a larger corpus."
         )
     return Topic(name, tuple(known), tuple(held_out), sentences, silent[: ENOUGH["report"]])

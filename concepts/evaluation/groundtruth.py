@@ -113,7 +113,9 @@ def read_items(path: str, count: int, seed: int = 0) -> list[Item]:
         else:
             items = [_blimp(json.loads(line)) for line in text.splitlines() if line]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        raise InputError(f"{path} is neither BLiMP (JSON lines with one_prefix_prefix) nor SQuAD (JSON).") from None
+        raise InputError(
+            f"{path} must be a file of BLiMP (JSON lines with one_prefix_prefix) or SQuAD (JSON)."
+        ) from None
     return random.Random(seed).sample(items, min(count, len(items)))
 
 
@@ -208,7 +210,9 @@ def counted(lines: Sequence[dict[str, Any]], part: str = "all") -> list[dict[str
     for line in lines:
         places = line["parts"].get(part, []) if line["correct"] else []
         if line["correct"] and not places:
-            raise InputError("Only questions about a text have a context; use --tokens all or inner.")
+            raise InputError(
+                "These prompts have no context (questions about a text have one); use --tokens all or inner."
+            )
         evidence = [number for number, place in enumerate(places) if place in line["evidence"]]
         if not evidence:
             results.append({**line, "counts": False})

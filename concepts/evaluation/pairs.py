@@ -118,7 +118,7 @@ def read_pairs(path: str) -> list[Pair]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} must be JSON lines with {', '.join(names[:3])} and {names[3]}.") from None
     if not pairs:
-        raise InputError(f"{path} has no pair; give at least one.")
+        raise InputError(f"{path} has no pair of prompts; give at least one.")
     return pairs
 
 

@@ -122,7 +122,10 @@ def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
         if not file.exists():
             write_file(file, text)
         elif read_text(file) != text:
-            raise InputError(f"{folder} holds an evaluation with other settings; choose another --out, or remove it.")
+            raise InputError(
+                f"The folder {folder} holds an evaluation with other settings; choose another --out, or delete this "
+                "folder."
+            )
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}); choose another --out.") from None
     return place
@@ -137,4 +140,6 @@ def finished(path: Path) -> list[Line]:
     try:
         return [json.loads(line) for line in text[:whole].splitlines()]
     except ValueError:
-        raise InputError(f"{path} is damaged; delete the broken line and all after it, or change --out.") from None
+        raise InputError(
+            f"{path} is damaged; delete the broken line and all lines after it, or change --out."
+        ) from None

@@ -366,7 +366,10 @@ class RelevanceMode(TorchFunctionMode):
         return y
 
     def refuse(
-        self, operation: str, path: str, remedy: str = "add it to the table in concepts/lrp/operations.py"
+        self,
+        operation: str,
+        path: str,
+        remedy: str = "choose another method, such as gxi, add it to the table in concepts/lrp/operations.py",
     ) -> None:
         """Raise, or with strict=False record and warn, that `operation` in module `path` has no rule."""
         message = (

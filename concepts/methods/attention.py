@@ -84,7 +84,7 @@ def _attention(model: Model, objective: Objective) -> tuple[list[Tensor], list[T
     """Return the attention maps (B, H, T, T) of each layer in float32, and their gradients."""
     if model.task.stacks == 2:
         raise InputError(
-            f"{model.name} is an encoder-decoder, which this method does not support; choose another method."
+            f"Methods of attention maps do not support encoder-decoders such as {model.name}; choose another method."
         )
     maps = _Maps(objective)
     with eager(model):
@@ -132,7 +132,10 @@ class AltiLogit(Method):
     @torch.no_grad()
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         if not model.task.is_causal or model.family.attn_norm:
-            raise InputError(f"ALTI-Logit is for causal models with the norm before attention, not for {model.name}.")
+            raise InputError(
+                f"ALTI-Logit needs a causal model with the norm before attention, which {model.name} is not; choose "
+                "another method."
+            )
         norm, offset = model.net.get_submodule(model.family.final_norm), model.family.norm_offset
         rows = []
         for row, (places, targets, contrast) in enumerate(
@@ -164,7 +167,10 @@ class Alti(Method):
     @torch.no_grad()
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         if model.task.generates or not model.task.reads_text or not model.family.attn_norm:
-            raise InputError(f"ALTI is for encoders of text with norms after attention (BERT), not for {model.name}.")
+            raise InputError(
+                f"ALTI needs an encoder of text with norms after attention (BERT), which {model.name} is not; choose "
+                "another method."
+            )
         rows = []
         for row, places in enumerate(objective.positions):
             streams, outputs = _layers(model, objective, row)

@@ -60,7 +60,7 @@ class AttnLRP(OnePass):
             if not isinstance(rule, LinearRule):
                 raise InputError(f"{shown(rule)} is not a rule of linear maps; use Epsilon, Gamma, ZPlus or AlphaBeta.")
         if not isinstance(self.positions, bool):
-            raise InputError(f"positions is True or False, not {shown(self.positions)}.")
+            raise InputError(f"positions must be True or False, not {shown(self.positions)}.")
 
     @property
     def rules(self) -> AttnLRP:

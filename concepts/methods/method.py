@@ -41,12 +41,14 @@ class Method:
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         """Return the scores (T,) of the tokens of each prompt, for an objective with targets. Raises `InputError`."""
         raise InputError(
-            f"{self!r} has no token scores for a prompt alone; pass counterfactual=..., or choose another method."
+            f"The method {self!r} scores tokens only with a counterfactual; give one, or choose another method."
         )
 
     def neuron_scores(self, model: Model, objective: Objective, site: str) -> Tensor:
         """Return the scores (L, T, N) of the neurons of a site, for an objective of one prompt. Raises `InputError`."""
-        raise InputError(f"{self!r} does not score neurons of a prompt alone; choose attnlrp, cp-lrp or gxi.")
+        raise InputError(
+            f"The method {self!r} does not score the neurons of a single prompt; choose attnlrp, cp-lrp or gxi."
+        )
 
     per_token = False
     """Whether it takes a pass for each token, or memory for each pair of tokens."""
@@ -62,7 +64,7 @@ class Method:
     def compared(self) -> Method:
         """Return the method for a prompt with a counterfactual. Raises `InputError` if it has no multipliers."""
         raise InputError(
-            f"{self!r} has no multipliers for a counterfactual; take attnlrp, cp-lrp, difference, gxi or ig."
+            f"The method {self!r} cannot compare with a counterfactual; choose attnlrp, cp-lrp, difference, gxi or ig."
         )
 
     def __repr__(self) -> str:

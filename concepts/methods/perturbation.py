@@ -44,7 +44,7 @@ class AtMan(Method):
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         if model.task.stacks == 2:
-            raise InputError(f"AtMan is for one stack of layers, not for {model.name}, an encoder-decoder.")
+            raise InputError(f"AtMan does not support encoder-decoders such as {model.name}; choose another method.")
         modules = (name.rpartition(".")[2] for name, _ in model.layer_modules[0].named_modules())
         if {"k_norm", "k_layernorm"} & set(modules):
             raise InputError(f"{model.name} normalizes its keys, so AtMan does not work; choose another method.")

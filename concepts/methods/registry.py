@@ -65,7 +65,9 @@ def method_of(text: str) -> Method:
     if not at:
         return method
     if not isinstance(method, Multiplying):
-        raise InputError(f"{name} has no multipliers at a point; leave out {at + point!r}.")
+        raise InputError(
+            f"The method {name} cannot be evaluated at a point between two prompts; leave out {at + point!r}."
+        )
     return replace(method, at=point)  # type: ignore[arg-type]  # it checks
 
 
@@ -120,7 +122,7 @@ def _written(text: str) -> Method:
     except (SyntaxError, TypeError, ValueError, KeyError, AttributeError):
         method = None
     if not isinstance(method, Method):
-        raise InputError(f"{text!r} is not a method; write it as AttnLRP(softmax='zplus', linear=Gamma(0.1)).")
+        raise InputError(f"{text!r} is not a method; write one like AttnLRP(softmax='zplus', linear=Gamma(0.1)).")
     return method
 
 

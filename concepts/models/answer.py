@@ -64,11 +64,11 @@ class Answer:
         places = [0, count] if span is None else several(span)
         if len(places) != 2 or not all(isinstance(place, Integral) for place in places):
             raise InputError(
-                f"{shown(span)} is not a span; give a phrase of the answer, or its start and stop among its tokens."
+                f"{shown(span)} is not a span; give a phrase of the answer, or the range of its tokens, such as 0:3."
             )
         start, stop = map(int, places)
         if not 0 <= start < stop <= count:
-            raise InputError(f"The answer has tokens 0:{count}, so there is no span {start}:{stop}.")
+            raise InputError(f"The answer has no tokens {start}:{stop}; give a range of tokens inside 0:{count}.")
         return start, stop
 
     def _phrase(self, phrase: str) -> tuple[int, int]:
@@ -76,7 +76,10 @@ class Answer:
         whole = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", self.text)  # else inside of words
         at = (whole.start() if whole else self.text.find(words)) if words else -1
         if at < 0:
-            raise InputError(f"{phrase!r} is not in the answer {self.text!r}; give one of its phrases, or tokens.")
+            raise InputError(
+                f"{phrase!r} is not in the answer {self.text!r}; give one of its phrases, or a range of tokens, such "
+                "as 0:3."
+            )
         ends = list(accumulate(map(len, self.token_strings)))
         first = bisect_right(ends, at)
         while first and not self.token_strings[first - 1]:  # the first bytes of a character

@@ -79,9 +79,9 @@ class Architecture:
         family = family_of(self.net)
         if family is None:
             raise ModelError(
-                f"icebear does not know where {self.net.config.model_type!r} models have their neurons; it can only "
-                f"compute the relevance of tokens (sites=()). It knows {', '.join(FAMILIES)}; docs/new-family.md shows "
-                "how to add a family in a dozen lines."
+                f"icebear does not know where {self.net.config.model_type!r} models have their neurons, so it can "
+                f"compute only the relevance of tokens (sites=()). Known families are {', '.join(FAMILIES)}; "
+                "docs/new-family.md shows how to add another one."
             )
         return family
 

@@ -38,7 +38,7 @@ class Chat:
     def __init__(self, messages: Iterable[Mapping[str, Any]]) -> None:
         self.messages = tuple(_message(one) for one in several(messages))
         if not self.messages:
-            raise InputError("A chat has at least one message; give one with role and content.")
+            raise InputError("The chat has no message; give at least one, with role and content.")
 
     def __repr__(self) -> str:
         return f"Chat({[dict(message) for message in self.messages]!r})"
@@ -89,7 +89,9 @@ def _message(message: Any) -> dict[str, Any]:
     ids = message.get("ids") if named else None
     valid = ids is None or (isinstance(ids, list) and all(type(token) is int for token in ids))
     if not named or not isinstance(message.get("content"), str | list) or not valid:
-        raise InputError("A message has a role, a content and, if a model wrote it, ids (the list of its tokens).")
+        raise InputError(
+            "A chat message needs a role and a content, and may have ids, a list of token ids; correct the messages."
+        )
     readable(json.dumps(message, ensure_ascii=False, default=str))
     return dict(message)
 
@@ -150,7 +152,7 @@ def _templated(model: Model, messages: Sequence[Mapping[str, Any]], tokenize: bo
             return_dict=False,
         )
     except Exception as error:  # a template is a program, in transformers' sandbox: it may raise anything
-        raise InputError(f"The chat template of {model.name} refuses these messages: {error}") from None
+        raise InputError(f"The chat template of {model.name} refuses these messages ({error}); change them.") from None
 
 
 def template_of(model: Model) -> Any:

@@ -121,7 +121,7 @@ def onnx_weights(path: Path) -> dict[str, Tensor]:
         import onnx
         from onnx.numpy_helper import to_array
     except ImportError:
-        raise ModelError("This preset comes as ONNX; pip install onnx to convert it (once).") from None
+        raise ModelError(f"Converting {path.name} needs the missing package onnx; pip install onnx.") from None
     graph = onnx.load(str(path)).graph
     stored = {tensor.name: torch.tensor(to_array(tensor)) for tensor in graph.initializer}
     made = {output: node for node in graph.node for output in node.output}
@@ -151,7 +151,9 @@ def _save(net: Any, weights: dict[str, Tensor], tokenizer_file: Path, folder: Pa
     wanted = net.state_dict()
     lacking = [path for path in wanted if path not in weights or weights[path].shape != wanted[path].shape]
     if lacking:
-        raise ModelError(f"{preset.name} lacks the weights {', '.join(lacking[:3])}; the package has changed.")
+        raise ModelError(
+            f"The package of {preset.name} has changed: it lacks the weights {', '.join(lacking[:3])}; update icebear."
+        )
     net.load_state_dict({path: weights[path] for path in wanted})
     net.config._name_or_path = preset.name
     net.save_pretrained(folder)

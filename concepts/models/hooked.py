@@ -65,7 +65,9 @@ def read(source: str, weights: Mapping[str, Any], options: Mapping[str, Any]) ->
     config = HookedConfig.of(_json(folder / "config.json"), source)
     files = [file for ending in ("safetensors", "pt", "pth", "bin") for file in sorted(folder.glob(f"*.{ending}"))]
     if len(files) != 1:
-        raise ModelError(f"{source} has {len(files)} files of weights; keep one .safetensors or .pt file in it.")
+        raise ModelError(
+            f"{source} has {len(files)} files of weights; keep exactly one .safetensors or .pt file there."
+        )
     vocabulary = _json(folder / "vocab.json")
     words = vocabulary.get("input", vocabulary)
     net = network(config, state_of(files[0])[0], words, vocabulary.get("output"), source)
@@ -123,8 +125,8 @@ def state_of(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         saved = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, AttributeError) as error:
         raise ModelError(
-            f"{file} has Python objects, which can run code when they are read; save a state dict where you trust it: "
-            "torch.save(model.state_dict(), FILE)."
+            f"{file} has Python objects, which can run code when they are read; if you trust the file, load it with "
+            "torch and save only the state dict: torch.save(model.state_dict(), FILE)."
         ) from error
     saved = saved if isinstance(saved, Mapping) else {}
     entries: Any = next((saved[name] for name in ("config", "cfg") if isinstance(saved.get(name), Mapping)), {})
@@ -141,8 +143,8 @@ def convert(file: Path, folder: Path) -> None:
     entries |= _json(folder / "config.json")
     if not entries:
         raise ModelError(
-            f"{file} has weights, but no configuration; write model.cfg.to_dict() to {folder / 'config.json'} as JSON "
-            "(its numbers, texts and truth values), then convert it again."
+            f"{file} has weights, but no configuration; write the numbers, texts and truth values of "
+            f"model.cfg.to_dict() as JSON to {folder / 'config.json'}, then convert the file again."
         )
     plain = {name: value for name, value in entries.items() if isinstance(value, bool | int | float | str | None)}
     config = {**plain, "model_type": HookedConfig.model_type}
@@ -169,7 +171,7 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         entries = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
-        raise ModelError(f"{file} is not JSON ({error}); write it again.") from error
+        raise ModelError(f"{file} is not JSON ({error}); correct the file.") from error
     return entries if isinstance(entries, dict) else {}
 
 

@@ -102,13 +102,13 @@ class HookedConfig(PreTrainedConfig):
         known["rotary_dim"] = known.get("rotary_dim") or 0
         lacking = [name for name in REQUIRED if name not in known]
         if lacking:
-            raise ModelError(f"The config.json of {source} lacks {', '.join(lacking)}; add the model's own numbers.")
+            raise ModelError(f"The config.json of {source} lacks {', '.join(lacking)}; add the values of the model.")
         for name, values in COMPUTED.items():
             if name in entries and entries[name] not in values and not (name == "act_fn" and entries.get("attn_only")):
                 some = ", ".join(json.dumps(value) for value in values)
                 raise ModelError(
-                    f"{source} has {name} = {json.dumps(entries[name])}, which icebear does not compute; "
-                    f"it knows {some}."
+                    f"{source} has {name} = {json.dumps(entries[name])}, which icebear does not compute; it computes "
+                    f"only {some}."
                 )
         if known.get("gated_mlp") and known.get("act_fn") == "solu_ln":
             raise ModelError(f"{source} has a gated FFN with solu_ln, which icebear does not compute.")

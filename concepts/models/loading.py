@@ -83,10 +83,12 @@ def load_model(
     weights = _weight_options(device, device_map, bits, kind)
     if weights and read is not _read:
         kinds: dict[Any, str] = {
-            _read_adapter: "a LoRA adapter (merge it and save it)",
+            _read_adapter: "a LoRA adapter",
             hooked.read: "in TransformerLens' format",
         }
-        raise InputError(f"{name} is {kinds[read]}; it cannot be quantized or split among devices.")
+        raise InputError(
+            f"{name} is {kinds[read]}, which cannot be quantized or split among devices; leave out bits and device_map."
+        )
     if name in PRESETS:  # which load, despite transformers' warnings
         logging.set_verbosity_error()
     try:
@@ -199,7 +201,7 @@ def _loading_error(name: str, error: Exception) -> IcebearError:
     if says(errors.LocalEntryNotFoundError):
         return UnknownName("model", name, PRESETS, where.format("no model hub that has it could be reached"))
     if says(SafetensorError):
-        return ModelError(f"A file of {name} is damaged or cut short ({reason}); fetch it again.")
+        return ModelError(f"A file of {name} is damaged or cut short ({reason}); download it again.")
     if "model.safetensors" in reason:
         return ModelError(
             f"{name} has no weights as .safetensors, the format that cannot run code; save them again with "

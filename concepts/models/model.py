@@ -97,18 +97,18 @@ class Model(Architecture):
         elif prompt.tokens is not None:
             ids = [self.token_id(text_of(token), "token") for token in prompt.tokens]
         elif not prompt.text or not prompt.text.strip():
-            raise InputError("The prompt is empty; give it some text.")
+            raise InputError("The prompt is empty; give a text.")
         else:
             ids = self._tokenizer()(readable(prompt.text))["input_ids"]
         vocabulary = self.config.vocab_size
         if not ids:
-            raise InputError("The prompt is empty; give it at least one token id.")
+            raise InputError("The prompt is empty; give at least one token id.")
         if not all(0 <= token < vocabulary for token in ids):
-            raise InputError(f"Token ids of {self.name} are 0 to {vocabulary - 1}.")
+            raise InputError(f"The prompt has a token id that {self.name} lacks; use ids from 0 to {vocabulary - 1}.")
         if len(ids) > self.context_length:
             raise InputError(
                 f"The prompt has {len(ids)} tokens, but {self.name} reads at most {self.context_length}; shorten it by "
-                f"{len(ids) - self.context_length}."
+                f"{len(ids) - self.context_length} tokens."
             )
         return ids
 

@@ -115,7 +115,7 @@ def objective_of(
     )
     task.refuse(model, target_text=texts, prefix=prefixes, position=places)
     if any(text is not None and token is not None for text, token in zip(texts, targets, strict=True)):
-        raise InputError("target and target_text exclude each other; give one of them.")
+        raise InputError("target and target_text cannot be combined; give one of them.")
     read = [Prompt.of(prompt) for prompt in prompts]
     before = [task.before(prompt, prefix) for prompt, prefix in zip(read, prefixes, strict=True)]
     contrast_ids = tuple(
@@ -141,7 +141,10 @@ def per_prompt(value: Any, count: int) -> list[Any]:
         return [value] * count
     values = list(value)
     if len(values) != count:
-        raise InputError(f"There are {count} prompts but {len(values)} targets or contrasts; give one for each.")
+        raise InputError(
+            f"An argument (target, contrast, target_text, prefix or position) has {len(values)} values for {count} "
+            "prompts; give one value for each prompt, or one for all."
+        )
     return values
 
 

@@ -79,13 +79,13 @@ class Task:
         arguments: a value for each prompt, or None.
         """
         reasons = {
-            "target_text": f"{model.name} gives labels; use target" if self.labelled else "",
+            "target_text": f"{model.name} predicts labels, which target names" if self.labelled else "",
             "prefix": f"{model.name} has no separate decoder" if self.stacks == 1 else "",
             "position": f"{model.name} has no output at each token" if not self.takes_position else "",
         }
         for name, values in arguments.items():
             if reasons[name] and any(value is not None for value in values):
-                raise InputError(f"{name} does not suit this model: {reasons[name]}.")
+                raise InputError(f"{name} does not suit this model, because {reasons[name]}; leave out {name}.")
 
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         """Return what precedes an answer; None if the answer stands in the text."""
@@ -200,7 +200,8 @@ class Masked(Task):
             raise InputError(f"The prompt has no {model.text(mask)}; put one where a word is to be predicted.")
         if answer is not None and len(answer) != len(places):
             raise InputError(
-                f"The prompt has {len(places)} masks but the target has {len(answer)} tokens; give one mask for each."
+                f"The prompt has {len(places)} masks but the target has {len(answer)} tokens; give one mask for each "
+                "token."
             )
         return places
 

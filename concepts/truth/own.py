@@ -27,11 +27,11 @@ def read_pairs(model: Model, path: str) -> list[Pair]:
                 pairs.append(pair_of(model, json.loads(line)))
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise InputError(
-                f"Line {number} of {path} is no pair ({error}); give a JSON object with prompt and counterfactual, of "
-                "one length and tokens of the model."
+                f"Line {number} of {path} is not a pair of prompts ({error}); give a JSON object with prompt and "
+                "counterfactual, which have tokens of the model and equal length."
             ) from None
     if not pairs:
-        raise InputError(f"{path} has no pair; give at least one.")
+        raise InputError(f"{path} has no pair of prompts; give at least one.")
     return pairs
 
 

@@ -146,8 +146,8 @@ class Concept(Saved, Tabled):
         """Raise `InputError` if this concept was found in another model."""
         if self.model_fingerprint != model.fingerprint:
             raise InputError(
-                f"The concept {self.name!r} is of {self.model_name} ({self.model_fingerprint}), not of "
-                f"{model.name} ({model.fingerprint}); find it there from the same examples."
+                f"The concept {self.name!r} was found in {self.model_name} ({self.model_fingerprint}), not in "
+                f"{model.name} ({model.fingerprint}); load {self.model_name}, or find the concept again."
             )
         for part in self.parts:
             model.check(part.neuron)
@@ -160,10 +160,10 @@ class Concept(Saved, Tabled):
         given twice or that the model does not have, and for another weight.
         """
         if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
-            raise InputError('The weights of a concept are a dict of (neuron, polarity), as {("L1.ffn.3", "+"): 1.0}.')
+            raise InputError('The weights of a concept must be a dict such as {("L1.ffn.3", "+"): 1.0}.')
         neurons = [model.check(neuron) for neuron, _ in weights]
         if len(set(neurons)) < len(neurons):
-            raise InputError("A concept cannot have the same neuron twice.")
+            raise InputError("A concept cannot have the same neuron twice; leave out one.")
         seen = read(model, [text for text in TEXTS if len(model.token_ids(text)) > 2], neurons)
         parts = []
         for column, ((_, polarity), weight) in enumerate(weights.items()):
@@ -185,7 +185,9 @@ class Concept(Saved, Tabled):
         weights: dict[tuple[Neuron, str], float] = {}
         for node in group.nodes:
             if node.neuron.site == "head":
-                raise InputError(f"{node.neuron} has many activations; a concept is made of single neurons.")
+                raise InputError(
+                    f"{node.neuron} is a whole head, and a concept consists of neurons; choose a group without heads."
+                )
             key = (node.neuron, "+" if node.activation >= (node.counterfactual or 0.0) else "-")
             weights[key] = weights.get(key, 0.0) + abs(node.score)
         # A neuron at several tokens may have both polarities; the one with the larger weight counts.

@@ -142,12 +142,12 @@ def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> tuple
     if both:
         raise InputError(
             f"{len(both)} texts are given both with and without the concept, such as {min(both)[:40]!r}; remove them "
-            "from one of the two."
+            "from one of the two lists."
         )
     if min(map(len, kinds)) < FEWEST:
         raise InputError(
             f"A concept needs at least {FEWEST} different texts with it and as many without; there are {len(kinds[0])} "
-            f"and {len(kinds[1])}."
+            f"and {len(kinds[1])}, so add more."
         )
     generator = np.random.default_rng(seed)
     parts = [np.digitize(generator.permutation(len(texts)) / len(texts), PARTS) for texts in kinds]

@@ -147,7 +147,9 @@ def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
     """
     record = FlipRecord.of(recipe)
     if not record:
-        raise RecipeError(f"{recipe.name!r} was not made by flip, so there is nothing to check.")
+        raise RecipeError(
+            f"{recipe.name!r} was not made by flip, so it has no answer to check; choose a recipe of flip."
+        )
     record.check(model)
     with steer(model, recipe):
         first = model.predict(record.prompt, record.top_k or 1)

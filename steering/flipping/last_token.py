@@ -37,7 +37,8 @@ def edits_by_place(edits: Iterable[Edit]) -> dict[Place, float]:
         place = edit.neuron.layer, edit.neuron.index, int(step) if step.isdecimal() else 0
         if edit != as_edit(place, edit.value):
             raise InputError(
-                f"{edit} is no edit of a flip, which sets FFN neurons at the last token or a step after it."
+                f"{edit} is not an edit that flip makes; choose edits that set FFN neurons at the last token or a step "
+                "after it."
             )
         values[place] = edit.value
     return values

@@ -450,16 +450,20 @@ def _failure(state: _State, edits: Edits, source: bool) -> str:
     own = next(token for token in tokens if token.id == state.tokens[worst])
     phrase = f" of {state.text!r}" if state.last.steps > 1 else ""
     within = "" if state.unbounded else " inside their activation range"
-    further = "" if state.unbounded else ", or activations outside their range (unbounded=True)"
+    further = [] if state.unbounded else ["activations outside their range (unbounded)"]
     if state.top_k:
         return (
             f"No edits of at most {state.max_neurons} neurons{within} take {own.text!r}{phrase} out of the {place} "
-            f"most probable tokens. With {len(edits)} edits, its probability is {own.probability:.3f}. Try a larger "
-            f"max_neurons, a smaller top_k{further}."
+            f"most probable tokens. With {len(edits)} edits, its probability is {own.probability:.3f}. Try "
+            f"{_or('a larger max_neurons', 'a smaller top_k', *further)}."
         )
     other = "another source prompt" if source else f"a source prompt after which the model predicts {own.text!r}"
     return (
         f"No flip to {own.text!r}{phrase} was found with at most {state.max_neurons} neurons{within}. "
         f"With {len(edits)} edits, the probability of {own.text!r} is {own.probability:.3f}, and {tokens[0].text!r} "
-        f"has {tokens[0].probability:.3f}. Try a larger max_neurons, {other}{further}."
+        f"has {tokens[0].probability:.3f}. Try {_or('a larger max_neurons', other, *further)}."
     )
+
+
+def _or(*choices: str) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}"

@@ -32,7 +32,7 @@ class ConceptClaim(Kind):
 
     def measure(self, model: Model, seed: int = 0) -> Measured:
         if not (self.parts and self.examples and self.others):
-            raise InputError("A claim of a concept needs neurons, and texts with and without the concept.")
+            raise InputError("A claim of a concept needs neurons, and texts with and without the concept; add them.")
         own = [model.check(part.neuron) for part in self.parts]
         drawn = [others_of(model, neuron, seed + place, DRAWS) for place, neuron in enumerate(own)]
         sets = list(zip(*drawn, strict=False))

@@ -52,4 +52,4 @@ class LabelClaim(Kind):
 
 def _check_tokens(sample: Sample, model: Model) -> None:
     if any(len(ids) != len(sentence.tokens) for ids, sentence in zip(sample.ids, sample.sentences, strict=True)):
-        raise InputError(f"{model.name} has another tokenizer than the store; build one with icebear index.")
+        raise InputError(f"{model.name} has another tokenizer than the store; build a store of {model.name}.")

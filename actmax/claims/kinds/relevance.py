@@ -31,12 +31,14 @@ class RelevanceClaim(Explained):
         relevance = self.relevance(model, *([self.node.neuron.site] if self.node else []))
         total = relevance.conservation().target
         if not total:
-            raise InputError("The explained number is 0, so nothing has a share of it.")
+            raise InputError("The explained number is 0, so shares of it cannot be measured; claim another prediction.")
         if self.node is None:
             assert self.token is not None
             strings = relevance.prompt.strings
             if strings[self.token : self.token + 1] != (self.text,):
-                raise InputError(f"Token {self.token} is not {self.text!r} in {model.name}.")
+                raise InputError(
+                    f"Token {self.token} of the prompt is not {self.text!r} in {model.name}; correct the claim."
+                )
             shares = (relevance.tokens / total).tolist()
             able = [share for share in shares if abs(share) > 1e-6]
             return Measured(shares[self.token], 1 / max(1, len(able)))

@@ -62,7 +62,7 @@ def circuit(options: Options) -> None:
 
     single = options.prompt.prompt is not None or options.prompt.messages is not None
     if single is (options.file is not None):
-        raise click.UsageError("Give either a PROMPT, --messages or --file.")
+        raise click.UsageError("Give exactly one of a PROMPT, --messages and --file.")
     if single and len(options.counterfactual) != 1:
         raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
     prompt = options.prompt.read() if single else None

@@ -163,7 +163,7 @@ def measure(options: Measure) -> None:
 
     exactly_one({"a TEXT": options.text, "--texts": options.texts})
     if options.texts and (options.through or options.html):
-        raise click.UsageError("--through and --html are for one TEXT.")
+        raise click.UsageError("--through and --html are for one TEXT; leave out --texts.")
     this = _read(options.name, options.store)
     texts = lines(options.texts) if options.texts else [str(options.text)]
     model = options.model.load()
@@ -203,7 +203,7 @@ def steer(options: Steer) -> None:
     from icebear.steering.comparison import compare
 
     if options.strength is not None and options.kl is not None:
-        raise click.UsageError("Give either --strength or --kl.")
+        raise click.UsageError("Give --strength or --kl, not both.")
     this = _read(options.name, options.store)
     model = options.model.load()
     kl = 0.25 if options.strength is None and options.kl is None else options.kl

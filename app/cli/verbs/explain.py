@@ -128,7 +128,7 @@ def _explain_file(file: str, options: Options) -> None:
     """Explain what fine-tuning changed for the prompts of a file."""
     attribution = options.attribution
     if attribution.base_model is None or attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
-        raise click.UsageError("--file replaces PROMPT. Give --base-model with it, and at most one --counterfactual.")
+        raise click.UsageError("--file replaces PROMPT and needs --base-model; give at most one --counterfactual.")
     from icebear.app.cli.terminal import changes_tables
     from icebear.concepts.attribution.behaviour import behaviour_changes, read_cases
 
@@ -159,7 +159,7 @@ def _checked(options: Options) -> AttributionOptions:
     prompt, pairs = attribution.prompt, len(attribution.counterfactual)
     exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
     if options.png and not attribution.image:
-        raise click.UsageError("--png needs --image.")
+        raise click.UsageError("--png draws the relevance of an image; give --image.")
     if options.nodes and pairs != 1:
         raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs > 1:
@@ -167,5 +167,5 @@ def _checked(options: Options) -> AttributionOptions:
     if options.sources and pairs and attribution.contrast:
         raise click.UsageError("--sources takes --counterfactual or --contrast, not both.")
     if options.suggest and (attribution.image or prompt.chat or prompt.system or prompt.messages):
-        raise click.UsageError("--suggest needs a PROMPT that is not a chat.")
+        raise click.UsageError("--suggest needs a PROMPT alone; leave out --image, --messages, --chat and --system.")
     return replace(attribution, span="all") if options.sources and attribution.span is None else attribution

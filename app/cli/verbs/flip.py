@@ -68,7 +68,7 @@ def flip(options: Options) -> None:
     """
     prompt, suppress = options.prompt.read(), options.suppress_phrase or options.suppress
     if (options.to is None) is not bool(suppress) or (options.suppress and options.suppress_phrase):
-        raise click.UsageError("Give either --to TOKEN, --suppress or --suppress-phrase PHRASE.")
+        raise click.UsageError("Give exactly one of --to TOKEN, --suppress and --suppress-phrase PHRASE.")
     if options.top_k and not suppress:
         raise click.UsageError(
             "--top-k works only with --suppress or --suppress-phrase; add one of them, or leave it out."

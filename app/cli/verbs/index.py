@@ -75,7 +75,7 @@ def index(options: Options) -> None:
     if options.annotate:
         return _annotate(options)
     if options.neurons or options.prompt:
-        raise click.UsageError("NEURONS and --prompt need --annotate.")
+        raise click.UsageError("NEURONS and --prompt need --annotate; add it, or leave them out.")
     if options.lens:
         return _lens(options)
     from icebear.actmax.index.engines import in_process, on_ray
@@ -111,8 +111,8 @@ def _lens(options: Options) -> None:
     width, lens = model.config.hidden_size, mean_lens(model)
     if lens is None and width > WIDEST and model.device.type == "cpu":
         raise InputError(
-            f"The lens of {model.name} takes {width:,} backward passes, too many without a GPU; icebear neuron "
-            "computes the words of one neuron in one backward pass."
+            f"The lens of {model.name} takes {width:,} backward passes, too many without a GPU; use icebear neuron, "
+            "which computes the words of one neuron in one backward pass."
         )
     if lens is None:
         with bar("steps", width + model.layers) as move:

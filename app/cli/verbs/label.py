@@ -41,7 +41,7 @@ def label(options: Options) -> None:
     """
     if options.auto:
         if options.score or bool(options.words) + bool(options.prompt) + options.all != 1:
-            raise click.UsageError("With --auto give NEURONS, --prompt or --all.")
+            raise click.UsageError("With --auto, give exactly one of NEURONS, --prompt and --all, and no --score.")
         return _automatic(options)
     if len(options.words) != 2 or options.prompt or options.all:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")

@@ -69,7 +69,7 @@ def rank(options: Options) -> None:
         return _rank_file(options.file, options)
     compared = bool(attribution.counterfactual or attribution.base_model)
     if options.ablate and options.site not in ("ffn", "head"):
-        raise click.UsageError("--ablate works only for --site ffn or head; add one of them.")
+        raise click.UsageError("--ablate works only for FFN neurons or heads; add --site ffn or --site head.")
     position: Any = options.position or ("all" if compared else "last")
     sinks, template = options.include_sinks, options.include_template
     sizes = sorted({options.top, *SIZES}) if options.ablate else []
@@ -110,7 +110,8 @@ def _rank_file(file: str, options: Options) -> None:
     unsupported = [name for name in others if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
     if unsupported or len(attribution.counterfactual) > 1:
         raise click.UsageError(
-            "--file takes --target, --contrast, one --counterfactual, --method, --site, --polarity and --top only."
+            "--file can be combined only with --target, --contrast, one --counterfactual, --method, --site, --polarity "
+            "and --top; leave out the other options."
         )
     method = attribution.load_method()
     target, contrast, counterfactual = attribution.target, attribution.contrast, (*attribution.counterfactual, None)[0]

@@ -150,7 +150,8 @@ def _control_vector(options: Export, saved: icebear.Recipe, model: icebear.Model
 def _checked(off: float) -> float:
     if not off < 1e-3:
         raise RecipeError(
-            f"The result differs from steering by {off:.1e} of the largest logit, so nothing was written; report this."
+            f"The export would differ from steering by {off:.1e} of the largest logit, so nothing was written; please "
+            "report this."
         )
     return off
 
