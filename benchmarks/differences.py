@@ -15,7 +15,7 @@ import torch
 
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.evaluation.pairs import Pair
-from icebear.concepts.lrp.differences import partner
+from icebear.concepts.lrp.pairs import partner
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.models.loading import load_model
 from icebear.concepts.models.model import Model

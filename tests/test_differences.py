@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from configurations import dense, mixtures, others
 from conftest import IDS, LLAMA, Double, random_model
 from reference import differences as pair_reference
@@ -17,6 +18,7 @@ from icebear import ATTNLRP, DIFFERENCE, attribute, circuit
 from icebear.concepts.evaluation import pairs
 from icebear.concepts.lrp import differences, operations
 from icebear.concepts.lrp.context import relevance_rules
+from icebear.concepts.lrp.pairs import BLOCK, partner
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
@@ -89,17 +91,12 @@ def test_every_layers_cut_adds_up(name):
         for layer in model.layers_with(site):
             request = objective_of(model, [one, other], 11, 12)
             inputs = Inputs()
-            neurons = AllNeurons(
-                model, request.batch, (site,), compared=lambda site, layer, x: x - differences.partner(x)
-            )
+            neurons = AllNeurons(model, request.batch, (site,), compared=lambda site, layer, x: x - partner(x))
             neurons.stop = True
             neurons.places = [(site, layer)]
             with Double():
                 numbers, _ = forward_backward(model, Logits(request), [inputs, neurons], DIFFERENCE)
-            read = sum(
-                ((x - differences.partner(x)) * g)[0].sum()
-                for x, g in zip(inputs.values, inputs.gradients, strict=True)
-            )
+            read = sum(((x - partner(x)) * g)[0].sum() for x, g in zip(inputs.values, inputs.gradients, strict=True))
             cut = read + neurons.relevance[site][0, layer].sum()
             assert cut.item() == pytest.approx((numbers[0] - numbers[1]).item(), abs=1e-6), (site, layer)
 
@@ -189,6 +186,45 @@ def test_compared_with_nothing_the_rules_are_attnlrps():
         result.append([(x * g)[:1] for x, g in zip(leaves, torch.autograd.grad(y[:1].sum(), leaves), strict=True)])
     for paired, single in zip(*result, strict=True):
         assert torch.allclose(paired, single)
+
+
+def attention_masks(count):
+    allowed = torch.rand(1, 1, count, count) < 0.5
+    allowed[..., 0] = True
+    summand = torch.randn(2, 4, 1, count, dtype=torch.float64)
+    return {"none": None, "causal": None, "boolean": allowed, "summand": summand.masked_fill(summand > 1, -torch.inf)}
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1])
+@pytest.mark.parametrize("kind", ["none", "causal", "boolean", "summand"])
+def test_attention_in_blocks_of_queries_is_attention_written_out(kind, heads):
+    """Also where several heads of queries read the same keys, and where the last block is shorter."""
+    torch.manual_seed(0)
+    count = 2 * BLOCK + 5
+    mask = attention_masks(count)[kind]
+    leaves = [torch.randn(2, n, count, 8, dtype=torch.float64, requires_grad=True) for n in (4, heads, heads)]
+
+    class Fused(torch.nn.Module):
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind == "causal", enable_gqa=True)
+
+    class Apart(torch.nn.Module):
+        def forward(self, q, k, v):
+            k, v = (x.repeat_interleave(4 // heads, 1) for x in (k, v))
+            scores = q @ k.transpose(-1, -2) * 8**-0.5
+            if kind == "causal":
+                scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
+            if kind == "boolean":
+                scores = scores.masked_fill(~mask, -torch.inf)
+            return (scores + mask if kind == "summand" else scores).softmax(-1) @ v
+
+    results = []
+    for net in (Fused(), Apart()):
+        with relevance_rules(net, DIFFERENCE):
+            y = net(*leaves)
+        results.append((y.detach(), *torch.autograd.grad(y[0].sin().sum(), leaves)))
+    for fused, apart in zip(*results, strict=True):
+        assert torch.allclose(fused, apart, rtol=1e-10, atol=1e-12)
 
 
 def test_a_batch_is_one_by_one_and_checkpointing_changes_nothing():

@@ -24,7 +24,6 @@ from icebear.concepts.attribution.ranking import NeuronScores
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, joint_objective
 from icebear.concepts.attribution.result import Counterfactual, Relevance, Run
 from icebear.concepts.attribution.two_models import Causes, ChangedWeights
-from icebear.concepts.lrp.differences import partner
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.lrp import DIFFERENCE, Difference
 from icebear.concepts.methods.method import Method, Multiplying, OnePass
@@ -34,7 +33,7 @@ from icebear.concepts.models.objective import Objective
 from icebear.concepts.models.prompts import Prompt
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import Largest, LargestNeurons
-from icebear.concepts.passes.neurons import AllNeurons, Values
+from icebear.concepts.passes.neurons import AllNeurons, PairedNeurons, Values
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward
 from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError, MissingRule, NumericalError
@@ -194,7 +193,7 @@ class _Sums:
         self.parts = [a + x for a, x in zip(self.parts, scaled, strict=True)] if self.parts else scaled
         for means, values in ((self.sites, sites), (self.there, there)):
             for site, x in values.items():
-                means[site] = means[site].add_(x, alpha=1 / count) if site in means else x / count
+                means[site] = means[site].add_(x, alpha=1 / count) if site in means else x / count if count > 1 else x
         if count > 1:
             self.tops.append(_largest(sites))
 
@@ -283,31 +282,29 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         causes = Causes(request.models, batch) if request.models else None
         target, stream = PairLogits(pair, is_open, bool(causes)), Stream(model, batch)
         inputs = Inputs(causes.read) if causes else Inputs()
-        values = Values(model, batch, sites, columns)
-        neurons = AllNeurons(model, batch, sites, columns, compared=lambda site, layer, x: x - partner(x))
+        neurons = PairedNeurons(model, batch, sites, columns)
         excluded = partial(excluded_positions, model, batch, stream)
-        largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded, partner)
-        recorders: list[Recorder] = [inputs, stream, values, neurons, *([largest] if largest else [])]
+        largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded, True)
+        recorders: list[Recorder] = [inputs, stream, neurons, *([largest] if largest else [])]
         options: dict[str, Any] = {"strict": request.strict, "checkpoint": request.checkpoint}
         paired = causes.weights if causes else None
         numbers, _ = forward_backward(model, target, recorders, method, **options, paired=paired)
         sums.largest = largest.row(0) if largest else None
         if causes is None or batch.pixels is not None:
-            parts = [_product(x - partner(x), g)[0] for x, g in zip(inputs.values, inputs.gradients, strict=True)]
+            parts = [_product(x[0] - x[1], g[0]) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
         else:
             parts = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]
         if causes is not None:
             sums.add_changes(causes.result())
             if not causes.pair.only_weights_differ:
                 _check_base(causes.pair.base, target.objective, numbers[1])
-        here, there = ({site: values.values(row, x) for site, x in values.activation.items()} for row in (0, 1))
+        relevance, here, there = neurons.result()
         if not sums.numbers:
             places = [pair.all_positions.index(place) for place in pair.positions[0]]
             sums.here = _Here([], here, stream.sinks(0), target.logits[:1, places], target.targets[0])
             sums.predictions = _predictions(model, pair, target.logits)
         weights = torch.eye(len(batch.columns(0)))
-        own = neurons.row(0)[0]
-        sums.add(target.objective, parts, own, there, (numbers[0].item(), numbers[1].item()), weights)
+        sums.add(target.objective, parts, relevance, there, (numbers[0].item(), numbers[1].item()), weights)
     return sums
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
-from icebear.concepts.lrp import differences, rules, two_models
+from icebear.concepts.lrp import differences, pairs, rules, two_models
 from icebear.concepts.lrp.linear_rules import Epsilon
 from icebear.concepts.lrp.operations import TABLE, RelevanceMode, is_activation
 from icebear.concepts.lrp.two_models import PairedWeights, TwoModels
@@ -176,7 +176,7 @@ def _foreign(mode: RelevanceMode, output: Any) -> list[Any]:
 
 
 def _is_ours(node: Any) -> bool:
-    modules = (rules.__name__, differences.__name__, two_models.__name__)
+    modules = (rules.__name__, pairs.__name__, two_models.__name__)
     return isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ in modules  # type: ignore[attr-defined]
 
 

@@ -18,10 +18,20 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from icebear.concepts.lrp import operations
 from icebear.concepts.lrp.operations import Rule, is_activation
+from icebear.concepts.lrp.pairs import (
+    InPlaceOf,
+    Interpolate,
+    PairedAttention,
+    PairedLinear,
+    PairedProduct,
+    Rescaled,
+    Softmax,
+    partner,
+    wide,
+)
 from icebear.concepts.lrp.rules import Multiplied, Scaled, normalised
 from icebear.concepts.models.families import family_of
 from icebear.errors import MissingRule
@@ -37,101 +47,6 @@ def gauss(count: int) -> Points:
     """Return Gauss-Legendre points, exact if the derivative is a polynomial of degree 2 count - 1."""
     places, weights = numpy.polynomial.legendre.leggauss(count)
     return tuple(zip(((1 + places) / 2).tolist(), (weights / 2).tolist(), strict=True))
-
-
-def partner(x: Tensor) -> Tensor:
-    """Return the values of the other row of each pair."""
-    return x.roll(len(x) // 2, 0)
-
-
-class Interpolate(Function):
-    """Values on the straight line from the partner's to the row's own; the gradient is the row's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, share: float) -> Tensor:  # type: ignore[override]
-        return share * x + (1 - share) * partner(x)  # not lerp: masked scores are minus infinity in both
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return g, None
-
-
-class InPlaceOf(Function):
-    """The value of y, which nothing else refers to, with the derivative of `line`; the result is y itself, not a view,
-    because models may change it in place."""
-
-    @staticmethod
-    def forward(ctx: Any, line: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.mark_dirty(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return g, None
-
-
-class PairedLinear(Function):
-    """A linear map. Its backward pass leaves out the partners, whose gradients nothing reads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, run: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(weight)
-        return run()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        (weight,) = ctx.saved_tensors
-        return first_rows(g.chunk(2)[0] @ weight), None, None
-
-
-class PairedProduct(Function):
-    """A product of two activations: dy = da mean(b) + mean(a) db; partners get zero."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, func: Callable) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(*((x.chunk(2)[0] + x.chunk(2)[1]) / 2 for x in (a, b)))
-        ctx.func = func
-        return func(a, b)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        with torch.enable_grad():
-            means = [mean.requires_grad_() for mean in ctx.saved_tensors]
-            a, b = torch.autograd.grad(ctx.func(*means), means, g.chunk(2)[0])
-        return first_rows(a), first_rows(b), None
-
-
-def first_rows(g: Tensor) -> Tensor:
-    """Return the gradient of all rows: that of the first half, and zero for their partners."""
-    return torch.cat((g, torch.zeros_like(g)))
-
-
-class Softmax(Function):
-    """The value of a softmax, with dp = L (dx - sum(L dx) / sum(L)), where L is the logarithmic mean of the two rows'
-    weights p and p': exact, because log(p / p') is dx minus a constant and the weights of both rows sum to one.
-    Partners get zero, because they are not needed and this operation is the most expensive one."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, func: Callable[[Tensor], Tensor], dim: int) -> Tensor:  # type: ignore[override]
-        y = func(x)
-        ctx.save_for_backward(_logarithmic_mean(x, dim))
-        ctx.options = dim, x.dtype
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        (mean,) = ctx.saved_tensors
-        dim, dtype = ctx.options
-        weighted = mean * g.chunk(2)[0]
-        gradient = weighted - mean * (weighted.sum(dim, keepdim=True) / mean.sum(dim, keepdim=True))
-        return first_rows(gradient).to(dtype), None, None
-
-
-def _logarithmic_mean(x: Tensor, dim: int) -> Tensor:
-    """Return (p - p') / log(p / p') for the weights of both rows; where they are equal, p."""
-    own, there = x.log_softmax(dim, dtype=_wide(x)).chunk(2)
-    larger, gap = torch.maximum(own, there).exp(), (own - there).abs().nan_to_num(0)  # both are masked: inf - inf
-    return larger * torch.where(gap > 0, -torch.expm1(-gap) / gap, 1)
 
 
 def along(points: Points, func: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -155,23 +70,22 @@ def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an element-wise function, with the multiplier (f(x) - f(x')) / (x - x'), or the derivative at the middle
     where x and x' are nearly equal and their difference is rounding. In at least float32, for any type of model."""
     x_ = x.detach()
-    own = x_.to(_wide(x_))
-    there, value = partner(own), func(own)
+    exact = x_.to(wide(x_))
+    value = func(exact)
+    (own, there), (y, y_there) = exact.chunk(2), value.chunk(2)
     with torch.enable_grad():
         middle = torch.lerp(there, own, 0.5).requires_grad_()
         (derivative,) = torch.autograd.grad(func(middle).sum(), middle)
-    dx, dy = own - there, value - partner(value)
-    near = _small(dx, own.abs().clamp(min=1)) & _small(dy, value.abs())
-    multiplier = torch.where(near, derivative, dy / dx.masked_fill(near, 1))
-    return Multiplied.apply(x, value if own.dtype == x.dtype else func(x_), multiplier)
+    dx, dy = own - there, y - y_there
+    near = _small(dx, own, there, 1) & _small(dy, y, y_there, 0)
+    return Rescaled.apply(  # type: ignore[no-any-return]
+        x, value if exact.dtype == x.dtype else func(x_), torch.where(near, derivative, dy / dx)
+    )
 
 
-def _small(difference: Tensor, size: Tensor) -> Tensor:
-    return difference.abs() <= torch.finfo(size.dtype).eps ** 0.5 * torch.maximum(size, partner(size))
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+def _small(difference: Tensor, own: Tensor, there: Tensor, least: float) -> Tensor:
+    size = torch.maximum(own.abs(), there.abs()).clamp_(min=least)
+    return difference.abs() <= size.mul_(torch.finfo(size.dtype).eps ** 0.5)
 
 
 def elementwise(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -180,7 +94,8 @@ def elementwise(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if not is_activation(x):
         return func(x, *more, **kwargs)
     if func in SQUARE or (func in POWER and (*more, kwargs.get("exponent")) == (2, None)):
-        return along(MIDDLE, torch.square, x)
+        own, there = x.detach().chunk(2)
+        return Rescaled.apply(x, torch.square(x.detach()), own + there)
     options = {**kwargs, "inplace": False} if "inplace" in kwargs else kwargs
     return secant(lambda x: func(x, *more, **options), x)
 
@@ -194,7 +109,7 @@ def product(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if func in IN_PLACE:
         return args[0].copy_(PairedProduct.apply(*args, IN_PLACE[func]))
     if len(factors) == count == 2 and all(len(x) % 2 == 0 for x in factors):
-        return PairedProduct.apply(*args, partial(func, **kwargs))
+        return PairedProduct.apply(*args, partial(func, **kwargs) if kwargs else func)
     return along(MIDDLE if count == 2 else gauss(count - 1), partial(func, **kwargs), *args)
 
 
@@ -258,17 +173,21 @@ def norm(mode: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
 
 def fused_attention(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """A product, a softmax and a product; for constant weights mean(p) dv, in two fused calls."""
-    named = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False), **kwargs)
-    more = args[4:]
-    q, k, v, mask = (named.pop(name, None) for name in ("query", "key", "value", "attn_mask"))
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    named = dict(zip(names, args, strict=False), **kwargs)
+    q, k, v, mask = (named.pop(name, None) for name in names[:4])
     if mode.method.softmax == "constant":
         q, k, mask = (x.detach() if is_activation(x) else x for x in (q, k, mask))
-        y = func(q, k, v, mask, *more, **named)
-        other = func(partner(q), partner(k), v, mask, *more, **named)
+        y = func(q, k, v, mask, **named)
+        other = func(partner(q), partner(k), v, mask, **named)
         return InPlaceOf.apply((y + other) / 2, y.detach().clone())
+    run = partial(func, q, k, v, mask, **named)
+    if all(map(is_activation, (q, k, v))) and not is_activation(mask) and q.dim() == 4 and len(q) == len(k):
+        scale = named.get("scale") or q.shape[-1] ** -0.5
+        return PairedAttention.apply(q, k, v, mask, run, named.get("is_causal", False), scale)
     with torch.no_grad():
-        y = func(q, k, v, mask, *more, **named)
-    return InPlaceOf.apply(operations.attention_apart(mode, q, k, v, mask, *more, **named), y)
+        y = run()
+    return InPlaceOf.apply(operations.attention_apart(mode, q, k, v, mask, **named), y)
 
 
 def solve(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:

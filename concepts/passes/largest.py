@@ -48,13 +48,13 @@ class LargestNeurons(NeuronRecorder):
         sites: Iterable[str],
         k: int,
         apart: Callable[[int], Iterable[int]] = lambda row: (),
-        partner: Callable[[Tensor], Tensor] | None = None,
+        paired: bool = False,
     ) -> None:
         """apart: returns the positions of a row that are not ranked; called in the backward pass, when sinks are known.
-        partner: returns the counterfactual of activations (B, T, N); relevance is then of the difference."""
+        paired: whether the second half of rows are counterfactuals of the first, whose difference is then recorded."""
         sites = tuple(sites)
         super().__init__(model, batch, sites)
-        self.k, self.apart, self.partner, rows = k, apart, partner, len(batch.ids)
+        self.k, self.apart, self.paired, rows = k, apart, paired, len(batch.ids) // (1 + paired)
         self.sums = {site: torch.zeros(rows, model.layers, self.width, **self.options) for site in sites}
         self.heads = torch.zeros(rows, model.layers, self.width, model.heads, **self.options)
         self.unranked: Tensor | None = None
@@ -65,9 +65,9 @@ class LargestNeurons(NeuronRecorder):
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         dtype, span = self.options["dtype"], self.span(layer)
-        kinds = [activation] if self.partner is None else [activation, self.partner(activation)]
-        difference = kinds[0].to(dtype) if self.partner is None else (kinds[0] - kinds[1]).to(dtype)
-        relevance = difference * gradient.to(dtype)  # (B, T, N)
+        kinds = activation.chunk(1 + self.paired)
+        difference = kinds[0] - kinds[1] if self.paired else activation
+        relevance = difference.to(dtype) * gradient[: len(difference)].to(dtype)  # (B, T, N)
         self.sums[site][:, layer, span] = relevance.sum(-1)
         if site == "attn":
             self.heads[:, layer, span] = relevance.unflatten(-1, (self.model.heads, -1)).sum(-1)
@@ -82,7 +82,7 @@ class LargestNeurons(NeuronRecorder):
 
     def _unranked(self) -> Tensor:
         if self.unranked is None:
-            self.unranked = torch.ones(len(self.batch.ids), self.width, dtype=torch.bool)
+            self.unranked = torch.ones(len(self.heads), self.width, dtype=torch.bool)
             for row, unranked in enumerate(self.unranked):
                 apart = set(self.apart(row))
                 unranked[[at for place, at in enumerate(self.batch.columns(row)) if place not in apart]] = False

@@ -108,13 +108,14 @@ class Values(NeuronRecorder):
 
     def values(self, row: int, recorded: Tensor) -> Tensor:
         """Return (L, P, N) of one prompt from (B, L, P, N), without padding, on the CPU."""
-        columns = self.batch.columns(row)
+        return recorded[row][:, self._own(row)].to("cpu", copy=len(recorded) > 1)  # a view would keep all rows alive
+
+    def _own(self, row: int) -> slice | list[int]:
+        """Return which of the P recorded positions are of this row."""
         if self.columns is not None:
-            chosen: slice | list[int] = slice(self.counts[row])
-        else:  # a slice makes no copy
-            chosen = slice(len(columns)) if columns == list(range(len(columns))) else columns
-        copied = len(self.batch.ids) > 1  # a view would keep all rows alive
-        return recorded[row][:, chosen].to("cpu", copy=copied)
+            return slice(self.counts[row])
+        columns = self.batch.columns(row)
+        return slice(len(columns)) if columns == list(range(len(columns))) else columns  # a slice makes no copy
 
 
 class AllNeurons(Values):
@@ -154,6 +155,30 @@ class AllNeurons(Values):
             {site: self.values(row, x) for site, x in part.items()} for part in (self.relevance, self.activation)
         )
         return relevance, activation
+
+
+class PairedNeurons(Values):
+    """Record a prompt and its counterfactual, the rows of the batch: activations, and the relevance of the prompt,
+    the difference of both x gradient."""
+
+    def __init__(
+        self, model: Model, batch: Batch, sites: Iterable[str], positions: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        super().__init__(model, batch, sites, positions)
+        self.relevance = {site: torch.zeros_like(x[:1]) for site, x in self.activation.items()}
+
+    def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
+        (here, there), out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
+        torch.sub(here, there, out=out[0]).mul_(gradient[0].to(out.device).view_as(here))
+
+    def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """Return relevance, activations and counterfactual activations: site -> (L, P, N), without padding, on the
+        CPU."""
+        relevance, here, there = (
+            {site: x[row][:, self._own(row)] for site, x in part.items()}
+            for row, part in ((0, self.relevance), (0, self.activation), (1, self.activation))
+        )
+        return relevance, here, there
 
 
 class BlockedNeurons(Recorder):
