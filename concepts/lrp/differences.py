@@ -94,10 +94,14 @@ def elementwise(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if not is_activation(x):
         return func(x, *more, **kwargs)
     if func in SQUARE or (func in POWER and (*more, kwargs.get("exponent")) == (2, None)):
-        own, there = x.detach().chunk(2)
-        return Rescaled.apply(x, torch.square(x.detach()), own + there)
+        return square(x)
     options = {**kwargs, "inplace": False} if "inplace" in kwargs else kwargs
     return secant(lambda x: func(x, *more, **options), x)
+
+
+def square(x: Tensor) -> Tensor:
+    own, there = x.detach().chunk(2)
+    return Rescaled.apply(x, x.detach().square(), own + there)  # type: ignore[no-any-return]
 
 
 def product(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -166,7 +170,7 @@ def norm(mode: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
     with torch.no_grad():
         y = normalised(x, weight, bias, eps, center)
     centred = x - x.mean(-1, keepdim=True) if center else x
-    power = along(MIDDLE, lambda x: x.pow(2).mean(-1, keepdim=True), centred)
+    power = square(centred).mean(-1, keepdim=True)
     line = PairedProduct.apply(centred, secant(lambda m: torch.rsqrt(m + eps), power), torch.mul)
     return InPlaceOf.apply(line if weight is None else line * weight, y)  # type: ignore[no-any-return]
 

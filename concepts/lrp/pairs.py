@@ -1,7 +1,7 @@
 """Autograd functions for rows in pairs, which the difference rules of `icebear.concepts.lrp.differences` apply.
 
-Row i of the second half of a batch is the partner of row i of the first half. Gradients of partners are zero, because
-nothing reads them.
+Row i of the second half of a batch is the partner of row i of the first half. Only the gradients of the first half have
+a meaning; nothing reads those of partners.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class PairedLinear(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         (weight,) = ctx.saved_tensors
-        below = g.new_zeros(*g.shape[:-1], weight.shape[1])
-        torch.mm(g.chunk(2)[0].flatten(0, -2), weight, out=below.chunk(2)[0].flatten(0, -2))
-        return below, None, None
+        return first_rows(g.chunk(2)[0] @ weight), None, None
 
 
 class PairedProduct(Function):
@@ -105,8 +103,9 @@ def row_mean(x: Tensor) -> Tensor:
 
 
 def first_rows(g: Tensor) -> Tensor:
-    """Return the gradient of all rows: that of the first half, and zero for their partners."""
-    return torch.cat((g, torch.zeros_like(g)))
+    """Return the gradient of all rows from that of the first half. Partners get the same, which takes no memory for one
+    pair."""
+    return g.expand(2, *g.shape[1:]) if len(g) == 1 else torch.cat((g, g))
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -161,11 +160,11 @@ class PairedAttention(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, mask = ctx.saved_tensors
         causal, scale = ctx.options
-        gradients = [torch.zeros_like(x) for x in (q, k, v)]
-        dq, dk, dv = (x.chunk(2)[0] for x in gradients)
+        dq, dk, dv = (torch.zeros_like(x.chunk(2)[0]) for x in (q, k, v))
         for start in range(0, q.shape[2], BLOCK):
             rows, keys = slice(start, start + BLOCK), slice(start + BLOCK if causal else None)
             block = _Block(q[:, :, rows] * scale, k[:, :, keys], v[:, :, keys])
+            part: Tensor | None
             if causal:
                 part = torch.ones(block.q.shape[2], block.k.shape[2], dtype=torch.bool, device=q.device).tril(start)
             else:
@@ -174,7 +173,7 @@ class PairedAttention(Function):
             dq[:, :, rows] = own[0] * scale
             dk[:, :, keys] += own[1]
             dv[:, :, keys] += own[2]
-        return *gradients, None, None, None, None
+        return *map(first_rows, (dq, dk, dv)), None, None, None, None
 
 
 BLOCK = 64
