@@ -46,14 +46,19 @@ def first_paint(page: Any, address: str) -> tuple[float, float]:
     return sentence, time.perf_counter() - begun
 
 
-def own(page: Any, address: str, pair: tuple[str, str]) -> tuple[float, float]:
-    """Return the times from a prompt's link until its cards, and from the switch until the other answer."""
+def own(page: Any, address: str, pair: tuple[str, str]) -> tuple[float, float, float]:
+    """Return the times from a prompt's link until its cards, and from the switch until the flip with random edits, and
+    until its side effects."""
     prompt, counterfactual = map(quote, pair)
     link = f"{address}/?prompt={prompt}&counterfactual={counterfactual}"
     cards = seconds(lambda: page.goto(link), lambda: page.locator(".group").nth(2).wait_for(timeout=60_000))
     settled(page)
-    switch = page.get_by_text("Make it say")
-    return cards, seconds(switch.click, lambda: page.get_by_text("Random edits", exact=True).wait_for(timeout=120_000))
+    begun = time.perf_counter()
+    page.get_by_text("Make it say").click()
+    page.get_by_text("Random edits", exact=True).wait_for(timeout=120_000)
+    flipped = time.perf_counter() - begun
+    page.get_by_text("Side effects are").wait_for(timeout=120_000)
+    return cards, flipped, time.perf_counter() - begun
 
 
 def line(name: str, times: list[float]) -> str:
@@ -68,5 +73,6 @@ if __name__ == "__main__":
         owns = [own(page, address, pair) for pair in PAIRS]
     print(line("the sentence of the example", [one for one, _ in paints]))
     print(line("its cards", [one for _, one in paints]))
-    print(line("a prompt's cards", [one for one, _ in owns]))
-    print(line("another answer", [one for _, one in owns]))
+    print(line("a prompt's cards", [one for one, _, _ in owns]))
+    print(line("another answer, with random edits", [one for _, one, _ in owns]))
+    print(line("and with side effects", [one for _, _, one in owns]))

@@ -1,9 +1,10 @@
-"""`outcome_of`: what the edits of a flip do to their prompt and elsewhere, beside random edits of equal size."""
+"""`outcome_of`: what the edits of a flip do to their prompt and elsewhere, beside random edits of equal size; and
+`outcomes`, the same as far as it is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from icebear.concepts.attribution.random_controls import DRAWS
@@ -22,6 +23,8 @@ KEY = "outcome"
 NEW_TOKENS = 24
 KL_DRAWS = 5
 """The draws of random edits whose off-target KL is measured."""
+KL_STEPS = 8
+"""The steps of an off-target KL, which takes as long as so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +40,23 @@ class Probabilities:
 
 @dataclass(frozen=True)
 class FlipOutcome:
-    """What the edits of a flip do."""
+    """What the edits of a flip do. What is None is not measured yet."""
 
     old: str
     """The answer without edits."""
     new: str
     """The wanted token or phrase."""
-    plain: str
+    plain: str | None
     """The continuation without edits."""
-    edited: str
+    edited: str | None
     before: Probabilities
     after: Probabilities
     random: tuple[Probabilities, ...]
     """With the same edits of random other neurons of the same layers, for each draw."""
-    off_target_kl: float
+    off_target_kl: float | None
     """As of `SideEffects`."""
     contexts: int
+    """The held-out contexts of the off-target KL."""
     random_off_target_kl: tuple[float, ...] = ()
     """Of the first draws of random edits."""
 
@@ -66,8 +70,11 @@ class FlipOutcome:
         return from_provenance(recipe.name, recipe.provenance, KEY, cls)
 
 
+OnProgress = Callable[[int, int], None]
+
+
 def outcome_of(
-    model: Model, recipe: Recipe, seed: int = 0, on_progress: Callable[[int, int], None] = lambda done, total: None
+    model: Model, recipe: Recipe, seed: int = 0, on_progress: OnProgress = lambda done, total: None
 ) -> FlipOutcome:
     """Measure what a flip to a token or phrase does to its prompt and elsewhere, and what random edits do.
 
@@ -89,25 +96,40 @@ def outcome_of(
     InputError
         If the recipe has no wanted token or phrase.
     """
+    *_, outcome = outcomes(model, recipe, seed, on_progress)
+    return outcome
+
+
+def outcomes(
+    model: Model, recipe: Recipe, seed: int = 0, on_progress: OnProgress = lambda done, total: None
+) -> Iterator[FlipOutcome]:
+    """Yield what `outcome_of` measures, what is quick first: probabilities, also under random edits; then with both
+    texts; then with the side effects, also of random edits."""
     recipe.check(model)
     record = FlipRecord.of(recipe)
     if record is None or record.top_k is not None:
         raise InputError(f"The recipe {recipe.name!r} has no wanted token or phrase; make one with flip.")
     record.check(model)
-    edits = list(recipe)
+    edits, contexts = list(recipe), HeldOutContexts(model)
     draws = random_edits(model, edits, DRAWS, seed)
-    total = NEW_TOKENS + 2
+    measured = [edits, *draws[:KL_DRAWS]]
+    total = NEW_TOKENS + KL_STEPS * len(measured)
     old, plain, edited = record.before[0], record.before[0].text, record.text
+    before, after, *random = _probabilities(model, record, [[], edits, *draws])
+    size = len(contexts.contexts)
+    outcome = FlipOutcome(old.text, record.text, None, None, before, after, tuple(random), None, size)
+    yield outcome
     if model.task.generates:
         plain, edited = both_texts(
             model, record.prompt, edits, NEW_TOKENS, on_token=lambda done: on_progress(done, total)
         )
-    before, after, *random = _probabilities(model, record, [[], edits, *draws])
-    on_progress(NEW_TOKENS + 1, total)
-    contexts = HeldOutContexts(model)
-    kl, *kls = [contexts.off_target_kl(one) for one in (edits, *draws[:KL_DRAWS])]
-    size = len(contexts.contexts)
-    return FlipOutcome(old.text, record.text, plain, edited, before, after, tuple(random), kl, size, tuple(kls))
+    outcome = replace(outcome, plain=plain, edited=edited)
+    yield outcome
+    kls = []
+    for done, some in enumerate(measured):
+        on_progress(NEW_TOKENS + KL_STEPS * done, total)
+        kls.append(contexts.off_target_kl(some))
+    yield replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))
 
 
 def _probabilities(model: Model, record: FlipRecord, rows: list[list[Edit]]) -> list[Probabilities]:

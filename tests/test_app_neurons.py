@@ -58,6 +58,19 @@ def test_neuron(environment):
     assert name in text(shown(page, "neurons"))
 
 
+def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment):
+    page = fine(visit())
+    prompt = page.get_by_key("prompt").value
+    page.get_by_key("card_0").click().run()
+    assert fine(page).get_by_key("back").label == "Why this word?"
+    page.get_by_key("back").click().run()
+    assert fine(page).get_by_key("prompt").value == prompt
+    page.get_by_key("card_0").click().run()
+    page.get_by_key("card_to_steer").click().run()
+    assert fine(page).get_by_key("prompt").value == prompt
+    assert fine(visit("neurons", neuron="L29.ffn.860")).get_by_key("back").label == "Search"
+
+
 def test_both_sides_of_a_card_are_shown_and_all_of_it_follows_the_chosen_one(environment):
     """The side comes first, its words are what it promotes, and similar neurons are those of this side that are nearer
     than what random neurons have."""

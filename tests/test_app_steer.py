@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,21 +11,42 @@ from conftest import CAMEL, ICE_BEAR
 from streamlit.testing.v1 import AppTest
 
 from icebear.app.web import concept, ui
+from icebear.app.web.background import STOPPED
 from icebear.app.web.continuations import differences
 from icebear.app.web.flips import started
-from icebear.steering.comparison import compare
+from icebear.steering import outcome
+from icebear.steering.comparison import both_texts, compare
 
 
-def test_a_flip(environment, few_contexts, desert):
-    """A word without its space, found once for all visitors; it is shown from its file without the model."""
+def test_a_flip(environment, few_contexts, desert, monkeypatch):
+    """A word without its space, found once for all visitors, and shown before it is measured; Stop leaves what there
+    is, and a button measures the rest of it."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(outcome, "both_texts", lambda *args, **more: goes_on.wait(60) and both_texts(*args, **more))
     page = fine(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL))
     assert not page.session_state["run"]
     page.get_by_key("flip").click().run()
-    shown = text(fine(page))
+    wanted = ui.model_name(), ICE_BEAR, "desert", CAMEL, 10, False
+    job = started(*wanted)
+    while job.is_alive() and job.result is None:
+        time.sleep(0.02)
+    first = text(fine(page.run()))
+    assert "0 of 20 draws" in first
+    assert ("not written yet" in first, "not measured yet" in first) == (True, True)
+    next(button for button in page.button if button.label == "Stop").click().run()
+    goes_on.set()
+    job.join()
+    assert STOPPED in page.info[0].value.replace("\\", "")
+    assert first in text(fine(page)).replace(page.info[0].value, "")
+    page.get_by_key("flip_measure").click().run()
+    assert started(*wanted).outcome().edits == desert.edits
+    shown = text(fine(page.run()))
     assert "9 edits make the model say desert instead of Arctic" in shown
-    assert "0 of 20 draws" in shown
-    job = started(ui.model_name(), ICE_BEAR, "desert", CAMEL, 10, False)
-    assert job.result.edits == desert.edits
+    assert ("not written yet" in shown, "not measured yet" in shown, "Side effects are" in shown) == (
+        False,
+        False,
+        True,
+    )
     assert text(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, run="flip")) == shown
     page.get_by_key("flip_edit").click().run()
     assert page.get_by_key("edits").value == "\n".join(map(str, desert))

@@ -50,7 +50,7 @@ def test_an_answer_changes(chromium, address):
     page.get_by_role("button", name="Stop").click(timeout=30_000)
     page.get_by_test_id("stAlert").wait_for(timeout=30_000)
     settled(page).get_by_role("button", name="Change the answer").last.click()
-    page.get_by_text("Random edits").first.wait_for(timeout=180_000)
+    page.locator("mark").first.wait_for(timeout=180_000)
     other = reopened(page, chromium, address)
     assert other.locator("mark").all_inner_texts() == settled(page).locator("mark").all_inner_texts()
     other.context.close()

@@ -245,9 +245,9 @@ def _actions(card: Card) -> None:
             st.session_state["trouble"] = str(error)
 
     left.text_input("Your label", card.label or "", key=key, on_change=write)
-    middle.button(
-        f"Switch it off in {ui.VIEWS['steer']}", on_click=ui.to_steer, args=(card.neuron,), key="card_to_steer"
-    )
+    _, prompt = st.session_state.get("card_from") or ("", None)
+    off = partial(ui.to_steer, card.neuron, **({"prompt": prompt} if prompt else {}))
+    middle.button(f"Switch it off in {ui.VIEWS['steer']}", on_click=off, key="card_to_steer")
     with right:
         as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
         ui.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

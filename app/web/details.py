@@ -23,7 +23,7 @@ BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
 
 
 def show(relevance: Relevance, prompt: str, target: str) -> None:
-    explanation = _neurons(relevance)
+    explanation = _neurons(relevance, prompt)
     picture, site = st.container(), explanation.ranking.site
     _map(relevance)
     st.markdown("#### Compare with a second prompt")
@@ -33,7 +33,7 @@ def show(relevance: Relevance, prompt: str, target: str) -> None:
         _effects(ui.with_groups(explanation))
 
 
-def _neurons(relevance: Relevance) -> Explanation:
+def _neurons(relevance: Relevance, prompt: str) -> Explanation:
     """Show the ranked nodes, with filters."""
     st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
@@ -62,7 +62,7 @@ def _neurons(relevance: Relevance) -> Explanation:
     explanation = ui.explanation_of(relevance, ranking)
     if explanation.nodes:
         columns = ("neuron", "relevance", "activation", "counterfactual", "token")
-        ui.node_table(explanation, "neurons", columns, height=388)
+        ui.node_table(explanation, "neurons", columns, height=388, prompt=prompt)
     else:
         st.info("No neuron passes these filters; widen them.")
     return explanation

@@ -1,4 +1,5 @@
-"""A flip: few edits that make another word the answer. Found in the background, shown beside random edits."""
+"""A flip: few edits that make another word the answer. Found in the background, shown beside random edits, and filled
+in as it is measured."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ import pandas
 import streamlit as st
 
 from icebear.app.web import continuations, ui
-from icebear.app.web.background import Job
+from icebear.app.web.background import STOPPED, Job
 from icebear.concepts.attribution.effect_words import IN_PROMPT
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
 from icebear.steering.flipping.search import flip
-from icebear.steering.outcome import FlipOutcome, outcome_of
+from icebear.steering.outcome import FlipOutcome, outcomes
 from icebear.steering.records import FlipRecord
 
 MOST = 10
@@ -25,42 +26,69 @@ SEARCH = 0.6
 """The share of the time that the search takes; measuring takes the other."""
 
 
+Wanted = tuple[str, str, str, str | None, int, bool]
+"""The arguments of `started`."""
+
+
 @st.cache_resource(max_entries=64, show_spinner=False)
-def started(name: str, prompt: str, to: str, source: str | None, most: int, unbounded: bool) -> Job:
-    """Return the job that finds a flip, or has found it, for all visitors; its result is a recipe that `show` takes.
+def started(
+    name: str, prompt: str, to: str, source: str | None, most: int, unbounded: bool, _recipe: Recipe | None = None
+) -> Job:
+    """Return the job that finds and measures a flip, or has done so, for all visitors; its result is a recipe that
+    `show` takes, which has more and more of its outcome.
 
     to: the word or phrase that the model should say; without its space, the one with it is taken where it is more
-    probable. source: a prompt after which the model says it. most: the largest number of edits.
+    probable. source: a prompt after which the model says it. most: the largest number of edits. _recipe: the flip, if
+    it is known.
     """
     loading = ui.loading()
 
     def work(job: Job) -> Recipe:
-        return _flipped(job, loading.outcome(), ui.read_prompt(prompt), to, source, most, unbounded)
+        job.result, model = _recipe, loading.outcome()
+        recipe = _recipe or _searched(job, model, ui.read_prompt(prompt), to, source, most, unbounded)
+        return _measured(job, model, recipe)
 
     return Job("Searching for edits", work)
 
 
-def _flipped(
+def resumed(wanted: Wanted) -> Job:
+    """Return the job, started again if it was stopped or failed; it measures a flip that is known already."""
+    job = started(*wanted)
+    job.left.discard(ui.visitor())
+    if not job.error:
+        return job
+    started.clear(*wanted)
+    return started(*wanted, job.result)
+
+
+def watch(wanted: Wanted) -> None:
+    """Show a flip as soon as it is found, and what is measured of it; until then the progress, or why there is none."""
+    job = started(*wanted)
+    if ui.is_done(job):
+        show(job.result, wanted)
+
+
+def _searched(
     job: Job, model: Model, prompt: PromptLike, to: str, source: str | None, most: int, unbounded: bool
 ) -> Recipe:
-    def searched(done: int, total: int) -> None:
+    def step(done: int, total: int) -> None:
         job.doing = f"Searching for edits: {done} of at most {total}"
         job.step(SEARCH * done, total)
 
-    def measured(done: int, total: int) -> None:
-        job.doing = "Measuring what the edits and random edits do"
+    there = ui.read_prompt(source) if source else None
+    return flip(model, prompt, completed(model, prompt, to), there, most, on_progress=step, unbounded=unbounded)
+
+
+def _measured(job: Job, model: Model, recipe: Recipe) -> Recipe:
+    def step(done: int, total: int) -> None:
         job.step(SEARCH * total + (1 - SEARCH) * done, total)
 
-    recipe = flip(
-        model,
-        prompt,
-        completed(model, prompt, to),
-        ui.read_prompt(source) if source else None,
-        most,
-        on_progress=searched,
-        unbounded=unbounded,
-    )
-    return recipe.noting(**outcome_of(model, recipe, on_progress=measured).provenance())
+    for outcome in outcomes(model, recipe, on_progress=step):
+        job.doing = "Writing both texts" if outcome.edited is None else "Measuring side effects"
+        job.result = recipe.noting(**outcome.provenance())
+        if not recipe:
+            break
+    return job.result
 
 
 def completed(model: Model, prompt: PromptLike, word: str) -> str:
@@ -71,10 +99,10 @@ def completed(model: Model, prompt: PromptLike, word: str) -> str:
     return max(choices, key=lambda text: phrase_probability(model, [], prompt, wanted_ids(model, text, prompt)))
 
 
-def show(recipe: Recipe, key: str = "flip") -> None:
+def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
     """Show a flip: both texts, both words' probabilities, side effects, random edits and the edits.
 
-    The recipe is the result of `started`, or was saved from it; the model is not needed.
+    recipe: a result of `started`, or saved from it; the model is not needed. wanted: where it is not from a file.
     """
     outcome, record = FlipOutcome.of(recipe), FlipRecord.of(recipe)
     if outcome is None or record is None:
@@ -86,19 +114,21 @@ def show(recipe: Recipe, key: str = "flip") -> None:
         return
     edits = f"{len(recipe)} edit{'s make' if len(recipe) > 1 else ' makes'}"
     st.markdown(f"#### {edits} the model say {new} instead of {old}")
-    continuations.texts(record.prompt, outcome.plain, outcome.edited)
-    _probabilities(outcome)
-    contexts = f"{outcome.contexts} "
-    side_effects = continuations.side_effects_text(outcome.off_target_kl, outcome.random_off_target_kl, contexts)
-    st.markdown("\n".join(f"- {line}" for line in (_random_text(outcome, len(recipe)), side_effects)))
+    if wanted and ui.is_awaited(started(*wanted)):
+        ui.watched(started(*wanted), _outcome)
+    else:
+        _outcome(recipe)
+        if wanted and outcome.off_target_kl is None:
+            st.info(ui.message(started(*wanted).error or STOPPED))
+            st.button("Measure the rest", key="flip_measure", on_click=resumed, args=(wanted,))
     pairs = [(one.neuron, "+" if one.value >= 0 else "-") for one in recipe]
-    ui.neuron_pills("The edited neurons (+ set to a positive value, - to a negative one)", pairs, f"{key}_neurons")
+    ui.neuron_pills("The edited neurons (+ set to a positive value, - to a negative one)", pairs, "flip_neurons")
     with st.expander("What each edit does"):
-        _edits(recipe, record, key)
+        _edits(recipe, record)
     with st.container(horizontal=True):
-        st.button("Edit these", icon=":material/tune:", key=f"{key}_edit", on_click=edit, args=(recipe,))
+        st.button("Edit these", icon=":material/tune:", key="flip_edit", on_click=edit, args=(recipe,))
         name, kind = "recipe.json", "application/json"
-        st.download_button("Save recipe", recipe.to_json(), name, kind, key=f"{key}_save", on_click="ignore")
+        st.download_button("Save recipe", recipe.to_json(), name, kind, key="flip_save", on_click="ignore")
 
 
 def edit(recipe: Recipe) -> None:
@@ -119,6 +149,25 @@ def prompt_of(recipe: Recipe) -> str | None:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
         return json.dumps(prompt, ensure_ascii=False)
     return prompt if isinstance(prompt, str) else None
+
+
+def _outcome(recipe: Recipe) -> None:
+    """Show what is measured of a flip, and what is not."""
+    outcome, record = FlipOutcome.of(recipe), FlipRecord.of(recipe)
+    assert outcome
+    assert record
+    if outcome.plain is None or outcome.edited is None:
+        st.caption("Both texts: not written yet.")
+    else:
+        continuations.texts(record.prompt, outcome.plain, outcome.edited)
+    _probabilities(outcome)
+    side_effects = (
+        f"**Side effects** in {outcome.contexts} unrelated texts: not measured yet, nor those of random edits."
+    )
+    if outcome.off_target_kl is not None:
+        contexts = f"{outcome.contexts} "
+        side_effects = continuations.side_effects_text(outcome.off_target_kl, outcome.random_off_target_kl, contexts)
+    st.markdown("\n".join(f"- {line}" for line in (_random_text(outcome, len(recipe)), side_effects)))
 
 
 def _probabilities(outcome: FlipOutcome) -> None:
@@ -150,7 +199,7 @@ def _random_text(outcome: FlipOutcome, count: int) -> str:
     )
 
 
-def _edits(recipe: Recipe, record: FlipRecord, key: str) -> None:
+def _edits(recipe: Recipe, record: FlipRecord) -> None:
     """Show a table of the edits, with the words that each of them alone raises and lowers."""
     neurons = {row.neuron: row for row in record.neurons}
     rows: list[dict[str, Any]] = []
@@ -163,4 +212,4 @@ def _edits(recipe: Recipe, record: FlipRecord, key: str) -> None:
     formats = {name: st.column_config.NumberColumn(format="%+.2f") for name in ("value", "set to")}
     order = [name for name in rows[0] if name != "sign"]
     st.caption(f"Raises, lowers: {IN_PROMPT.lower()}, each edit alone, among the likely next words.")
-    ui.neuron_table(pandas.DataFrame(rows), f"{key}_edits", column_order=order, column_config=formats)
+    ui.neuron_table(pandas.DataFrame(rows), "flip_edits", column_order=order, column_config=formats)

@@ -10,7 +10,6 @@ import streamlit as st
 from icebear.app.web import details as tables
 from icebear.app.web import fine_tuning as two_models
 from icebear.app.web import flips, measured, ui
-from icebear.app.web.background import Job
 from icebear.app.web.continuations import share
 from icebear.app.web.finding import Answers, Finding, Request
 from icebear.app.web.relevances import explained, predicted
@@ -89,17 +88,13 @@ def finished(request: Request, begun: Finding) -> Finding:
     return measured.with_groups(ui.model(), begun, relevance, site, ui.grouped(relevance, site))
 
 
-def flip(request: Request, word: str) -> Job:
-    """Return the job that makes a word the answer, with the counterfactual as its source."""
+def flip(request: Request, word: str) -> None:
+    """Show the flip that makes a word the answer, with the counterfactual as its source."""
     wanted = (ui.model_name(), request.prompt, word, request.counterfactual, flips.MOST, False)
-    job = flips.started(*wanted)
     if st.session_state.get("flip_of") != request:  # it is wanted anew, perhaps after Stop
-        job.left.discard(ui.visitor())
-        if job.error:
-            flips.started.clear(*wanted)
-            job = flips.started(*wanted)
+        flips.resumed(wanted)
     st.session_state["flip_of"] = request
-    return job
+    flips.watch(wanted)
 
 
 def without(request: Request, edits: tuple[str, ...]) -> str:

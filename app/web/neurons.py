@@ -27,9 +27,10 @@ def show() -> None:
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     right.text_input("Go to a neuron", placeholder=ui.a_neuron(), key="jump", on_change=_jump)
     if name:
-        left.button(_back(), icon=":material/arrow_back:", key="back", on_click=ui.to_url, kwargs={"neuron": None})
+        left.button(_back(), icon=":material/arrow_back:", key="back", on_click=_go_back)
         card.show(name)
         return
+    st.session_state["card_from"] = None
     with left:
         how = ui.typed(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
     {"words": _words, "similar to a neuron": _similar, "statistics": _statistics}[how]()
@@ -43,9 +44,18 @@ def _jump() -> None:
 
 
 def _back() -> str:
-    """Return the name of the search that a card came from."""
+    """Return the name of the view or search that a card came from."""
+    if st.session_state.get("card_from"):
+        return ui.VIEWS[st.session_state["card_from"][0]]
     by, words = st.session_state.get("how"), st.session_state.get("text")
     return f"Search: {ui.plain(words)}" if words and by in (None, HOW[0]) else "Search"
+
+
+def _go_back() -> None:
+    if st.session_state.get("card_from"):
+        ui.go(st.session_state["card_from"][0])
+    else:
+        ui.to_url(neuron=None)
 
 
 def _words() -> None:

@@ -60,6 +60,8 @@ COMMAND = re.compile(r"(^|\W)--[a-z]|\bicebear [a-z]")
 """What only a command line knows."""
 QUICK = 0.3
 """Seconds before progress is shown."""
+POLL = 0.5
+"""Seconds between two looks at a job that the page does not wait for."""
 HEAT = Markup('<div class="heat">{}</div>')
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
 
@@ -157,11 +159,12 @@ def waited(job: Job, stops: bool = False) -> Any:
 
 
 def is_done(job: Job) -> bool:
-    """Return whether a job has its result; until then show its progress with Stop, while the page goes on, or why it
-    has none."""
-    if job.is_alive() and visitor() not in job.left:
-        job.enter(visitor())
-        _watched(job)
+    """Return whether a job has a result, perhaps the first part of it; until then show its progress with Stop, while
+    the page goes on, or why it has none."""
+    if job.result is not None:
+        return True
+    if is_awaited(job):
+        watched(job)
     elif job.is_alive() or job.error:
         st.info(message(job.error or STOPPED))
     else:
@@ -169,11 +172,22 @@ def is_done(job: Job) -> bool:
     return False
 
 
-@st.fragment(run_every=0.5)
-def _watched(job: Job) -> None:
-    """Show the progress; at the end the page is drawn again."""
-    if not job.is_alive() or visitor() in job.left:
+def is_awaited(job: Job) -> bool:
+    """Return whether a job works for this visitor."""
+    return job.is_alive() and visitor() not in job.left
+
+
+@st.fragment(run_every=POLL)
+def watched(job: Job, draw: Callable[[Any], None] | None = None) -> None:
+    """Show what there is of the result, and the progress with Stop; at the end the page is drawn again.
+
+    draw: shows a part of the result; without it the page is drawn again as soon as there is one.
+    """
+    if not is_awaited(job) or not (draw or job.result is None):
         st.rerun()
+    job.enter(visitor())
+    if draw:
+        draw(job.result)
     st.progress(job.share, f"{plain(doing(job))} ...")
     _stop(job)
 
@@ -322,6 +336,10 @@ def open_card(neuron: str, polarity: str = "") -> None:
     """Show the card of a neuron at a polarity, + if it has none; for callbacks."""
     values = {"neuron": neuron, "polarity": polarity or "+"}
     st.session_state.update(values)
+    title = st.session_state["view"]
+    if title != VIEWS["neurons"]:
+        view = next(name for name in VIEWS if VIEWS[name] == title)
+        st.session_state["card_from"] = (view, None if view == "chat" else st.session_state.get("prompt"))
     if polarity != "-":
         del values["polarity"]  # the default is not in the URL; a second change of it would be a second step back
     st.switch_page(page("neurons"), query_params=values)

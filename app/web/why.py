@@ -112,12 +112,9 @@ def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None,
         return
     with place.container(border=True):
         if recorded:
-            flips = _module("flips")
-            flips.show(Recipe.from_dict(recorded))
+            _module("flips").show(Recipe.from_dict(recorded))
         else:
-            job = _live().flip(request, contrast)
-            if ui.is_done(job):
-                _module("flips").show(job.result)
+            _live().flip(request, contrast)
 
 
 def _set(request: Request, number: int, group: Group) -> None:

@@ -23,6 +23,7 @@ SETTINGS = (
     "--server.fileWatcherType=none",
     "--browser.gatherUsageStats=false",
     "--client.toolbarMode=minimal",
+    "--runner.postScriptGC=false",  # with torch in memory it takes a second, after each poll
     "--global.disableWidgetStateDuplicationWarning=true",  # callbacks may set what also has a default
     "--theme.light.primaryColor=#2166ac",
     "--theme.dark.primaryColor=#67a9cf",
