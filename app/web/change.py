@@ -21,7 +21,7 @@ def show() -> None:
             unbounded = ui.typed(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
     request = (ui.model_name(), prompt, to, source or None, most, unbounded)
     if place.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=_help(to)):
-        flips.resumed(request)  # only a click starts it again, not each run of the page
+        flips.resume(request)  # only a click starts it again, not each run of the page
         ui.to_url(run="flip")
     if not to.strip():
         _suggestions(prompt)

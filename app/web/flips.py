@@ -51,14 +51,13 @@ def started(
     return Job("Searching for edits", work)
 
 
-def resumed(wanted: Wanted) -> Job:
-    """Return the job, started again if it was stopped or failed; it measures a flip that is known already."""
+def resume(wanted: Wanted) -> None:
+    """Start the job again if it was stopped or failed; it measures a flip that is known already."""
     job = started(*wanted)
     job.left.discard(ui.visitor())
-    if not job.error:
-        return job
-    started.clear(*wanted)
-    return started(*wanted, job.result)
+    if job.error:
+        started.clear(*wanted)
+        started(*wanted, job.result)
 
 
 def watch(wanted: Wanted) -> None:
@@ -120,7 +119,7 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
         _outcome(recipe)
         if wanted and outcome.off_target_kl is None:
             st.info(ui.message(started(*wanted).error or STOPPED))
-            st.button("Measure the rest", key="flip_measure", on_click=resumed, args=(wanted,))
+            st.button("Measure the rest", key="flip_measure", on_click=resume, args=(wanted,))
     pairs = [(one.neuron, "+" if one.value >= 0 else "-") for one in recipe]
     ui.neuron_pills("The edited neurons (+ set to a positive value, - to a negative one)", pairs, "flip_neurons")
     with st.expander("What each edit does"):

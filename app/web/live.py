@@ -92,7 +92,7 @@ def flip(request: Request, word: str) -> None:
     """Show the flip that makes a word the answer, with the counterfactual as its source."""
     wanted = (ui.model_name(), request.prompt, word, request.counterfactual, flips.MOST, False)
     if st.session_state.get("flip_of") != request:  # it is wanted anew, perhaps after Stop
-        flips.resumed(wanted)
+        flips.resume(wanted)
     st.session_state["flip_of"] = request
     flips.watch(wanted)
 
