@@ -85,7 +85,8 @@ class Task:
         }
         for name, values in arguments.items():
             if reasons[name] and any(value is not None for value in values):
-                raise InputError(f"{name} does not suit this model, because {reasons[name]}; leave out {name}.")
+                option = " (--at)" * (name == "position")
+                raise InputError(f"{name}{option} does not suit this model, because {reasons[name]}; leave out {name}.")
 
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         """Return what precedes an answer; None if the answer stands in the text."""
@@ -144,7 +145,7 @@ class Causal(Task):
         read = [(model.ids(row.prompt), row.answer) for row in rows]
         if any(row.position is not None and len(row.answer or (0,)) > 1 for row in rows):
             raise InputError(
-                "A target text always follows the end of the prompt; leave out position, or shorten the prompt."
+                "A target text always follows the end of the prompt; leave out position (--at), or shorten the prompt."
             )
         batch = model.read_ids([with_answer(ids, answer) for ids, answer in read])
         last = [
