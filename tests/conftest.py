@@ -7,12 +7,13 @@ import random
 import shutil
 import sys
 import types
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
+from few import few
 from hypothesis import settings
 from rich.console import Console
 from serving import CHROMIUM, browser, serving
@@ -23,10 +24,8 @@ from icebear import Model, build_index, flip, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.cache import cache_folder, ensure
 from icebear.concepts import calibration
-from icebear.concepts.corpus import held_out
 from icebear.concepts.models import loading
 from icebear.concepts.models.presets import PRESETS
-from icebear.steering import side_effects
 
 LLAMA = LlamaConfig(
     vocab_size=50,
@@ -283,15 +282,8 @@ def started_alone(work, *arguments):
 def few_contexts(monkeypatch):
     """Side effects are measured in 6 held-out contexts instead of 48, on 2 held-out sentences instead of 24, and on 10
     generated tokens instead of 40; concepts read every eighth calibration text; explanations group fewer nodes, and
-    nodes and edges have one random control instead of five: for tests that assert no number of theirs."""
-    few = partial(held_out, 2)
-    monkeypatch.setattr("icebear.actmax.explanation.READ", 200)
-    monkeypatch.setattr("icebear.concepts.attribution.controls.DRAWS", 1)
-    monkeypatch.setattr("icebear.concepts.circuits.checks.DRAWS", 1)
-    monkeypatch.setattr(side_effects, "CONTEXTS", 6)
-    monkeypatch.setattr(side_effects, "GENERATED", 10)
-    monkeypatch.setattr("icebear.steering.concept.concept.TEXTS", calibration.TEXTS[::8])
-    monkeypatch.setattr("icebear.concepts.corpus.held_out", few)
+    edits, nodes and edges have fewer random controls: for tests that assert no number of theirs."""
+    few(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -302,8 +294,8 @@ def desert(smol):
 
 @pytest.fixture(scope="session")
 def address(folder):
-    """Of the app with the small index."""
-    with serving(folder / "wiki.db") as result:
+    """Of the app with the small index and few contexts."""
+    with serving(folder / "wiki.db", few=True) as result:
         yield result
 
 

@@ -20,19 +20,25 @@ READY = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState 
 
 
 @contextmanager
-def serving(store: Path) -> Iterator[str]:
+def serving(store: Path, *options: str, few: bool = False) -> Iterator[str]:
     """`icebear app` on a free port; yields its address."""
-    with started(store) as (_, address):
+    with started(store, *options, few=few) as (_, address):
         yield address
 
 
 @contextmanager
-def started(store: Path, **environment: str) -> Iterator[tuple[subprocess.Popen, str]]:
-    """The process that was started, and its address; at the end it is ended with all that it started."""
+def started(
+    store: Path, *options: str, few: bool = False, **environment: str
+) -> Iterator[tuple[subprocess.Popen, str]]:
+    """The process that was started, and its address; at the end it is ended with all that it started.
+
+    few: whether side effects and controls have few contexts and draws, as of few.py.
+    """
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "icebear", "app", "--store", str(store), "--port", str(port)]
+    program = [str(Path(__file__).parent / "few.py")] if few else ["-m", "icebear"]
+    command = [sys.executable, *program, "app", "--store", str(store), "--port", str(port), *options]
     process = subprocess.Popen(
         command, start_new_session=True, cwd=Path(__file__).parent.parent, env={**os.environ, **environment}
     )

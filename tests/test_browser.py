@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 from serving import open_view, serving, settled, started
 
-from icebear import Neuron, Recipe, annotate, build_index, open_store, read_corpus
+from icebear import Neuron, Recipe, annotate, build_index, load_model, open_store, read_corpus
 
 TALK = [
     {"role": "user", "content": "What is the capital of France? " + "wide" * 30},
@@ -153,17 +153,18 @@ FOREIGN = """() => [...document.querySelectorAll('[data-testid=stMain] :is(img, 
     .filter(e => !e.textContent.startsWith("document.querySelector('[data-testid=stMain]').scrollTo(0, 0)")).length"""
 
 
-def test_text_stays_text_everywhere(chromium, smol, tmp_path):
+def test_text_stays_text_everywhere(chromium, tiny_folder, tmp_path):
+    model = load_model(tiny_folder)
     (tmp_path / "n.jsonl").write_text("\n".join(json.dumps({"text": t, "title": NASTY[1]}) for t in NASTY))
     neuron = Neuron(1, "ffn", 3)
     with open_store(tmp_path / "n.db", create=True) as store:
-        build_index(smol, read_corpus(str(tmp_path / "n.jsonl")), store, k=4)
+        build_index(model, read_corpus(str(tmp_path / "n.jsonl")), store, k=4)
         store.labels.set_own(neuron, " ".join(NASTY))
-        annotate(smol, store, [neuron], 4)
-    recipe = Recipe.for_model(smol, " ".join(NASTY), [])
+        annotate(model, store, [neuron], 4)
+    recipe = Recipe.for_model(model, " ".join(NASTY), [])
     recipe.save(tmp_path / "nasty.json")
     dialogs = []
-    with serving(tmp_path / "n.db") as address:
+    with serving(tmp_path / "n.db", "--model", tiny_folder) as address:
         page = chromium.new_page()
         page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
 

@@ -1,0 +1,36 @@
+"""Few contexts, texts, nodes and draws: for tests that assert no number of side effects or random controls.
+
+`python tests/few.py app --store ...` is `icebear app` with few of all.
+"""
+
+from functools import partial
+
+import pytest
+
+from icebear.concepts import calibration
+from icebear.concepts.corpus import held_out
+
+FEW = {
+    "icebear.actmax.explanation.READ": 200,
+    "icebear.app.web.concept.DRAWS": 1,
+    "icebear.concepts.attribution.controls.DRAWS": 1,
+    "icebear.concepts.circuits.checks.DRAWS": 1,
+    "icebear.concepts.corpus.held_out": partial(held_out, 2),
+    "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
+    "icebear.steering.outcome.DRAWS": 5,
+    "icebear.steering.outcome.KL_DRAWS": 1,
+    "icebear.steering.side_effects.CONTEXTS": 6,
+    "icebear.steering.side_effects.GENERATED": 10,
+}
+
+
+def few(patch: pytest.MonkeyPatch) -> None:
+    for name, value in FEW.items():
+        patch.setattr(name, value)
+
+
+if __name__ == "__main__":
+    from icebear.app.cli.main import main
+
+    few(pytest.MonkeyPatch())
+    main()
