@@ -2,11 +2,25 @@
 
 import json
 import os
+from functools import cache
 
-from streamlit.testing.v1 import AppTest
+from streamlit.components.v2 import manifest_scanner
+from streamlit.testing.v1 import AppTest, local_script_runner
 from streamlit.util import calc_hash
 
 MAIN = "../app/web/script/main.py"
+
+_require_end = local_script_runner.require_widgets_deltas
+
+
+def _ended(runner, timeout):
+    runner._script_thread.join(timeout)
+    _require_end(runner, 1)
+
+
+# Each run would read the metadata of all installed packages, and look every millisecond whether the script has ended.
+manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
+local_script_runner.require_widgets_deltas = _ended
 
 
 def set_up(monkeypatch, **settings):

@@ -1,5 +1,6 @@
 """Small random models from their configurations, and the real default model, loaded once a process."""
 
+import gc
 import io
 import multiprocessing
 import os
@@ -88,6 +89,8 @@ def pytest_collection_modifyitems(items):
             if fixture in item.fixturenames:
                 item.add_marker(mark)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    gc.collect()
+    gc.freeze()  # the collector would walk over all that torch, transformers and pytest hold, for minutes in all
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from test_cli import RUN, main, run
 from test_differences import OTHER, pair_of
 from test_tasks import make
 from torch.autograd.functional import jacobian
+from transformers import LlamaConfig
 
 from icebear import attribute, steer
 from icebear.concepts.calibration import calibrate
@@ -345,10 +346,11 @@ def test_enough_nodes_for_a_wanted_sufficiency(graph):
 
 
 def test_several_pairs_are_their_mean():
-    model, third = calibrated(LLAMA), [5, 9, 2, 7, 1, 3, 4, 6]
+    small = LlamaConfig(**{**LLAMA.to_dict(), "num_hidden_layers": 2, "intermediate_size": 8})
+    model, third = calibrated(small), [5, 9, 2, 7, 1, 3, 4, 6]
     with Double():
-        one, two = (circuit(model, ids, 11, 12, counterfactual=OTHER, nodes=480) for ids in (IDS, third))
-        both = circuit(model, [IDS, third], 11, 12, counterfactual=[OTHER, OTHER], nodes=480)
+        one, two = (circuit(model, ids, 11, 12, counterfactual=OTHER, nodes=128) for ids in (IDS, third))
+        both = circuit(model, [IDS, third], 11, 12, counterfactual=[OTHER, OTHER], nodes=128)
     assert torch.allclose(both.contribution, (one.contribution + two.contribution) / 2)
     assert both.ablation().sufficiency == pytest.approx(1, abs=1e-6)
     assert "and 1 more pair" in both.meaning

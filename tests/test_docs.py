@@ -7,11 +7,13 @@ import subprocess
 import tomllib
 from contextlib import redirect_stdout
 from functools import cache, wraps
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
 import pytest
 from click.testing import CliRunner
+from few import few
 from pages import (
     BLOCK,
     GENERATED,
@@ -19,6 +21,7 @@ from pages import (
     PAGES,
     README,
     ROOT,
+    Block,
     blocks,
     build_site,
     commands,
@@ -58,7 +61,8 @@ def once(smol):
         def call(*args, **options):
             bound = inspect.signature(compute).bind(*args, **options)
             bound.apply_defaults()
-            key = str([value for value in bound.arguments.values() if value is not None and not callable(value)])
+            values = [value for value in bound.arguments.values() if value is not None and not callable(value)]
+            key = str([side_effects.CONTEXTS, *values])
             if key not in results:
                 results[key] = compute(*args, **options)
             return results[key]
@@ -81,18 +85,21 @@ def once(smol):
 @pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
-    """In a folder of its own, with the examples."""
+    """In a folder of its own, with the examples. Where no output is shown, with few contexts and draws."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(folder / "examples")
     names, text = {}, ""
-    for block in blocks(page):
+    for block, after in pairwise([*blocks(page), Block("", "", "")]):
         long = block.mark == "long"
         code = lowered(block.code) if long else block.code
-        if block.language == "python":
-            text = python(code, names) if block.runs else ""
-        elif block.language == "console":
-            text = "".join(command(words, folder, block.runs, page) for words in commands(code))
-        elif block.language == "text" and text and not block.mark:
+        with monkeypatch.context() as patch:
+            if long or after.language != "text" or after.mark:
+                few(patch)
+            if block.language == "python":
+                text = python(code, names) if block.runs else ""
+            elif block.language == "console":
+                text = "".join(command(words, folder, block.runs, page) for words in commands(code))
+        if block.language == "text" and text and not block.mark:
             assert_said(code, text)
         if long or block.language == "text":
             text = ""
