@@ -17,7 +17,6 @@ FEW = {
     "icebear.concepts.circuits.checks.DRAWS": 1,
     "icebear.concepts.corpus.held_out": partial(held_out, 2),
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
-    "icebear.steering.outcome.DRAWS": 5,
     "icebear.steering.outcome.KL_DRAWS": 1,
     "icebear.steering.side_effects.CONTEXTS": 6,
     "icebear.steering.side_effects.GENERATED": 10,

@@ -22,7 +22,7 @@ def json_of(*words):
     return json.loads(run(*words, "--json").stdout)
 
 
-def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path, few_contexts):
+def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     (tmp_path / "chat.json").write_text(json.dumps(messages))
     a = json_of("explain", QUESTION, "--system", "Be brief.")
@@ -70,7 +70,7 @@ def test_what_is_answered_and_where_it_came_from():
     run(*request, "--contrast", "Rome", "--counterfactual", "Where is Tom?", code=2)
 
 
-def test_steering_and_flipping_a_chat(few_contexts, tmp_path):
+def test_steering_and_flipping_a_chat(tmp_path):
     edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@turn:last-user")
     steered = json_of("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
     assert steered["plain"]["text"] != steered["steered"]["text"]

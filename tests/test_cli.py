@@ -66,7 +66,7 @@ def test_html_is_written(tmp_path):
     assert "Arctic" in (tmp_path / "page.html").read_text()
 
 
-def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, few_contexts):
+def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol):
     """With a store that knows its summaries already."""
     for path in folder.glob("wiki.db*"):
         name = path.name.replace("wiki", f"demo-{smol.name}-float32-{smol.fingerprint[:6]}")
