@@ -112,9 +112,10 @@ def writes_about(card: Card) -> str:
     """Return what the words and numbers of `Card.writes` are; they have places."""
     one = next(iter(card.writes.values()))
     return (
-        f"Mean effect on the likely next words after the first {len(one.places)} sentences, compared with the neuron's "
-        f"average activation ({one.average:+.2f}). alike: correlation between the effects after two of these "
-        "sentences, averaged over all pairs. random: the same average over pairs of random sentences."
+        f"Effects on the likely next words are measured in each of the first {len(one.places)} sentences, and "
+        f"averaged. An effect compares the neuron's activation with its average activation ({one.average:+.2f}). "
+        "alike: correlation between the effects in two of these sentences, averaged over all pairs. random: the same "
+        "average over pairs of random sentences."
     )
 
 

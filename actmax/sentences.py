@@ -47,7 +47,7 @@ def sum_text(group: ExplainedGroup) -> str:
     if not group.group.interacts:
         return ""
     words = effect_words(group.group.tokens, group.group.each.sum(0), 3)
-    return f"Sum of the effects of one node at a time: {effect_text(*words)}"
+    return f"Effects of the single nodes, summed: {effect_text(*words)}"
 
 
 def group_text(group: ExplainedGroup) -> str:

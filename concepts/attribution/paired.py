@@ -315,8 +315,8 @@ def _check_base(base: Model, pair: Objective, number: Tensor) -> None:
     own = forward(base, Logits(one), [experts])[0].to(number)
     if (own - number).abs() > torch.finfo(base.dtype).eps ** 0.5 * own.abs().clamp(min=1):
         raise InputError(
-            f"The configuration of {base.name} differs from the model's, so the same weights would give another "
-            "number; compare models that have the same configuration."
+            f"{base.name} and the model have different configurations, so their outputs would differ even with equal "
+            "weights; compare models that have the same configuration."
         )
 
 

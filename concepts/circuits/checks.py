@@ -54,7 +54,7 @@ class FixedNeurons:
 
     def __init__(self, graph: Graph, relevance: Relevance) -> None:
         if relevance.image:
-            raise InputError("Edges are checked by exchanging tokens, and an image has none; leave out the check.")
+            raise InputError("The check of edges exchanges tokens, and an image has no tokens; leave out the check.")
         self.model, self.pair = graph.model, pair_of(relevance)
         self.nodes = probes(relevance, [(node.neuron, node.position) for node in graph.nodes])
         self.values = relevance.neurons.activation, relevance.neurons.counterfactual

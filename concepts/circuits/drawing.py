@@ -220,7 +220,7 @@ def top_sources(graph: Graph, target: Node | AnswerNode, k: int) -> str:
     """Return the largest contributions to a target, in words."""
     edges, hidden = graph.sources_of(target, k)
     return ", ".join(
-        [*(f"{edge.source} {percent(edge.contribution_share)}" for edge in edges), f"not shown {percent(hidden)}"]
+        [*(f"{edge.source} {percent(edge.contribution_share)}" for edge in edges), f"remainder {percent(hidden)}"]
     )
 
 

@@ -31,13 +31,14 @@ class Find:
     name: str = argument()
     with_: str = option("File of texts with the concept, one per line.", type=FILE, required=True)
     without: str = option(
-        "File of texts without the concept, one per line. Apart from the concept, they should resemble the others.",
+        "File of texts without the concept, one per line. They should resemble the texts of --with in everything but "
+        "the concept.",
         type=FILE,
         required=True,
     )
     rank_by: str = option("How neurons are ranked: means, cna, relevance, w_out or search (docs/concepts.md).", "means")
     words: str | None = option(
-        "Words for the concept, separated by commas. --rank-by relevance, w_out and search need them."
+        "Words for the concept, separated by commas. They are needed with --rank-by relevance, w_out or search."
     )
     max_neurons: int = option(default=20)
     claim: str | None
@@ -51,7 +52,7 @@ class Find:
 
 @verb(Find, concept)
 def find(options: Find) -> None:
-    """Find a small set of neurons that separates texts with a concept from texts without it, and save it as NAME.
+    """Find a small set of neurons that separates texts with a concept from texts without it. Save the set as NAME.
 
     Half of the texts are used to rank the neurons and to fit the weights of several sets of neurons. A quarter
     (validation) is used to choose one of these sets, and the last quarter to test the chosen set.

@@ -12,6 +12,7 @@ import icebear
 from icebear.app.cli.claims import claim
 from icebear.app.cli.options import (
     AT_LEAST_1,
+    FILE,
     AttributionOptions,
     ModelOptions,
     exactly_one,
@@ -32,7 +33,7 @@ class Options:
     site: str | None = option(show_default="ffn")
     position: Any
     top: int = option(
-        "Number of neurons to list; on the screen only if it shows no groups.", default=10, type=AT_LEAST_1
+        "Number of neurons to list. The screen lists neurons only if it shows no groups.", default=10, type=AT_LEAST_1
     )
     sources: bool = option(
         "Generate an answer. Show how much came from context, question and earlier words of the answer."
@@ -45,8 +46,14 @@ class Options:
     units: Literal["word", "sentence", "turn", "document"] | None = option(
         "Sum the relevance of tokens by word, sentence, ...", show_default="token", advanced=True
     )
-    nodes: int | None = option(default=None, show_default="no circuit", advanced=True)
-    png: str | None = option(advanced=True)
+    nodes: int | None = option(
+        "Find a circuit with this many nodes (a node is a neuron at a token). The page of --html then shows it.",
+        type=AT_LEAST_1,
+        default=None,
+        show_default="no circuit",
+        advanced=True,
+    )
+    png: str | None = option("With --image: write the image with its relevance to this file.", type=FILE, advanced=True)
     claim: str | None
     model: ModelOptions
 
@@ -55,9 +62,9 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: the tokens and the neurons that contributed, with controls.
 
-    With --counterfactual, explain the difference between two prompts. With --base-model, show which changed weights
-    caused the difference between two models. With --span, explain words of the model's answer. --html writes a page
-    to share.
+    With --counterfactual, explain the difference between two prompts; give --counterfactual several times for the mean.
+    With --base-model, show which changed weights caused the difference between two models. With --span, explain words
+    of the model's answer. --html writes a page to share.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"

@@ -37,7 +37,7 @@ class Options:
     prompt: str | None
     top: int = option("With --prompt: number of neurons to annotate.", default=20, type=AT_LEAST_1)
     lens: bool = option(
-        "Scan nothing; build the averaged Jacobian lens of the model. It needs no corpus, and you need it only once."
+        "Scan nothing; build the averaged Jacobian lens of the model. This needs no corpus. Do it once for each model."
     )
     status: bool = option("Scan nothing; show what the index has, and how far its scan is.")
     store: str

@@ -17,7 +17,7 @@ from icebear.records import Meaning, Neuron
 @record
 class Options:
     words: tuple[str, ...] = argument(nargs=-1, metavar="NEURON TEXT | [NEURON ...]")
-    auto: bool = option("Find labels for NEURONS and score them.")
+    auto: bool = option("Find labels for the named neurons, and score these labels.")
     score: bool = option("Score TEXT as a label of NEURON.")
     prompt: str | None
     all: bool = option("With --auto: label all neurons in the store. This takes hours.")

@@ -51,10 +51,11 @@ class Options:
 def rank(options: Options) -> None:
     """Rank neurons by how much they contribute to the prediction after PROMPT.
 
-    With --counterfactual, rank by the contribution to the difference between two prompts. With --base-model, show
-    which changed weights caused the difference between two models, and which neurons pass it on. --ablate measures
-    three sets of nodes (neurons at a token): the N nodes (N is the value of --top), the 100 nodes and the 1,000 nodes
-    with the largest absolute relevance. If the store has significant labels, they are shown.
+    With --counterfactual, rank by the contribution to the difference between two prompts; give --counterfactual
+    several times for the mean. With --base-model, show which changed weights caused the difference between two
+    models, and which neurons pass the difference on. --ablate (with --site ffn or head) orders nodes (neurons at a
+    token) by absolute relevance, and measures the first N nodes (N is the value of --top), the first 100 and the
+    first 1,000. Significant labels in the store are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5

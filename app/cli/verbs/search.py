@@ -17,7 +17,7 @@ class Options:
 
 @verb(Options)
 def search(options: Options) -> None:
-    """Find neurons related to TEXT, by the tokens they promote and by the sentences that activate them.
+    """Find neurons related to TEXT: by the tokens that a neuron promotes, and by the sentences that activate it.
 
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5
