@@ -15,6 +15,7 @@ from icebear.actmax import page
 from icebear.actmax.card import SILENT, Card, describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import OTHER, class_name
+from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.writes import FEW, writes
 from icebear.app.web import ui
 from icebear.app.web.background import SITES, Job
@@ -34,6 +35,8 @@ TO_TOP = "<script>document.querySelector('[data-testid=stMain]').scrollTo(0, 0) 
 """Runs when its text changes, which is when another card is opened; else the scroll of the search would stay."""
 LATE = 2 / 3
 """Above this share of the layers the logit lens predicts effects in the default model (docs/limits.md)."""
+LABEL_TIMES = {"smollm2-135m": ", which takes about a minute, and two for the first label of an index"}
+"""On two cores."""
 SIDES = {"+": "high activation (+)", "-": "low activation (-)"}
 
 
@@ -213,6 +216,7 @@ def _suggesting(neuron: Neuron) -> None:
                 _labelling.clear(*request)
             _labelling(*request).left.discard(ui.visitor())
             st.session_state["labelling"] = request
+        st.caption(f"The model reads {sum(SENTENCES.values()):,} sentences{LABEL_TIMES.get(ui.model_name(), '')}.")
     if st.session_state.get("labelling") == request and ui.is_done(_labelling(*request)):
         st.caption("No label passed its test.")
 

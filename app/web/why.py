@@ -36,9 +36,11 @@ def show() -> None:
         st.caption("Measured before, and read from a file that comes with icebear; no model was needed.")
         if ui.loading().is_alive():
             _loading()
-    elif _live().is_short(request):
-        finding = _live().finding(request)
-        _page(request, finding, partial(_live().finished, request, finding), None)
+    else:
+        with st.container():  # one element, measured or not, so that what follows keeps its place
+            finding = _live().finding(request) if _live().is_short(request) else None
+        if finding:
+            _page(request, finding, partial(_live().finished, request, finding), None)
     if counterfactual is None:
         with offered:
             suggestions.offer(prompt)
@@ -95,8 +97,9 @@ def _page(request: Request, finding: Finding, finished: Callable[[], Finding], f
         _switch(request, finding, flip, switched)
     place = st.container()
     _folded(request)
-    finding = finished()
     with place:
+        with st.container():
+            finding = finished()
         story.cards(finding, partial(_set, request), _foot)
 
 
