@@ -237,6 +237,16 @@ def test_a_batch_is_one_by_one_and_checkpointing_changes_nothing():
         assert torch.allclose(result.ffn, alone.ffn, rtol=1e-4, atol=1e-6)
 
 
+def test_checkpointing_computes_each_layer_twice():
+    """Once forward, and once in the backward pass; multipliers of element-wise functions need no more."""
+    model, calls = random_model(LLAMA, dtype=torch.float32), []
+    hooks = [layer.self_attn.register_forward_pre_hook(lambda *_: calls.append(0)) for layer in model.net.model.layers]
+    attribute(model, IDS, 11, 12, counterfactual=OTHER, checkpoint=True)
+    for hook in hooks:
+        hook.remove()
+    assert len(calls) == 2 * len(hooks)
+
+
 def test_what_is_not_linear_and_has_no_rule_is_refused():
     class Net(torch.nn.Module):
         def forward(self, x):

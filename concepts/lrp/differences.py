@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from icebear.concepts.lrp import operations
 from icebear.concepts.lrp.operations import Rule, is_activation
@@ -73,7 +74,8 @@ def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     exact = x_.to(wide(x_))
     value = func(exact)
     (own, there), (y, y_there) = exact.chunk(2), value.chunk(2)
-    with torch.enable_grad():
+    same = lambda x: x  # noqa: E731
+    with torch.enable_grad(), saved_tensors_hooks(same, same):  # checkpointing would compute the layer again for these
         middle = torch.lerp(there, own, 0.5).requires_grad_()
         (derivative,) = torch.autograd.grad(func(middle).sum(), middle)
     dx, dy = own - there, y - y_there
