@@ -58,7 +58,9 @@ def _check(model: Model, edit: Edit) -> None:
             f"A control vector is for a model that continues texts; {model.name} does not continue texts."
         )
     if edit.neuron.layer == 0:
-        raise RecipeError(f"llama.cpp adds no control vector after layer 0, where {edit} is; leave out this edit.")
+        raise RecipeError(
+            f"{edit} is in layer 0, and llama.cpp adds control vectors to later layers only; leave out this edit."
+        )
     if model.family.ffn_norm:
         raise RecipeError(
             f"{model.name} has a norm after W_out, so {edit} adds a different vector at each token; use icebear steer."

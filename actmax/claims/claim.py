@@ -144,7 +144,7 @@ def _converter() -> Any:
     def read(value: Any, _: Any) -> Kind:
         name = value.get(TAG) if isinstance(value, dict) else None
         if name not in KINDS:
-            raise TypeError(f"its kind is {name!r}, but the kinds are {', '.join(KINDS)}")
+            raise TypeError(f"{name!r} is not a kind of claim; the kinds are {', '.join(KINDS)}")
         return made.structure({key: value[key] for key in value if key != TAG}, KINDS[name])
 
     made.register_structure_hook_func(lambda kind: kind is Kind, read)  # not of its subclasses

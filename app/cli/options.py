@@ -244,8 +244,8 @@ class AttributionOptions:
         base_model = loading.load(self.base_model) if self.base_model else None
         model = loading.load()
         if model.task.reads_text is bool(self.image):
-            way = "images: give --image" if not self.image else "text: give a PROMPT"
-            raise click.UsageError(f"{model.name} reads {way}.")
+            way = "an image; give --image" if not self.image else "a text; give a PROMPT"
+            raise click.UsageError(f"The input of {model.name} is {way}.")
         names = ("target", "contrast", "target_text", "number", "prefix", "checkpoint")
         return model, {
             "prompt": prompt if self.span is None else answered(model, prompt, self.max_new_tokens),

@@ -160,7 +160,7 @@ def _chosen() -> Concept | None:
     if text.startswith("{"):
         return Concept.from_json(text)
     if text not in _names():
-        raise InputError(f"The index of this server has no concept {text!r}; find it again from its examples.")
+        raise InputError(f"The index of this server has no concept {text!r}; make it again from its examples.")
     with ui.store() as opened:
         return Concept.from_dict(opened.concepts.get(text))
 

@@ -99,7 +99,9 @@ class NeuronScores:
                 self.of(site)
                 filters = (ranking.polarity, ranking.include_sinks, ranking.include_template)
                 if any(filters) or ranking.layers is not None:
-                    raise InputError("Only the largest neurons were recorded; pass keep='all' to choose among all.")
+                    raise InputError(
+                        "Only the neurons with the largest relevance were recorded; pass keep='all' to record all."
+                    )
                 rows += self.largest.top(ranking.k, site, ranking.sign)
             else:
                 rows += self._top_of_site(site, ranking, self.columns(site, ranking.positions(prompt)))

@@ -62,9 +62,9 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: the tokens and the neurons that contributed, with controls.
 
-    With --counterfactual, explain the difference between two prompts; give --counterfactual several times for the mean.
-    With --base-model, show which changed weights caused the difference between two models. With --span, explain words
-    of the model's answer. --html writes a page to share.
+    With --counterfactual, explain the difference between two prompts. With several counterfactuals, all results are
+    means over them. With --base-model, show which changed weights caused the difference between two models. With
+    --span, explain words of the model's answer. --html writes a page to share.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"

@@ -31,7 +31,7 @@ class Options:
     store: str
     json: bool
     top_k: int | None = option(
-        "With --suppress: keep the answer out of this many most probable tokens.",
+        "With --suppress: the answer must not be among the K most probable tokens. This option is K.",
         type=AT_LEAST_1,
         show_default="5",
         advanced=True,

@@ -51,11 +51,11 @@ class Options:
 def rank(options: Options) -> None:
     """Rank neurons by how much they contribute to the prediction after PROMPT.
 
-    With --counterfactual, rank by the contribution to the difference between two prompts; give --counterfactual
-    several times for the mean. With --base-model, show which changed weights caused the difference between two
-    models, and which neurons pass the difference on. --ablate (with --site ffn or head) orders nodes (neurons at a
-    token) by absolute relevance, and measures the first N nodes (N is the value of --top), the first 100 and the
-    first 1,000. Significant labels in the store are shown.
+    With --counterfactual, rank by the contribution to the difference between two prompts. With several
+    counterfactuals, all results are means over them. With --base-model, show which changed weights caused the
+    difference between two models, and which neurons pass the difference on. --ablate measures sufficiency and
+    necessity of three sets of nodes (neurons at a token): as many as --top says, 100, and 1,000. Each set has the
+    nodes with the largest absolute relevance. Significant labels in the store are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
