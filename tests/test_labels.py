@@ -340,11 +340,18 @@ def test_detection_is_the_auroc(lines):
     values = np.array([float(place % 7 + (piece == " ice")) for place, piece in enumerate(x.pieces)])
     fired = scores.top_activations(x, values)
     label = Label.of("tokens", "here", [" ice"])
+    order = np.argsort(np.where(x.counted, -values, np.inf), kind="stable")
+    expected = [place for place in order if x.counted[place] and values[place] > 0]
+    expected = expected[: max(kinds.FEWEST, math.ceil(kinds.TOKENS * x.counted.sum()))]
+    assert kinds.top(values, x.counted, kinds.TOKENS).tolist() == expected
     if fired.active:
         result = scores.label_auroc(label, fired)
         by_token = auroc(kinds.of(label).true(label, x)[x.counted].astype(float), fired.tokens)
         assert result["token"] == pytest.approx(by_token)
         assert result["sentence"] == pytest.approx(auroc(kinds.of(label).degree(label, x), fired.sentences))
+        for unit in ("token", "sentence"):
+            larger = scores.responsiveness(label, fired, unit)["responsiveness"]
+            assert scores.responds(label, fired, unit) == (larger is not None and larger > 0.5)
 
 
 def test_labels_come_back_from_json(indexed):

@@ -96,7 +96,7 @@ class Sample:
         self.alike = np.zeros((0, 0))
         """(S, S) the cosines between sentences."""
         self.seen: dict[Any, Any] = {}
-        """Label -> `icebear.actmax.labels.scores.label_truth`, for candidates of every neuron."""
+        """What candidates of every neuron share, such as label -> `icebear.actmax.labels.scores.label_truth`."""
 
     def __len__(self) -> int:
         return len(self.sentence)
@@ -107,11 +107,18 @@ class Sample:
 
     def beside(self, x: np.ndarray, steps: int) -> np.ndarray:
         """Return x (N,) shifted by `steps` tokens within each sentence; False where the sentence has no such token."""
-        shifted = np.zeros_like(x)
-        places = np.arange(len(x)) + steps
-        inside = (places >= self.starts[self.sentence]) & (places < self.ends[self.sentence])
-        shifted[inside] = x[places[inside]]
+        if not steps:
+            return x
+        shifted = np.roll(x, -steps)
+        shifted[self._outside(steps)] = False
         return shifted
+
+    def _outside(self, steps: int) -> np.ndarray:
+        """Return the tokens whose sentence has no token `steps` tokens after them."""
+        if steps not in self.seen:
+            there = self.position + steps
+            self.seen[steps] = np.flatnonzero((there < 0) | (there >= (self.ends - self.starts)[self.sentence]))
+        return self.seen[steps]
 
     def earlier(self, x: np.ndarray) -> np.ndarray:
         """Return whether x (N,) is true at the token or before it in its sentence (N,)."""
@@ -138,8 +145,16 @@ class Sample:
 
     def means(self, x: np.ndarray) -> np.ndarray:
         """Return the mean (S,) of x (N,) over the counted tokens of each sentence."""
-        chosen = self.counted
-        return np.bincount(self.sentence[chosen], x[chosen], len(self.ids)) / self.weights
+        places, sentences = self._counted_places
+        if x.dtype == bool:  # counting is faster than adding
+            return np.bincount(sentences[x[places]], minlength=len(self.ids)) / self.weights
+        return np.bincount(sentences, x[places], len(self.ids)) / self.weights
+
+    @cached_property
+    def _counted_places(self) -> tuple[np.ndarray, np.ndarray]:
+        """The counted tokens, and the sentence of each."""
+        places = np.flatnonzero(self.counted)
+        return places, self.sentence[places]
 
 
 @lru_cache(maxsize=4096)
