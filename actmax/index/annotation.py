@@ -19,8 +19,10 @@ from icebear.records import Example, Neuron
 from icebear.values import several, shown, whole
 
 BATCH = 8
-"""The number of examples of a pass; more of them would add padding and be slower."""
+"""The largest number of examples of a pass."""
 LAYERS = 5
+OVERHEAD = 50
+"""The time that a layer takes besides the time for its tokens, as a number of tokens."""
 
 
 def annotate(
@@ -79,9 +81,9 @@ def annotate(
     ]
     # Examples of about the same depth and position share a batch.
     wanted.sort(key=lambda row: (row[0].layer // LAYERS, row[2].token, row[0].layer, row[2].sentence.id))
-    for start in range(0, len(wanted), BATCH):
-        on_progress(start, len(wanted))
-        rows = wanted[start : start + BATCH]
+    for span in _batches([(1 + neuron.layer, 1 + example.token) for neuron, _, example in wanted]):
+        on_progress(span.start, len(wanted))
+        rows = wanted[span]
         results = attribute_neurons(
             model,
             [model.token_ids(example.sentence.text, limit) for _, _, example in rows],
@@ -98,6 +100,26 @@ def annotate(
         )
     on_progress(len(wanted), len(wanted))
     return len(wanted)
+
+
+def _batches(sizes: Sequence[tuple[int, int]]) -> list[slice]:
+    """Split examples, in their order, into batches that take the least time.
+
+    sizes: the layers and the tokens of each example. Every example of a batch is computed up to its highest layer, and
+    padded to its last token.
+    """
+    best: list[tuple[float, int]] = [(0, 0)]  # of the first 0, 1, ... examples: their time, where the last batch starts
+    for end in range(1, len(sizes) + 1):
+        able = []
+        for start in range(max(0, end - BATCH), end):
+            layers, tokens = map(max, zip(*sizes[start:end], strict=True))
+            able.append((best[start][0] + layers * (OVERHEAD + tokens * (end - start)), start))
+        best.append(min(able))
+    batches, end = [], len(sizes)
+    while end:
+        batches.append(slice(best[end][1], end))
+        end = best[end][1]
+    return batches[::-1]
 
 
 def attribute_neurons(
