@@ -152,8 +152,9 @@ class _Reader:
         for polarity, sign in enumerate((1, -1)):
             entering = (best[polarity] >= self.threshold[polarity, columns]) & (best[polarity] > 0)
             row, neuron = entering.nonzero(as_tuple=True)
-            self.values[polarity, span, columns][row, neuron] = best[polarity][row, neuron]
-            self.tokens[polarity, span, columns][row, neuron] = _place(x, batch, row, neuron, sign)
+            entry = best[polarity][row, neuron]
+            self.values[polarity, span, columns][row, neuron] = entry
+            self.tokens[polarity, span, columns][row, neuron] = _place(x, row, neuron, sign * entry)
 
     def summary(self, k: int) -> ScanSummary:
         """Return the summary of the shard, with sums in fixed point so that merging is exact."""
@@ -221,16 +222,14 @@ def _largest(x: Tensor, batch: Batch) -> Tensor:
     return best.cpu()
 
 
-def _place(x: Tensor, batch: Batch, row: Tensor, neuron: Tensor, sign: int) -> Tensor:
-    """Return the first position of the largest sign * x[row, :, neuron] (M,), as int16."""
+def _place(x: Tensor, row: Tensor, neuron: Tensor, extreme: Tensor) -> Tensor:
+    """Return the first counted position where x[row, :, neuron] is its extreme (M,), as int16."""
     places = torch.empty(len(row), dtype=torch.int16)
-    lengths = torch.tensor(batch.lengths)[row]
     for start in range(0, len(row), 1 << 20):
         part = slice(start, start + (1 << 20))
-        courses = sign * x[row[part], :, neuron[part]].cpu()  # (M, T)
-        position = torch.arange(x.shape[1])
-        courses = courses.masked_fill((position >= lengths[part, None]) | (position == 0), -torch.inf)
-        places[part] = courses.argmax(1).to(torch.int16)  # the first of ties
+        equal = x[row[part], :, neuron[part]].cpu() == extreme[part, None]  # (M, T)
+        equal[:, 0] = False  # padding may be equal, too, but comes later
+        places[part] = equal.byte().argmax(1).to(torch.int16)  # the first of ties
     return places
 
 
