@@ -5,6 +5,7 @@ import os
 from functools import cache
 
 from streamlit.components.v2 import manifest_scanner
+from streamlit.config import set_option
 from streamlit.testing.v1 import AppTest, local_script_runner
 from streamlit.util import calc_hash
 
@@ -18,7 +19,9 @@ def _ended(runner, timeout):
     _require_end(runner, 1)
 
 
-# Each run would read the metadata of all installed packages, and look every millisecond whether the script has ended.
+# Each run would read the metadata of all installed packages, look every millisecond whether the script has ended, and
+# collect garbage, as `icebear app` does not.
+set_option("runner.postScriptGC", False)
 manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
 local_script_runner.require_widgets_deltas = _ended
 
