@@ -49,8 +49,8 @@ def nearest_title(by: str, chance: tuple[float, float], polarity: str = "+") -> 
     side = "" if by == "reads" else f" at polarity {polarity}"
     median, largest = chance
     return (
-        f"{NEAREST[by]}{side} (cosine in parentheses; between a random neuron and its nearest neighbor, the median "
-        f"is {median:.2f} and the maximum {largest:.2f})"
+        f"{NEAREST[by]}{side} (cosine in parentheses; a random neuron's cosine with its nearest neighbor is "
+        f"{median:.2f} in the median and {largest:.2f} at most)"
     )
 
 

@@ -85,8 +85,8 @@ class Edit:
         ordered = _WHERE.fullmatch(where) and all(low <= high for low, high in _bounds(where))
         if not (where in PLACES or ordered or (where and (self.condition or self.turn))):
             raise InputError(
-                f"{shown(self.where)} is not a place for an edit; use {', '.join(PLACES)}, turn:last-user, "
-                'position:0,3-5, step:0-2, seen:" token" or unseen:" token".'
+                f"{shown(self.where)} is not a place for an edit; use one such as {'; '.join(PLACES)}; turn:last-user; "
+                'position:0,3-5; step:0-2; seen:" token"; unseen:" token".'
             )
 
     @property

@@ -270,8 +270,8 @@ class Reliability(NamedTuple):
             )
         return (
             f"the effect measured in one text has a correlation of {self.correlation:.2f} with the lens, and of "
-            f"{self.ceiling:.2f} with the mean effect in other texts; the mean effect on the five words that the lens "
-            f"ranks first is {self.ratio:.0%} of the mean effect on the five words with the largest effect"
+            f"{self.ceiling:.2f} with the mean effect in other texts; the five words that the lens ranks first have, "
+            f"on average, {self.ratio:.0%} of the effect that the five most affected words have"
         )
 
 

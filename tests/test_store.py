@@ -465,6 +465,6 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
         card_ = describe(store, Neuron(1, "ffn", 3))
         assert set(card_.nearest) == set(card_.nearest_by_chance) == {"writes", "reads", "examples"}
         median, most = nearest_by_chance(store, "reads")
-        text = f"median is {median:.2f} and the maximum {most:.2f}"
+        text = f"{median:.2f} in the median and {most:.2f} at most"
         assert text in printed(card_report(card_)).replace("\n", " ")
         assert text in card_.to_html()

@@ -133,7 +133,7 @@ class AttributionRequest:
             record = "last"
         if base_model is not None and options.number == "log-odds":
             raise InputError(
-                "A comparison with a base model explains logits, not log-odds; leave out the argument number."
+                "A comparison with a base model explains logits, not log-odds; leave out number='log-odds'."
             )
         number = options.number or ("logit" if base_model else None)
         rows = tuple(_with_objective(model, row, number) for row in prompts)
@@ -193,8 +193,8 @@ def _with_objective(model: Model, row: PromptRequest, number: ObjectiveName | No
     compares = bool(row.counterfactuals) or row.contrast is not None or row.contrast_phrase is not None
     if number == "log-odds" and compares:
         raise InputError(
-            "A comparison with a contrast or a counterfactual explains logits, not log-odds; leave out the "
-            "argument number, or leave out the contrast and the counterfactual."
+            "A comparison with a contrast or a counterfactual explains logits, not log-odds; leave out "
+            "number='log-odds', or leave out the contrast and the counterfactual."
         )
     if row.contrast_phrase is None:
         return replace(row, objective=number or ("logit" if compares else "log-odds"))

@@ -93,8 +93,8 @@ def circuit(
     relevances = _comparable(one_or_more if isinstance(one_or_more, list) else [one_or_more])
     if "attn" in model.sites and not {"q", "k"} <= set(model.sites):
         raise InputError(
-            f"A circuit needs the queries and keys of {model.name}, which icebear does not know; rank its neurons "
-            "instead."
+            f"icebear does not know the queries and keys of {model.name}, which a circuit needs; rank the model's "
+            "neurons instead."
         )
     scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
     if sufficiency is not None:

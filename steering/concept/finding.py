@@ -141,8 +141,8 @@ def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> tuple
     both = set(kinds[0]) & set(kinds[1])
     if both:
         raise InputError(
-            f"{len(both)} texts are given both with and without the concept, such as {min(both)[:40]!r}; remove them "
-            "from one of the two lists."
+            f"{len(both)} texts are in both lists (with the concept, and without it), such as {min(both)[:40]!r}; "
+            "remove them from one list."
         )
     if min(map(len, kinds)) < FEWEST:
         raise InputError(

@@ -63,7 +63,7 @@ def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: the tokens and the neurons that contributed, with controls.
 
     With --counterfactual, explain the difference between two prompts. With several counterfactuals, all results are
-    means over them. With --base-model, show which changed weights caused the difference between two models. With
+    means over them. With --base-model, show which of the changed weights caused the difference between two models. With
     --span, explain words of the model's answer. --html writes a page to share.
 
     Example:

@@ -52,10 +52,10 @@ def rank(options: Options) -> None:
     """Rank neurons by how much they contribute to the prediction after PROMPT.
 
     With --counterfactual, rank by the contribution to the difference between two prompts. With several
-    counterfactuals, all results are means over them. With --base-model, show which changed weights caused the
-    difference between two models, and which neurons pass the difference on. --ablate measures sufficiency and
-    necessity of three sets of nodes (neurons at a token): as many as --top says, 100, and 1,000. Each set has the
-    nodes with the largest absolute relevance. Significant labels in the store are shown.
+    counterfactuals, all results are means over them. With --base-model, show which of the changed weights caused the
+    difference between two models, and which neurons carry it to the output. --ablate measures sufficiency and
+    necessity of the nodes (neurons at a token) with the largest absolute relevance: of the first 100, of the first
+    1,000, and of as many as --top gives. Significant labels in the store are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
