@@ -76,6 +76,9 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     page.wait_for_url("**/neurons?*")
     view(settled(page), "Why this word?")
     assert page.get_by_label("Prompt", exact=True).input_value() == "The capital of Japan is"
+    page.get_by_role("button", name="Edit these").click()
+    assert settled(page).get_by_label("Prompt", exact=True).input_value() == "The capital of Japan is"
+    assert page.get_by_role("textbox", name="Edits, one a line").input_value().startswith("L")
     page.close()
 
 

@@ -326,8 +326,8 @@ def fill(**values: str) -> None:
 
 def go(view: str, **values: str) -> None:
     """Show `view` with these values typed in; for callbacks."""
-    for key, value in values.items():
-        st.session_state[key] = value
+    st.session_state.update(values)
+    values.pop("prompt", None)  # its widget is in most views, and writes the URL itself
     if VIEWS[view] != st.session_state["view"]:
         st.switch_page(page(view), query_params=values)
 
