@@ -270,8 +270,7 @@ class Reliability(NamedTuple):
             )
         return (
             f"the effect measured in one text has a correlation of {self.correlation:.2f} with the lens, and of "
-            f"{self.ceiling:.2f} with the mean effect in other texts; the five words that the lens ranks first have, "
-            f"on average, {self.ratio:.0%} of the effect that the five most affected words have"
+            f"{self.ceiling:.2f} with the mean effect in other texts"
         )
 
 

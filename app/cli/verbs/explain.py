@@ -33,7 +33,7 @@ class Options:
     site: str | None = option(show_default="ffn")
     position: Any
     top: int = option(
-        "Number of neurons to list. The screen lists neurons only if it shows no groups.", default=10, type=AT_LEAST_1
+        "Number of neurons to list. The screen shows this list only if it shows no groups.", default=10, type=AT_LEAST_1
     )
     sources: bool = option(
         "Generate an answer. Show how much came from context, question and earlier words of the answer."

@@ -61,9 +61,9 @@ def index(options: Options) -> None:
     With --annotate, the command scans no text. It takes the examples of NEURONS (or, with --prompt, of the most
     relevant neurons) and attributes the neuron's activation in each example to the tokens of the example.
 
-    With --lens, the command builds the averaged Jacobian lens of the model. The command "icebear neuron" (if
-    there is a store, with --effects) then shows the words that a neuron promotes through the layers above, and how well
-    these words predict measured effects.
+    With --lens, the command builds the averaged Jacobian lens of the model. The command "icebear neuron" then
+    shows the words that a neuron promotes through the layers above, and how well these words predict measured effects.
+    If there is a store, it shows them only with --effects.
     If the store exists, the command "icebear search" uses these words too.
 
     Example:

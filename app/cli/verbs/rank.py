@@ -54,8 +54,8 @@ def rank(options: Options) -> None:
     With --counterfactual, rank by the contribution to the difference between two prompts. With several
     counterfactuals, all results are means over them. With --base-model, show which of the changed weights caused the
     difference between two models, and which neurons carry it to the output. --ablate measures sufficiency and
-    necessity of the nodes (neurons at a token) with the largest absolute relevance: of the first 100, of the first
-    1,000, and of as many as --top gives. Significant labels in the store are shown.
+    necessity of three sets of nodes (neurons at a token): the first 100, the first 1,000 and the first --top nodes by
+    absolute relevance. Significant labels in the store are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
