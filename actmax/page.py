@@ -127,8 +127,9 @@ def writes_verdict(one: Writes) -> str:
     numbers = f"alike {alike:.2f}" + ("" if random is None else f", random {random:.2f}")
     if alike < ALIKE:
         return f"The effect changes from sentence to sentence, so these words are not its meaning ({numbers})."
-    elsewhere = " and at random ones" if random is not None and random >= ALIKE else ""
-    return f"The effect is much the same at each of these sentences{elsewhere} ({numbers})."
+    if random is not None and random >= ALIKE:
+        return f"The effect is much the same in any sentence, in these and in random ones ({numbers})."
+    return f"The effect is much the same at each of these sentences ({numbers})."
 
 
 def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:

@@ -62,8 +62,8 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
             page.get_by_role("button", name="Generate").click(timeout=120_000)
             page.locator("mark").first.wait_for(timeout=120_000)
             settled(page)
-        if name == "neuron" and page.get_by_text("Highlight the cause").count():
-            page.get_by_text("Highlight the cause").click()
+        if name == "neuron" and page.get_by_text("Color the tokens that activate it").count():
+            page.get_by_text("Color the tokens that activate it").click()
             settled(page)
         if name == "steer":
             page.get_by_text("Recipes").click()

@@ -199,7 +199,7 @@ def _styled(html: Markup, place: Any = st) -> None:
 
 def _annotating(opened: Store, neuron: Neuron) -> None:
     """Attribute the examples that are shown, on demand, and store the result."""
-    if st.button("Highlight the cause", icon=":material/palette:", key="annotate"):
+    if st.button("Color the tokens that activate it", icon=":material/palette:", key="annotate"):
         loaded = ui.fitting(opened)
         with ui.progress("Attributing; finished sentences are kept") as step:
             annotate(loaded, opened, [neuron], EXAMPLES, on_progress=step)

@@ -39,7 +39,7 @@ def show() -> None:
 def _jump() -> None:
     name = st.session_state["jump"].strip()
     if name:
-        ui.open_card(name)
+        ui.open_card(name, "+")
     st.session_state["jump"] = ""
 
 

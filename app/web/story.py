@@ -15,9 +15,12 @@ from icebear.concepts.attribution.effect_words import IN_PROMPT
 from icebear.concepts.render import heatmap, render
 from icebear.records import Example, Neuron
 
-ABOUT = (
-    "Sufficiency of a group: the share of the difference that it recovers alone. Necessity: the share that is lost "
-    "when only its nodes take their other values. In brackets: as many random nodes of the same layers and tokens. "
+SHARES = (
+    "Groups of neurons with similar effects. Sufficiency: the share of the difference that a group recovers alone; "
+    "below zero if it moves the other way. Necessity: the share that is lost when only its nodes take their other "
+    "values. In brackets: as many random nodes of the same layers and tokens."
+)
+OTHER_WORDS = (
     "The card of a neuron has other words: those that it raises at its strongest sentences, and those of a lens."
 )
 AROUND = 10
@@ -43,6 +46,7 @@ def cards(finding: Finding, switch: Callable[[int, Group], None], foot: Callable
     """Show the cards of the groups side by side. switch, foot: draw a part of each card."""
     if not finding.groups:
         return
+    st.caption(SHARES)
     for number, (column, group) in enumerate(zip(st.columns(len(finding.groups)), finding.groups, strict=True)):
         with column.container(border=True, height="stretch"):
             node = group.strongest[0]
@@ -52,7 +56,7 @@ def cards(finding: Finding, switch: Callable[[int, Group], None], foot: Callable
             values = {"node": node, "compared": compared, "measured": IN_PROMPT, "sentences": _sentences(node)}
             st.html(render("icebear.app.web/strongest.html", **values))
             foot(number, group)
-    st.caption(ui.plain(f"{finding.together} {finding.reach} {ABOUT}"))
+    st.caption(ui.plain(f"{finding.together} {finding.reach} {OTHER_WORDS}"))
 
 
 def _sentences(node: Strong) -> list[tuple[str, float, Markup]]:

@@ -333,16 +333,25 @@ def go(view: str, **values: str) -> None:
 
 
 def open_card(neuron: str, polarity: str = "") -> None:
-    """Show the card of a neuron at a polarity, + if it has none; for callbacks."""
-    values = {"neuron": neuron, "polarity": polarity or "+"}
+    """Show the card of a neuron at a polarity, of its strongest sentence if it has none; for callbacks."""
+    values = {"neuron": neuron, "polarity": polarity or _strongest_side(Neuron.parse(neuron))}
     st.session_state.update(values)
     title = st.session_state["view"]
     if title != VIEWS["neurons"]:
         view = next(name for name in VIEWS if VIEWS[name] == title)
         st.session_state["card_from"] = (view, None if view == "chat" else st.session_state.get("prompt"))
-    if polarity != "-":
+    if values["polarity"] == "+":
         del values["polarity"]  # the default is not in the URL; a second change of it would be a second step back
     st.switch_page(page("neurons"), query_params=values)
+
+
+def _strongest_side(neuron: Neuron) -> str:
+    """Return the polarity of the sentence with the largest absolute activation; + without an index."""
+    if not has_store(neuron.site):
+        return "+"
+    with store(neuron.site) as opened:
+        strongest = [(abs(one.value), side) for side in "+-" for one in opened.examples(neuron, side, 1)]
+    return max(strongest, default=(0, "+"))[1]
 
 
 def to_steer(neuron: Neuron | str, **values: str) -> None:

@@ -17,8 +17,8 @@ from icebear.edits import parse_edits
 class Options:
     prompt: PromptOptions
     edit: tuple[str, ...] = option(
-        "Edit of a neuron: L29.ffn.860=-20 sets the activation, *0 multiplies it, +5 adds to it. With @last, only at "
-        "the last token. Give --edit several times for several edits.",
+        "Edit of a neuron: L29.ffn.860=-20 sets the activation, L29.ffn.860*0 multiplies it, L29.ffn.860+5 adds to it. "
+        "L29.ffn.860=-20@last edits only at the last token. Give --edit several times for several edits.",
         multiple=True,
     )
     recipe: str | None = option("Recipe (file of saved edits) to apply.", type=FILE)
