@@ -60,11 +60,12 @@ class Options:
 
 @verb(Options)
 def explain(options: Options) -> None:
-    """Explain the prediction after PROMPT: the tokens and the neurons that contributed, compared with random ones.
+    """Explain the prediction after PROMPT: show the tokens and the neurons that contributed.
 
-    With --counterfactual, explain the difference between two prompts. With several counterfactuals, all results are
-    means over them. With --base-model, compare two models: show which of the weights that differ caused the difference.
-    With --span, explain words of the model's answer. --html writes a page to share.
+    Random neurons are measured too. With --counterfactual, explain the difference between two prompts. With several
+    counterfactuals, all results are means over them. With --base-model, show which weights caused the difference
+    between the predictions of two models. With --span, explain words of the model's answer. --html writes a page to
+    share.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"

@@ -63,7 +63,8 @@ def index(options: Options) -> None:
 
     With --lens, the command builds the averaged Jacobian lens of the model. The command "icebear neuron" then
     shows the words that a neuron promotes through the layers above, and how well these words predict measured effects.
-    If there is a store, "icebear neuron" shows these words only with --effects, and "icebear search" uses them too.
+    If there is a store, "icebear neuron" needs --effects to show these words, and "icebear search" uses them without
+    any option.
 
     Example:
       icebear index --limit 20 --store wiki.db

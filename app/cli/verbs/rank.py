@@ -52,10 +52,10 @@ def rank(options: Options) -> None:
     """Rank neurons by how much they contribute to the prediction after PROMPT.
 
     With --counterfactual, rank by the contribution to the difference between two prompts. With several
-    counterfactuals, all results are means over them. With --base-model, compare two models: show which of the weights
-    that differ caused the difference, and which neurons carry it to the output. --ablate measures sufficiency and
-    necessity of three sets of nodes (neurons at a token): the first 100, the first 1,000 and the first --top nodes by
-    absolute relevance. Significant labels in the store are shown.
+    counterfactuals, all results are means over them. With --base-model, show which weights caused the difference
+    between the predictions of two models, and through which neurons. --ablate measures sufficiency and necessity of
+    three sets of nodes (neurons at a token): the first 100, the first 1,000 and the first --top nodes by absolute
+    relevance. Significant labels in the store are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
