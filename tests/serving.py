@@ -74,9 +74,9 @@ def browser() -> Iterator[Any]:
 
 def settled(page: Any) -> Any:
     """Wait until the script has run and the page has drawn it."""
-    page.wait_for_timeout(700)
-    page.wait_for_function(READY, timeout=180_000)
-    page.wait_for_timeout(700)
+    for _ in range(2):
+        page.wait_for_timeout(400)
+        page.wait_for_function(READY, timeout=180_000)
     return page
 
 

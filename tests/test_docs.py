@@ -32,6 +32,7 @@ from pages import (
 
 import icebear
 from icebear.app.cli.main import main
+from icebear.concepts.attribution import counterfactuals
 from icebear.concepts.models import loading
 from icebear.steering import side_effects
 from icebear.steering.concept import finding
@@ -39,13 +40,13 @@ from icebear.steering.flipping import search as flipping
 
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 FEW = {"--samples": 1, "--limit": 20, "limit=": 20}
-"""What a block marked `long` does less of."""
+"""What a block marked `long` does less of; of several methods or tasks it takes the first one."""
 
 
 def lowered(code):
     for option, count in FEW.items():
         code = re.sub(rf"({option} ?)\d+", rf"\g<1>{count}", code)
-    return code
+    return re.sub(r"(--(?:methods|tasks) [^ ,]+),[^ ]+", r"\1", code)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,12 @@ def once(smol):
             "load_model",
             wraps(load)(lambda name=smol.name, **options: smol if name == smol.name else load(name)),
         )
-        for module, name in ((flipping, "flip"), (side_effects, "side_effects"), (finding, "find_concept")):
+        for module, name in (
+            (flipping, "flip"),
+            (side_effects, "side_effects"),
+            (finding, "find_concept"),
+            (counterfactuals, "suggest_counterfactuals"),
+        ):
             patch.setattr(module, name, remembered(getattr(module, name)))
         yield
 

@@ -62,7 +62,7 @@ def test_contributions_in_a_hybrid_sum_to_the_difference_of_each_node():
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "mamba"])
 def test_circuits_are_refused_where_there_are_no_nodes_or_queries(kind):
     model = script("families").small_model(kind)
-    with pytest.raises(InputError, match="rank its neurons"):
+    with pytest.raises(InputError, match="neurons instead"):
         circuit(model, IDS, 11, 12, counterfactual=OTHER, nodes=6)
 
 

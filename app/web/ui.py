@@ -335,13 +335,14 @@ def go(view: str, **values: str) -> None:
 def open_card(neuron: str, polarity: str = "") -> None:
     """Show the card of a neuron at a polarity, of its strongest sentence if it has none; for callbacks."""
     values = {"neuron": neuron, "polarity": polarity or _strongest_side(Neuron.parse(neuron))}
+    from_card = bool(st.query_params.get("neuron"))
     st.session_state.update(values)
     title = st.session_state["view"]
     if title != VIEWS["neurons"]:
         view = next(name for name in VIEWS if VIEWS[name] == title)
         st.session_state["card_from"] = (view, None if view == "chat" else st.session_state.get("prompt"))
-    if values["polarity"] == "+":
-        del values["polarity"]  # the default is not in the URL; a second change of it would be a second step back
+    if values["polarity"] == "+" or from_card:
+        del values["polarity"]  # a second change of the URL would be a second step back; on a card its widget writes it
     st.switch_page(page("neurons"), query_params=values)
 
 
