@@ -46,10 +46,10 @@ def heading(card: Card, polarity: str) -> str:
 
 def nearest_title(by: str, chance: tuple[float, float], polarity: str = "+") -> str:
     """Return the heading of a list of similar neurons, with the random baseline."""
-    side, signs = ("", "") if by == "reads" else (f" at polarity {polarity}", "with their polarities; ")
+    side = "" if by == "reads" else f", compared at polarity {polarity} of this neuron"
     median, largest = chance
     return (
-        f"{NEAREST[by]}{side} ({signs}cosine in parentheses; a random neuron's cosine with its nearest neighbor is "
+        f"{NEAREST[by]}{side} (cosine in parentheses; a random neuron's cosine with its nearest neighbor is "
         f"{median:.2f} in the median and {largest:.2f} at most)"
     )
 

@@ -36,7 +36,7 @@ class Options:
         "Number of neurons to list. The screen shows this list only if it shows no groups.", default=10, type=AT_LEAST_1
     )
     sources: bool = option(
-        "Generate an answer. Show how much came from context, question and earlier words of the answer."
+        "Generate an answer. Show how much of it came from context, from the question and from its earlier words."
     )
     suggest: bool = option("Suggest three counterfactual prompts, and print them as commands.")
     store: str
@@ -62,10 +62,10 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: show the tokens and the neurons that contributed.
 
-    Random neurons are measured too. With --counterfactual, explain the difference between two prompts. With several
-    counterfactuals, all results are means over them. With --base-model, show which weights caused the difference
-    between the predictions of two models. With --span, explain words of the model's answer. --html writes a page to
-    share.
+    As a control, random neurons are measured in the same way. With --counterfactual, explain the difference between two
+    prompts. With several counterfactuals, all results are means over them. With --base-model, show which weights caused
+    the difference between the predictions of two models. With --span, explain words of the model's answer. --html
+    writes a page to share.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"
