@@ -62,10 +62,9 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT: show the tokens and the neurons that contributed.
 
-    As a control, random neurons are measured in the same way. With --counterfactual, explain the difference between two
-    prompts. With several counterfactuals, all results are means over them. With --base-model, show which weights caused
-    the difference between the predictions of two models. With --span, explain words of the model's answer. --html
-    writes a page to share.
+    With --counterfactual, explain the difference between two prompts. With several counterfactuals, all results are
+    means over them. With --base-model, show which weights caused the difference between the predictions of two models.
+    With --span, explain words of the model's answer. The neurons have random controls.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"
