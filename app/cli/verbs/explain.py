@@ -64,7 +64,7 @@ def explain(options: Options) -> None:
 
     With --counterfactual, explain the difference between two prompts. With several counterfactuals, all results are
     means over them. With --base-model, show which weights caused the difference between the predictions of two models.
-    With --span, explain words of the model's answer. The neurons have random controls.
+   X
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"
