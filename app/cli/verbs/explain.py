@@ -36,7 +36,7 @@ class Options:
         "Number of neurons to list. The screen shows this list only if it shows no groups.", default=10, type=AT_LEAST_1
     )
     sources: bool = option(
-        "Generate an answer. Show how much of it came from context, from the question and from its earlier words."
+        "Generate an answer. Show what share came from context, question and its own words."
     )
     suggest: bool = option("Suggest three counterfactual prompts, and print them as commands.")
     store: str
@@ -64,7 +64,7 @@ def explain(options: Options) -> None:
 
     With --counterfactual, explain the difference between two prompts. With several counterfactuals, all results are
     means over them. With --base-model, show which weights caused the difference between the predictions of two models.
-   X
+    With --span, explain words of the model's answer.
 
     Example:
       icebear explain "The ice bear lives in the" --contrast " desert"
