@@ -77,7 +77,7 @@ def together_sentence(explanation: Explanation) -> str:
     site = NODES[explanation.ranking.site or "ffn"]
     return (
         f"Together, the {len(group.nodes)} nodes ({site} at a token) with the largest relevance raise {raises}, and "
-        f"lower {lowers}. Raise and lower are relative to the prediction when these nodes take their {values}."
+        f"lower {lowers}. The baseline of raise and lower is the prediction in which these nodes have their {values}."
     )
 
 

@@ -35,9 +35,7 @@ class Options:
     top: int = option(
         "Number of neurons to list. The screen shows this list only if it shows no groups.", default=10, type=AT_LEAST_1
     )
-    sources: bool = option(
-        "Generate an answer. Show what share came from context, question and its own words."
-    )
+    sources: bool = option("Generate an answer. Show the shares of context, question and earlier answer words.")
     suggest: bool = option("Suggest three counterfactual prompts, and print them as commands.")
     store: str
     html: str | None
