@@ -47,10 +47,10 @@ def heading(card: Card, polarity: str) -> str:
 def nearest_title(by: str, chance: tuple[float, float], polarity: str = "+") -> str:
     """Return the heading of a list of similar neurons, with the random baseline."""
     side = "" if by == "reads" else f", compared at polarity {polarity} of this neuron"
-    named = "name and " if by == "reads" else "name, polarity and "
+    each = "cosine" if by == "reads" else "polarity and cosine"
     median, largest = chance
     return (
-        f"{NEAREST[by]}{side} ({named}cosine; a random neuron's cosine with its nearest neighbor is "
+        f"{NEAREST[by]}{side} (each with its {each}; a random neuron's cosine with its nearest neighbor is "
         f"{median:.2f} in the median and {largest:.2f} at most)"
     )
 

@@ -35,7 +35,10 @@ class Options:
     top: int = option(
         "Number of neurons to list. The screen shows this list only if it shows no groups.", default=10, type=AT_LEAST_1
     )
-    sources: bool = option("Generate an answer. Show the shares of context, question and earlier answer words.")
+    sources: bool = option(
+        "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
+        "earlier words."
+    )
     suggest: bool = option("Suggest three counterfactual prompts, and print them as commands.")
     store: str
     html: str | None
