@@ -14,7 +14,6 @@ FEW = {
     "icebear.actmax.explanation.READ": 200,
     "icebear.app.web.concept.DRAWS": 1,
     "icebear.concepts.attribution.controls.DRAWS": 1,
-    "icebear.concepts.attribution.counterfactuals.TRIED": 10,
     "icebear.concepts.circuits.checks.DRAWS": 1,
     "icebear.concepts.corpus.held_out": partial(held_out, 2),
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
