@@ -73,6 +73,7 @@ def page(view: str) -> Page:
         lock = nullcontext() if view in LIGHT else background.importing
         with st.skeleton(height=400), lock:  # the first import of torch takes seconds
             code = importlib.import_module(f"icebear.app.web.{view}")
+        st.session_state["drawn"] = set()
         code.show()
 
     return st.Page(show, title=VIEWS[view], url_path=view, default=view == next(iter(VIEWS)))
@@ -290,6 +291,7 @@ def fitting(opened: Store) -> Model:
 
 def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) -> Any:
     """Draw a widget whose value is in the URL, and persists while other views are shown."""
+    st.session_state["drawn"].add(key)
     return widget(label, *args, key=key, bind="query-params", persist_state="session", **options)
 
 
@@ -327,23 +329,27 @@ def fill(**values: str) -> None:
 def go(view: str, **values: str) -> None:
     """Show `view` with these values typed in; for callbacks."""
     st.session_state.update(values)
-    values.pop("prompt", None)  # its widget is in most views, and writes the URL itself
     if VIEWS[view] != st.session_state["view"]:
-        st.switch_page(page(view), query_params=values)
+        _switch(view, values)
+
+
+def _switch(view: str, values: dict[str, str]) -> None:
+    """Switch to a view, with these values in the URL; a widget that is drawn now writes its own."""
+    drawn = st.session_state["drawn"]
+    st.switch_page(page(view), query_params={key: value for key, value in values.items() if key not in drawn})
 
 
 def open_card(neuron: str, polarity: str = "") -> None:
     """Show the card of a neuron at a polarity, of its strongest sentence if it has none; for callbacks."""
     values = {"neuron": neuron, "polarity": polarity or _strongest_side(Neuron.parse(neuron))}
-    from_card = bool(st.query_params.get("neuron"))
     st.session_state.update(values)
     title = st.session_state["view"]
     if title != VIEWS["neurons"]:
         view = next(name for name in VIEWS if VIEWS[name] == title)
         st.session_state["card_from"] = (view, None if view == "chat" else st.session_state.get("prompt"))
-    if values["polarity"] == "+" or from_card:
-        del values["polarity"]  # a second change of the URL would be a second step back; on a card its widget writes it
-    st.switch_page(page("neurons"), query_params=values)
+    if values["polarity"] == "+":
+        del values["polarity"]  # the default is not in the URL; a second change of it would be a second step back
+    _switch("neurons", values)
 
 
 def _strongest_side(neuron: Neuron) -> str:

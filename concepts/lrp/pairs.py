@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from icebear.concepts.lrp.rules import Multiplied
+
 
 def partner(x: Tensor) -> Tensor:
     """Return the values of the other row of each pair."""
@@ -46,13 +48,8 @@ class InPlaceOf(Function):
         return g, None
 
 
-class Rescaled(Function):
+class Rescaled(Multiplied):
     """The value of y, with a multiplier for each entry of the first half of x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, multiplier: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(multiplier)
-        return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
