@@ -154,13 +154,17 @@ class HeldOutContexts:
     def __init__(self, model: Model, texts: Sequence[str] = HELD_OUT_TEXTS) -> None:
         """The contexts are `CONTEXTS` beginnings of texts (fewer if the texts are few and short), cut at seeded random
         tokens before the last, the shortest first."""
+        self.model, rows = model, token_rows(model, texts)
         generator, by_text = random.Random(0), []
-        self.model, self._texts = model, token_rows(model, texts)
-        for number, row in enumerate(self._texts):
+        for number, row in enumerate(rows):
             by_text.append([(number, end) for end in range(min(2, len(row) - 1), len(row))])
             generator.shuffle(by_text[-1])
         taken = [place for places in zip_longest(*by_text) for place in places if place]
-        self._places = sorted(taken[:CONTEXTS], key=itemgetter(1))
+        places = sorted(taken[:CONTEXTS], key=itemgetter(1))
+        longest = sorted(dict(places).items(), key=itemgetter(1))  # the last context of each text
+        numbers = {number: new for new, (number, _) in enumerate(longest)}
+        self._texts = [rows[number][:end] for number, end in longest]
+        self._places = [(numbers[number], end) for number, end in places]
         self._plain: dict[Reader, Tensor] = {}
 
     @cached_property

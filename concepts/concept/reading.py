@@ -53,7 +53,7 @@ def read(
     means, last = np.zeros((2, len(texts), len(neurons)), dtype=np.float32)
     low, high = np.full(len(neurons), np.inf), np.full(len(neurons), -np.inf)
 
-    def see(row: int, columns: list[int], values: np.ndarray) -> None:
+    def see(row: int, columns: np.ndarray, values: np.ndarray) -> None:
         means[row, columns], last[row, columns] = values.mean(0), values[-1]
         low[columns] = np.minimum(low[columns], values.min(0))
         high[columns] = np.maximum(high[columns], values.max(0))
@@ -67,18 +67,20 @@ def see_each(
     model: Model,
     rows: Sequence[list[int]],
     neurons: Sequence[Neuron],
-    see: Callable[[int, list[int], np.ndarray], None],
+    see: Callable[[int, np.ndarray, np.ndarray], None],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Call `see(row, columns, values (T, n))` for each row of token ids and each layer's part of the neurons, with the
     activations at the tokens that count."""
     if not neurons:
         return
-    columns, counted = columns_of(neurons), [counts(model, ids) for ids in rows]
+    columns = {place: np.array(own) for place, own in columns_of(neurons).items()}
+    indices = {place: torch.tensor([neurons[column].index for column in own]) for place, own in columns.items()}
+    counted = [counts(model, ids) for ids in rows]
 
     def visit(part: list[int], site: str, layer: int, x: Tensor) -> None:
         here = columns[site, layer]
-        values = x[..., [neurons[column].index for column in here]].float().cpu().numpy()  # (B, T, n)
+        values = x[..., indices[site, layer].to(x.device)].float().cpu().numpy()  # (B, T, n)
         for row, number in enumerate(part):
             see(number, here, values[row, counted[number]])
 

@@ -208,7 +208,7 @@ class Concept(Saved, Tabled):
         centre = np.array([part.mean for part in self.parts])
         weights = np.array([part.sign * part.weight / part.std for part in self.parts])
 
-        def see(row: int, columns: list[int], activations: np.ndarray) -> None:
+        def see(row: int, columns: np.ndarray, activations: np.ndarray) -> None:
             values[row][counted[row]] += (activations - centre[columns]) @ weights[columns]
 
         see_each(model, rows, [part.neuron for part in self.parts], see)
