@@ -65,19 +65,27 @@ def compare(
     edits, statistic: as of `steer`. Other parameters: as of `Model.generate`; `on_token` counts through both texts.
     """
 
-    def continuation(also: Sequence[TokenScore], done: int) -> Continuation:
-        counted = (lambda count: on_token(done + count)) if on_token else None
-        text = model.generate(prompt, max_new_tokens, temperature, seed, counted) if model.task.generates else None
-        following = tuple(model.predict(prompt, 5, [token.id for token in also]))
-        return Continuation(following[0].text if text is None else text, following)
+    def texts() -> list[str]:
+        if temperature == 0:
+            watch = (lambda done: on_token(2 * done)) if on_token else None
+            return both_texts(model, prompt, edits, max_new_tokens, watch, statistic)
+        plain = model.generate(prompt, max_new_tokens, temperature, seed, on_token)
+        watch = (lambda done: on_token(max_new_tokens + done)) if on_token else None
+        with steer(model, edits, statistic):
+            return [plain, model.generate(prompt, max_new_tokens, temperature, seed, watch)]
 
-    plain = continuation((), 0)
+    logits = [model.next_logits(prompt)]
     with steer(model, edits, statistic):
-        steered = continuation(plain.next, max_new_tokens)
-    both = Continuation(plain.text, tuple(model.predict(prompt, 5, [token.id for token in steered.next])))
+        logits.append(model.next_logits(prompt))
+    best = [model.top_tokens(one, 5) for one in logits]
+    written = texts() if model.task.generates else [tokens[0].text for tokens in best]
+    plain, steered = (
+        Continuation(text, tuple(model.token_scores(one, list(dict.fromkeys(token.id for token in [*own, *other])))))
+        for text, one, own, other in zip(written, logits, best, best[::-1], strict=True)
+    )
     name = edits.name if isinstance(edits, Recipe) else None
     return Comparison(
-        both,
+        plain,
         steered,
         prompt_json(prompt),
         model.task.name,
@@ -92,11 +100,12 @@ def compare(
 def both_texts(
     model: Model,
     prompt: PromptLike,
-    edits: Recipe | Sequence[Edit],
+    edits: Recipe | Sequence[Edit | str],
     max_new_tokens: int,
     on_token: Callable[[int], None] | None = None,
+    statistic: Statistic | None = None,
 ) -> list[str]:
     """Return the most probable text after a prompt without and with edits, generated as two rows of one batch."""
     both: Prompts = [Prompt.of(prompt)] * 2
-    with steer(model, edits, rows=[1]):
+    with steer(model, edits, statistic, rows=[1]):
         return model.generate(both, max_new_tokens, on_token=on_token)

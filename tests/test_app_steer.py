@@ -130,7 +130,7 @@ def test_a_stopped_generation_leaves_nothing_behind(smol):
         """As Streamlit ends a run."""
 
     def stop(count):
-        if count == 5:
+        if count == 4:
             raise Stop
 
     with pytest.raises(Stop):
