@@ -12,6 +12,8 @@ from icebear.errors import InputError
 
 PROMPTS = [ICE_BEAR, "In winter the lakes of the far north"]
 STRONG = "L29.ffn.860=-20"
+LETTERS, SHIFT = ["ice bear", "in the cold far north"], "L2.ffn.7=9"
+"""Prompts and an edit of the made model, in which it writes other letters."""
 
 
 @pytest.mark.parametrize("text", ['L3.ffn.7=2@seen:" desert"', 'L3.ffn.7*0@unseen:"a\\"@~^b"~0.5^0.25'])
@@ -37,43 +39,44 @@ def test_bad_conditions_say_how_they_are_written(text):
         Edit.parse(text)
 
 
-def test_a_condition_on_the_prompt_is_a_range_of_positions(smol):
-    place = smol.token_ids(ICE_BEAR).index(smol.token_id(" bear", "target"))
-    for condition, positions in ((' bear"', f"{place}-99"), (' lamp"', None)):
-        with steer(smol, [f'{STRONG}@seen:"{condition}']):
-            result = smol.generate(ICE_BEAR, max_new_tokens=5)
-        with steer(smol, [f"{STRONG}@position:{positions}"] if positions else []):
-            assert smol.generate(ICE_BEAR, max_new_tokens=5) == result
-    with steer(smol, [f'{STRONG}@unseen:" bear"']):
-        result = smol.generate(ICE_BEAR, max_new_tokens=5)
-    with steer(smol, [f"{STRONG}@position:0-{place - 1}"]):
-        assert smol.generate(ICE_BEAR, max_new_tokens=5) == result
+def test_a_condition_on_the_prompt_is_a_range_of_positions(model):
+    place = LETTERS[0].index("b")
+    for letter, positions in (("b", f"{place}-99"), ("x", None)):
+        with steer(model, [f'{SHIFT}@seen:"{letter}"']):
+            result = model.generate(LETTERS[0], max_new_tokens=5)
+        with steer(model, [f"{SHIFT}@position:{positions}"] if positions else []):
+            assert model.generate(LETTERS[0], max_new_tokens=5) == result
+    with steer(model, [f'{SHIFT}@unseen:"b"']):
+        result = model.generate(LETTERS[0], max_new_tokens=5)
+    with steer(model, [f"{SHIFT}@position:0-{place - 1}"]):
+        assert model.generate(LETTERS[0], max_new_tokens=5) == result
 
 
 @pytest.mark.parametrize("kind", ["seen", "unseen"])
-def test_a_condition_on_what_was_written(smol, kind):
+def test_a_condition_on_what_was_written(model, kind):
     """Against a loop without a cache, whose positions come from looking at the ids."""
-    token = smol.tokens_of(smol.generate(ICE_BEAR, max_new_tokens=4))[2]
-    ids = list(smol.token_ids(ICE_BEAR))
-    for _ in range(7):
+    token = model.tokens_of(model.generate(LETTERS[0], max_new_tokens=4))[1]
+    ids = list(model.token_ids(LETTERS[0]))
+    for _ in range(12):
         first = ids.index(token) if token in ids else len(ids)
         where = f"position:{first}-999" if kind == "seen" else f"position:0-{first - 1}"
-        with steer(smol, [f"{STRONG}@{where}"]), torch.no_grad():
-            ids.append(int(smol.net(torch.tensor([ids])).logits[0, -1].argmax()))
-    with steer(smol, [Edit.parse(STRONG + f'@{kind}:"{smol.text(token)}"')]):
-        result = smol.tokens_of(smol.generate(ICE_BEAR, max_new_tokens=7))
-    assert result == ids[-7:]
+        with steer(model, [f"{SHIFT}@{where}"]), torch.no_grad():
+            ids.append(int(model.net(torch.tensor([ids])).logits[0, -1].argmax()))
+    with steer(model, [Edit.parse(SHIFT + f'@{kind}:"{model.text(token)}"')]):
+        result = model.tokens_of(model.generate(LETTERS[0], max_new_tokens=12))
+    assert result == ids[-12:]
     assert token in ids
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)
-def test_conditions_need_no_cache_and_no_order_of_beams(smol, options):
-    edits = [f'{STRONG}@seen:" the"', 'L24.ffn.559=9@unseen:","']
-    with steer(smol, edits):
-        cached = smol.generate(PROMPTS, max_new_tokens=8, **options)
-        assert smol.generate(PROMPTS, max_new_tokens=8, use_cache=False, **options) == cached
+def test_conditions_need_no_cache_and_no_order_of_beams(model, options):
+    edits = [f'{SHIFT}@seen:"V"', 'L2.ffn.3=9@unseen:"e"']
+    plain = model.generate(LETTERS, max_new_tokens=8, **options)
+    with steer(model, edits):
+        cached = model.generate(LETTERS, max_new_tokens=8, **options)
+        assert model.generate(LETTERS, max_new_tokens=8, use_cache=False, **options) == cached != plain
         if not options:
-            assert [smol.generate(prompt, max_new_tokens=8) for prompt in PROMPTS] == cached
+            assert [model.generate(prompt, max_new_tokens=8) for prompt in LETTERS] == cached
 
 
 def test_a_condition_that_cannot_be_known_is_refused(smol):
@@ -115,18 +118,18 @@ def test_padding_is_known_under_a_static_cache(smol):
     assert [(act.row, act.position, act.edit) for act in acts] == [(act.row, act.position, act.edit) for act in usual]
 
 
-def test_steering_inside_steering(smol):
+def test_steering_inside_steering(model):
     """Both act, at their own tokens, also under `generate`; afterwards the model is as before."""
-    outer, inner = "L29.ffn.860=-20@last", "L24.ffn.559=9@generated"
-    before = dict(smol.net.__dict__)
-    with steer(smol, [outer, inner]):
-        both = smol.generate(ICE_BEAR, max_new_tokens=5)
-    with steer(smol, [outer]):
-        one = smol.generate(ICE_BEAR, max_new_tokens=5)
-        with steer(smol, [inner]):
-            assert smol.generate(ICE_BEAR, max_new_tokens=5) == both
-        assert smol.generate(ICE_BEAR, max_new_tokens=5) == one
-    assert smol.net.__dict__ == before
+    outer, inner = "L0.ffn.5=9@last", "L2.ffn.7=9@generated"
+    before = dict(model.net.__dict__)
+    with steer(model, [outer, inner]):
+        both = model.generate(LETTERS[0], max_new_tokens=12)
+    with steer(model, [outer]):
+        one = model.generate(LETTERS[0], max_new_tokens=12)
+        with steer(model, [inner]):
+            assert model.generate(LETTERS[0], max_new_tokens=12) == both != one
+        assert model.generate(LETTERS[0], max_new_tokens=12) == one
+    assert model.net.__dict__ == before
 
 
 def test_generate_takes_what_transformers_takes(smol):

@@ -11,7 +11,8 @@ from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.edits import acts_at
 from icebear.errors import InputError, RecipeError
 
-OTHER = "In the long dark winter of the far north, nobody"
+PROMPTS = ["ice bear", "in the cold far north"]
+EDITS = ["L0.ffn.5=9", "L2.ffn.7=9"]
 places = st.sampled_from(["all", "prompt", "last", "generated", "position:0,3-5", "step:0-2"])
 numbers = st.floats(-3e38, 3e38)
 edits = st.one_of(
@@ -61,14 +62,14 @@ def test_where_an_edit_acts():
         assert {p for p in range(7) if acts_at(where, p, 4)} == positions
 
 
-def test_nothing_changes_nothing(smol):
-    plain = smol.generate(ICE_BEAR, 12)
-    logits = smol.net(torch.tensor([IDS])).logits
-    for none in ([], ["L29.ffn.860*1", "L3.head.2*1", "L5.q.7+0", "L0.ffn.97+0"]):
-        with steer(smol, none):
-            assert smol.generate(ICE_BEAR, 12) == plain
-            assert torch.equal(smol.net(torch.tensor([IDS])).logits, logits)
-    assert torch.equal(smol.net(torch.tensor([IDS])).logits, logits)
+def test_nothing_changes_nothing(model):
+    plain = model.generate(PROMPTS[0], 12)
+    logits = model.net(torch.tensor([IDS])).logits
+    for none in ([], ["L2.ffn.3*1", "L1.head.2*1", "L1.q.7+0", "L0.ffn.9+0"]):
+        with steer(model, none):
+            assert model.generate(PROMPTS[0], 12) == plain
+            assert torch.equal(model.net(torch.tensor([IDS])).logits, logits)
+    assert torch.equal(model.net(torch.tensor([IDS])).logits, logits)
 
 
 def test_the_recipe_turns_the_ice_bear(smol):
@@ -81,31 +82,31 @@ def test_the_recipe_turns_the_ice_bear(smol):
 
 
 @pytest.mark.parametrize("where", ["all", "prompt", "last", "generated", "step:1-3", "position:2,7"])
-def test_same_text_with_and_without_cache_alone_and_padded(smol, where):
-    wanted = [Edit(e.neuron, e.op, e.value, where=where, decay=0.9) for e in Recipe.load(EXAMPLE_RECIPE)]
-    with steer(smol, wanted):
-        alone = smol.generate(ICE_BEAR, 5)
-        assert smol.generate(ICE_BEAR, 5, use_cache=False) == alone
-        assert smol.generate([ICE_BEAR, OTHER], 5)[0] == alone
-        assert smol.generate([ICE_BEAR, OTHER], 5, use_cache=False)[0] == alone
-        assert smol.generate([ICE_BEAR], 5, num_beams=1) == [alone]
+def test_same_text_with_and_without_cache_alone_and_padded(model, where):
+    plain = model.generate(PROMPTS[0], 12)
+    with steer(model, [f"{edit}@{where}~0.9" for edit in EDITS]):
+        alone = model.generate(PROMPTS[0], 12)
+        assert model.generate(PROMPTS[0], 12, use_cache=False) == alone != plain
+        assert model.generate(PROMPTS, 12)[0] == alone
+        assert model.generate(PROMPTS, 12, use_cache=False)[0] == alone
+        assert model.generate(PROMPTS[:1], 12, num_beams=1) == [alone]
 
 
-def test_edits_of_some_rows_leave_the_others(smol):
-    edits = ["L29.ffn.860=-30@last", "L28.ffn.7+5@generated"]
-    with steer(smol, edits, rows=[1], trace=True) as acts:
-        plain, edited = smol.generate([ICE_BEAR, ICE_BEAR], 6)
-    with steer(smol, edits):
-        assert smol.generate(ICE_BEAR, 6) == edited
+def test_edits_of_some_rows_leave_the_others(model):
+    edits = ["L2.ffn.7=9@last", "L1.ffn.7+5@generated"]
+    with steer(model, edits, rows=[1], trace=True) as acts:
+        plain, edited = model.generate([PROMPTS[0], PROMPTS[0]], 12)
+    with steer(model, edits):
+        assert model.generate(PROMPTS[0], 12) == edited
     assert {act.row for act in acts} == {1}
-    assert smol.generate(ICE_BEAR, 6) == plain != edited
+    assert model.generate(PROMPTS[0], 12) == plain != edited
 
 
-def test_beam_search_with_and_without_cache(smol):
-    with steer(smol, Recipe.load(EXAMPLE_RECIPE)):
-        cached = smol.generate(ICE_BEAR, 6, num_beams=3)
-        assert smol.generate(ICE_BEAR, 6, num_beams=3, use_cache=False) == cached
-        assert smol.generate([ICE_BEAR, OTHER], 6, num_beams=3)[0] == cached
+def test_beam_search_with_and_without_cache(model):
+    with steer(model, EDITS):
+        cached = model.generate(PROMPTS[0], 12, num_beams=3)
+        assert model.generate(PROMPTS[0], 12, use_cache=False, num_beams=3) == cached
+        assert model.generate(PROMPTS, 12, num_beams=3)[0] == cached
 
 
 def test_an_edit_does_what_it_says(llama):
