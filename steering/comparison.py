@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +106,21 @@ def both_texts(
     on_token: Callable[[int], None] | None = None,
     statistic: Statistic | None = None,
 ) -> list[str]:
-    """Return the most probable text after a prompt without and with edits, generated as two rows of one batch."""
-    both: Prompts = [Prompt.of(prompt)] * 2
-    with steer(model, edits, statistic, rows=[1]):
-        return model.generate(both, max_new_tokens, on_token=on_token)
+    """Return the most probable text after a prompt without and with edits."""
+    return texts_under(model, prompt, [[], edits], max_new_tokens, on_token, statistic)
+
+
+def texts_under(
+    model: Model,
+    prompt: PromptLike,
+    each: Sequence[Recipe | Sequence[Edit | str]],
+    max_new_tokens: int,
+    on_token: Callable[[int], None] | None = None,
+    statistic: Statistic | None = None,
+) -> list[str]:
+    """Return the most probable text after a prompt under each of several edits, generated as rows of one batch."""
+    prompts: Prompts = [Prompt.of(prompt)] * len(each)
+    with ExitStack() as edited:
+        for row, edits in enumerate(each):
+            edited.enter_context(steer(model, edits, statistic, rows=[row]))
+        return model.generate(prompts, max_new_tokens, on_token=on_token)

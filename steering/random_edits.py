@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, objective_text
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Token
+from icebear.concepts.models.objective import Objective, Token, objective_of
 from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit, parse_edits
 from icebear.records import Neuron
 from icebear.steering.apply import Statistic, steer
 from icebear.values import seed_of, whole
 
+TOKENS = 256
+"""Rows times tokens of a forward pass."""
 TRIES = 20
 """Tries for each draw, to find neurons that were not drawn yet."""
 
@@ -68,28 +74,39 @@ def random_edit_control(
     draws, seed = whole(draws, "The number of draws"), seed_of(seed)
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     ids = [None if token is None else model.answer_id(token, after=prompt) for token in (target, contrast)]
-    wanted_id = model.predict(prompt, 1, position=position)[0].id if ids[0] is None else ids[0]
-
-    def number(some: list[Edit]) -> float:
-        with steer(model, some):
-            logits = model.next_logits(prompt, position).float()
-        return (logits[wanted_id] - (0.0 if ids[1] is None else logits[ids[1]])).item()
-
-    drawn = []
-    for done, others in enumerate(random_edits(model, wanted, draws, seed)):
-        on_progress(done, draws)
-        drawn.append(number(others))
-    logits = model.next_logits(prompt, position)
-    names = [None if id is None else model.token_scores(logits, [id])[0] for id in (wanted_id, ids[1])]
+    rows = [[], wanted, *random_edits(model, wanted, draws, seed)]
+    scores = _logits(model, objective_of(model, [prompt], position=position), rows, lambda row: on_progress(row, draws))
+    wanted_id = int(scores[0].argmax()) if ids[0] is None else ids[0]
+    numbers = scores[:, wanted_id] - (0.0 if ids[1] is None else scores[:, ids[1]])
+    before, after, *drawn = numbers.tolist()
+    names = [None if id is None else model.token_scores(scores[0], [id])[0] for id in (wanted_id, ids[1])]
     count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
     return RandomControl(
         f"{count} ({', '.join(map(str, wanted[:4]))}{', ...' * (len(wanted) > 4)})",
         "the same edits of as many other neurons of the same layers",
         objective_text(*names),
-        number([]),
-        number(wanted),
+        before,
+        after,
         tuple(drawn),
     )
+
+
+@torch.no_grad()
+def _logits(
+    model: Model, objective: Objective, edits: Sequence[Sequence[Edit]], on_row: Callable[[int], None]
+) -> Tensor:
+    """Return the logits (N, V) of a prompt under each of N lists of edits, which are rows of batches."""
+    size, parts = max(1, TOKENS // objective.batch.spans[1].stop), []
+    for start in range(0, len(edits), size):
+        on_row(max(0, start - 2))
+        some = edits[start : start + size]
+        with ExitStack() as edited:
+            edited.enter_context(model.lock)
+            for row, own in enumerate(some):
+                edited.enter_context(steer(model, own, rows=[row]))
+            logits = model.logits(objective.rows([0] * len(some)).batch, list(objective.positions[0][:1]))
+        parts.append(logits[:, 0].float())
+    return torch.cat(parts)
 
 
 def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:

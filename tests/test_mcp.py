@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -535,14 +536,16 @@ def test_what_is_cancelled_ends_in_the_server(session, monkeypatch):
     assert ended
 
 
-def test_without_the_model_it_says_how_to_fetch_it_and_fetches_nothing(tmp_path):
+def test_without_the_model_it_says_how_to_fetch_it_and_fetches_nothing(tmp_path, monkeypatch):
     async def ask(client):
-        return [await client.call_tool("predict", {"prompt": "x"})]
+        return await client.call_tool("predict", {"prompt": "x"})
 
-    for name in ("smollm2-135m", "someone/some-model"):
-        (result,) = over_stdio(ask, "--model", name, ICEBEAR_CACHE=str(tmp_path), HF_HOME=str(tmp_path / "hub"))
-        assert result.is_error
-        assert f"icebear doctor --model {name}" in result.content[0].text
+    name = "someone/some-model"
+    result = over_stdio(ask, "--model", name, ICEBEAR_CACHE=str(tmp_path), HF_HOME=str(tmp_path / "hub"))
+    assert result.is_error
+    assert f"icebear doctor --model {name}" in result.content[0].text
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
+    assert "icebear doctor --model smollm2-135m" in refused(Session("smollm2-135m"), "predict", prompt="x")
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".whl")]
 
 
@@ -569,27 +572,27 @@ NO_MESSAGES = {
 }
 
 
-def test_what_is_no_message_is_answered(tmp_path):
+def test_what_is_no_message_is_answered(session, monkeypatch):
     """And the next one too."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "icebear", "mcp", "--model", str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    (requests, to_server), (from_server, answers) = os.pipe(), os.pipe()
+    with open(requests) as stdin, open(answers, "w") as stdout, open(from_server) as replies:
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr("sys.stdout", stdout)
+        serving = threading.Thread(target=server(session).run, args=["stdio"], daemon=True)
+        serving.start()
+        with open(to_server, "wb", buffering=0) as messages:
 
-    def ask(line):
-        process.stdin.write(line + b"\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
+            def ask(line):
+                messages.write(line + b"\n")
+                return json.loads(replies.readline())
 
-    for line, (identity, code) in NO_MESSAGES.items():
-        result = ask(line)
-        assert (result["id"], result["error"]["code"]) == (identity, code), line[:80]
-        assert "\n" not in result["error"]["message"]
-    assert ask(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}') == {"jsonrpc": "2.0", "id": 1, "result": {}}
-    process.stdin.close()
-    assert process.wait(20) == 0
+            for line, (identity, code) in NO_MESSAGES.items():
+                result = ask(line)
+                assert (result["id"], result["error"]["code"]) == (identity, code), line[:80]
+                assert "\n" not in result["error"]["message"]
+            assert ask(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}') == {"jsonrpc": "2.0", "id": 1, "result": {}}
+        serving.join(20)
+        assert not serving.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -46,12 +46,11 @@ from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.projection import both_projections
-from icebear.edits import Edit, parse_edits
+from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need
 from icebear.records import Neuron
-from icebear.steering.apply import steer
-from icebear.steering.comparison import Comparison, compare
+from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.search import flip
@@ -438,15 +437,9 @@ class Tools:
             raise InputError(f"The concept {used.name!r} has no neurons to steer; find it again with other texts.")
         recipe = used.recipe(model, kl=kl, suppress=suppress, held_out=self.session.held_out)
         edits = list(recipe)
-        others = random_edits(model, edits, DRAWS)
-
-        def generate(some: Sequence[Edit], number: int) -> str:
-            report(number, len(others) + 2)
-            with steer(model, some):
-                return model.generate(read, max_new_tokens, on_token=lambda _: anyio.from_thread.check_cancelled())
-
-        texts = [generate(some, number) for number, some in enumerate([[], edits, *others], 1)]
-        plain, steered, *drawn = (used.measure(model, prompt + text).value for text in texts)
+        each = [[], edits, *random_edits(model, edits, DRAWS)]
+        texts = texts_under(model, read, each, max_new_tokens, on_token=lambda done: report(done, max_new_tokens))
+        plain, steered, *drawn = (one.value for one in used.measures(model, [prompt + text for text in texts]))
         what, instead = f"{used.name} steered", "the same edits to as many random neurons of the same layers"
         number = f"{used.name} in the text (standard deviations)"
         return {
