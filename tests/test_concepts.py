@@ -18,6 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
+from icebear.concepts.concept import reading
 from icebear.concepts.concept import topics as latent_topics
 from icebear.concepts.concept.choosing import universal
 from icebear.concepts.concept.reading import read, stream_means, vector_added
@@ -379,11 +380,11 @@ def test_topics_split_words_and_documents():
 def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol, few_contexts):
     """Each measured by the plain model, over what begins as texts with the concept do."""
     music = Concept.load(EXAMPLES / "music.json")
-    openings = [" ".join(text.split()[:6]) for text in (EXAMPLES / "music.txt").read_text().splitlines()[:8]]
+    openings = [" ".join(text.split()[:6]) for text in (EXAMPLES / "music.txt").read_text().splitlines()[:4]]
 
     def json_of(edits):
         with steer(smol, edits):
-            texts = smol.generate(openings, 20, temperature=1.0, seed=0)
+            texts = smol.generate(openings, 12, temperature=1.0, seed=0)
         return statistics.mean(row.value for row in music.measures(smol, texts))
 
     there, suppressed = (json_of(music.recipe(smol, kl=0.1, suppress=steered)) for steered in (False, True))
@@ -399,13 +400,13 @@ def test_the_verbs(smol, few_contexts, tmp_path):
     music = [
         f"The {a} played a {b} for the {c} at the concert."
         for a, b, c in itertools.product(
-            ("orchestra", "pianist", "singer"), ("song", "symphony", "melody"), ("queen", "crowd", "children")
+            ("orchestra", "pianist", "singer"), ("song", "symphony", "melody"), ("queen", "crowd")
         )
     ]
     plain = [
         f"The {a} bought a {b} for the {c} at the shop."
         for a, b, c in itertools.product(
-            ("farmer", "teacher", "lawyer"), ("table", "ladder", "lamp"), ("queen", "crowd", "children")
+            ("farmer", "teacher", "lawyer"), ("table", "ladder", "lamp"), ("queen", "crowd")
         )
     ]
     (tmp_path / "with.txt").write_text("\n".join(music))
@@ -422,14 +423,14 @@ def test_the_verbs(smol, few_contexts, tmp_path):
     assert "AUROC 1.000" in out
     assert "music" in run("list", *store)
     shown = json.loads(run("show", "music", "--json", *store))
-    assert shown["provenance"]["examples"] == 27
+    assert shown["provenance"]["examples"] == 18
     run("export", "music", str(tmp_path / "music.json"), *store)
     output = json.loads(
         run("measure", str(tmp_path / "music.json"), "The band sang an old song.", "--through", "--json")
     )
     other = json.loads(run("measure", "music", "The cook boiled an old potato.", "--json", *store))
     assert output["measured"][0]["value"] > other["measured"][0]["value"] + 1
-    words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "20", "--json", *store)
+    words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "8", "--json", *store)
     there, suppressed = (json.loads(run(*words, *more))["measured"] for more in ((), ("--suppress",)))
     assert there["plain"] == suppressed["plain"]
     assert len({there["steered"], suppressed["steered"], there["plain"]}) == 3
@@ -461,6 +462,7 @@ def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "HELD_OUT_TEXTS", [text[:30] for text in HELD_OUT_TEXTS[:2]])
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:2])
     monkeypatch.setattr(evaluation, "NEW_TOKENS", 5)
+    monkeypatch.setattr(reading, "LONGEST", 16)
     out = str(tmp_path / "out")
     result = CliRunner().invoke(main, ["evaluate", "steering", "--concepts", "music", "--out", out, "--json"])
     assert result.exit_code == 0, result.output
