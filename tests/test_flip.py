@@ -18,6 +18,7 @@ from icebear.app.cli.main import main
 from icebear.concepts.attribution.random_controls import DRAWS
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.evaluation import runner
+from icebear.concepts.models.loading import load_model
 from icebear.errors import InputError
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.evaluations.flips import FlipPair, Flips, first_tokens, flips
@@ -439,19 +440,20 @@ def test_words_are_those_that_an_edit_alone_moves(count, paraphrases):
 # --- many flips ---
 
 
-def test_evaluating_flips(smol, few_contexts, tmp_path, monkeypatch):
+def test_evaluating_flips(letters, few_contexts, tmp_path, monkeypatch):
     choosers = ["gradient", "chance 0"]
     monkeypatch.setattr("icebear.steering.evaluations.flips.CHOOSERS", {name: CHOOSERS[name] for name in choosers})
-    source = "The Colosseum is located in the city of"
+    prompt = "the ice bear"
+    first, *_, wanted = (token.text for token in letters.predict(prompt, 3))
     pairs = [
-        {"prompt": "The Eiffel Tower is located in the city of", "to": " Rome", "source": source},
-        {"prompt": "The currency of the United States is the", "to": " "},
-        {"prompt": ICE_BEAR, "to": " Arctic"},
+        {"prompt": prompt, "to": wanted, "source": "a source prompt"},
+        {"prompt": prompt, "to": ""},
+        {"prompt": prompt, "to": first},
     ]
     (tmp_path / "pairs.json").write_text(json.dumps(pairs))
     evaluation = Flips(str(tmp_path / "pairs.json"))
-    (part,) = runner.run(evaluation, smol, tmp_path / "out")
-    (again,) = runner.run(evaluation, smol, tmp_path / "out")
+    (part,) = runner.run(evaluation, letters, tmp_path / "out")
+    (again,) = runner.run(evaluation, letters, tmp_path / "out")
     assert part.to_dict() == again.to_dict()  # from the folder
     lines = [json.loads(row) for row in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert [len(line["runs"]) for line in lines] == [4, 0, 0]
@@ -461,7 +463,7 @@ def test_evaluating_flips(smol, few_contexts, tmp_path, monkeypatch):
             assert (row["flipped"], row["off_target_kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
             origin = Recipe.load(tmp_path / "out" / f"00-{row['limit']}-gradient.json")
             record = FlipRecord.of(origin)
-            assert (record.text, record.unbounded) == (" Rome", row["limit"] == "unbounded")
+            assert (record.text, record.unbounded) == (wanted, row["limit"] == "unbounded")
             assert row["rows"] in [rows for rows, _ in record.rounds]
     (counts,) = part.listings["pairs"]
     assert (counts["pairs"], counts["left out, as the token was first already"]) == (1, 1)
@@ -513,11 +515,12 @@ def test_flips_are_judged_by_ids(letters):
 # --- the commands ---
 
 
-@pytest.mark.usefixtures("smol", "few_contexts")
-def test_the_commands(tmp_path, monkeypatch):
+def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["flip", ICE_BEAR, "--to", " desert", "--source", CAMEL, "--budget", "0.0001", "--save", "d.json", "--json"]
-    done = RUN.invoke(main, words)
+    of_tiny = ["--model", tiny_folder, "--device", "cpu"]
+    answer = load_model(tiny_folder, device="cpu").predict("Rome is", 1)[0].text
+    words = ["flip", "Rome is", "--to", " Paris", "--source", "Paris is", "--budget", "0.0001"]
+    done = RUN.invoke(main, [*words, "--save", "d.json", "--json", *of_tiny])
     assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["provenance"]["side_effects"]["off_target_kl"] > 0.01
@@ -528,50 +531,50 @@ def test_the_commands(tmp_path, monkeypatch):
     assert result["edits"][0] in shown.stdout
     assert "over the budget of 0.0001" in shown.stdout
     assert "Perplexity of held-out sentences" in shown.stdout
-    checked = RUN.invoke(main, ["recipe", "check", "d.json"])
+    checked = RUN.invoke(main, ["recipe", "check", "d.json", *of_tiny])
     assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)
     (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
     suppressed = RUN.invoke(
-        main, ["flip", ICE_BEAR, "--suppress", "--top-k", "2", "--held-out", "n.txt", "--save", "a.json"]
+        main, ["flip", "Rome is", "--suppress", "--top-k", "2", "--held-out", "n.txt", "--save", "a.json", *of_tiny]
     )
-    assert "not Arctic" in suppressed.stdout, suppressed.stderr
+    assert f"not {answer}" in suppressed.stdout, suppressed.stderr
     half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
     assert half.exit_code == 0, half.stderr
     assert Recipe.load("h.json").edits[0].share == 0.5
     for share, code in (("0.5", 1), ("1", 0)):
         RUN.invoke(main, ["recipe", "combine", "a.json", "--share", share, "--save", "h.json"])
-        checked = RUN.invoke(main, ["recipe", "check", "h.json", "--json"])
+        checked = RUN.invoke(main, ["recipe", "check", "h.json", "--json", *of_tiny])
         assert (checked.exit_code, json.loads(checked.stdout)["recipes"][0]["holds"]) == (code, code == 0)
     result = json.loads((tmp_path / "d.json").read_text())
     record = result["provenance"]["flip"]
     for changes in ({"top_k": 0}, {"top_k": True}, {"phrase": []}, {"phrase": [-1]}, {"prompt": 3.5}, {"text": 4}):
         broken = {**result, "provenance": {"flip": {**record, **changes}}}
         (tmp_path / "o.json").write_text(json.dumps(broken))
-        assert RUN.invoke(main, ["recipe", "check", "o.json"]).exit_code == 1
+        assert RUN.invoke(main, ["recipe", "check", "o.json", *of_tiny]).exit_code == 1
     (tmp_path / "o.json").write_text(json.dumps({**result, "provenance": {}}))
-    other = RUN.invoke(main, ["recipe", "check", "o.json"])
+    other = RUN.invoke(main, ["recipe", "check", "o.json", *of_tiny])
     assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
-    (tmp_path / "e.json").write_text(json.dumps({**result, "edits": ["L3.ffn.7*0.5"]}))
-    made = RUN.invoke(main, ["recipe", "export", "e.json", "--patch", "p.safetensors"])
-    assert "model.layers.3.mlp.down_proj.weight" in made.stderr, made.stderr
+    (tmp_path / "e.json").write_text(json.dumps({**result, "edits": ["L1.ffn.7*0.5"]}))
+    made = RUN.invoke(main, ["recipe", "export", "e.json", "--patch", "p.safetensors", *of_tiny])
+    assert "model.layers.1.mlp.down_proj.weight" in made.stderr, made.stderr
     big = {**result["provenance"]["side_effects"], "off_target_kl": 10**400}
     effects = ({"side_effects": one} for one in (3, {"where": 3}, big))
     for broken in ({"flip": 3}, {"flip": {**record, "neurons": [{}]}}, {"flip": {}}, *effects):
         (tmp_path / "b.json").write_text(json.dumps({**result, "provenance": broken}))
         wrong = RUN.invoke(main, ["recipe", "show", "b.json"])
         assert (wrong.exit_code, "cannot be read" in wrong.stderr) == (1, True)
-    assert RUN.invoke(main, ["flip", ICE_BEAR]).exit_code == 2
-    assert RUN.invoke(main, ["flip", ICE_BEAR, "--to", " desert", "--top-k", "3"]).exit_code == 2
+    assert RUN.invoke(main, ["flip", "Rome is"]).exit_code == 2
+    assert RUN.invoke(main, ["flip", "Rome is", "--to", " Paris", "--top-k", "3"]).exit_code == 2
     for text, message in (("", "text"), ("a", "shorter")):
         (tmp_path / "n.txt").write_text(text)
-        wrong = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--held-out", "n.txt"])
+        wrong = RUN.invoke(main, ["flip", "Rome is", "--suppress", "--held-out", "n.txt", *of_tiny])
         assert (wrong.exit_code, message in wrong.stderr) == (1, True)
-    unread = RUN.invoke(main, ["flip", ICE_BEAR, "--suppress", "--held-out", "none"])
+    unread = RUN.invoke(main, ["flip", "Rome is", "--suppress", "--held-out", "none", *of_tiny])
     assert (unread.exit_code, "cannot be read" in unread.stderr) == (1, True)
-    for command in (["recipe", "combine", "d.json"], ["flip", ICE_BEAR, "--to", " Arctic"]):
+    for command in (["recipe", "combine", "d.json"], ["flip", "Rome is", "--to", answer, *of_tiny]):
         nowhere = RUN.invoke(main, [*command, "--save", "no/x.json"])
         assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (1, True)
-    assert "Arctic" in nowhere.stdout
+    assert answer in nowhere.stdout
 
 
 @pytest.mark.usefixtures("smol", "few_contexts")
