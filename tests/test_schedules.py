@@ -12,7 +12,7 @@ from icebear.errors import InputError
 
 PROMPTS = [ICE_BEAR, "In winter the lakes of the far north"]
 STRONG = "L29.ffn.860=-20"
-LETTERS, SHIFT = ["ice bear", "in the cold far north"], "L2.ffn.7=9"
+LETTERS, SHIFT = ["ice bear", "in the cold far north"], "L0.ffn.15=5"
 """Prompts and an edit of the made model, in which it writes other letters."""
 
 
@@ -43,13 +43,13 @@ def test_a_condition_on_the_prompt_is_a_range_of_positions(model):
     place = LETTERS[0].index("b")
     for letter, positions in (("b", f"{place}-99"), ("x", None)):
         with steer(model, [f'{SHIFT}@seen:"{letter}"']):
-            result = model.generate(LETTERS[0], max_new_tokens=5)
+            result = model.generate(LETTERS[0], max_new_tokens=12)
         with steer(model, [f"{SHIFT}@position:{positions}"] if positions else []):
-            assert model.generate(LETTERS[0], max_new_tokens=5) == result
+            assert model.generate(LETTERS[0], max_new_tokens=12) == result
     with steer(model, [f'{SHIFT}@unseen:"b"']):
-        result = model.generate(LETTERS[0], max_new_tokens=5)
+        result = model.generate(LETTERS[0], max_new_tokens=12)
     with steer(model, [f"{SHIFT}@position:0-{place - 1}"]):
-        assert model.generate(LETTERS[0], max_new_tokens=5) == result
+        assert model.generate(LETTERS[0], max_new_tokens=12) == result
 
 
 @pytest.mark.parametrize("kind", ["seen", "unseen"])
@@ -65,12 +65,12 @@ def test_a_condition_on_what_was_written(model, kind):
     with steer(model, [Edit.parse(SHIFT + f'@{kind}:"{model.text(token)}"')]):
         result = model.tokens_of(model.generate(LETTERS[0], max_new_tokens=12))
     assert result == ids[-12:]
-    assert token in ids
+    assert token in ids[len(LETTERS[0]) + 1 : -1]  # the condition changed on the way
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)
 def test_conditions_need_no_cache_and_no_order_of_beams(model, options):
-    edits = [f'{SHIFT}@seen:"V"', 'L2.ffn.3=9@unseen:"e"']
+    edits = [f'{SHIFT}@seen:"V"', 'L2.ffn.7=9@unseen:"e"']
     plain = model.generate(LETTERS, max_new_tokens=8, **options)
     with steer(model, edits):
         cached = model.generate(LETTERS, max_new_tokens=8, **options)
