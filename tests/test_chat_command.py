@@ -25,8 +25,8 @@ def json_of(*words):
 def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     (tmp_path / "chat.json").write_text(json.dumps(messages))
-    a = json_of("explain", QUESTION, "--system", "Be brief.")
-    assert a["tokens"] == json_of("explain", "--messages", str(tmp_path / "chat.json"))["tokens"]
+    a = json_of("explain", QUESTION, "--system", "Be brief.", "--units", "turn")
+    assert a["tokens"] == json_of("explain", "--messages", str(tmp_path / "chat.json"), "--units", "turn")["tokens"]
     assert [token["id"] for token in a["tokens"]] == smol.ids(messages)
     assert [turn["role"] for turn in a["turns"]] == ["system", "user", "assistant"]
     run("explain", QUESTION, "--messages", str(tmp_path / "chat.json"), code=2)

@@ -127,6 +127,7 @@ def test_effects_are_the_sum_over_explicit_paths(name):
     with Double():
         layers = Layers(model)
         past = [layers.past(number) for number in range(model.layers)]
+        writes = {node: layers.write((node.neuron.layer, node.position, node.neuron.index)) for node in graph.nodes}
         checked = 0
         for row, target in enumerate(graph.targets):
             to = (target.neuron.layer, target.position, target.neuron.index) if isinstance(target, Node) else None
@@ -139,7 +140,7 @@ def test_effects_are_the_sum_over_explicit_paths(name):
                 between = range(layer + 1, top)
                 for count in range(len(between) + 1 if layer < top else 0):
                     for through in combinations(between, count):
-                        change = layers.write((layer, source.position, source.neuron.index))
+                        change = writes[source]
                         for number in through:
                             change = past[number] @ change
                         expected = expected + gradient @ change

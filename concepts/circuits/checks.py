@@ -61,6 +61,10 @@ class FixedNeurons:
         """Site -> activations (L, T, N), in the prompt and in the counterfactual prompt."""
         self.inputs = inputs_of(self.model, self.pair)
         """The input (2, T, D) of each stack."""
+        self.numbers: dict[tuple[str, int], list[int]] = {}
+        """Site and layer -> the numbers of its nodes."""
+        for number, probe in enumerate(self.nodes):
+            self.numbers.setdefault((probe.site, probe.layer), []).append(number)
 
     def value(self, number: int, base: int) -> Tensor:
         """Return the activations (n,) of a node in one of the prompts."""
@@ -87,13 +91,12 @@ class FixedNeurons:
         def fix(site: str, layer: int, x: Tensor) -> Tensor:
             span = objective.batch.span_of(self.model, layer)
             fixed = torch.stack([self.values[row.base][site][layer, span] for row in rows]).to(x)
-            for number, probe in enumerate(self.nodes):
-                if (probe.site, probe.layer) == (site, layer):
-                    position = probe.position - span.start
-                    seen[number] = x[:, position, probe.places].float().cpu()
-                    for place, row in enumerate(rows):
-                        if number in row.nodes:
-                            fixed[place, position, probe.places] = row.nodes[number].to(x)
+            for number in self.numbers.get((site, layer), []):
+                position, places = self.nodes[number].position - span.start, self.nodes[number].places
+                seen[number] = x[:, position, places].float().cpu()
+                for place, row in enumerate(rows):
+                    if number in row.nodes:
+                        fixed[place, position, places] = row.nodes[number].to(x)
             return fixed
 
         def read(stack: int, x: Tensor) -> Tensor:
@@ -200,10 +203,10 @@ def _by_target(graph: Graph, edges: Sequence[Edge]) -> Sources:
 
 def _random(graph: Graph, own: Sources, possible: Sources, generator: torch.Generator) -> Sources:
     """Draw as many edges into each target from each layer (tokens are one layer), see `EdgeFaithfulness`."""
-    drawn = []
+    drawn, connected = [], (graph.contribution != 0).tolist()
     for row, (edges, candidates) in enumerate(zip(own, possible, strict=True)):
         chosen: list[int] = []
-        able = [number for number in candidates if graph.contribution[row, number] != 0]
+        able = [number for number in candidates if connected[row][number]]
         for _, group in groupby(able, key=lambda number: graph.shown[number].height):
             some = list(group)
             order = [some[place] for place in torch.randperm(len(some), generator=generator).tolist()]

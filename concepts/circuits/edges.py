@@ -88,6 +88,10 @@ class Sources(NeuronRecorder):
         super().__init__(model, objective.batch, tuple(difference))
         self.objective, self.rows, self.inputs, self.difference, self.nodes = objective, rows, inputs, difference, nodes
         self.read, self.on_targets = read, on_targets
+        self.numbers: dict[tuple[str, int], list[int]] = {}
+        """Site (or ``head``) and layer -> the numbers of its nodes."""
+        for number, (neuron, _) in enumerate(nodes):
+            self.numbers.setdefault((neuron.site, neuron.layer), []).append(number)
         self.edges: list[Tensor] = []
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
@@ -95,8 +99,9 @@ class Sources(NeuronRecorder):
         self.remainders = torch.zeros(rows, self.model.layers, span, **self.options)
         self.from_nodes = torch.zeros(rows, len(self.nodes), **self.options)
         super().finish(gradients)
-        for number, (neuron, position) in enumerate(self.nodes):
-            self.remainders[:, neuron.layer, position] -= self.from_nodes[:, number]
+        places = [neuron.layer * span + position for neuron, position in self.nodes]
+        index = torch.tensor(places, dtype=torch.long, device=self.remainders.device)
+        self.remainders.view(rows, -1).index_add_(1, index, -self.from_nodes)
         parts = [g[:rows].to(dtype) * d.to(dtype) for g, d in zip(self.inputs.gradients, self.read, strict=True)]
         tokens = [
             prompt_relevance(self.model, self.objective, row, [part[row] for part in parts])[0] for row in range(rows)
@@ -111,9 +116,9 @@ class Sources(NeuronRecorder):
         name = "head" if site == "attn" else site
         if site == "attn":
             here = here.unflatten(-1, (self.model.heads, -1)).sum(-1)
-        for number, (neuron, position) in enumerate(self.nodes):
-            if (neuron.site, neuron.layer) == (name, layer):
-                self.from_nodes[:, number] = here[:, position - span.start, neuron.index]
+        numbers = self.numbers.get((name, layer), [])
+        positions = [self.nodes[number][1] - span.start for number in numbers]
+        self.from_nodes[:, numbers] = here[:, positions, [self.nodes[number][0].index for number in numbers]]
 
 
 def direct(
