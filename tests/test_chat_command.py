@@ -46,14 +46,14 @@ def test_words_of_an_answer_are_explained():
     assert "Ice bears are found in the" in output
     ranked = json_of("rank", *request, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
     assert not {row["position"] for row in ranked} & set(result["template"])
-    other = ("--counterfactual", "Where do wild camels live?", "--site", "ffn", "--top", "3")
-    assert json_of("rank", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", *other)["counterfactual"]
+    other = ("--contrast", "desert", "--counterfactual", "Where do wild camels live?", "--site", "ffn", "--top", "3")
+    assert json_of("rank", *request[:2], "--span", "Arctic", *request[4:], *other)["counterfactual"]
 
 
 def test_circuits_of_an_answer():
     result = json_of(
         *("circuit", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", "--nodes", "4"),
-        *("--counterfactual", "Where do wild camels live?"),
+        *("--counterfactual", "Where do wild camels live?", "--max-new-tokens", "8"),
     )
     assert len(result["nodes"]) >= 4
 

@@ -17,6 +17,7 @@ from icebear.concepts.attribution.effect_words import effect_words
 from icebear.concepts.attribution.effects import LIKELY, Patched
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.passes.prefix import Prefix
+from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
 from icebear.records import Ranked
@@ -130,6 +131,7 @@ def value_of(model, seen, neuron, position, read):
     return x[place, neuron.index * width : (neuron.index + 1) * width]
 
 
+@cache
 def slow_means(model):
     """(layer, site) -> mean activation over all tokens of the calibration texts but sinks, token by token."""
     sums = {}
@@ -174,7 +176,8 @@ class Slow:
         self.positions = relevance.explained().positions[0]
         here, there_all = {}, {}
         self.logits, _ = slow_pass(model, self.batch, every=here)
-        self.means = None if counterfactual is not None else slow_means(model)
+        means = slow_means.__wrapped__ if is_hooked(model) else slow_means
+        self.means = None if counterfactual is not None else means(model)
         likely = [self.logits[self.place(0)]]
         if counterfactual is not None:
             there, self.seen = slow_pass(model, counterfactual, every=there_all)
@@ -430,6 +433,7 @@ def test_all_ways_of_reading_held_out_contexts_give_the_same(name):
         "Camels drink water.",
         "A much longer line about the sea and its fish.",
     ]
+    plain = [model.next_logits(ids).log_softmax(-1) for ids in side_effects.HeldOutContexts(model, texts).contexts]
     for where, ways in (("last", ("_last_tokens",)), ("all", ("_whole_texts",)), ("prompt", ("_whole_texts",))):
         edits = [Edit("L0.ffn.3", "set", 3.0, where=where), Edit("L1.head.2", "scale", -1.0, where=where)]
         kls = []
@@ -439,10 +443,9 @@ def test_all_ways_of_reading_held_out_contexts_give_the_same(name):
             contexts._reader = lambda _, way=way, contexts=contexts: getattr(contexts, way)
             kls.append(contexts.off_target_kl(edits))
         slow = []
-        for ids in contexts.contexts:
-            plain = model.next_logits(ids).log_softmax(-1)
+        for ids, logs in zip(contexts.contexts, plain, strict=True):
             with steer(model, edits):
-                slow.append((plain.exp() * (plain - model.next_logits(ids).log_softmax(-1))).sum().item())
+                slow.append((logs.exp() * (logs - model.next_logits(ids).log_softmax(-1))).sum().item())
         assert kls == pytest.approx([sum(slow) / len(slow)] * 2, rel=1e-4)
         assert kls[0] > 1e-3
 
