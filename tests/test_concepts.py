@@ -461,7 +461,7 @@ def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "LAYER_STEP", 40)
     monkeypatch.setattr(evaluation, "HELD_OUT_TEXTS", [text[:30] for text in HELD_OUT_TEXTS[:2]])
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:2])
-    monkeypatch.setattr(evaluation, "NEW_TOKENS", 5)
+    monkeypatch.setattr(evaluation, "NEW_TOKENS", 3)
     monkeypatch.setattr(reading, "LONGEST", 16)
     out = str(tmp_path / "out")
     result = CliRunner().invoke(main, ["evaluate", "steering", "--concepts", "music", "--out", out, "--json"])
