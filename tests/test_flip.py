@@ -577,16 +577,16 @@ def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     assert answer in nowhere.stdout
 
 
-@pytest.mark.usefixtures("smol", "few_contexts")
-def test_the_commands_of_evaluations(tmp_path, monkeypatch):
+def test_the_commands_of_evaluations(tiny_folder, few_contexts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "f.json").write_text(json.dumps([{"prompt": "A baby dog is called a", "to": " kitten"}]))
-    flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f", "--no-controls"])
+    of_tiny = ["--model", tiny_folder, "--device", "cpu"]
+    (tmp_path / "f.json").write_text(json.dumps([{"prompt": "Rome is", "to": " A"}]))
+    flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f", "--no-controls", *of_tiny])
     assert "medians over flips" in flips.stdout, flips.stderr
     assert '"flipped": true' in (tmp_path / "f" / "samples.jsonl").read_text()
     for text, message in (("nothing", "JSON"), ("[{}]", "JSON")):
         (tmp_path / "x.json").write_text(text)
-        wrong = RUN.invoke(main, ["evaluate", "flips", "--data", "x.json", "--out", "f"])
+        wrong = RUN.invoke(main, ["evaluate", "flips", "--data", "x.json", "--out", "f", *of_tiny])
         assert (wrong.exit_code, message in wrong.stderr) == (1, True)
 
 
