@@ -21,7 +21,7 @@ from serving import CHROMIUM, browser, serving
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
-from icebear import Model, build_index, flip, open_store, read_corpus
+from icebear import Model, Recipe, build_index, flip, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.cache import cache_folder, ensure
 from icebear.concepts import calibration
@@ -290,9 +290,13 @@ def few_contexts(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def desert(smol):
-    """The ice bear's way to the desert, found."""
-    return flip(smol, ICE_BEAR, " desert", source=CAMEL)
+def desert(smol, shared):
+    """The ice bear's way to the desert, found once a run."""
+
+    def find(folder):
+        flip(smol, ICE_BEAR, " desert", source=CAMEL).save(folder / "desert.json")
+
+    return Recipe.load(shared("desert", find) / "desert.json")
 
 
 @pytest.fixture(scope="session")

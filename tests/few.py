@@ -12,6 +12,7 @@ from icebear.concepts.corpus import held_out
 
 FEW = {
     "icebear.actmax.explanation.READ": 200,
+    "icebear.actmax.claims.kinds.steer.DRAWS": 1,
     "icebear.app.web.concept.DRAWS": 1,
     "icebear.concepts.attribution.controls.DRAWS": 1,
     "icebear.concepts.circuits.checks.DRAWS": 1,

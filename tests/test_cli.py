@@ -61,18 +61,14 @@ def test_json_on_every_verb_that_prints_a_result():
     assert data["steered"]["text"].startswith(" desert")
 
 
-def test_html_is_written(tmp_path):
-    run("explain", PROMPT, "--html", str(tmp_path / "page.html"))
-    assert "Arctic" in (tmp_path / "page.html").read_text()
-
-
-def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol):
-    """With a store that knows its summaries already."""
+def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, desert):
+    """With a store that knows its summaries already, and a flip that was found before."""
     for path in folder.glob("wiki.db*"):
         name = path.name.replace("wiki", f"demo-{smol.name}-float32-{smol.fingerprint[:6]}")
         shutil.copy(path, tmp_path / name)
     monkeypatch.setattr(demo, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(demo, "SUMMARIES", 20)
+    monkeypatch.setattr("icebear.steering.flipping.search.flip", lambda *_, **options: desert)
     output = run("demo")
     assert len(list(tmp_path.glob("*.db"))) == 1
     for part in ("' Arctic' 0.43", "L29.ffn.860", "' Canada'", "lives in the desert", "Where to go next"):

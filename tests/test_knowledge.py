@@ -27,13 +27,12 @@ def test_paraphrases_are_their_prompts(method):
     assert [together.before(number) for number in range(2)] == rows
 
 
-def test_a_flip_does_it_for_all_paraphrases(smol):
-    alone = flip(smol, PROMPTS[0], " Rome", "The capital of Italy is")
+def test_a_flip_does_it_for_all_paraphrases(smol, desert):
     together = flip(smol, PROMPTS[0], " Rome", "The capital of Italy is", paraphrases=PROMPTS[1:])
     with steer(smol, together):
         assert [smol.predict(prompt, 1)[0].text for prompt in PROMPTS] == [" Rome"] * 3
     assert list(FlipRecord.of(together).paraphrases) == PROMPTS[1:]
-    assert FlipRecord.of(alone).paraphrases == ()
+    assert FlipRecord.of(desert).paraphrases == ()
     assert smol.predict(PROMPTS[1], 1)[0].text == " Paris"
 
 

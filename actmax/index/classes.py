@@ -38,10 +38,12 @@ def classify(keys: np.ndarray, tokens: np.ndarray, positions: np.ndarray, larges
 
 def _largest_share(keys: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
     """Return the share of the most frequent value of each key (count,)."""
-    import pandas
-
-    frequencies = pandas.Series(values).groupby(keys).value_counts(normalize=True)
-    return frequencies.groupby(level=0).max().reindex(range(count), fill_value=0).to_numpy()
+    size = values.max(initial=0) + 1
+    pairs = np.sort(keys * size + values)
+    starts = np.flatnonzero(np.diff(pairs, prepend=-1))
+    most = np.zeros(count)
+    np.maximum.at(most, pairs[starts] // size, np.diff(starts, append=len(pairs)))
+    return most / np.maximum(np.bincount(keys, minlength=count), 1)
 
 
 def ensure_classes(store: Store) -> None:
