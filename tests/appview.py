@@ -2,7 +2,6 @@
 
 import json
 import os
-from functools import cache
 
 from streamlit.components.v2 import manifest_scanner
 from streamlit.config import set_option
@@ -19,10 +18,10 @@ def _ended(runner, timeout):
     _require_end(runner, 1)
 
 
-# Each run would read the metadata of all installed packages, look every millisecond whether the script has ended, and
-# collect garbage, as `icebear app` does not.
+# The first run would read the metadata of all installed packages for components of theirs, and each would look every
+# millisecond whether the script has ended, and collect garbage, as `icebear app` does not.
 set_option("runner.postScriptGC", False)
-manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
+manifest_scanner.scan_component_manifests = list
 local_script_runner.require_widgets_deltas = _ended
 
 

@@ -3,7 +3,6 @@
 import json
 from urllib.parse import quote
 
-import pytest
 from serving import open_view, serving, settled, started
 
 from icebear import Neuron, Recipe, annotate, build_index, load_model, open_store, read_corpus
@@ -127,17 +126,23 @@ def test_a_sorted_table_opens_the_card_of_the_row_that_is_seen(chromium, address
     page.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
-def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address, width, scheme):
-    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address):
+    """On a phone by day, and in a window that is made large at night."""
+    page = chromium.new_page()
     for query in VIEWS:
-        open_view(page, address, query)
-        assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= width, query
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, query
-        assert page.evaluate(CUT_OFF) == [], query
-        assert page.locator("[data-testid=stAlert], [data-testid=stException]").count() == 0, query
-        dark = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
-        assert (sum(map(int, dark[4:-1].split(","))) < 300) == (scheme == "dark"), dark
+        for width, scheme in ((390, "light"), (1280, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            if scheme == "light":
+                open_view(page, address, query)
+            color = "getComputedStyle(document.querySelector('[data-testid=stApp]')).colorScheme"
+            page.wait_for_function(f"{color} == '{scheme}'")
+            assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= width, query
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, query
+            assert page.evaluate(CUT_OFF) == [], query
+            assert page.locator("[data-testid=stAlert], [data-testid=stException]").count() == 0, query
+            dark = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
+            assert (sum(map(int, dark[4:-1].split(","))) < 300) == (scheme == "dark"), dark
     page.close()
 
 
