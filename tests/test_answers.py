@@ -179,8 +179,9 @@ def test_an_answer_is_what_is_generated(smol):
         assert answer.probabilities[place] == pytest.approx(logits.softmax(-1)[answer.ids[place]].item(), abs=1e-4)
     follow = answer.chat.then("user", "And camels?")
     assert smol.ids(follow)[: len(answer.before(8))] == answer.before(8)
-    ended = smol.answer([{"role": "user", "content": "Say yes."}], max_new_tokens=60)
-    assert ended.ended is (len(ended.ids) < 60)
+    ended = smol.answer([{"role": "user", "content": "Hi"}], max_new_tokens=20)
+    assert ended.ended
+    assert len(ended.ids) < 20
     assert "<|im_end|>" not in ended.text
     with pytest.raises(InputError, match="Chat"):
         _ = smol.answer("The ice bear", max_new_tokens=2).chat
@@ -226,7 +227,7 @@ def test_units_of_any_text_cover_it(pieces, by):
 
 def test_a_matrix_row_is_a_span(smol):
     chat = Chat([{"role": "user", "content": "Tell me a story of a bear."}])
-    answer = smol.answer(chat, max_new_tokens=36)
+    answer = smol.answer(chat, max_new_tokens=24)
     result = matrix(smol, answer)
     assert [row.turn for row in result.rows] == ["answer"] * len(result.rows)
     assert len(result.rows) > 1
