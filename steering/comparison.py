@@ -75,11 +75,12 @@ def compare(
         with steer(model, edits, statistic):
             return [plain, model.generate(prompt, max_new_tokens, temperature, seed, watch)]
 
+    written = texts() if model.task.generates else []
     logits = [model.next_logits(prompt)]
     with steer(model, edits, statistic):
         logits.append(model.next_logits(prompt))
     best = [model.top_tokens(one, 5) for one in logits]
-    written = texts() if model.task.generates else [tokens[0].text for tokens in best]
+    written = written or [tokens[0].text for tokens in best]
     plain, steered = (
         Continuation(text, tuple(model.token_scores(one, list(dict.fromkeys(token.id for token in [*own, *other])))))
         for text, one, own, other in zip(written, logits, best, best[::-1], strict=True)
