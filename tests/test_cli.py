@@ -61,7 +61,7 @@ def test_json_on_every_verb_that_prints_a_result():
     assert data["steered"]["text"].startswith(" desert")
 
 
-def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, desert):
+def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, desert, few_contexts):
     """With a store that knows its summaries already, and a flip that was found before."""
     for path in folder.glob("wiki.db*"):
         name = path.name.replace("wiki", f"demo-{smol.name}-float32-{smol.fingerprint[:6]}")

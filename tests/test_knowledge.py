@@ -10,7 +10,7 @@ from icebear.errors import InputError
 from icebear.steering.flipping.last_token import LastToken, Paraphrases
 from icebear.steering.records import FlipRecord
 
-PROMPTS = ["The capital of France is", "The capital city of France is", "France's capital is"]
+BEARS = ["ice bear", "an ice bear", "a bear of ice"]
 
 
 @pytest.mark.parametrize("method", [None, ATTNLRP])
@@ -27,16 +27,19 @@ def test_paraphrases_are_their_prompts(method):
     assert [together.before(number) for number in range(2)] == rows
 
 
-def test_a_flip_does_it_for_all_paraphrases(smol, desert):
-    together = flip(smol, PROMPTS[0], " Rome", "The capital of Italy is", paraphrases=PROMPTS[1:])
-    with steer(smol, together):
-        assert [smol.predict(prompt, 1)[0].text for prompt in PROMPTS] == [" Rome"] * 3
-    assert list(FlipRecord.of(together).paraphrases) == PROMPTS[1:]
-    assert FlipRecord.of(desert).paraphrases == ()
-    assert smol.predict(PROMPTS[1], 1)[0].text == " Paris"
+def test_a_flip_does_it_for_all_paraphrases(model):
+    plain = [model.predict(prompt, 1)[0].text for prompt in BEARS]
+    alone, together = flip(model, BEARS[0], "e", "camel"), flip(model, BEARS[0], "e", "camel", paraphrases=BEARS[1:])
+    with steer(model, alone):
+        assert "".join(model.predict(prompt, 1)[0].text for prompt in BEARS) != "eee"
+    with steer(model, together):
+        assert "".join(model.predict(prompt, 1)[0].text for prompt in BEARS) == "eee"
+    assert list(FlipRecord.of(together).paraphrases) == BEARS[1:]
+    assert FlipRecord.of(alone).paraphrases == ()
+    assert [model.predict(prompt, 1)[0].text for prompt in BEARS] == plain
 
 
-def test_paraphrases_are_for_one_token(smol):
-    for options in ({"to": " a cold desert"}, {"suppress": True}):
+def test_paraphrases_are_for_one_token(model):
+    for options in ({"to": "a cold desert"}, {"suppress": True}):
         with pytest.raises(InputError, match="`to`"):
-            flip(smol, PROMPTS[0], paraphrases=PROMPTS[1:], **options)
+            flip(model, BEARS[0], paraphrases=BEARS[1:], **options)
