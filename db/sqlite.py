@@ -126,6 +126,15 @@ class SqliteFile:
             raise self.explain(error) from None
 
     @contextmanager
+    def foreign_keys_unchecked(self) -> Iterator[None]:
+        """For many rows, whose keys are known to be there: checks take a third of the time."""
+        self.database.execute("PRAGMA foreign_keys = OFF")
+        try:
+            yield
+        finally:
+            self.database.execute("PRAGMA foreign_keys = ON")
+
+    @contextmanager
     def exclusively(self) -> Iterator[None]:
         """Lock the store for the one process that builds the index. Raises `StoreError` at once if it is locked."""
         lock = FileLock(f"{self.path}.lock", timeout=0)

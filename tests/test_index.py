@@ -50,6 +50,8 @@ def test_the_index_equals_brute_force(model, corpus, tmp_path):
     seen = everything(model, sentences)
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
+        assert store.database.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert store.database.execute("PRAGMA foreign_keys").fetchone() == (1,)
         summed = {s.id for place, s in enumerate(sentences) if sums_up(place // index.SHARD, 0)} & set(seen)
         assert 0 < len(summed) < len(seen)
         assert store.made_with()["index"]["statistics_tokens"] == sum(len(seen[i]) for i in summed)
