@@ -47,7 +47,7 @@ def shown(page, view):
 
 def text(page):
     """Everything the page says, as Markdown and HTML."""
-    kinds = (page.markdown, page.caption, page.html, page.error, page.info, page.code)
+    kinds = (page.markdown, page.caption, page.html, page.error, page.warning, page.info, page.code)
     return "\n".join(str(getattr(element, "value", None) or element.proto.body) for kind in kinds for element in kind)
 
 

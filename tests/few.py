@@ -14,6 +14,7 @@ FEW = {
     "icebear.actmax.explanation.READ": 200,
     "icebear.actmax.claims.kinds.steer.DRAWS": 1,
     "icebear.app.web.concept.DRAWS": 1,
+    "icebear.app.web.concept.NEW_TOKENS": 8,
     "icebear.concepts.attribution.controls.DRAWS": 1,
     "icebear.concepts.circuits.checks.DRAWS": 1,
     "icebear.concepts.corpus.held_out": partial(held_out, 2),
