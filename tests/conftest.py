@@ -113,7 +113,11 @@ def _small_unless_marked(request):
 class Double(TorchFunctionMode):
     """Makes the upcasts to float32 inside transformers' norms and softmax leave float64 alone."""
 
+    UPCASTS = frozenset({torch.matmul, torch.Tensor.matmul, torch.Tensor.float, torch.Tensor.to})
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if not kwargs and func not in self.UPCASTS:
+            return func(*args)
         kwargs = dict(kwargs or {})
         if getattr(func, "__name__", "") == "matmul" and {x.dtype for x in args} == {torch.float32, torch.float64}:
             args = [x.double() for x in args]  # frequencies and positions, before transformers 5.20
