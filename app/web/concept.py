@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -16,14 +15,12 @@ from icebear.app.web import continuations, flips, ui
 from icebear.app.web.background import Job
 from icebear.app.web.editing import download, last_result, side_by_side
 from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import Prompts
 from icebear.concepts.render import heatmap
 from icebear.concepts.statistics import auroc_by_chance
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.recipe import Recipe
-from icebear.steering.apply import steer
-from icebear.steering.comparison import Comparison, compare
+from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.random_edits import random_edits
@@ -281,11 +278,7 @@ def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: 
         job.doing = "Generating with random edits"
         draws = random_edits(model, list(recipe), DRAWS)
         recipe = recipe.noting(random_off_target_kl=list(map(contexts.off_target_kl, draws)))
-        with ExitStack() as stack:
-            for row, edits in enumerate(draws):
-                stack.enter_context(steer(model, edits, rows=[row]))
-            rows: Prompts = [parsed] * len(draws)
-            texts = model.generate(rows, NEW_TOKENS) if draws and model.task.generates else []
+        texts = texts_under(model, parsed, draws, NEW_TOKENS) if draws and model.task.generates else []
         return result, recipe, before, after, [concept.measure(model, prompt + text).value for text in texts]
 
     return Job("Finding the strength", work)
