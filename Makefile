@@ -8,7 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install demo app pictures docs check test random lint pytest dist
 
 # Of 22,000 files that pip would compile, Python imports less than a fifth, and compiles those itself.
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# setuptools warns of each folder of templates and data, which setup.py has as data of its package.
+PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 install: .venv/installed
 
