@@ -12,7 +12,6 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pages import NOTEBOOKS, build_site, script
 
-from icebear.concepts.evaluation import faithfulness
 from icebear.concepts.models import loading
 
 notebooks = script("notebooks")
@@ -49,8 +48,7 @@ def executed(path):
 
 @pytest.fixture(scope="session")
 def pages(shared, smol, scanned):
-    """`pages(path)` is a notebook's page, of one run. An index in a temporary folder goes on where `scanned` is, and
-    words are removed in five steps instead of ten."""
+    """`pages(path)` is a notebook's page, of one run. An index in a temporary folder goes on where `scanned` is."""
 
     def of(path):
         def make(folder):
@@ -58,7 +56,6 @@ def pages(shared, smol, scanned):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(loading, "load_model", lambda name: smol)
                 patch.setattr("tempfile.mkdtemp", lambda: folder / "index")
-                patch.setattr(faithfulness, "SHARES", [share / 5 for share in range(6)])
                 text = notebooks.page(executed(path))
             (folder / "page.md").write_text(text)
 
