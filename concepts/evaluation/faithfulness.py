@@ -20,8 +20,7 @@ from icebear.concepts.models.objective import Objective, objective_of
 from icebear.concepts.statistics import removal_metrics
 from icebear.errors import InputError
 
-STEPS = 5
-SHARES = [step / STEPS for step in range(STEPS + 1)]
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares of the tokens that are removed (rounded), by setting their embeddings to zero."""
 TUNING_SAMPLES = 10
 COLUMNS = {
@@ -85,7 +84,7 @@ def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> d
     different, where = torch.unique(masks, dim=0, return_inverse=True)  # many methods begin and end alike
     measured = measure_without(model, objective, 0, different, _answer).cpu()[where]
     results: dict[str, Any] = {}
-    for name, (most, least) in zip(scores, measured.view(-1, 2, STEPS + 1, 2), strict=True):
+    for name, (most, least) in zip(scores, measured.view(-1, 2, len(SHARES), 2), strict=True):
         logits = {"curve_most": most[:, 0].tolist(), "curve_least": least[:, 0].tolist()}
         results[name] = {"scores": scores[name].tolist(), **logits, **removal_metrics(most, least)}
     right = {} if question.right is None else {"correct": answer == question.right}
@@ -112,7 +111,7 @@ def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Met
 
 
 def removals(values: Tensor) -> Tensor:
-    """Return (2, STEPS + 1, T) which tokens are removed at each step: most relevant first, and least relevant first."""
+    """Return (2, len(SHARES), T) which tokens are removed at each step: most relevant first, and least relevant first."""
     order = values.argsort(descending=True, stable=True)
     rank = order.argsort()
     counts = torch.tensor([round(share * len(order)) for share in SHARES])[:, None]
