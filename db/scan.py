@@ -65,7 +65,7 @@ class ScanTables:
         with suppress(sqlite3.Error):  # if others are reading
             self.file.database.execute("PRAGMA journal_mode = WAL").fetchone()  # so that others can read
         rows = [row for shard in shards.values() for row in shard]
-        with self.file.foreign_keys_unchecked(), self.file.writing():
+        with self.file.writing():
             self.file.facts.set(facts)
             self.file.insert("shards", ((number, len(shards[number])) for number in shards))
             texts = ((s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False)) for s, _ in rows)
@@ -84,7 +84,7 @@ class ScanTables:
         """
         for name in (*NAMES, LENS):  # of earlier results
             self.vectors.path(name).unlink(missing_ok=True)
-        with self.file.writing():
+        with self.file.foreign_keys_unchecked(), self.file.writing():
             self.file.database.execute(
                 "DROP INDEX IF EXISTS examples_by_sentence"
             )  # faster than to update it row by row
