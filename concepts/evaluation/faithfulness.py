@@ -111,7 +111,7 @@ def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Met
 
 
 def removals(values: Tensor) -> Tensor:
-    """Return (2, len(SHARES), T) which tokens are removed at each step: most relevant first, and least relevant first."""
+    """Return (2, S, T) which tokens are removed at each of S shares: most relevant first, and least relevant first."""
     order = values.argsort(descending=True, stable=True)
     rank = order.argsort()
     counts = torch.tensor([round(share * len(order)) for share in SHARES])[:, None]
