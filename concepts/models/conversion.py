@@ -75,7 +75,8 @@ def flan_t5_small(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
 
     encoder, decoder, tokenizer = parts
     config = T5Config(**preset.config)
-    net = T5ForConditionalGeneration(config)
+    with torch.device("meta"):  # no random weights
+        net = T5ForConditionalGeneration(config)
     config.tie_word_embeddings = False  # transformers ties T5's unembedding in any case
     net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone())
     weights = {f"encoder.{path.removeprefix('enc.')}": w for path, w in onnx_weights(encoder).items()}
@@ -93,7 +94,9 @@ def distilbert_tagger(parts: Sequence[Path], folder: Path, preset: Preset) -> No
     config = DistilBertConfig(
         **preset.config, id2label=dict(enumerate(tags)), label2id={tag: n for n, tag in enumerate(tags)}
     )
-    _save(DistilBertForTokenClassification(config), onnx_weights(graph), tokenizer, folder, preset)
+    with torch.device("meta"):  # no random weights
+        net = DistilBertForTokenClassification(config)
+    _save(net, onnx_weights(graph), tokenizer, folder, preset)
 
 
 CONVERSIONS: dict[str, Callable[[Sequence[Path], Path, Preset], None]] = {
@@ -177,7 +180,8 @@ def _save(net: Any, weights: dict[str, Tensor], tokenizer_file: Path, folder: Pa
         raise ModelError(
             f"The package of {preset.name} has changed: it lacks the weights {', '.join(lacking[:3])}; update icebear."
         )
-    net.load_state_dict({path: weights[path] for path in wanted})
+    net.load_state_dict({path: weights[path] for path in wanted}, assign=True)
+    net.set_input_embeddings(net.get_input_embeddings())  # which both stacks of T5 share
     net.config._name_or_path = preset.name
     net.save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **preset.special_tokens)
