@@ -157,3 +157,11 @@ def localization_metrics(scores: Sequence[float], evidence: Sequence[int]) -> di
         "accuracy": accuracy,
         "iou": accuracy / (2 - accuracy),
     }
+
+
+def clusters(distances: np.ndarray, linkage: str, limit: float) -> list[int]:
+    """Return the cluster of each of N >= 2 items, by agglomerative clustering of distances (N, N) up to a limit."""
+    from scipy.cluster import hierarchy  # the parts of scikit-learn that do the same take a second to import
+
+    pairs = distances[np.triu_indices(len(distances), 1)]
+    return hierarchy.fcluster(hierarchy.linkage(pairs, linkage), limit, "distance").tolist()

@@ -14,6 +14,7 @@ from icebear.concepts.attribution.controls import random_nodes
 from icebear.concepts.attribution.effect_words import effect_words
 from icebear.concepts.attribution.effects import Patched
 from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.statistics import clusters
 from icebear.records import Neuron, Ranked
 
 CLOSER = 0.05
@@ -74,7 +75,7 @@ def effect_groups(
     if len(nodes) > 1:
         random = patched.effects([[node] for node in random_like(patched.relevance, nodes, seed)])[0]
         apart = torch.pdist(normalize(random.double())).square() / 2  # cosine distances
-        labels = clusters(rows, apart.quantile(CLOSER).item())
+        labels = clusters(cosine_distances(rows).numpy(), "average", apart.quantile(CLOSER).item())
     members = [[place for place, label in enumerate(labels) if label == one] for one in set(labels)]
     members.sort(key=lambda places: -abs(sum(nodes[place].relevance for place in places)))
     shown = [list(range(len(nodes))), *members[:count]]
@@ -86,14 +87,9 @@ def effect_groups(
     return whole, groups
 
 
-def clusters(rows: Tensor, distance: float) -> list[int]:
-    """Return the cluster of each row: average linkage of cosine distances, up to a distance."""
-    from sklearn.cluster import AgglomerativeClustering
-
+def cosine_distances(rows: Tensor) -> Tensor:
     units = normalize(rows.double())
-    distances = (1 - units @ units.T).clamp(min=0).fill_diagonal_(0)
-    linked = AgglomerativeClustering(None, metric="precomputed", linkage="average", distance_threshold=distance)
-    return linked.fit(distances.numpy()).labels_.tolist()
+    return (1 - units @ units.T).clamp(min=0).fill_diagonal_(0)
 
 
 def random_like(relevance: Relevance, nodes: Sequence[Ranked], seed: int) -> list[Ranked]:

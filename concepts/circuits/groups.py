@@ -15,6 +15,7 @@ from icebear.concepts import vocabulary
 from icebear.concepts.attribution.effect_words import effect_text
 from icebear.concepts.circuits.nodes import change, moved_words
 from icebear.concepts.circuits.records import Group, Node
+from icebear.concepts.statistics import clusters
 from icebear.extras import need
 from icebear.values import real
 
@@ -38,14 +39,11 @@ def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE
     labels = [0] * len(graph.nodes)
     if len(graph.nodes) > 1:
         need("circuits")
-        from sklearn.cluster import AgglomerativeClustering
-
         profiles = [input_profiles(graph), effect_profiles(graph), output_profiles(graph)]
         profiles += [example_profiles(graph, store)] if store else []
         units = [normalize(profile, dim=-1) for profile in profiles]
         distances = (1 - torch.stack([unit @ unit.T for unit in units]).mean(0)).clamp(min=0).fill_diagonal_(0)
-        clusters = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=distance)
-        labels = clusters.fit(distances.numpy()).labels_.tolist()
+        labels = clusters(distances.numpy(), "complete", distance)
     members: dict[int, list[Node]] = defaultdict(list)
     for label, node in zip(labels, graph.nodes, strict=True):
         members[label].append(node)
