@@ -288,8 +288,9 @@ def started_alone(work, *arguments):
 @pytest.fixture
 def few_contexts(monkeypatch):
     """Side effects are measured in 6 held-out contexts instead of 48, on 2 held-out sentences instead of 24, and on 10
-    generated tokens instead of 40; concepts read every eighth calibration text; explanations group fewer nodes, and
-    edits, nodes and edges have fewer random controls: for tests that assert no number of theirs."""
+    generated tokens instead of 40; texts beside a flip are shorter, and cards in the app have fewer measured places;
+    concepts read every eighth calibration text; explanations group fewer nodes, and edits, nodes and edges have fewer
+    random controls: for tests that assert no number of theirs."""
     few(monkeypatch)
 
 

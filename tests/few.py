@@ -13,6 +13,7 @@ from icebear.concepts.corpus import held_out
 FEW = {
     "icebear.actmax.explanation.READ": 200,
     "icebear.actmax.claims.kinds.steer.DRAWS": 1,
+    "icebear.app.web.card.FEW": 2,
     "icebear.app.web.concept.DRAWS": 1,
     "icebear.app.web.concept.NEW_TOKENS": 8,
     "icebear.concepts.attribution.controls.DRAWS": 1,
@@ -20,7 +21,9 @@ FEW = {
     "icebear.concepts.corpus.held_out": partial(held_out, 2),
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
     "icebear.steering.outcome.KL_DRAWS": 1,
+    "icebear.steering.outcome.NEW_TOKENS": 8,
     "icebear.steering.side_effects.CONTEXTS": 6,
+    "icebear.steering.side_effects.CONTINUED": 4,
     "icebear.steering.side_effects.GENERATED": 10,
 }
 

@@ -16,7 +16,20 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-READY = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState == 'notRunning'"
+# Waits until the script has run and nothing more is drawn, or until it surely does not run. It is "initial" before its
+# first run, however long the server takes.
+SETTLED = """() => new Promise(done => {
+    const app = document.querySelector('[data-testid=stApp]'), ends = () => app.dataset.testScriptState == 'notRunning';
+    let ran = !ends(), timer = ran ? null : setTimeout(done, 800, true);
+    const drawn = new MutationObserver(() => {
+        ran ||= !ends();
+        if (!ran) return;
+        clearTimeout(timer);
+        if (ends()) timer = setTimeout(done, 200, true);
+    });
+    const attributeFilter = ['data-test-script-state'];
+    drawn.observe(app, {attributeFilter, childList: true, characterData: true, subtree: true});
+})"""
 
 
 @contextmanager
@@ -74,14 +87,11 @@ def browser() -> Iterator[Any]:
 
 def settled(page: Any) -> Any:
     """Wait until the script has run and the page has drawn it."""
-    for _ in range(2):
-        page.wait_for_timeout(400)
-        page.wait_for_function(READY, timeout=180_000)
+    page.wait_for_function(SETTLED, timeout=180_000)
     return page
 
 
 def open_view(page: Any, address: str, query: str = "") -> Any:
     page.goto(f"{address}/{query}")
     page.wait_for_selector("[data-testid=stApp]", timeout=60_000)
-    page.wait_for_timeout(500)
     return settled(page)

@@ -12,7 +12,6 @@ from conftest import LLAMA, random_model
 from icebear import Neuron, build_index, open_store
 from icebear.actmax.index import build, scan
 from icebear.actmax.page import WRITES
-from icebear.actmax.writes import FEW
 from icebear.app.web import background, card, ui
 from icebear.app.web.background import STOPPED, shared
 from icebear.app.web.neurons import PAGE
@@ -20,6 +19,12 @@ from icebear.concepts.models import loading
 from icebear.db.search import nearest_by_chance
 from icebear.errors import DownloadError
 from icebear.records import Meaning
+
+
+@pytest.fixture(autouse=True)
+def few_places(monkeypatch):
+    """What a neuron writes is measured at two sentences a side."""
+    monkeypatch.setattr(card, "FEW", 2)
 
 
 def test_a_card_needs_no_model(environment, monkeypatch):
@@ -37,7 +42,7 @@ def test_a_card_says_what_the_neuron_writes_where_the_model_is_loaded(environmen
     ui.loading().join()
     page = text(fine(visit("neurons", neuron="L28.ffn.7")))
     assert WRITES in page
-    assert page.count("; lowers ") >= 2 + FEW  # both polarities, and each sentence
+    assert page.count("; lowers ") >= 2 + card.FEW  # both polarities, and each sentence
 
 
 def test_neuron(environment):

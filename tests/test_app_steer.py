@@ -23,7 +23,7 @@ def test_a_flip(environment, few_contexts, desert, monkeypatch):
     is, and a button measures the rest of it."""
     goes_on = threading.Event()
     monkeypatch.setattr(outcome, "both_texts", lambda *args, **more: goes_on.wait(60) and both_texts(*args, **more))
-    page = fine(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL))
+    page = fine(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, tokens="2"))
     assert not page.session_state["run"]
     page.get_by_key("flip").click().run()
     wanted = ui.model_name(), ICE_BEAR, "desert", CAMEL, 10, False
@@ -53,9 +53,8 @@ def test_a_flip(environment, few_contexts, desert, monkeypatch):
 
 
 def test_steer(environment):
-    page = fine(visit("steer", section="edits"))
+    page = fine(visit("steer", section="edits", tokens="3"))
     page.get_by_key("example_recipe").click().run()
-    page.get_by_key("tokens").set_value(3).run()
     page.get_by_key("generate").click().run()
     shown = text(fine(page))
     assert "<mark>" in shown
@@ -89,7 +88,7 @@ def test_the_code_it_shows_does_what_it_did(environment, smol):
 
 
 def test_a_generation_that_fails(environment, monkeypatch, caplog):
-    page = visit("steer", section="edits", edits="L29.ffn.860*0")
+    page = visit("steer", section="edits", edits="L29.ffn.860*0", tokens="2")
 
     def fail(*args, **options):
         raise RuntimeError("out of `memory`")
@@ -161,7 +160,7 @@ def test_the_examples_in_the_package_are_those_in_the_examples_folder():
 
 def test_a_concept_is_found_measured_and_steered(environment, few_contexts):
     """From pasted texts; its name is shown as it is; its link shows the same."""
-    page = fine(visit("steer", section="concepts", measured="She played an old song on the piano."))
+    page = fine(visit("steer", section="concepts", measured="She played an old song on the piano.", tokens="2"))
     music, others = examples()
     page.get_by_key("concept_with").set_value(music).run()
     assert "40 of at least 16" in text(page)

@@ -9,7 +9,7 @@ from icebear import Neuron, Recipe, annotate, build_index, load_model, open_stor
 
 TALK = [
     {"role": "user", "content": "What is the capital of France? " + "wide" * 30},
-    {"role": "assistant", "content": "The capital of France is Paris.\n\n" + "=" * 200 + "\nsupercalifragilistic " * 9},
+    {"role": "assistant", "content": "The capital of France is Paris.\n\n" + "=" * 200 + "\nsupercalifragilistic " * 3},
 ]
 VIEWS = (
     "?switch=true&details_open=true&method_open=true",

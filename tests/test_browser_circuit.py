@@ -5,7 +5,6 @@ import re
 from serving import open_view, settled
 
 from icebear import circuit
-from icebear.app.cli.verbs.demo import CONTRAST, OTHER, PROMPT
 
 
 def test_a_circuit_answers_to_pointing(chromium, address):
@@ -51,8 +50,8 @@ def test_a_circuit_is_legible_on_a_phone_and_at_night(chromium, address):
     page.close()
 
 
-def test_a_circuit_s_page_asks_for_nothing(chromium, smol, tmp_path):
-    graph = circuit(smol, PROMPT, contrast=CONTRAST, counterfactual=OTHER)
+def test_a_circuit_s_page_asks_for_nothing(chromium, model, tmp_path):
+    graph = circuit(model, "ice bear", contrast="z", counterfactual="big cats")
     (tmp_path / "circuit.html").write_text(graph.to_html(), encoding="utf-8")
     alone = chromium.new_context(viewport={"width": 390, "height": 900}, offline=True).new_page()
     requests, wrong = [], []

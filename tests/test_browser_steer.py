@@ -22,7 +22,7 @@ def reopened(page, chromium, address):
 
 
 def test_the_ice_bear_moves_to_the_desert(chromium, address):
-    page = open_view(chromium.new_page(), address, "steer?section=edits")
+    page = open_view(chromium.new_page(), address, "steer?section=edits&tokens=8")
     page.get_by_role("button", name="Recipes").click()
     page.get_by_role("button", name="Make the ice bear live in the desert").click()
     page.locator("mark").first.wait_for(timeout=120_000)

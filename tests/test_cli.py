@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from pages import runs_on_a_page
 
+import icebear
 from icebear import open_store
 from icebear.app.cli.main import main
 from icebear.app.cli.verbs import demo
@@ -43,7 +44,7 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
             run(*words)
 
 
-def test_json_on_every_verb_that_prints_a_result():
+def test_json_on_every_verb_that_prints_a_result(tiny_folder):
     data = json.loads(run("explain", PROMPT, "--number", "logit", "--json"))
     assert data["target"]["text"] == " Arctic"
     assert [round(token["relevance"], 3) for token in data["tokens"]][1] == pytest.approx(1.064, abs=1e-3)
@@ -52,7 +53,7 @@ def test_json_on_every_verb_that_prints_a_result():
     assert len(data["ranking"]) == 20
     assert json.loads(run("rank", PROMPT, "--site", "head", "--top", "3", "--json"))["ranking"][0]["activation"] is None
     assert json.loads(run("neuron", "L29.ffn.860", "--json"))["vocabulary"]["promoted"][0]["text"] == " Canada"
-    facts = json.loads(run("doctor", "--json"))
+    facts = json.loads(run("doctor", "--model", tiny_folder, "--json"))
     assert facts["family"] == "llama"
     assert [preset["name"] for preset in facts["presets"] if preset["cached"]]
     data = json.loads(run("steer", PROMPT, "--recipe", str(EXAMPLE_RECIPE), "--max-new-tokens", "5", "--json"))
@@ -62,13 +63,16 @@ def test_json_on_every_verb_that_prints_a_result():
 
 
 def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, desert, few_contexts):
-    """With a store that knows its summaries already, and a flip that was found before."""
+    """With a store that knows its summaries already, a small circuit, and a flip that was found before."""
     for path in folder.glob("wiki.db*"):
         name = path.name.replace("wiki", f"demo-{smol.name}-float32-{smol.fingerprint[:6]}")
         shutil.copy(path, tmp_path / name)
     monkeypatch.setattr(demo, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(demo, "SUMMARIES", 20)
     monkeypatch.setattr("icebear.steering.flipping.search.flip", lambda *_, **options: desert)
+    explained = icebear.explain
+    few = {"circuit_nodes": 4}
+    monkeypatch.setattr("icebear.explain", lambda *words, **options: explained(*words, **{**options, **few}))
     output = run("demo")
     assert len(list(tmp_path.glob("*.db"))) == 1
     for part in ("' Arctic' 0.43", "L29.ffn.860", "' Canada'", "lives in the desert", "Where to go next"):

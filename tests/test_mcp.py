@@ -421,8 +421,13 @@ def over_stdio(run, *words, **environment):
 
 @pytest.mark.real
 @pytest.mark.long
-def test_an_investigation_finds_the_cause_and_learns_that_a_claim_is_false(smol, few_contexts, folder, tmp_path):
-    """Why, which neurons, are they causal, what else breaks; one claim is of a neuron drawn at random."""
+def test_an_investigation_finds_the_cause_and_learns_that_a_claim_is_false(
+    smol, few_contexts, folder, tmp_path, desert, monkeypatch
+):
+    """Why, which neurons, are they causal, what else breaks; one claim is of a neuron drawn at random. The flip was
+    found before."""
+    monkeypatch.setattr(tools, "flip", lambda *arguments, **options: desert)
+    monkeypatch.setattr(tools, "FEW", 1)
 
     async def investigate(client):
         async def call(name, **arguments):
@@ -431,14 +436,14 @@ def test_an_investigation_finds_the_cause_and_learns_that_a_claim_is_false(smol,
             return result.structured_content
 
         request_of = {"prompt": ICE_BEAR, "contrast": " desert"}
-        text = await call("predict", prompt=ICE_BEAR)
+        text = await call("predict", prompt=ICE_BEAR, max_new_tokens=2)
         why = await call("attribute", **request_of, counterfactual=CAMEL)
         which = await call("rank", **request_of, counterfactual=CAMEL, k=8)
         neurons = list(dict.fromkeys(row["neuron"] for row in which["neurons"]))
         means = await call("neuron", neuron="L29.ffn.860", k=1)
-        claim = await call("steer", **request_of, edits=[f"{name}*0@last" for name in neurons], max_new_tokens=8)
+        claim = await call("steer", **request_of, edits=[f"{name}*0@last" for name in neurons], max_new_tokens=2)
         # A large edit of any neuron moves the answer: alone this looks like a cause.
-        false = await call("steer", **request_of, edits=["L12.ffn.77=-20"], max_new_tokens=8)
+        false = await call("steer", **request_of, edits=["L12.ffn.77=-20"], max_new_tokens=2)
         steered = await call("flip", prompt=ICE_BEAR, to=" desert", source=CAMEL)
         page = await call("save", handle=which["handle"], file="why.html")
         return text, why, which, means, claim, false, steered, page

@@ -395,16 +395,12 @@ def test_the_commands_explain_what_changed(folders, tmp_path):
     assert refused.exit_code == 2
 
 
-@pytest.mark.usefixtures("smol")
-def test_the_command():
-    """Against itself, where nothing differs."""
-    request = ["The ice bear lives in the", "--base-model", "smollm2-135m", "--site", "ffn", "--top", "3"]
-    result = CliRunner().invoke(main, ["rank", *request])
-    assert result.exit_code == 0, result.output
-    assert "Predicted by smollm2-135m" in result.output
-    result = CliRunner().invoke(main, ["neuron", "L29.ffn.860", "--base-model", "smollm2-135m", "--top", "3"])
-    assert result.exit_code == 0, result.output
-    assert "reads 1.0000, writes 1.0000" in result.output
+def test_the_commands_in_words(folders):
+    base, made = folders
+    request = ["ice bear", "--model", made, "--base-model", base, "--site", "ffn", "--top", "3"]
+    assert f"Predicted by {base}" in run_command("rank", *request)
+    itself = run_command("neuron", "L2.ffn.7", "--model", base, "--base-model", base, "--top", "3")
+    assert "reads 1.0000, writes 1.0000" in itself
 
 
 def test_on_real_weights_the_sum_is_exact(smol):
