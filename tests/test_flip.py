@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 from configurations import dense, mixtures
 from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
+from few import FEW
 from test_tasks import make
 
 from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, flip, steer
@@ -594,7 +595,7 @@ def test_the_outcome_of_a_flip_is_what_its_edits_do(smol, desert, few_contexts):
     """The text is what the model writes under the edits, and the outcome is read back from the recipe's file."""
     outcome = outcome_of(smol, desert)
     with steer(smol, desert):
-        text = smol.generate(ICE_BEAR, 24)
+        text = smol.generate(ICE_BEAR, FEW["icebear.steering.outcome.NEW_TOKENS"])
     assert (outcome.old, outcome.new, outcome.edited) == (" Arctic", " desert", text)
     assert (outcome.before.flipped, outcome.after.flipped) == (False, True)
     saved = desert.noting(**outcome.provenance())
