@@ -78,6 +78,7 @@ def test_steering_and_flipping_a_chat(tmp_path):
     file = tmp_path / "flip.json"
     result = json_of("flip", "--chat", QUESTION, "--to", "The bear", "--save", str(file))
     assert result["provenance"]["flip"]["prompt"] == [{"role": "user", "content": QUESTION}]
+    assert result["name"] == f"{QUESTION} -> The bear"
     assert "holds" in run("recipe", "check", str(file)).stdout
     run("flip", "--chat", QUESTION, code=2)
 

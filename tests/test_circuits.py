@@ -277,7 +277,7 @@ def test_nodes_are_the_largest_and_the_rest_is_not_lost(graph):
     assert len(frame) == len(graph.edges)
 
 
-def test_all_edges_between_nodes_are_the_nodes_ablation(graph):
+def test_all_edges_between_nodes_are_the_nodes_ablation(graph, few_contexts):
     """The graph's own faithfulness with every edge is F with the prompt's embeddings; along none nothing comes."""
     everything = made(count=1024)
     with Double():
@@ -663,7 +663,7 @@ def test_circuit_tracers_own_models_read_the_file(graph, tmp_path):
 
 
 @pytest.mark.real
-def test_the_command_tells_and_writes_it(smol, tmp_path):
+def test_the_command_tells_and_writes_it(smol, few_contexts, tmp_path):
     files = {name: tmp_path / f"graph.{name}" for name in ("html", "png", "neuronpedia")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     query = ["circuit", "The ice bear lives in the", "--contrast", " desert", "--nodes", "6"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from click.testing import CliRunner
+from conftest import CAMEL, ICE_BEAR
 from few import few
 from pages import (
     BLOCK,
@@ -64,19 +65,21 @@ REMEMBERED = (
 """What several commands and blocks of pages compute of the same arguments."""
 
 
-def remembered(compute):
-    results = {}
-
+def remembered(compute, results):
     @wraps(compute)
     def call(*args, **options):
-        bound = inspect.signature(compute).bind(*args, **options)
-        bound.apply_defaults()
-        key = tuple(map(identity, bound.arguments.values()))
+        key = key_of(compute, *args, **options)
         if key not in results:
             results[key] = compute(*args, **options)
         return results[key]
 
     return call
+
+
+def key_of(compute, *args, **options):
+    bound = inspect.signature(compute).bind(*args, **options)
+    bound.apply_defaults()
+    return tuple(map(identity, bound.arguments.values()))
 
 
 def identity(value):
@@ -97,20 +100,26 @@ def identity(value):
 
 
 @pytest.fixture(scope="module")
-def once(smol):
+def once(smol, desert):
     """The model is there, and what is the same on several pages is computed once for all. Prompts that are longer than
-    those of printed groups group fewer nodes, and a task's circuit is learned from fewer pairs."""
+    those of printed groups group fewer nodes, cards measure effects in fewer sentences, a task's circuit is made of one
+    pair and run by fewer edges, and no figure is drawn."""
+    found = {key_of(flipping.flip, smol, ICE_BEAR, " desert", source=CAMEL): desert}
+    measured = writes.writes
     load = cache(loading.load_model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explanation, "READ", 800)
-        patch.setattr("icebear.concepts.evaluation.circuits.LEARN", 2)
+        patch.setattr("icebear.concepts.evaluation.circuits.LEARN", 1)
+        patch.setattr("icebear.concepts.evaluation.circuits.EDGES", (30, None))
+        patch.setattr("icebear.concepts.evaluation.report.draw", lambda *_: [])
+        patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:3], 2)))
         patch.setattr(
             loading,
             "load_model",
             wraps(load)(lambda name=smol.name, **options: smol if name == smol.name else load(name)),
         )
         for place, name in REMEMBERED:
-            patch.setattr(place, name, remembered(getattr(place, name)))
+            patch.setattr(place, name, remembered(getattr(place, name), found if name == "flip" else {}))
         yield
 
 

@@ -455,7 +455,7 @@ def test_all_ways_of_reading_held_out_contexts_give_the_same(name):
 
 def test_effects_of_the_default_model(smol):
     relevance = attribute(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the")
-    nodes = [*relevance.top(12, position="all"), *relevance.top(4, "head", position="all")]
+    nodes = [*relevance.top(5, position="all"), *relevance.top(2, "head", position="all")]
     other = relevance.counterfactual.pairs[0].rows([1]).batch
     result = check(smol, relevance, Slow(smol, relevance, other), nodes, 5e-5)  # logits in float32
     raised, lowered = result.words([str(node.neuron) for node in nodes].index("L29.ffn.490"))

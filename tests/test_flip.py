@@ -2,9 +2,8 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
 from few import FEW
 from test_tasks import make
 
-from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, flip, steer
+from icebear import ATTNLRP, Edit, Model, Neuron, Recipe, attribute, flip, steer
 from icebear.app.cli.main import main
 from icebear.concepts.attribution.random_controls import DRAWS
 from icebear.concepts.calibration import calibrate
@@ -67,29 +66,34 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
     assert (record.prompt, record.source, record.text, record.left_source) == (ICE_BEAR, CAMEL, " desert", False)
     assert [row.neuron for row in record.neurons] == [edit.neuron for edit in desert]
     assert desert.provenance["after"][0]["text"] == " desert"
-    free = flip(smol, ICE_BEAR, " desert")
-    assert 1 <= len(free) <= 10
-    with steer(smol, free):
-        assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
     further = flip(smol, ICE_BEAR, " desert", source=CAMEL, unbounded=True)
     assert len(further) < len(desert)
-    for recipe in (desert, free):
-        for edit in recipe:  # inside what the neurons were seen to be
-            seen, place = calibrate(smol), (edit.neuron.layer, edit.neuron.index)
-            assert seen.low[place] - 1e-4 <= edit.value <= seen.high[place] + 1e-4
+    assert_inside(smol, desert)
     shares = [row.range_share for row in FlipRecord.of(further).neurons]
     assert max(shares) > 1
 
 
-def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
-    desert.save(tmp_path / "d.json")
-    code = (
-        "import sys; from icebear import Recipe, load_model, steer\n"
-        "model = load_model(dtype='float32', device='cpu')\n"
-        f"with steer(model, Recipe.load(sys.argv[1])): print(repr(model.predict({ICE_BEAR!r}, 1)[0].text))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "d.json")], capture_output=True, text=True)
-    assert done.stdout.strip() == "' desert'", done.stderr
+def assert_inside(model, recipe):
+    """What the neurons were seen to be."""
+    seen = calibrate(model)
+    for edit in recipe:
+        place = edit.neuron.layer, edit.neuron.index
+        assert seen.low[place] - 1e-4 <= edit.value <= seen.high[place] + 1e-4
+
+
+def test_without_a_source_a_flip_stays_inside_too(letters):
+    for wanted in (token.id for token in letters.predict("the ice bear", 4)[1:]):
+        recipe = flip(letters, "the ice bear", wanted)
+        assert 1 <= len(recipe) <= 10
+        with steer(letters, recipe):
+            assert letters.predict("the ice bear", 1)[0].id == wanted
+        assert_inside(letters, recipe)
+
+
+def test_a_recipe_of_another_process_holds(smol):
+    recipe = Recipe.load(Path(__file__).parent.parent / "examples" / "ice-bear-to-desert.json")
+    with steer(smol, recipe):
+        assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
 
 
 def test_what_is_not_needed_goes(letters):
@@ -172,7 +176,7 @@ def test_a_flip_is_deterministic_and_a_source_may_have_another_length(letters):
         assert letters.predict("the ice bear", 1)[0].id == wanted
 
 
-def test_an_index_is_asked_and_tells_examples(smol, desert):
+def test_an_index_is_asked_and_tells_examples(letters):
     """An index that names a neuron of another recipe: it is tried, and its examples are in the provenance."""
     request = []
 
@@ -182,16 +186,17 @@ def test_an_index_is_asked_and_tells_examples(smol, desert):
 
         def search(self, text, k):
             request.append(text)
-            return [Hit(Neuron(29, "ffn", 860), "-", 1.0, ()), Hit(Neuron(3, "attn", 1), "+", 1.0, ())]
+            return [Hit(Neuron(1, "ffn", 3), "-", 1.0, ()), Hit(Neuron(2, "attn", 1), "+", 1.0, ())]
 
         def examples(self, neuron, polarity, k):
             return [Example(1.0, 0, Sentence(1, f"{neuron} {polarity}", "t", 0, 1, ("a",)))]
 
-    recipe = flip(smol, ICE_BEAR, " desert", source=CAMEL, store=Index())
-    assert request == [(smol.fingerprint, smol.name), "desert"]
+    prompt, (first, *_, wanted) = "the ice bear", letters.predict("the ice bear", 3)
+    recipe = flip(letters, prompt, wanted.id, source="a source prompt", store=Index())
+    assert request == [(letters.fingerprint, letters.name), wanted.text.strip()]
     for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
         assert row.examples == (f"{edit.neuron} {'+' if edit.value > 0 else '-'}",)
-    explained = attribute(smol, ICE_BEAR, " desert", " Arctic", sites=("ffn",))
+    explained = attribute(letters, prompt, wanted.id, first.id, sites=("ffn",))
     for row in FlipRecord.of(recipe).neurons:
         place = row.neuron.layer, -1, row.neuron.index
         assert row.relevance == pytest.approx(explained.ffn[place].item(), abs=1e-4)
@@ -248,7 +253,7 @@ def test_flips_of_other_families():
 # --- price ---
 
 
-def test_the_side_effects(smol, desert):
+def test_the_side_effects(smol, desert, few_contexts):
     held = ["The town lies at the mouth of a river."]
     cost = side_effects(smol, desert, HELD_OUT_TEXTS[:1], held, budget=0.001)
     assert cost.perplexity_everywhere > cost.perplexity > 1
@@ -397,16 +402,6 @@ def test_margins_of_a_phrase_are_those_of_the_steered_model(letters, generator):
         lacking = (MARGIN - by_token).clamp(min=0).sum()
         wanted = MARGIN - lacking if lacking > 0 else by_token.min()
         assert margins(state, [edits])[0].item() == pytest.approx(wanted.item(), abs=1e-4)
-
-
-def test_a_phrase_in_a_chat(smol):
-    chat = Chat([{"role": "user", "content": "What colour is the sky?"}])
-    recipe = flip(smol, chat, "The sky is green", max_neurons=20)
-    assert recipe.name == "What colour is the sky? -> The sky is green"
-    with steer(smol, recipe):
-        assert smol.answer(chat, max_new_tokens=4).text.startswith("The sky is green")
-    again = Recipe.from_json(recipe.to_json())
-    assert first_tokens(smol, again)["holds"]
 
 
 class Signs(Letters):
