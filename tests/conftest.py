@@ -91,12 +91,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     gc.collect()
     gc.freeze()  # the collector would walk over all that torch, transformers and pytest hold, for minutes in all
+    gc.set_threshold(7000)
 
 
 @pytest.fixture(autouse=True)
 def _seeded():
     """Whatever ran before, in this process or another."""
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)  # torch.manual_seed formats the stack, for each accelerator
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +134,7 @@ class Double(TorchFunctionMode):
 
 def random_model(config, attention="sdpa", dtype=torch.float64, seed=0) -> Model:
     """A random model with weights large enough that attention is not uniform, and all norms' gains random."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     net = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
     with torch.no_grad():
         for parameter in net.parameters():
