@@ -5,6 +5,7 @@ import json
 import math
 import random
 import statistics
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -381,13 +382,16 @@ def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol, few_contexts
     """Each measured by the plain model, over what begins as texts with the concept do."""
     music = Concept.load(EXAMPLES / "music.json")
     openings = [" ".join(text.split()[:6]) for text in (EXAMPLES / "music.txt").read_text().splitlines()[:4]]
+    held_out = HeldOutContexts(smol, HELD_OUT_TEXTS[:4])
 
     def json_of(edits):
         with steer(smol, edits):
             texts = smol.generate(openings, 12, temperature=1.0, seed=0)
         return statistics.mean(row.value for row in music.measures(smol, texts))
 
-    there, suppressed = (json_of(music.recipe(smol, kl=0.1, suppress=steered)) for steered in (False, True))
+    there, suppressed = (
+        json_of(music.recipe(smol, kl=0.1, suppress=steered, held_out=held_out)) for steered in (False, True)
+    )
     assert there > json_of([]) > suppressed
 
 
@@ -450,17 +454,20 @@ def test_the_verbs(smol, few_contexts, tmp_path):
 @pytest.mark.real
 @pytest.mark.long
 def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
-    """A small one: tables for detection and each off-target KL, a figure, and off-target KLs as requested."""
+    """A small one: tables for detection and each off-target KL, the frontier's figure, and off-target KLs as
+    requested."""
+    monkeypatch.setattr("icebear.concepts.evaluation.report.draw", lambda *_: [])
     small = {"find": 6, "choose": 4, "report": 4}
     monkeypatch.setattr(latent_topics, "ENOUGH", small)
     monkeypatch.setattr(latent_topics, "FEWEST", 4)
+    monkeypatch.setattr(evaluation, "read_corpus", partial(evaluation.read_corpus, limit=2000))
     monkeypatch.setattr(evaluation, "KLS", (0.1,))
     monkeypatch.setattr(evaluation, "WAYS", ("means", "w_out"))
     monkeypatch.setattr(evaluation, "STEERED_SIZES", (5,))
     monkeypatch.setattr(evaluation, "METHODS", ("means 5", "w_out 5", "residual stream", "random neurons"))
     monkeypatch.setattr(evaluation, "LAYER_STEP", 40)
-    monkeypatch.setattr(evaluation, "HELD_OUT_TEXTS", [text[:30] for text in HELD_OUT_TEXTS[:2]])
-    monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:2])
+    monkeypatch.setattr(evaluation, "HELD_OUT_TEXTS", [text[:18] for text in HELD_OUT_TEXTS[:2]])
+    monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:1])
     monkeypatch.setattr(evaluation, "NEW_TOKENS", 3)
     monkeypatch.setattr(reading, "LONGEST", 16)
     out = str(tmp_path / "out")

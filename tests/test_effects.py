@@ -31,6 +31,13 @@ SLIDING = ["mistral", "olmo3", "cohere2", "exaone4", "gemma2", "gemma3", "gpt_os
 NETS = {**dense(layers=4), **mixtures(layers=4)}
 
 
+@pytest.fixture(autouse=True)
+def few_texts(_small_unless_marked, request, monkeypatch):
+    """The slow means read them token by token."""
+    if not request.node.get_closest_marker("real"):
+        monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[::4])
+
+
 @cache
 def made(name):
     """Twice as deep as usual; in float64, except experts, which torch has no float64 for."""
@@ -401,7 +408,7 @@ def test_passes_after_any_beginning_equal_whole_passes(name):
     if prefix is None:
         rows = [row[:3] for row in rows]  # shorter than the window
         prefix = Prefix.of(model, rows)
-    places = [(row, start) for row, ids in enumerate(rows) for start in range(1, len(ids) + 1)]
+    places = [(row, start) for row, ids in enumerate(rows) for start in range(len(ids), 0, -2)]
     for length in (1, 3):
         new = [[(7 * row + 5 * start + 11 * place) % 50 for place in range(length)] for row, start in places]
         after = list(range(length))
@@ -428,11 +435,7 @@ def test_most_configurations_have_a_prefix():
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "mixtral"])
 def test_all_ways_of_reading_held_out_contexts_give_the_same(name):
     model = made(name)
-    texts = [
-        "The ice bear lives in the north.",
-        "Camels drink water.",
-        "A much longer line about the sea and its fish.",
-    ]
+    texts = ["The bear.", "Ice.", "A longer line."]
     plain = [model.next_logits(ids).log_softmax(-1) for ids in side_effects.HeldOutContexts(model, texts).contexts]
     for where, ways in (("last", ("_last_tokens",)), ("all", ("_whole_texts",)), ("prompt", ("_whole_texts",))):
         edits = [Edit("L0.ffn.3", "set", 3.0, where=where), Edit("L1.head.2", "scale", -1.0, where=where)]
