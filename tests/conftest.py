@@ -322,6 +322,13 @@ def environment(folder, monkeypatch):
 
 
 @pytest.fixture
+def no_groups(monkeypatch):
+    """Groups and suggestions take seconds."""
+    monkeypatch.setattr("icebear.actmax.explanation.explain_groups", lambda *arguments: (None, ()))
+    monkeypatch.setattr("icebear.concepts.attribution.counterfactuals.suggest_counterfactuals", lambda *arguments: [])
+
+
+@pytest.fixture
 def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     """A small model, and a store that is not there; the texts are ours, as a store is built of them."""
     from appview import set_up

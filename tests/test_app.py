@@ -21,7 +21,6 @@ from few import FEW
 from serving import started
 
 from icebear import attribute
-from icebear.actmax import explanation
 from icebear.actmax.explanation import explain_groups
 from icebear.app.web import gallery, live, ui
 from icebear.app.web.background import Job, Shared
@@ -37,13 +36,6 @@ from icebear.errors import IcebearError
 ROOT = Path(__file__).parent.parent
 FRANCE = "The capital of France is"
 CAMEL = "The wild camel lives in the"
-
-
-@pytest.fixture
-def no_groups(monkeypatch):
-    """Groups and suggestions take seconds."""
-    monkeypatch.setattr(explanation, "explain_groups", lambda *arguments: (None, ()))
-    monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda *arguments: [])
 
 
 def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, monkeypatch):
@@ -190,7 +182,9 @@ def test_messages_leave_out_what_only_a_command_line_knows():
 
 def test_groups_are_measured_once(environment, no_groups, monkeypatch):
     calls = []
-    monkeypatch.setattr(explanation, "explain_groups", lambda *arguments: calls.append(arguments) or (None, ()))
+    monkeypatch.setattr(
+        "icebear.actmax.explanation.explain_groups", lambda *arguments: calls.append(arguments) or (None, ())
+    )
     for prompt in ("A bear lives in the", "A bear lives in the", "A cat lives in the"):
         fine(visit(prompt=prompt))
     assert len(calls) == 2

@@ -158,19 +158,22 @@ def test_the_examples_in_the_package_are_those_in_the_examples_folder():
     assert inside == examples()
 
 
-def test_a_concept_is_found_measured_and_steered(environment, few_contexts):
+def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, generator):
     """From pasted texts; its name is shown as it is; its link shows the same."""
-    page = fine(visit("steer", section="concepts", measured="She played an old song on the piano.", tokens="2"))
-    music, others = examples()
-    page.get_by_key("concept_with").set_value(music).run()
+    page = fine(visit("steer", section="concepts", measured="ice snow cold", tokens="2"))
+    cold, others = (
+        "\n".join(" ".join(generator.choices(words.split(), k=6)) for _ in range(40))
+        for words in ("ice snow cold", "sand sun hot")
+    )
+    page.get_by_key("concept_with").set_value(cold).run()
     assert "40 of at least 16" in text(page)
     assert "0 of at least 16" in text(page)
     assert page.get_by_key("find_concept").disabled
     page.get_by_key("concept_without").set_value(others).run()
-    page.get_by_key("concept_name").set_value("<b>music</b>").run()
+    page.get_by_key("concept_name").set_value("<b>cold</b>").run()
     page.get_by_key("find_concept").click().run()
     shown = text(fine(page))
-    assert "\\<b\\>music" in shown
+    assert "\\<b\\>cold" in shown
     assert "AUROC" in shown
     assert "rgba(" in shown
     assert set(page.dataframe[0].value.columns) >= {"neuron", "sign", "weight"}
@@ -187,7 +190,7 @@ def test_a_concept_is_found_measured_and_steered(environment, few_contexts):
     assert fine(page).get_by_key("edits").value.startswith("L")
 
 
-def test_a_concept_that_is_not_there_is_not_found(environment):
+def test_a_concept_that_is_not_there_is_not_found(first_visit):
     """Of the same texts on both sides, shuffled: an error, and no steering."""
     lines = "\n".join(examples()).splitlines()
     random.Random(1).shuffle(lines)

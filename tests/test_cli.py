@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sqlite3
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -63,16 +64,17 @@ def test_json_on_every_verb_that_prints_a_result(tiny_folder):
 
 
 def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, desert, few_contexts):
-    """With a store that knows its summaries already, a small circuit, and a flip that was found before."""
+    """With a store that knows its summaries already, a small circuit, what the neuron writes at few sentences, and a
+    flip that was found before."""
     for path in folder.glob("wiki.db*"):
         name = path.name.replace("wiki", f"demo-{smol.name}-float32-{smol.fingerprint[:6]}")
         shutil.copy(path, tmp_path / name)
     monkeypatch.setattr(demo, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(demo, "SUMMARIES", 20)
     monkeypatch.setattr("icebear.steering.flipping.search.flip", lambda *_, **options: desert)
-    explained = icebear.explain
-    few = {"circuit_nodes": 4}
-    monkeypatch.setattr("icebear.explain", lambda *words, **options: explained(*words, **{**options, **few}))
+    explain = icebear.explain
+    monkeypatch.setattr(icebear, "explain", lambda *words, **more: explain(*words, **{**more, "circuit_nodes": 4}))
+    monkeypatch.setattr(icebear, "describe", partial(icebear.describe, places=2))
     output = run("demo")
     assert len(list(tmp_path.glob("*.db"))) == 1
     for part in ("' Arctic' 0.43", "L29.ffn.860", "' Canada'", "lives in the desert", "Where to go next"):
