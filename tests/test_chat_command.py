@@ -5,11 +5,27 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from icebear import Model
 from icebear.app.cli.main import main
 
 RUN = CliRunner()
+ANSWERS = {}
 QUESTION = "Where do ice bears live?"
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("few_contexts")]
+
+
+@pytest.fixture(autouse=True)
+def one_answer(monkeypatch):
+    """To the same question, whichever command asks it."""
+    answer = Model.answer
+
+    def once(*request, **options):
+        key = repr((request[1:], options))
+        if key not in ANSWERS:
+            ANSWERS[key] = answer(*request, **options)
+        return ANSWERS[key]
+
+    monkeypatch.setattr(Model, "answer", once)
 
 
 def run(*words, code=0, **options):
