@@ -311,6 +311,7 @@ def contents(folder):
 def test_a_hostile_line_gets_a_sentence(place, port, monkeypatch, line):
     monkeypatch.chdir(place)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("ICEBEAR_APP", "{}")  # which `icebear app` sets for the rest of its process
     monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[::8])
     before = contents(place)
     words = [word.format(long="n" * 300, port=port) if "{" in word else word for word in shlex.split(line)]
