@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from functools import cache, wraps
 from itertools import pairwise
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import nbformat
 import pytest
@@ -35,6 +36,7 @@ import icebear
 from icebear.actmax import explanation, writes
 from icebear.actmax.claims import check
 from icebear.app.cli.main import main
+from icebear.concepts import lens
 from icebear.concepts.attribution import controls, counterfactuals
 from icebear.concepts.attribution.effects import Patched
 from icebear.concepts.models import loading
@@ -44,7 +46,7 @@ from icebear.steering.concept import finding
 from icebear.steering.flipping import search as flipping
 
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
-FEW = {"--samples": 1, "--limit": 20, "limit=": 20, "steps=": 3}
+FEW = {"--samples": 1, "--limit": 20, "--nodes": 10, "limit=": 20, "nodes=": 6, "steps=": 3}
 """What a block marked `long` does less of; of several methods or tasks it takes the first one."""
 
 
@@ -102,13 +104,16 @@ def identity(value):
 @pytest.fixture(scope="module")
 def once(smol, desert):
     """The model is there, and what is the same on several pages is computed once for all. Prompts that are longer than
-    those of printed groups group fewer nodes, cards measure effects in fewer sentences, a task's circuit is made of one
-    pair and run by fewer edges, and no figure is drawn."""
+    those of printed groups group fewer nodes, counterfactuals are tried with fewer words, cards read fewer texts, a
+    task's circuit is made of one pair and run by fewer edges, and no figure is drawn."""
     found = {key_of(flipping.flip, smol, ICE_BEAR, " desert", source=CAMEL): desert}
     measured = writes.writes
     load = cache(loading.load_model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explanation, "READ", 800)
+        patch.setattr(counterfactuals, "TRIED", 12)
+        patch.setattr(lens, "TEXTS", 6)
+        patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
         patch.setattr("icebear.concepts.evaluation.circuits.LEARN", 1)
         patch.setattr("icebear.concepts.evaluation.circuits.EDGES", (30, None))
         patch.setattr("icebear.concepts.evaluation.report.draw", lambda *_: [])
@@ -136,7 +141,7 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             if long or after.language != "text" or after.mark:
                 few(patch)
-                patch.setattr(explanation, "READ", 120)
+                patch.setattr(explanation, "READ", 30)
                 patch.setattr(Model, "_generated", short(Model._generated))
             if block.language == "python":
                 text = python(code, names) if block.runs else ""
