@@ -438,7 +438,7 @@ def test_the_verbs(smol, few_contexts, tmp_path):
     there, suppressed = (json.loads(run(*words, *more))["measured"] for more in ((), ("--suppress",)))
     assert there["plain"] == suppressed["plain"]
     assert len({there["steered"], suppressed["steered"], there["plain"]}) == 3
-    steered = run("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "5", *store)
+    steered = run("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "2", *store)
     assert "0.1" in steered
     assert "measured by the plain model" in " ".join(steered.split())
     alike = json.loads(run("compare", "music", str(tmp_path / "music.json"), "--on", with_, "--json", *store))
