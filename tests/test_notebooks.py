@@ -48,16 +48,17 @@ def executed(path):
 
 
 @pytest.fixture(scope="session")
-def pages(shared, smol, scanned):
+def pages(shared, smol, scanned, tmp_path_factory):
     """`pages(path)` is a notebook's page, of one run. An index in a temporary folder goes on where `scanned` is, and
     tokens are removed in three steps instead of five."""
 
     def of(path):
         def make(folder):
-            shutil.copytree(scanned, folder / "index")
+            index = tmp_path_factory.mktemp("index")
+            shutil.copytree(scanned, index, dirs_exist_ok=True)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(loading, "load_model", lambda name: smol)
-                patch.setattr("tempfile.mkdtemp", lambda: folder / "index")
+                patch.setattr("tempfile.mkdtemp", lambda: index)
                 patch.setattr(faithfulness, "SHARES", (0.0, 0.2, 0.6, 1.0))
                 text = notebooks.page(executed(path))
             (folder / "page.md").write_text(text)
