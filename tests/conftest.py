@@ -111,6 +111,13 @@ def _small_unless_marked(request):
         yield
 
 
+@pytest.fixture
+def few_texts(_small_unless_marked, request, monkeypatch):
+    """Made models are calibrated on five texts: for files that make many, or read the texts token by token."""
+    if not request.node.get_closest_marker("real"):
+        monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[::4])
+
+
 class Double(TorchFunctionMode):
     """Makes the upcasts to float32 inside transformers' norms and softmax leave float64 alone."""
 

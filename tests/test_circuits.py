@@ -36,6 +36,7 @@ from icebear.concepts.passes import prefix
 from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("few_texts")
 KNOWN = {**dense(layers=4), "mixtral": mixtures()["mixtral"], "qwen3_moe": mixtures()["qwen3_moe"], "llama": LLAMA}
 
 
@@ -183,7 +184,7 @@ def test_contributions_are_those_of_the_reference(name, build):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_contributions_sum_to_each_targets_own_difference(name):
-    graph = made(name, heads=name in ("llama", "gpt2", "mixtral"))
+    graph = made(name, 8, heads=name in ("llama", "gpt2", "mixtral"))
     assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-6
     assert graph.difference[-1].item() == pytest.approx(graph.relevances[0].conservation().target)
     for node, difference in zip(graph.nodes, graph.difference.tolist(), strict=False):
@@ -536,16 +537,13 @@ def test_a_store_says_more_about_groups(graph):
 
 @pytest.mark.real
 def test_the_ice_bears_circuit(smol):
-    result = circuit(
-        smol, "The ice bear lives in the", " Arctic", contrast=" desert", counterfactual="The wild camel lives in the"
-    )
-    assert len(result.nodes) == 60
+    pair = {"contrast": " desert", "counterfactual": "The wild camel lives in the"}
+    result = circuit(smol, "The ice bear lives in the", " Arctic", **pair, nodes=20)
+    assert len(result.nodes) == 20
     assert (result.difference - result.contribution.sum(-1)).abs().max() < 1e-3
     measured = result.interventions(half=True)
     assert measured.effect.corr(measured.one_sided) > 0.97
-    relevance = attribute(
-        smol, "The ice bear lives in the", " Arctic", contrast=" desert", counterfactual="The wild camel lives in the"
-    )
+    relevance = attribute(smol, "The ice bear lives in the", " Arctic", **pair)
     assert {node.neuron for node in result.nodes} >= {row.neuron for row in relevance.top(10, "ffn", position="all")}
     assert result.without(result.groups[0]).predictions
 

@@ -31,11 +31,7 @@ SLIDING = ["mistral", "olmo3", "cohere2", "exaone4", "gemma2", "gemma3", "gpt_os
 NETS = {**dense(layers=4), **mixtures(layers=4)}
 
 
-@pytest.fixture(autouse=True)
-def few_texts(_small_unless_marked, request, monkeypatch):
-    """The slow means read them token by token."""
-    if not request.node.get_closest_marker("real"):
-        monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[::4])
+pytestmark = pytest.mark.usefixtures("few_texts")
 
 
 @cache
