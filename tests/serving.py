@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # first run, however long the server takes.
 SETTLED = """() => new Promise(done => {
     const app = document.querySelector('[data-testid=stApp]'), ends = () => app.dataset.testScriptState == 'notRunning';
-    let ran = !ends(), timer = ran ? null : setTimeout(done, 800, true);
+    let ran = !ends(), timer = ran ? null : setTimeout(done, 500, true);
     const drawn = new MutationObserver(() => {
         ran ||= !ends();
         if (!ran) return;

@@ -24,7 +24,7 @@ def pressed(page):
 
 def test_a_conversation(chromium, address):
     """Write, answer, click a word, contrast, steer, share the URL; what stands in a message does nothing."""
-    page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "chat?length=16")
+    page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "chat?length=8")
     dialogs = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     write(page, "<img src=x onerror=alert(1)> **Hi** <script>alert(2)</script>").get_by_text("<img src=x").wait_for()
