@@ -29,6 +29,8 @@ def shown(value: object) -> str:
 
 def whole(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
     """Return a whole number. Raises `InputError` if it is not one in this range."""
+    if type(value) is int and least <= value <= most:  # without the slow check of other kinds of numbers
+        return value
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:  # type: ignore[operator]
         limits = f"of at least {least}" if most == MOST else f"from {least} to {most}"
         raise InputError(f"{what} must be a whole number {limits}, not {shown(value)}.")
