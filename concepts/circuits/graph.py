@@ -102,10 +102,10 @@ class Graph(SavedResult, Tabled):
     def targets(self) -> tuple[parts.Target, ...]:
         return (*self.nodes, self.answer)
 
-    @property
-    def shown_edges(self) -> list[Edge]:
+    @cached_property
+    def shown_edges(self) -> tuple[Edge, ...]:
         """The edges from tokens and nodes, the most influential first."""
-        return [edge for edge in self.edges if not isinstance(edge.source, parts.Remainder)]
+        return tuple(edge for edge in self.edges if not isinstance(edge.source, parts.Remainder))
 
     @cached_property
     def influence(self) -> Tensor:
