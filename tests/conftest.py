@@ -18,7 +18,7 @@ from few import few
 from hypothesis import settings
 from letters import Letters
 from rich.console import Console
-from serving import CHROMIUM, browser, serving
+from serving import CHROMIUM, Tabs, browser, serving
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
@@ -179,7 +179,7 @@ def chromium():
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     with browser() as result:
-        yield result
+        yield Tabs(result)
 
 
 @pytest.fixture(scope="session")

@@ -85,6 +85,21 @@ def browser() -> Iterator[Any]:
             chromium.close()
 
 
+class Tabs:
+    """A browser whose pages are tabs with one cache: only the first of them reads the scripts of the app."""
+
+    def __init__(self, chromium: Any) -> None:
+        self.new_context = chromium.new_context
+        self._context = chromium.new_context()
+
+    def new_page(self, viewport: dict[str, int] | None = None, color_scheme: str | None = None) -> Any:
+        page = self._context.new_page()
+        if viewport:
+            page.set_viewport_size(viewport)
+        page.emulate_media(color_scheme=color_scheme)
+        return page
+
+
 def settled(page: Any) -> Any:
     """Wait until the script has run and the page has drawn it."""
     page.wait_for_function(SETTLED, timeout=180_000)

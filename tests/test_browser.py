@@ -68,7 +68,7 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     settled(page).get_by_text("Make it say").click()
     settled(page).get_by_text("Make it say").click()
     page.get_by_text("Random edits", exact=True).wait_for(timeout=180_000)
-    other = open_view(chromium.new_page(), address, page.url.removeprefix(f"{address}/"))
+    other = open_view(chromium.new_context().new_page(), address, page.url.removeprefix(f"{address}/"))
     assert continuations(other) == continuations(page)
     other.close()
     page.get_by_role("button", name="Card of").first.click()
