@@ -4,7 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from conftest import CONFIGS, LETTERS, LLAMA, Letters, printed, random_model
+from conftest import CONFIGS, LLAMA, Letters, printed, random_model
+from letters import LETTERS
 from test_tasks import make
 from transformers import GPT2Config
 
