@@ -16,7 +16,6 @@ from icebear.concepts.attribution.effect_words import effect_text
 from icebear.concepts.circuits.nodes import change, moved_words
 from icebear.concepts.circuits.records import Group, Node
 from icebear.concepts.statistics import clusters
-from icebear.extras import need
 from icebear.values import real
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE
     real(distance, "The distance of groups", 0)
     labels = [0] * len(graph.nodes)
     if len(graph.nodes) > 1:
-        need("circuits")
         profiles = [input_profiles(graph), effect_profiles(graph), output_profiles(graph)]
         profiles += [example_profiles(graph, store)] if store else []
         units = [normalize(profile, dim=-1) for profile in profiles]
