@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import icebear
@@ -13,7 +12,6 @@ from icebear.app.cli.options import FILE, ModelOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_if_any
 from icebear.cache import cache_folder, cached
-from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.models.presets import PRESETS
 from icebear.errors import IcebearError
 
@@ -58,6 +56,10 @@ def doctor(options: Options) -> None:
 
 
 def _installation() -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from icebear.concepts.models.families import FAMILIES
+
     facts: dict[str, Any] = {"python": sys.version.split()[0], "machine": platform.platform()}
     for name in ("icebear", "torch", "transformers", "tokenizers", "safetensors", "gguf"):
         try:
@@ -66,7 +68,7 @@ def _installation() -> dict[str, Any]:
             facts[name] = "missing"
     return {
         **facts,
-        "package": str(files("icebear")),
+        "package": str(Path(icebear.__file__).parent),
         "cache": str(cache_folder()),
         "presets": [
             {"name": p.name, "about": p.about, "download_mb": p.download // 1_000_000, "cached": cached(p.folder)}
