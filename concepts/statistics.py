@@ -159,9 +159,12 @@ def localization_metrics(scores: Sequence[float], evidence: Sequence[int]) -> di
     }
 
 
-def clusters(distances: np.ndarray, linkage: str, limit: float) -> list[int]:
-    """Return the cluster of each of N >= 2 items, by agglomerative clustering of distances (N, N) up to a limit."""
+def clusters(similarities: np.ndarray, linkage: str, limit: float) -> list[int]:
+    """Return the cluster of each of N >= 2 items, by agglomerative clustering of their cosine similarities (N, N).
+
+    limit: the largest distance (1 - similarity) at which two clusters are joined.
+    """
     from scipy.cluster import hierarchy  # the parts of scikit-learn that do the same take a second to import
 
-    pairs = distances[np.triu_indices(len(distances), 1)]
-    return hierarchy.fcluster(hierarchy.linkage(pairs, linkage), limit, "distance").tolist()
+    distances = (1 - similarities[np.triu_indices(len(similarities), 1)]).clip(min=0)
+    return hierarchy.fcluster(hierarchy.linkage(distances, linkage), limit, "distance").tolist()

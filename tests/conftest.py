@@ -114,7 +114,7 @@ def _small_unless_marked(request):
 
 @pytest.fixture
 def few_texts(_small_unless_marked, request, monkeypatch):
-    """Made models are calibrated on five texts: for files that make many, or read the texts token by token."""
+    """Made models are calibrated on six texts: for files that make many, or read the texts token by token."""
     if not request.node.get_closest_marker("real"):
         monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[::4])
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-# Waits until the script has run and nothing more is drawn, or until it surely does not run. It is "initial" before its
-# first run, however long the server takes.
+# Ends 200 ms after the last drawing of a run of the script, or after 500 ms in which no run begins. The state is
+# "initial" before the first run, which is waited for however long the server takes.
 SETTLED = """() => new Promise(done => {
     const app = document.querySelector('[data-testid=stApp]'), ends = () => app.dataset.testScriptState == 'notRunning';
     let ran = !ends(), timer = ran ? null : setTimeout(done, 500, true);

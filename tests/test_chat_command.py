@@ -16,13 +16,15 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("few_contexts")]
 
 @pytest.fixture(autouse=True)
 def one_answer(monkeypatch):
-    """To the same question, whichever command asks it."""
+    """To the same question, whichever command asks it. `icebear chat`, which steers, passes options, and asks anew."""
     answer = Model.answer
 
     def once(*request, **options):
-        key = repr((request[1:], options))
+        if options:
+            return answer(*request, **options)
+        key = repr(request[1:])
         if key not in ANSWERS:
-            ANSWERS[key] = answer(*request, **options)
+            ANSWERS[key] = answer(*request)
         return ANSWERS[key]
 
     monkeypatch.setattr(Model, "answer", once)

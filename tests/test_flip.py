@@ -2,8 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -90,10 +91,15 @@ def test_without_a_source_a_flip_stays_inside_too(letters):
         assert_inside(letters, recipe)
 
 
-def test_a_recipe_of_another_process_holds(smol):
-    recipe = Recipe.load(Path(__file__).parent.parent / "examples" / "ice-bear-to-desert.json")
-    with steer(smol, recipe):
-        assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
+def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
+    desert.save(tmp_path / "d.json")
+    code = (
+        "import sys; from icebear import Recipe, load_model, steer\n"
+        "model = load_model(dtype='float32', device='cpu')\n"
+        f"with steer(model, Recipe.load(sys.argv[1])): print(repr(model.predict({ICE_BEAR!r}, 1)[0].text))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "d.json")], capture_output=True, text=True)
+    assert done.stdout.strip() == "' desert'", done.stderr
 
 
 def test_what_is_not_needed_goes(letters):

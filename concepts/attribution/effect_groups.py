@@ -75,7 +75,8 @@ def effect_groups(
     if len(nodes) > 1:
         random = patched.effects([[node] for node in random_like(patched.relevance, nodes, seed)])[0]
         apart = torch.pdist(normalize(random.double())).square() / 2  # cosine distances
-        labels = clusters(cosine_distances(rows).numpy(), "average", apart.quantile(CLOSER).item())
+        units = normalize(rows.double())
+        labels = clusters((units @ units.T).numpy(), "average", apart.quantile(CLOSER).item())
     members = [[place for place, label in enumerate(labels) if label == one] for one in set(labels)]
     members.sort(key=lambda places: -abs(sum(nodes[place].relevance for place in places)))
     shown = [list(range(len(nodes))), *members[:count]]
@@ -85,11 +86,6 @@ def effect_groups(
         for places, together in zip(shown, joint, strict=True)
     ]
     return whole, groups
-
-
-def cosine_distances(rows: Tensor) -> Tensor:
-    units = normalize(rows.double())
-    return (1 - units @ units.T).clamp(min=0).fill_diagonal_(0)
 
 
 def random_like(relevance: Relevance, nodes: Sequence[Ranked], seed: int) -> list[Ranked]:

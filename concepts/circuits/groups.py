@@ -40,8 +40,8 @@ def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE
         profiles = [input_profiles(graph), effect_profiles(graph), output_profiles(graph)]
         profiles += [example_profiles(graph, store)] if store else []
         units = [normalize(profile, dim=-1) for profile in profiles]
-        distances = (1 - torch.stack([unit @ unit.T for unit in units]).mean(0)).clamp(min=0).fill_diagonal_(0)
-        labels = clusters(distances.numpy(), "complete", distance)
+        similarities = torch.stack([unit @ unit.T for unit in units]).mean(0)
+        labels = clusters(similarities.numpy(), "complete", distance)
     members: dict[int, list[Node]] = defaultdict(list)
     for label, node in zip(labels, graph.nodes, strict=True):
         members[label].append(node)
