@@ -47,7 +47,7 @@ def show(graph: Graph, request: tuple) -> None:
 
 def _table(columns: list[str], rows: list[tuple]) -> None:
     percent = {name: st.column_config.NumberColumn(format="percent") for name in columns[1:]}
-    st.dataframe(pandas.DataFrame(rows, columns=columns), hide_index=True, column_config=percent)
+    ui.data_table(pandas.DataFrame(rows, columns=columns), column_config=percent)
 
 
 def percent(share: float) -> str:

@@ -196,15 +196,14 @@ def _verdict(concept: Concept) -> bool:
 def _neurons(concept: Concept) -> None:
     rows = [{"neuron": str(part.neuron), "sign": part.polarity, "weight": part.weight} for part in concept.parts]
     weight = {"weight": st.column_config.NumberColumn(format="%.3f")}
-    height = 35 * (1 + min(len(rows), SHOWN)) + 2
-    ui.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight, height=height)
+    ui.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight, rows=SHOWN)
     with st.container(horizontal=True):
         ui.downloads("concept", {"json": concept.to_json})
         path = concept.provenance.get("path")
         if path:
             with st.popover("How many neurons"):
                 st.caption("AUROC on the validation texts; the fewest neurons within 0.01 of the best are chosen.")
-                st.dataframe(pandas.DataFrame(path).drop_duplicates(), hide_index=True)
+                ui.data_table(pandas.DataFrame(path).drop_duplicates())
 
 
 def _measure(concept: Concept) -> None:

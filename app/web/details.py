@@ -62,7 +62,7 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
     explanation = ui.explanation_of(relevance, ranking)
     if explanation.nodes:
         columns = ("neuron", "relevance", "activation", "counterfactual", "token")
-        ui.node_table(explanation, "neurons", columns, height=388, prompt=prompt)
+        ui.node_table(explanation, "neurons", columns, prompt=prompt)
     else:
         st.info("No neuron passes these filters; widen them.")
     return explanation
@@ -147,9 +147,9 @@ def _compared(prompt: str, target: str, site: str | None) -> None:
     st.markdown(f"**{both} shared, {only_a} only in A, {only_b} only in B**")
     formats = {"A": ui.SIGNED, "B": ui.SIGNED}
     if site == "head":
-        st.dataframe(table, hide_index=True, height=320, column_config=formats)
+        ui.data_table(table, column_config=formats)
     else:
-        ui.neuron_table(table, "compared", height=320, column_config=formats)
+        ui.neuron_table(table, "compared", column_config=formats)
     st.scatter_chart(table, x="A", y="B", color="in", x_label="relevance in A", y_label="relevance in B")
 
 

@@ -48,7 +48,7 @@ def show(request: Request) -> None:
         return
     st.markdown("#### Weights that caused the difference")
     for kind, rows in (("layer", changes.layers), ("changed row", changes.changes)):
-        st.dataframe(_caused(kind, rows), hide_index=True, column_config={"caused": ui.SIGNED, "undone alone": PERCENT})
+        ui.data_table(_caused(kind, rows), column_config={"caused": ui.SIGNED, "undone alone": PERCENT})
     st.markdown("#### What restoring them undoes")
     st.caption(
         "The share of the difference that is undone when the first changed rows take the base model's weights, beside "
@@ -58,7 +58,7 @@ def show(request: Request) -> None:
         {"rows": row.changes, **{title: getattr(row, name) for name, title in SHARES.items()}}
         for row in changes.restorations
     ]
-    st.dataframe(pandas.DataFrame(restored), hide_index=True, column_config=dict.fromkeys(SHARES.values(), PERCENT))
+    ui.data_table(pandas.DataFrame(restored), column_config=dict.fromkeys(SHARES.values(), PERCENT))
 
 
 def _listed(answers: Sequence[TokenScore]) -> str:

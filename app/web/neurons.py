@@ -188,4 +188,4 @@ def _statistics() -> None:
     formats = dict.fromkeys(("mean", "std", "min", "max", "positive"), number)
     formats["sharpness"] = st.column_config.NumberColumn("peak (std. dev.)", format="%.3f")
     shown = ("neuron", "layer", "site", "sharpness", "mean", "std", "min", "max", "positive", "label")
-    ui.neuron_table(rows, "statistics", sorts=True, height=420, column_order=shown, column_config=formats)
+    ui.neuron_table(rows, "statistics", sorts=True, column_order=shown, column_config=formats)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pandas
 import streamlit as st
@@ -62,6 +62,8 @@ QUICK = 0.3
 """Seconds before progress is shown."""
 POLL = 0.5
 """Seconds between two looks at a job that the page does not wait for."""
+ROWS = 10
+"""Rows that a table shows before it scrolls."""
 HEAT = Markup('<div class="heat">{}</div>')
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
 
@@ -417,9 +419,7 @@ def with_groups(explanation: Explanation) -> Explanation:
     return replace(explanation, together=together, groups=groups)
 
 
-def node_table(
-    explanation: Explanation, key: str, columns: Sequence[str], height: int | Literal["auto"] = "auto", **values: str
-) -> None:
+def node_table(explanation: Explanation, key: str, columns: Sequence[str], **values: str) -> None:
     """Show the nodes of an explanation with these columns and their words.
 
     values: typed into the steering view when the first neuron is sent there.
@@ -431,10 +431,10 @@ def node_table(
     if any(node.ranked.neuron.site == "head" for node in explanation.nodes):
         apart = {"activation", "counterfactual"}
         shown = [name for name in columns if name in table and name not in apart]
-        st.dataframe(table, hide_index=True, height=height, column_order=shown, column_config=FORMATS)
+        data_table(table, column_order=shown, column_config=FORMATS)
     else:
         shown = [*columns, *(["label"] if table["label"].any() else [])]
-        neuron_table(table, key, height=height, column_order=shown)
+        neuron_table(table, key, column_order=shown)
     if explanation.effects:
         st.caption(f"Raises, lowers: {IN_PROMPT.lower()}, each node alone, among the likely next words.")
     else:
@@ -475,9 +475,16 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
     # Where columns can be chosen, which means nothing here, their heads do not sort.
     modes: list[Any] = ["single-row"] if sorts else ["single-row", "single-cell", "single-column"]
     formats = FORMATS | options.pop("column_config", {})
-    st.dataframe(
-        table, hide_index=True, key=key, on_select=open_chosen, selection_mode=modes, column_config=formats, **options
-    )
+    data_table(table, key=key, on_select=open_chosen, selection_mode=modes, column_config=formats, **options)
+
+
+def data_table(table: pandas.DataFrame, rows: int = ROWS, **options: Any) -> None:
+    """Show a table with so many rows before it scrolls.
+
+    Without a height, the page below it moves, perhaps under a click, when the browser has loaded the table's code.
+    """
+    height = 35 * (1 + max(1, min(len(table), rows))) + 2
+    st.dataframe(table, hide_index=True, height=height, **options)
 
 
 def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> None:
