@@ -20,7 +20,7 @@ from icebear.actmax.index.scan import counted_length
 from icebear.concepts.methods.attention import eager
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.run import first_layers
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import by_place, hooks
 from icebear.db.store import Store
 from icebear.errors import StoreError
 from icebear.records import Neuron, Sentence
@@ -284,18 +284,16 @@ def read_activations(
 
 
 def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
-    by_place: dict[tuple[str, int], list[int]] = {}
-    for row, neuron in enumerate(neurons):
-        by_place.setdefault((neuron.site, neuron.layer), []).append(row)
+    places = by_place(neurons)
 
     def visit(site: str, layer: int, x: Tensor) -> None:
-        rows = by_place[site, layer]
+        rows = places[site, layer]
         values = x[..., [neurons[row].index for row in rows]].float().cpu().numpy()  # (B, T, P of the place)
         for row, number in enumerate(part):
             span = slice(sample.starts[number], sample.ends[number])
             activations[rows, span] = values[row, : span.stop - span.start].T
 
-    with hooks(model, by_place, visit):
+    with hooks(model, places, visit):
         model.final_stream(model.read([sample.ids[number] for number in part]))
 
 

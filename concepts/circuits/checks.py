@@ -22,7 +22,7 @@ from icebear.concepts.circuits.nodes import pair_of, probes
 from icebear.concepts.circuits.records import AnswerNode, Edge, EdgeFaithfulness, Node, Token
 from icebear.concepts.passes.inputs import input_hooks
 from icebear.concepts.passes.run import Logits, first_layers, forward
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import by_place, hooks
 from icebear.errors import InputError
 from icebear.values import seed_of, whole
 
@@ -61,10 +61,7 @@ class FixedNeurons:
         """Site -> activations (L, T, N), in the prompt and in the counterfactual prompt."""
         self.inputs = inputs_of(self.model, self.pair)
         """The input (2, T, D) of each stack."""
-        self.numbers: dict[tuple[str, int], list[int]] = {}
-        """Site and layer -> the numbers of its nodes."""
-        for number, probe in enumerate(self.nodes):
-            self.numbers.setdefault((probe.site, probe.layer), []).append(number)
+        self.numbers = by_place(self.nodes)
 
     def value(self, number: int, base: int) -> Tensor:
         """Return the activations (n,) of a node in one of the prompts."""

@@ -25,7 +25,7 @@ from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import NeuronRecorder
 from icebear.concepts.passes.run import Logits, Place, forward, forward_backward
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import by_place, hooks
 
 TOKENS = 64
 """Rows times tokens of a pass: few rows, because a backward pass of rows costs what its highest layer does."""
@@ -88,10 +88,7 @@ class Sources(NeuronRecorder):
         super().__init__(model, objective.batch, tuple(difference))
         self.objective, self.rows, self.inputs, self.difference, self.nodes = objective, rows, inputs, difference, nodes
         self.read, self.on_targets = read, on_targets
-        self.numbers: dict[tuple[str, int], list[int]] = {}
-        """Site (or ``head``) and layer -> the numbers of its nodes."""
-        for number, (neuron, _) in enumerate(nodes):
-            self.numbers.setdefault((neuron.site, neuron.layer), []).append(number)
+        self.numbers = by_place(neuron for neuron, _ in nodes)
         self.edges: list[Tensor] = []
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:

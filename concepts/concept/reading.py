@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.models.model import Model
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import by_place, hooks
 from icebear.errors import InputError
 from icebear.records import Neuron
 
@@ -74,7 +74,7 @@ def see_each(
     activations at the tokens that count."""
     if not neurons:
         return
-    columns = {place: np.array(own) for place, own in columns_of(neurons).items()}
+    columns = {place: np.array(own) for place, own in by_place(neurons).items()}
     indices = {place: torch.tensor([neurons[column].index for column in own]) for place, own in columns.items()}
     counted = [counts(model, ids) for ids in rows]
 
@@ -97,14 +97,6 @@ def batches(rows: Sequence[list[int]]) -> list[list[int]]:
     """Return the numbers of the rows in batches, the shortest rows first."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
     return [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
-
-
-def columns_of(neurons: Sequence[Neuron]) -> dict[tuple[str, int], list[int]]:
-    """Return (site, layer) -> the places of its neurons in `neurons`."""
-    places: dict[tuple[str, int], list[int]] = {}
-    for column, neuron in enumerate(neurons):
-        places.setdefault((neuron.site, neuron.layer), []).append(column)
-    return places
 
 
 def counts(model: Model, ids: Sequence[int]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,16 @@ from icebear.concepts.models.model import Model
 from icebear.records import WRITERS
 
 Hook = Callable[[str, int, Tensor], Tensor | None]
+
+
+class Located(Protocol):
+    """What is in a layer of the model, such as a `Neuron`."""
+
+    @property
+    def site(self) -> str: ...
+
+    @property
+    def layer(self) -> int: ...
 
 
 @contextmanager
@@ -35,6 +45,14 @@ def hooks(model: Model, places: Iterable[tuple[str, int]], hook: Hook) -> Iterat
         for layer, sites in mixed.items():
             _experts(model, sites, layer, hook, undo)
         yield
+
+
+def by_place(nodes: Iterable[Located]) -> dict[tuple[str, int], list[int]]:
+    """Return site and layer -> the numbers of the nodes there."""
+    numbers: dict[tuple[str, int], list[int]] = {}
+    for number, node in enumerate(nodes):
+        numbers.setdefault((node.site, node.layer), []).append(number)
+    return numbers
 
 
 def neuron_site(site: str) -> str:

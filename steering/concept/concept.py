@@ -11,7 +11,7 @@ import torch
 from markupsafe import Markup
 
 from icebear.concepts.calibration import TEXTS
-from icebear.concepts.concept.reading import columns_of, counts, read, see_each
+from icebear.concepts.concept.reading import counts, read, see_each
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import objective_of
@@ -19,6 +19,7 @@ from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.concepts.passes.sites import by_place
 from icebear.concepts.render import page, render
 from icebear.concepts.vocabulary import direct_row
 from icebear.convert import CONVERTER, Saved, Tabled
@@ -223,8 +224,8 @@ class Concept(Saved, Tabled):
         """Measure how much of the logit of the most probable next token passes through the concept's neurons."""
         self.check(model)
         neurons = [part.neuron for part in self.parts]
-        by_place = columns_of(neurons).items()
-        blocked = BlockedNeurons({place: [neurons[c].index for c in columns] for place, columns in by_place})
+        places = by_place(neurons).items()
+        blocked = BlockedNeurons({place: [neurons[c].index for c in columns] for place, columns in places})
         whole, past, target = Inputs(), Inputs(), Logits(objective_of(model, [prompt]))
         logit = forward_backward(model, target, [whole], CP_LRP)[0][0].item()
         forward_backward(model, target, [past, blocked], CP_LRP)

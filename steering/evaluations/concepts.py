@@ -18,7 +18,7 @@ from torch import Tensor
 
 from icebear.concepts.concept.choosing import separation, universal
 from icebear.concepts.concept.ranking import RANKINGS, Material, word_ids
-from icebear.concepts.concept.reading import Read, columns_of, neurons_of, read, stream_means, vector_added
+from icebear.concepts.concept.reading import Read, neurons_of, read, stream_means, vector_added
 from icebear.concepts.concept.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.concepts.corpus import read_corpus
 from icebear.concepts.evaluation import report
@@ -27,6 +27,7 @@ from icebear.concepts.evaluation.protocol import CorpusName, Evaluation, Lines, 
 from icebear.concepts.evaluation.questions import CORPORA
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.sites import by_place
 from icebear.concepts.statistics import auroc
 from icebear.errors import InputError
 from icebear.steering.apply import steer
@@ -251,7 +252,7 @@ def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direct
         concepts |= {f"{way} {size}": data.concept(f"{way} {size}", ranked[:size], weights) for size in STEERED_SIZES}
     generator = np.random.default_rng([seed, stable_hash(data.topic.name)])
     best = concepts[f"means {STEERED_SIZES[-1]}"]
-    by_layer = columns_of(seen.neurons)
+    by_layer = by_place(seen.neurons)
     places = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
     signs = np.zeros(len(seen.neurons))
     signs[places] = generator.choice((-1.0, 1.0), len(places)) * [part.weight for part in best.parts]
