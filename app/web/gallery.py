@@ -62,10 +62,12 @@ def show() -> None:
 
 
 def _picture(finding: Finding) -> Markup:
-    """Return the heatmap without the tokens of the chat template."""
+    """Return the heatmap with a space in place of the chat template between two messages."""
     places = [place for place in range(len(finding.tokens)) if place not in finding.template]
     sinks = [number for number, place in enumerate(places) if place in finding.sinks]
-    return heatmap([finding.tokens[place] for place in places], [finding.values[place] for place in places], sinks)
+    before = [places[0] - 1, *places]
+    texts = [" " * (place - last > 1) + finding.tokens[place] for last, place in zip(before, places, strict=False)]
+    return heatmap(texts, [finding.values[place] for place in places], sinks)
 
 
 def _take(finding: Finding) -> None:

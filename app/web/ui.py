@@ -426,7 +426,8 @@ def node_table(explanation: Explanation, key: str, columns: Sequence[str], **val
     """
     table = explanation.to_frame().rename(columns={"polarity": "sign"})
     words = ("raises", "lowers") if explanation.effects else ("promotes",)
-    table = table.assign(**{name: table[name].map(", ".join) for name in ("raises", "lowers")})
+    joined = {name: table[name].map(", ".join) for name in ("raises", "lowers")}
+    table = table.assign(label=table["label"].fillna(""), **joined)
     columns = (*columns, *words)
     if any(node.ranked.neuron.site == "head" for node in explanation.nodes):
         apart = {"activation", "counterfactual"}
@@ -479,11 +480,11 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
 
 
 def data_table(table: pandas.DataFrame, rows: int = ROWS, **options: Any) -> None:
-    """Show a table with so many rows before it scrolls.
+    """Show a table with so many rows before it scrolls; a longer one shows half of the next row.
 
     Without a height, the page below it moves, perhaps under a click, when the browser has loaded the table's code.
     """
-    height = 35 * (1 + max(1, min(len(table), rows))) + 2
+    height = int(35 * (1 + max(1, min(len(table), rows + 0.5)))) + 2
     st.dataframe(table, hide_index=True, height=height, **options)
 
 
