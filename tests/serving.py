@@ -18,7 +18,7 @@ from typing import Any
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # Ends 200 ms after the last drawing of a run of the script, or after 500 ms in which no run begins. The state is
 # "initial" before the first run, which is waited for however long the server takes. A skeleton stands where the browser
-# loads the code of a table.
+# still loads the code of a table or a widget.
 SETTLED = """() => new Promise(done => {
     const app = document.querySelector('[data-testid=stApp]'), skeleton = '[data-testid=stSkeleton]';
     const ends = () => app.dataset.testScriptState == 'notRunning' && !app.querySelector(skeleton);

@@ -480,9 +480,9 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
 
 
 def data_table(table: pandas.DataFrame, rows: int = ROWS, **options: Any) -> None:
-    """Show a table with so many rows before it scrolls; a longer one shows half of the next row.
+    """Show a table of at most `rows` rows at a time; a longer one shows half of the next row, and scrolls.
 
-    Without a height, the page below it moves, perhaps under a click, when the browser has loaded the table's code.
+    Without a height, what is below the table would move, perhaps under a click, when the browser has loaded its code.
     """
     height = int(35 * (1 + max(1, min(len(table), rows + 0.5)))) + 2
     st.dataframe(table, hide_index=True, height=height, **options)

@@ -18,7 +18,7 @@ Hook = Callable[[str, int, Tensor], Tensor | None]
 
 
 class Located(Protocol):
-    """What is in a layer of the model, such as a `Neuron`."""
+    """Anything with a site and a layer, such as a `Neuron`."""
 
     @property
     def site(self) -> str: ...
@@ -48,7 +48,7 @@ def hooks(model: Model, places: Iterable[tuple[str, int]], hook: Hook) -> Iterat
 
 
 def by_place(nodes: Iterable[Located]) -> dict[tuple[str, int], list[int]]:
-    """Return site and layer -> the numbers of the nodes there."""
+    """Return (site, layer) -> the indices of its nodes in `nodes`."""
     numbers: dict[tuple[str, int], list[int]] = {}
     for number, node in enumerate(nodes):
         numbers.setdefault((node.site, node.layer), []).append(number)
