@@ -17,6 +17,8 @@ SAID = "Stopped. Run the same command again to resume."
 GRACE = 1.2
 """Seconds for the command to end in order: to leave transactions and stop workers."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MUST_NOT_RAISE = {"importlib._bootstrap", "asyncio.base_events"}
+"""Modules that call the rest. Imports swallow an exception, or abort inside torch's C++; tasks print its traceback."""
 
 _received: list[int] = []
 
@@ -27,14 +29,14 @@ class Stopped(SystemExit):
 
 def stoppable(command: Callable[[], None]) -> None:
     """Run a command that signals stop; this must be the main thread of a process without other work."""
-    # Python calls signal handlers only between two steps of the main thread, and an import may swallow their exception.
+    # Python calls signal handlers only between two steps of the main thread, and code may swallow their exception.
     # The handler of the system writes to this descriptor at once.
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reader,), daemon=True, name="stopping").start()
     complain = sys.unraisablehook
-    # Python prints an exception that it cannot raise, such as in a callback of an import. The watcher ends the process.
+    # Python prints an exception that it cannot raise, such as in `__del__`. The watcher ends the process.
     sys.unraisablehook = lambda lost: None if issubclass(lost.exc_type, Stopped) else complain(lost)
     try:
         for number in SIGNALS:
@@ -43,9 +45,7 @@ def stoppable(command: Callable[[], None]) -> None:
     except BaseException:
         if not _received:
             raise
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-        _end(_received[0])
+        _flush_and_end(_received[0])
     finally:
         signal.set_wakeup_fd(-1)
         writer.close()
@@ -53,6 +53,10 @@ def stoppable(command: Callable[[], None]) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     _received.append(number)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in MUST_NOT_RAISE:
+            _flush_and_end(number)
+        frame = frame.f_back
     raise Stopped(128 + number)
 
 
@@ -61,6 +65,12 @@ def _watch(reader: socket.socket) -> None:
         if data[0] in SIGNALS:
             time.sleep(GRACE)
             _end(data[0])
+
+
+def _flush_and_end(number: int) -> NoReturn:
+    with suppress(OSError, ValueError, RuntimeError):  # the last, if a write to stdout is in progress
+        sys.stdout.flush()
+    _end(number)
 
 
 def _end(number: int) -> NoReturn:

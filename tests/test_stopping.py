@@ -97,6 +97,21 @@ def test_during_imports(tmp_path, sent, seconds):
         ends(process, sent)
 
 
+@pytest.mark.parametrize("sent", SIGNALS)
+@pytest.mark.parametrize("work", ["import swallows", "import asyncio; asyncio.run(task())"])
+def test_no_exception_enters_an_import_or_a_task(tmp_path, sent, work):
+    """An import would swallow it, or abort inside torch's C++; a task would print its traceback."""
+    swallows = f"import os; print('buffered')\ntry: os.kill(os.getpid(), {sent})\nexcept BaseException: print('raised')"
+    (tmp_path / "swallows.py").write_text(swallows)
+    done = subprocess.run(
+        [sys.executable, "-c", f"async def task(): exec({swallows!r})\n{ENDLESS.format('pass', work)}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + sent, "running\nbuffered\n", f"{SAID}\n")
+
+
 def test_what_ends_by_itself_ends_as_before():
     assert subprocess.run([*COMMAND, "--version"], capture_output=True).returncode == 0
     assert subprocess.run([*COMMAND, "no-verb"], capture_output=True).returncode == 2
