@@ -46,8 +46,7 @@ def show(graph: Graph, request: tuple) -> None:
 
 
 def _table(columns: list[str], rows: list[tuple]) -> None:
-    percent = {name: st.column_config.NumberColumn(format="percent") for name in columns[1:]}
-    ui.data_table(pandas.DataFrame(rows, columns=columns), column_config=percent)
+    ui.data_table(pandas.DataFrame(rows, columns=columns), shares=columns[1:])
 
 
 def percent(share: float) -> str:

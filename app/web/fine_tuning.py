@@ -17,7 +17,6 @@ from icebear.records import TokenScore
 
 SHARES = {"undone": "undone", "same_size": "random, same norms", "random": "random, any", "largest": "largest norms"}
 """The restored changes, and the other changes beside them, as columns."""
-PERCENT = st.column_config.NumberColumn(format="percent")
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -48,7 +47,7 @@ def show(request: Request) -> None:
         return
     st.markdown("#### Weights that caused the difference")
     for kind, rows in (("layer", changes.layers), ("changed row", changes.changes)):
-        ui.data_table(_caused(kind, rows), column_config={"caused": ui.SIGNED, "undone alone": PERCENT})
+        ui.data_table(_caused(kind, rows), shares=["undone alone"], column_config={"caused": ui.SIGNED})
     st.markdown("#### What restoring them undoes")
     st.caption(
         "The share of the difference that is undone when the first changed rows take the base model's weights, beside "
@@ -58,11 +57,11 @@ def show(request: Request) -> None:
         {"rows": row.changes, **{title: getattr(row, name) for name, title in SHARES.items()}}
         for row in changes.restorations
     ]
-    ui.data_table(pandas.DataFrame(restored), column_config=dict.fromkeys(SHARES.values(), PERCENT))
+    ui.data_table(pandas.DataFrame(restored), shares=list(SHARES.values()))
 
 
 def _listed(answers: Sequence[TokenScore]) -> str:
-    return ", ".join(f"{text.strip() or text} {number}" for text, number in measured.listed(answers)[:3])
+    return ", ".join(f"{text!r} {number}" for text, number in measured.listed(answers)[:3])
 
 
 def _caused(kind: str, rows: Sequence[ChangeEffect]) -> pandas.DataFrame:

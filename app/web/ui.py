@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -49,6 +49,7 @@ LIGHT = ("why",)
 LINK = 6000
 """The longest conversation that goes into a link, in characters."""
 SIGNED = st.column_config.NumberColumn(format="%+.3f")
+PERCENT = st.column_config.NumberColumn(format="%.1f%%")
 FORMATS: dict[str, Any] = {
     "relevance": SIGNED,
     "activation": SIGNED,
@@ -479,13 +480,23 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
     data_table(table, key=key, on_select=open_chosen, selection_mode=modes, column_config=formats, **options)
 
 
-def data_table(table: pandas.DataFrame, rows: int = ROWS, **options: Any) -> None:
+def data_table(
+    table: pandas.DataFrame,
+    rows: int = ROWS,
+    *,
+    shares: Sequence[str] = (),
+    column_config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> None:
     """Show a table of at most `rows` rows at a time; a longer one shows half of the next row, and scrolls.
 
+    The columns `shares` are shown in percent, with one decimal.
     Without a height, what is below the table would move, perhaps under a click, when the browser has loaded its code.
     """
     height = int(35 * (1 + max(1, min(len(table), rows + 0.5)))) + 2
-    st.dataframe(table, hide_index=True, height=height, **options)
+    percents = {name: (100 * table[name]).round(1) + 0.0 for name in shares}  # -0.0 + 0.0 is 0.0
+    formats = {**(column_config or {}), **dict.fromkeys(shares, PERCENT)}
+    st.dataframe(table.assign(**percents), hide_index=True, height=height, column_config=formats, **options)
 
 
 def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> None:
