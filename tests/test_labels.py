@@ -223,7 +223,7 @@ def _label_alone(path, neurons, started):
     sample.SENTENCES, null.CONTROLS, auto.GROUP, sample.TOPICS = SENTENCES, 50, 4, 6
     started.set()
     with open_store(path) as store:
-        label_neurons(planted(), store, neurons)
+        label_neurons(planted(), store, neurons, on_progress=lambda *done: time.sleep(0.02))  # to be killed in time
 
 
 def test_ones_own_label_is_scored(indexed):
