@@ -236,7 +236,7 @@ def test_a_label_is_suggested_while_the_card_is_read(environment, monkeypatch):
     scored = threading.Event()
 
     def label(model, store, neurons, on_progress):
-        scored.wait(20)
+        scored.wait(120)
         store.labels.set_meanings(
             [Meaning(one, side, "words", "zebu", "token", 0.9, 0.01, True, {}) for one in neurons for side in "+-"]
         )
