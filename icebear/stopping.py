@@ -18,7 +18,8 @@ GRACE = 1.2
 """Seconds for the command to end in order: to leave transactions and stop workers."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MUST_NOT_RAISE = {"importlib._bootstrap", "asyncio.base_events"}
-"""Modules that call the rest. Imports swallow an exception, or abort inside torch's C++; tasks print its traceback."""
+"""The handler must not raise inside calls of these modules. An import swallows the exception, or torch's C++ code
+aborts on it; a task prints its traceback."""
 
 _received: list[int] = []
 
