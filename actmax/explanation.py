@@ -14,7 +14,14 @@ import torch
 from icebear.actmax.card import Card, describe
 from icebear.actmax.effect_map import effect_map
 from icebear.actmax.page import STYLE, card_fragment, groups_html, vocabulary_html
-from icebear.actmax.sentences import GROUPS_ABOUT, limits_sentence, reach_sentence, together_sentence, tokens_sentence
+from icebear.actmax.sentences import (
+    GROUPS_ABOUT,
+    empty_shares,
+    limits_sentence,
+    reach_sentence,
+    together_sentence,
+    tokens_sentence,
+)
 from icebear.actmax.writes import FEW
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, Nodes, ablate, ablation
@@ -146,7 +153,7 @@ class Explanation(Tabled):
     effects: Effects | None = None
     """The effects of the nodes on the next token; None where nodes cannot be set."""
     groups: tuple[ExplainedGroup, ...] = ()
-    """The groups with the largest relevance, of the first `GROUPED` nodes."""
+    """The groups with the largest relevance, of the `GROUPED` most relevant nodes."""
     together: ExplainedGroup | None = None
     """The first `GROUPED` nodes as one group."""
     changes: ExplainedChanges | None = None
@@ -169,9 +176,9 @@ class Explanation(Tabled):
     ) -> Explanation:
         """Explain an existing relevance.
 
-        sizes: the numbers of nodes to ablate. graph: the circuit of the same prompts. cards: the number of neurons with
-            a card from the store. groups: the number of groups. Raises `InputError` as `Relevance.top` and `ablation`
-            do.
+        sizes: the numbers of nodes to ablate, of each site apart. graph: the circuit of the same prompts. cards: the
+            number of neurons with a card from the store. groups: the number of groups. Raises `InputError` as
+            `Relevance.top` and `ablation` do.
         """
         ranking = ranking or Ranking(site="ffn")
         if ranking.position is None:
@@ -190,7 +197,12 @@ class Explanation(Tabled):
             relevance,
             ranking,
             nodes,
-            tuple(ablation(model, relevance, size, ranking.site or "ffn") for size in sizes),
+            tuple(
+                ablation(model, relevance, size, site, by=ranking.by)
+                for site in ([ranking.site] if ranking.site else relevance.sites)
+                if _can_ablate(model, relevance, site)
+                for size in sizes
+            ),
             removal_control=removal_control,
             without_counterfactual=without_counterfactual,
             circuit=CheckedCircuit.of(graph) if graph else None,
@@ -265,6 +277,7 @@ class Explanation(Tabled):
             reach=reach_sentence(self),
             limits=limits_sentence(self),
             about_groups=GROUPS_ABOUT,
+            empty=empty_shares(self.ablations).items(),
             details=cards or [(str(one.neuron), vocabulary_html(one)) for one in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
             groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
@@ -322,7 +335,7 @@ class _Explained:
         )
 
     def groups(self, patched: Patched, ranking: Ranking, count: int) -> Grouped:
-        """Return the `GROUPED` nodes with the largest relevance at all tokens as one group, and their first groups."""
+        """Return the `GROUPED` most relevant nodes of all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
         rows = relevance.top(max(1, min(GROUPED, READ // len(relevance.tokens))), site, position="all")
         patchable = Nodes.of(model, relevance, site) if _can_ablate(model, relevance, site) else None
@@ -428,7 +441,7 @@ def controlled(
         relevance,
         ranking,
         store=store,
-        sizes=SIZES if compared and _can_ablate(model, relevance, ranking.site or "ffn") else (),
+        sizes=SIZES if compared else (),
         removal_control=token_removal_control(model, prompt, relevance) if next_token else None,
         without_counterfactual=attribute(model, prompt, **answer, sites=()) if alone else None,
         graph=graph,
@@ -482,7 +495,7 @@ def silencing_control(
 def _can_ablate(model: Model, relevance: Relevance, site: str) -> bool:
     if relevance.contrast_phrase or model.task.stacks == 2:
         return False
-    known = site in ("ffn", "head") and neuron_site(site) in relevance.sites
+    known = site in ("ffn", "attn", "head") and neuron_site(site) in relevance.sites
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)
 
 

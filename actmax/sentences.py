@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from icebear.concepts.attribution.effect_words import effect_text, effect_words
@@ -66,6 +67,11 @@ def shares_text(ablation: Ablation | None) -> str:
     )
 
 
+def empty_shares(ablations: Sequence[Ablation]) -> dict[str, float]:
+    """Return site -> sufficiency of no nodes, where it is not 0 to the percent."""
+    return {row.site: row.empty_sufficiency for row in ablations if abs(row.empty_sufficiency) >= 0.005}
+
+
 def together_sentence(explanation: Explanation) -> str:
     """Say what the grouped nodes do together."""
     if explanation.together is None:
@@ -76,7 +82,7 @@ def together_sentence(explanation: Explanation) -> str:
     values = "counterfactual values" if compared else "averages on other texts"
     site = NODES[explanation.ranking.site or "ffn"]
     return (
-        f"Together, the {len(group.nodes)} nodes ({site} at a token) with the largest relevance raise {raises}, and "
+        f"Together, the {len(group.nodes)} most relevant nodes ({site} at a token) raise {raises}, and "
         f"lower {lowers}. The baseline of raise and lower is the prediction in which these nodes have their {values}."
     )
 
@@ -88,9 +94,10 @@ def reach_sentence(explanation: Explanation) -> str:
         return ""
     compared = explanation.relevance.counterfactual is not None
     values = "counterfactual values" if compared else "average on other texts"
+    empty = "".join(f", no nodes {share:z.0%}" for share in empty_shares([row]).values())
     return (
         f"These {row.nodes} nodes recover {row.sufficiency:z.0%} of the difference when all other nodes take their "
-        f"{values} (random nodes {row.random_sufficiency:z.0%}). When only these nodes take their {values}, "
+        f"{values} (random nodes {row.random_sufficiency:z.0%}{empty}). When only these nodes take their {values}, "
         f"{row.necessity:z.0%} of the difference is lost (random nodes {row.random_necessity:z.0%})."
     )
 

@@ -20,7 +20,7 @@ from torch import nn
 from icebear.actmax.claims import writing
 from icebear.actmax.claims.check import check_claim
 from icebear.actmax.claims.claim import Claim
-from icebear.actmax.claims.kind import Kind, largest_nodes
+from icebear.actmax.claims.kind import Kind, most_relevant
 from icebear.actmax.claims.kinds.answer import AnswerClaim
 from icebear.actmax.claims.kinds.flip import FlipClaim
 from icebear.actmax.claims.kinds.nodes import NecessityClaim, SufficiencyClaim
@@ -63,9 +63,9 @@ def drafts(model: Model) -> list[Kind]:
         about = writing.subject(model, relevance, prompt, other)
         whats += [what for what, _ in writing.of_explanation(model, explanation, prompt, other)]
         for count in (100, 1000) if prompt == PAIRS[0][0] else (1000,):
-            nodes = largest_nodes(relevance, "ffn", count)
+            nodes = most_relevant(relevance, "ffn", count)
             whats += [SufficiencyClaim(**about, nodes=nodes), NecessityClaim(**about, nodes=nodes)]
-        whats.append(SimilarClaim(**about, nodes=largest_nodes(relevance, "ffn", 100)))
+        whats.append(SimilarClaim(**about, nodes=most_relevant(relevance, "ffn", 100)))
         graph = circuit(model, prompt, counterfactual=other, nodes=20)
         whats += [what for what, _ in writing.of_graph(model, graph, None, prompt, other)][:2]
     whats += [AnswerClaim(prompt, model.predict(prompt, 1)[0].text) for prompt in ANSWERS]

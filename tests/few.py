@@ -17,6 +17,7 @@ FEW = {
     "icebear.app.web.concept.DRAWS": 1,
     "icebear.app.web.concept.NEW_TOKENS": 8,
     "icebear.concepts.attribution.controls.DRAWS": 1,
+    "icebear.concepts.attribution.controls.DRAWS_OF_HEADS": 1,
     "icebear.concepts.circuits.checks.DRAWS": 1,
     "icebear.concepts.corpus.held_out": partial(held_out, 2),
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],

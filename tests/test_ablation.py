@@ -55,11 +55,28 @@ def test_f_is_its_definition(model, result):
     choices = [largest(result.ffn, k) for k in (1, 5, 40)]
     selected, left = recovered_shares(nodes, choices)
     everything = torch.ones(nodes.shape, dtype=torch.bool)
-    whole, none = by_hand(model, everything), by_hand(model, ~everything)
+    with torch.no_grad():
+        at_x, at_c = (model.net(torch.tensor([ids])).logits[0, -1] for ids in (IDS, OTHER))
+    at_x, at_c = ((logits[11] - logits[12]).item() for logits in (at_x, at_c))
+    assert nodes.ends == pytest.approx((at_x, at_c), rel=1e-5)
     for choice, k, rest in zip(choices, selected, left, strict=True):
-        assert k == pytest.approx((by_hand(model, choice) - none) / (whole - none), rel=1e-6)
-        assert rest == pytest.approx((by_hand(model, ~choice) - none) / (whole - none), rel=1e-6)
-    assert recovered_shares(nodes, [everything]) == (pytest.approx([1]), pytest.approx([0]))
+        assert k == pytest.approx((by_hand(model, choice) - at_c) / (at_x - at_c), rel=1e-5)
+        assert rest == pytest.approx((by_hand(model, ~choice) - at_c) / (at_x - at_c), rel=1e-5)
+    empty = (by_hand(model, ~everything) - at_c) / (at_x - at_c)
+    assert abs(empty) > 1e-3  # the prompt's own embeddings bring a part of the difference back
+    assert nodes.empty_share == pytest.approx(empty, rel=1e-4)
+    assert ablation(model, result, 5).empty_sufficiency == nodes.empty_share
+    assert recovered_shares(nodes, [everything]) == (pytest.approx([1]), pytest.approx([empty], rel=1e-4))
+
+
+def test_the_nodes_of_an_ablation_are_those_that_top_lists(model, result):
+    nodes = Nodes.of(model, result)
+    for by in ("positive", "absolute"):
+        mask = torch.zeros(nodes.shape, dtype=torch.bool)
+        for row in result.top(40, "ffn", position="all", by=by):
+            mask[row.neuron.layer, row.position, row.neuron.index] = True
+        measured, ((alone,), (others,)) = ablation(model, result, 40, by=by), recovered_shares(nodes, [mask])
+        assert (measured.sufficiency, measured.necessity) == pytest.approx((alone, 1 - others))
 
 
 def test_without_a_counterfactual_neurons_take_their_means_but_not_at_sinks(model):
@@ -77,9 +94,10 @@ def test_all_heads_are_the_whole_and_none_is_nothing(model, result):
     nodes = Nodes.of(model, result, "head")
     assert nodes.shape == result.heads().shape
     everything = torch.ones(nodes.shape, dtype=torch.bool)
+    empty = nodes.empty_share
     assert recovered_shares(nodes, [everything, ~everything]) == (
-        pytest.approx([1, 0]),
-        pytest.approx([0, 1], abs=1e-9),
+        pytest.approx([1, empty]),
+        pytest.approx([empty, 1], abs=1e-9),
     )
     assert (nodes.change() == 0).all(dim=(0, 2)).tolist() == [True, True, *[False] * 6]  # before the prompts differ
 
@@ -102,11 +120,23 @@ def test_the_gains_of_nodes_are_gradient_x_difference(model, result):
 def test_matched_nodes_are_as_many_at_the_same_layers_and_tokens():
     generator = torch.Generator().manual_seed(0)
     chosen = torch.rand(3, 4, 20, generator=generator) < 0.2
-    drawn = random_nodes(chosen, generator)
+    drawn = random_nodes(chosen, "ffn", generator)
     assert torch.equal(drawn.sum(-1), chosen.sum(-1))
     assert not (drawn & chosen).any()
     full = torch.ones(1, 1, 5, dtype=torch.bool)
-    assert torch.equal(random_nodes(full, generator), full)
+    assert not random_nodes(full, "ffn", generator).any()
+    full[..., :2] = False
+    assert torch.equal(random_nodes(full, "ffn", generator), ~full)
+
+
+def test_random_heads_are_other_heads_of_any_layer_at_the_same_tokens():
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.zeros(5, 3, 4, dtype=torch.bool)
+    chosen[4, 1, :3] = True  # most heads of a layer, which leave one to draw from
+    drawn = torch.stack([random_nodes(chosen, "head", generator) for _ in range(200)])
+    assert not (drawn & chosen).any()
+    assert (drawn.sum((1, 3)) == torch.tensor([0, 3, 0])).all()
+    assert (drawn.any(0)[:, 1] == ~chosen[:, 1]).all()
 
 
 def test_what_cannot_be_ablated_says_why(model, result):

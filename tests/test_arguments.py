@@ -171,7 +171,7 @@ DOORS = {
     "top.k, kept": (lambda at, x: at.top.top(x, position="all"), (*NO_COUNT, 4)),
     "top.site": (lambda at, x: at.relevance.top(site=x), ("x", "", 3, True, ["ffn"], "q")),
     "top.polarity": (lambda at, x: at.relevance.top(polarity=x), NO_SIGN),
-    "top.sign": (lambda at, x: at.relevance.top(sign=x), (*NO_SIGN, None)),
+    "top.by": (lambda at, x: at.relevance.top(by=x), ("+", "", 3, None, [])),
     "top.position": (lambda at, x: at.relevance.top(position=x), ("x", 99, -99, 2.5, True, None, [0], NAN)),
     "top.layers": (lambda at, x: at.relevance.top(layers=x), (99, -1, [99], range(9), "1", 2.5, [2.5], True)),
     "to_frame.k": (lambda at, x: at.relevance.to_frame(x), NO_COUNT),

@@ -23,7 +23,7 @@ from icebear import Edit, Model, Neuron, attribute, check, circuit, find_concept
 from icebear.actmax.claims import files, writing
 from icebear.actmax.claims.claim import Claim
 from icebear.actmax.claims.files import append_claims, read_claims, write_claims
-from icebear.actmax.claims.kind import Measured, NodeId, largest_nodes
+from icebear.actmax.claims.kind import Measured, NodeId, most_relevant
 from icebear.actmax.claims.kinds import KINDS
 from icebear.actmax.claims.kinds.answer import AnswerClaim
 from icebear.actmax.claims.kinds.concept import ConceptClaim
@@ -69,7 +69,7 @@ def about(made, relevance):
 
 @pytest.fixture(scope="module")
 def nodes(relevance):
-    return largest_nodes(relevance, "ffn", 40)
+    return most_relevant(relevance, "ffn", 40)
 
 
 EDIT = Edit.parse("L2.ffn.3=60")

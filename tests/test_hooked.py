@@ -162,8 +162,7 @@ def test_ablation_sets_all_other_nodes_to_their_counterfactual_values(name, made
     model = made(name)
     result = attribute(model, IDS, 0, 1, counterfactual=OTHER, position=5)
     nodes = Nodes.of(model, result)
-    flat = result.ffn.abs().flatten()
-    chosen = (flat >= flat.topk(3).values[-1]).view(nodes.shape)
+    chosen = result.mask(result.top(3, "ffn", position="all"), "ffn")
     there = result.neurons.counterfactual["ffn"]
 
     def number(kept):
@@ -181,10 +180,12 @@ def test_ablation_sets_all_other_nodes_to_their_counterfactual_values(name, made
     assert nodes.numbers([chosen, ~chosen]) == pytest.approx(own, abs=1e-9)
     with torch.no_grad():
         logits = model.net(torch.tensor([IDS, OTHER])).logits[:, 5]
-    whole, none = (logits[0, 0] - logits[0, 1]).item(), number(torch.zeros_like(chosen))
+    at_x, at_c = (logits[:, 0] - logits[:, 1]).tolist()
     measured = ablation(model, result, 3)
-    assert measured.sufficiency == pytest.approx((own[0] - none) / (whole - none), abs=1e-6)
-    assert measured.necessity == pytest.approx(1 - (own[1] - none) / (whole - none), abs=1e-6)
+    assert measured.sufficiency == pytest.approx((own[0] - at_c) / (at_x - at_c), abs=1e-6)
+    assert measured.necessity == pytest.approx(1 - (own[1] - at_c) / (at_x - at_c), abs=1e-6)
+    empty = number(torch.zeros_like(chosen))
+    assert measured.empty_sufficiency == pytest.approx((empty - at_c) / (at_x - at_c), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["plain", "bidirectional, outputs", "outputs", "gated", "rotary"])

@@ -210,7 +210,7 @@ def test_which_neurons_with_their_controls(session, model, site, counterfactual)
     best = relevance.top(2, site, position="all" if counterfactual else "last")
     assert [row["neuron"] for row in result["neurons"]] == [str(row.neuron) for row in best]
     assert result["control"]["draws"] == 20 if site != "head" else 0 < result["control"]["draws"] <= 20
-    assert bool(result["ablation"]) is (counterfactual is not None and site != "attn")
+    assert bool(result["ablation"]) is (counterfactual is not None)
     nodes = Explanation.of(model, relevance, Ranking(2, site), groups=3)
     for row, node in zip(result["neurons"], nodes.nodes, strict=True):
         assert (row["raises"], row["lowers"]) == (list(node.raises), list(node.lowers))

@@ -111,8 +111,8 @@ def test_the_largest_and_the_sums_are_those_of_all(name):
             ranked = values.clone()
             ranked[:, list(apart[row])] = torch.nan
             flat = ranked[~ranked.isnan()]
-            for sign, order in (("+", flat.sort(descending=True)), ("-", flat.sort())):
-                top = result.top(7, site, sign)
+            recorded = result.top(7, site)
+            for top, order in ((recorded[:7], flat.sort(descending=True)), (recorded[7:], flat.sort())):
                 torch.testing.assert_close(torch.tensor([r.relevance for r in top]), order.values[:7])
                 for r in top:
                     place = r.neuron.layer, r.position, r.neuron.index
@@ -151,8 +151,8 @@ def test_keeping_the_top_changes_nothing_that_is_told(llama, query, checkpoint):
         torch.testing.assert_close(top.of(site), every.of(site)[:, at])
         torch.testing.assert_close(top.activation(site), every.activation(site)[:, at])
     for site in (*every.sites, "head", None):
-        for position, sign in (("all", "+"), ("all", "-"), ("last", "+")):
-            some, all_ = (one.top(9, site, position=position, sign=sign) for one in (top, every))
+        for position, by in (("all", "positive"), ("all", "negative"), ("all", "absolute"), ("last", "positive")):
+            some, all_ = (one.top(9, site, position=position, by=by) for one in (top, every))
             assert [(r.neuron, r.position) for r in some] == [(r.neuron, r.position) for r in all_]
             for a, b in zip(some, all_, strict=True):
                 output = [

@@ -12,8 +12,10 @@ from icebear.app.cli.main import main
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked
 
+SIZE = {"positive": lambda r: r, "negative": lambda r: -r, "absolute": abs}
 
-def brute(result, site, polarity, positions, sign):
+
+def brute(result, site, polarity, positions, by="positive"):
     rows = []
     for layer in range(result.of(site).shape[0]):
         for position in positions:
@@ -22,21 +24,22 @@ def brute(result, site, polarity, positions, sign):
                 if (polarity == "+" and activation < 0) or (polarity == "-" and activation >= 0):
                     continue
                 value = result.of(site)[layer, position, index].item()
-                rows.append(Ranked(Neuron(layer, site, index), position, activation, value))
-    return sorted(rows, key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron, r.position))
+                if SIZE[by](value) > 0:
+                    rows.append(Ranked(Neuron(layer, site, index), position, activation, value))
+    return sorted(rows, key=lambda r: (-SIZE[by](r.relevance), r.neuron, r.position))
 
 
 @pytest.mark.parametrize("site", ["ffn", "attn"])
 @pytest.mark.parametrize("polarity", [None, "+", "-"])
-@pytest.mark.parametrize("sign", ["+", "-"])
-def test_top_equals_a_sort(llama, site, polarity, sign):
+@pytest.mark.parametrize("by", SIZE)
+def test_top_equals_a_sort(llama, site, polarity, by):
     result = attribute(llama, IDS)
     last = len(IDS) - 1
     for position, positions in (("last", [last]), (2, [2]), (-2, [last - 1]), ("all", range(1, last + 1))):
-        expected = brute(result, site, polarity, positions, sign)[:7]
-        assert result.top(7, site, polarity, position, sign=sign) == expected
-    everything = result.top(7, site, polarity, "all", include_sinks=True, sign=sign)
-    assert everything == brute(result, site, polarity, range(last + 1), sign)[:7]
+        expected = brute(result, site, polarity, positions, by)[:7]
+        assert result.top(7, site, polarity, position, by=by) == expected
+    everything = result.top(7, site, polarity, "all", include_sinks=True, by=by)
+    assert everything == brute(result, site, polarity, range(last + 1), by)[:7]
 
 
 def test_ties_go_to_the_smaller_id(llama, generator):
@@ -44,7 +47,7 @@ def test_ties_go_to_the_smaller_id(llama, generator):
     flat = result.ffn.view(-1)
     for place in range(len(flat)):
         flat[place] = generator.choice([-1.0, 0.0, 2.0])
-    assert result.top(15, "ffn", position="all") == brute(result, "ffn", None, range(1, len(IDS)), "+")[:15]
+    assert result.top(15, "ffn", position="all") == brute(result, "ffn", None, range(1, len(IDS)))[:15]
 
 
 def test_sites_rank_together_and_heads_sum(llama):
@@ -68,17 +71,17 @@ def test_several_explained_tokens_are_ranked_by_their_sum(model):
     """At the position that gave most of it, with the activation there; on the page and in JSON too."""
     result = attribute(model, "ice", target_text="bear")
     places = range(2, 6)  # where each of the four letters is predicted
-    for sign, polarity in product("+-", (None, "+", "-")):
+    for by, polarity in product(("positive", "negative"), (None, "+", "-")):
         rows = []
         for layer, index in product(range(model.layers), range(model.width("ffn"))):
             parts = [result.ffn[layer, place, index].item() for place in places]
-            place = places[parts.index(max(parts) if sign == "+" else min(parts))]
+            place = places[parts.index(max(parts) if by == "positive" else min(parts))]
             activation = result.activation("ffn")[layer, place, index].item()
             row = Ranked(Neuron(layer, "ffn", index), place, activation, sum(parts))
             assert result.of_neuron(row.neuron) == pytest.approx(row.relevance, abs=1e-5)
-            rows += [row] * (polarity in (None, row.polarity))
-        rows.sort(key=lambda row: row.relevance, reverse=sign == "+")
-        ranked = result.top(9, "ffn", polarity, sign=sign)
+            rows += [row] * (polarity in (None, row.polarity) and SIZE[by](row.relevance) > 0)
+        rows.sort(key=lambda row: -SIZE[by](row.relevance))
+        ranked = result.top(9, "ffn", polarity, by=by)
         assert [(r.neuron, r.position, r.activation) for r in ranked] == [
             (r.neuron, r.position, r.activation) for r in rows[:9]
         ]

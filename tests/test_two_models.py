@@ -256,7 +256,7 @@ def test_a_list_a_phrase_and_patched_activations(llama):
         assert result.total == pytest.approx(alone.total)
     phrase = attribute(llama, IDS, target_text=[(3, 4)], contrast=[(5, 6)], base_model=base)
     assert phrase.caused_total == pytest.approx(phrase.total, abs=1e-4)
-    assert ablation(llama, many[0], 10**6).necessity > 0
+    assert ablation(llama, many[0], 10**6, by="absolute").necessity > 0
     several = attribute(llama, IDS, 1, 2, base_model=base, counterfactual=[OTHER, IDS])
     assert several.caused_total + several.conservation().tokens == pytest.approx(several.total, abs=1e-4)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.controls import largest
+from icebear.concepts.attribution.ranking import By
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.sites import neuron_site
@@ -105,10 +105,10 @@ def mask_of(model: Model, relevance: Relevance, nodes: tuple[NodeId, ...]) -> Te
     return chosen
 
 
-def largest_nodes(relevance: Relevance, site: str, count: int) -> tuple[NodeId, ...]:
-    """Return the nodes with the largest absolute relevance, by layer and position."""
-    places = largest(scores_of(relevance, site), count).nonzero().tolist()
-    return tuple(NodeId(Neuron(layer, site, index), position) for layer, position, index in places)
+def most_relevant(relevance: Relevance, site: str, count: int, by: By = "positive") -> tuple[NodeId, ...]:
+    """Return the nodes that `Relevance.top` ranks first at all tokens."""
+    ranked = relevance.top(count, site, position="all", by=by)
+    return tuple(NodeId(row.neuron, row.position) for row in ranked)
 
 
 def site_of(nodes: tuple[NodeId, ...]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from icebear.actmax.claims.claim import Claim
 from icebear.actmax.claims.files import append_claims
-from icebear.actmax.claims.kind import Kind, Measured, NodeId, largest_nodes
+from icebear.actmax.claims.kind import Kind, Measured, NodeId, most_relevant
 from icebear.actmax.claims.kinds.answer import AnswerClaim
 from icebear.actmax.claims.kinds.concept import ConceptClaim
 from icebear.actmax.claims.kinds.edge import EdgeClaim
@@ -85,11 +85,10 @@ def of_explanation(model: Model, explanation: Explanation, prompt: Any, counterf
 def of_ranking(model: Model, explanation: Explanation, prompt: Any, counterfactual: Any) -> list[Draft]:
     """Return claims of the first nodes of a ranking, and of the sufficiency and necessity that were measured."""
     relevance = explanation.relevance
-    about = subject(model, relevance, prompt, counterfactual)
-    site = explanation.ranking.site or "ffn"
+    about, by = subject(model, relevance, prompt, counterfactual), explanation.ranking.by
     drafts: list[Draft] = [(what, None) for what in _of_nodes(model, explanation.nodes[:NODES], about)]
     for one in explanation.ablations:
-        drafts += _of_ablation(one, largest_nodes(relevance, site, one.nodes), about)
+        drafts += _of_ablation(one, most_relevant(relevance, one.site, one.nodes, by), about)
     return drafts
 
 

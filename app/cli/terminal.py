@@ -18,6 +18,7 @@ from rich.tree import Tree
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import meanings
 from icebear.actmax.page import RELMAX, WRITES, nearest_title, token_count_note, writes_about
+from icebear.actmax.sentences import empty_shares
 from icebear.concepts.attribution.effect_words import effect_text
 from icebear.concepts.circuits.drawing import summary, top_sources
 from icebear.concepts.models.prompts import prompt_line
@@ -220,16 +221,21 @@ def _nodes_title(explanation: icebear.Explanation) -> str:
 
 
 def ablation_table(ablations: Sequence[Ablation]) -> Table:
-    rows = []
-    for row in ablations:
-        nodes, *numbers = vars(row).values()
-        rows.append([f"{nodes:,}", *(f"{round(share, 2) + 0.0:.2f}" for share in numbers)])
+    columns = ("sufficiency", "necessity")
+    names = [f"{control}{column}" for control in ("", "random_", "most_changed_") for column in columns]
+    rows = [[row.site, f"{row.nodes:,}", *(f"{getattr(row, name):z.2f}" for name in names)] for row in ablations]
+    caption = [
+        "random: as many other neurons of the same layers and tokens (heads of the same tokens), median of 5 sets (of heads 20).",
+        "most changed: nodes whose activations change most.",
+        *(f"No {site} nodes at all: sufficiency {share:z.2f}." for site, share in empty_shares(ablations).items()),
+    ]
     return grid(
-        ">nodes by size of relevance",
-        *(f">{name}{kind}" for name in ("", "random: ", "most changed: ") for kind in ("sufficiency", "necessity")),
+        "site",
+        ">nodes",
+        *(f">{name.replace('random_', 'random: ').replace('most_changed_', 'most changed: ')}" for name in names),
         rows=rows,
-        title="Sufficiency and necessity, with controls",
-        caption="random: nodes of the same layers and tokens. most changed: nodes whose activations change most.",
+        title="Sufficiency and necessity of the most relevant nodes, with controls",
+        caption=" ".join(caption),
     )
 
 

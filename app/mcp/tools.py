@@ -196,7 +196,7 @@ class Tools:
         sites = ("attn",) if site == "head" else (site,)
         other = other_prompt(read, counterfactual)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
-        sizes = sorted({k, *LISTS}) if counterfactual and site != "attn" else []
+        sizes = sorted({k, *LISTS}) if counterfactual else []
         with self.session.store() as store:
             groups = GROUPS if len(relevance.tokens) <= SHORT and can_group(relevance, site) else 0
             ranking = Ranking(RANKED, site)

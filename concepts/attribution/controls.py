@@ -1,10 +1,13 @@
 """Sufficiency and necessity of nodes: activation patching with counterfactual values, with random controls.
 
-Without a counterfactual, the mean activations on the calibration texts take their place (mean ablation).
-A node is a neuron or attention head at a token. F(K) = (m(K) - m(0)) / (m(x) - m(0)), where m is the explained number.
-In m(K), the nodes of K are recomputed and all other nodes of the site take their counterfactual values; in m(0), all
-nodes take them. Sufficiency is F(K) ("faithfulness" in Marks et al. 2024, arXiv 2403.19647); necessity is 1
-minus F of all other nodes (1 - "completeness").
+A node is a neuron or attention head at a token. F(K) = (m(K) - m(c)) / (m(x) - m(c)), where m is the explained number,
+x the prompt and c the counterfactual. In m(K), the nodes of K are recomputed and all other nodes of the site take their
+counterfactual values. Sufficiency is F(K) ("faithfulness" in Marks et al. 2024, arXiv 2403.19647); necessity is 1
+minus F of all other nodes (1 - "completeness"). F of no nodes is not 0 where what is recomputed, such as attention to
+the last token's own embedding, brings a part of the difference back.
+
+Without a counterfactual, the mean activations on the calibration texts take the place of counterfactual values (mean
+ablation), and m(c) is the number when all nodes take them.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.result import Relevance
+from icebear.concepts.attribution.ranking import By
+from icebear.concepts.attribution.result import Counterfactual, Relevance
 from icebear.concepts.calibration import calibrate
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
@@ -30,7 +34,8 @@ from icebear.values import seed_of, shown, whole
 
 ROWS = 24
 """The number of node sets that go through the model at once."""
-DRAWS = 5
+DRAWS, DRAWS_OF_HEADS = 5, 20
+"""Random sets of nodes. Single heads differ more than single neurons do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +50,8 @@ class Nodes:
     sites: tuple[str, ...]
     own: dict[str, Tensor]
     there: dict[str, Tensor]
+    compared: float | None = None
+    """m(c); None for the number when all nodes take the values `there`."""
 
     @classmethod
     def of(cls, model: Model, relevance: Relevance, *sites: str) -> Nodes:
@@ -66,7 +73,8 @@ class Nodes:
             return cls(model, one, sites, own, {site: _means(model, relevance, site) for site in sites})
         contrast = relevance.contrast.id if relevance.contrast else None
         there = {site: relevance.neurons.counterfactual[neuron_site(site)] for site in sites}
-        return cls(model, replace(one, contrasts=(contrast,)), sites, own, there)
+        compared = _counterfactual_number(model, relevance.counterfactual, contrast)
+        return cls(model, replace(one, contrasts=(contrast,)), sites, own, there, compared)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -96,15 +104,28 @@ class Nodes:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """m(x) and m(0). Raises `InputError` if they are equal."""
-        everything = torch.ones(self.shape, dtype=torch.bool)
-        whole, none = self.numbers([everything, ~everything])
-        if whole == none:
+        """m(x) and m(c). Raises `InputError` if they are equal, or if patching the whole site changes nothing."""
+        complete, empty = self.extremes
+        compared = empty if self.compared is None else self.compared
+        if complete in (compared, empty):
             raise InputError(
-                "Patching all neurons of the site does not change the explained number; choose another counterfactual "
-                "or another site."
+                "The explained number does not change when all neurons of the site take their counterfactual values; "
+                "choose another counterfactual or another site."
             )
-        return whole, none
+        return complete, compared
+
+    @cached_property
+    def empty_share(self) -> float:
+        """F of no nodes."""
+        (complete, compared), (_, empty) = self.ends, self.extremes
+        return (empty - compared) / (complete - compared)
+
+    @cached_property
+    def extremes(self) -> tuple[float, float]:
+        """The explained number with all nodes recomputed, and with none."""
+        everything = torch.ones(self.shape, dtype=torch.bool)
+        complete, empty = self.numbers([everything, ~everything])
+        return complete, empty
 
     def gains(self, recomputed: Tensor) -> Tensor:
         """Return (L, T, W) the first-order effect of also recomputing each other node: gradient x difference."""
@@ -155,6 +176,14 @@ def _means(model: Model, relevance: Relevance, site: str) -> Tensor:
     return values
 
 
+def _counterfactual_number(model: Model, counterfactual: Counterfactual, contrast: int | None) -> float:
+    """Return m(c), the mean over several counterfactuals."""
+    if counterfactual.model:
+        return fmean(counterfactual.numbers)
+    rows = [replace(pair.rows([1]), contrasts=(contrast,)) for pair in counterfactual.pairs]
+    return fmean(forward(model, Logits(row), []).item() for row in rows)
+
+
 def largest(scores: Tensor, k: int) -> Tensor:
     """Return the mask of the k nodes with the largest |score|."""
     flat = scores.abs().flatten()
@@ -163,10 +192,21 @@ def largest(scores: Tensor, k: int) -> Tensor:
     return chosen.view(scores.shape)
 
 
-def random_nodes(chosen: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw layer- and token-matched random nodes: as many others at each layer and token, or any if too few."""
+def most_relevant(scores: Tensor, k: int, positions: Sequence[int]) -> Tensor:
+    """Return the mask of at most k nodes (L, T, W) with the largest scores above 0 at some positions."""
+    allowed = torch.zeros_like(scores)
+    allowed[:, list(positions)] = scores[:, list(positions)].clamp(min=0)
+    return largest(allowed, min(k, int((allowed > 0).sum())))
+
+
+def random_nodes(chosen: Tensor, site: str, generator: torch.Generator) -> Tensor:
+    """Draw a random mask (L, T, N) of nodes that are not chosen: as many neurons at each layer and token as `chosen`
+    has, or as many heads at each token, from all layers. Where fewer are left, all of them are drawn."""
+    if site == "head":  # a layer has few heads, of which the chosen ones would leave less than a choice
+        by_token = chosen.transpose(0, 1).flatten(1)  # (T, L * H)
+        return random_nodes(by_token, "", generator).unflatten(1, (len(chosen), -1)).transpose(0, 1)
     draw = torch.rand(chosen.shape, generator=generator).masked_fill(chosen, -1)
-    counts = chosen.sum(-1, keepdim=True)
+    counts = torch.minimum(chosen.sum(-1, keepdim=True), (~chosen).sum(-1, keepdim=True))
     most = int(counts.max())
     return torch.zeros_like(chosen).scatter(-1, draw.topk(most).indices, torch.arange(most) < counts)
 
@@ -175,6 +215,8 @@ def random_nodes(chosen: Tensor, generator: torch.Generator) -> Tensor:
 class Ablation:
     """Sufficiency and necessity of a list of nodes, with two controls. They may be below 0 or above 1 (overshoot)."""
 
+    site: str
+    """The site, or sites joined by +."""
     nodes: int
     sufficiency: float
     """F of the list: the share of the difference that comes about when all other nodes take their counterfactual
@@ -182,15 +224,19 @@ class Ablation:
     necessity: float
     """1 - F of all other nodes: the share that is lost when only the list takes its counterfactual values."""
     random_sufficiency: float
-    """Sufficiency of as many random nodes at the same layers and tokens, the mean of `DRAWS` draws."""
+    """The median sufficiency of `DRAWS` random sets (`random_nodes`), for heads of `DRAWS_OF_HEADS`."""
     random_necessity: float
     most_changed_sufficiency: float
     """Sufficiency of as many nodes whose activations change most, by |a - a'|."""
     most_changed_necessity: float
+    empty_sufficiency: float
+    """F of no nodes: what is there when all nodes take their counterfactual values."""
 
 
-def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed: int = 0) -> Ablation:
-    """Measure sufficiency and necessity of the k nodes with the largest |relevance|, with random controls.
+def ablation(
+    model: Model, relevance: Relevance, k: int, site: str = "ffn", seed: int = 0, by: By = "positive"
+) -> Ablation:
+    """Measure sufficiency and necessity of the k most relevant nodes, with random controls.
 
     Parameters
     ----------
@@ -199,11 +245,13 @@ def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed
         A relevance that recorded all positions. Without a counterfactual or a base model, nodes take their mean
         activation on the calibration texts.
     k : int
-        The number of nodes.
+        The number of nodes, as `Relevance.top` ranks them at all tokens: by positive relevance, without sinks.
     site : str
         ``ffn``, ``attn`` or ``head``.
     seed : int
         The seed of the random control.
+    by : {"positive", "negative", "absolute"}
+        The order, as in `Relevance.top`.
 
     Returns
     -------
@@ -223,28 +271,36 @@ def ablation(model: Model, relevance: Relevance, k: int, site: str = "ffn", seed
             f"{shown(relevance)} is not a Relevance; pass the result of attribute(..., counterfactual=...)."
         )
     k, seed = whole(k, "The number of nodes"), seed_of(seed)
-    scores = relevance.heads() if site == "head" else relevance.of(site)
-    nodes = Nodes.of(model, relevance, site)
-    return ablate(nodes, largest(scores, k), torch.Generator().manual_seed(seed))
+    nodes, ranked = Nodes.of(model, relevance, site), relevance.top(k, site, position="all", by=by)
+    return ablate(nodes, relevance.mask(ranked, site), torch.Generator().manual_seed(seed))
 
 
 def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation:
     """Measure sufficiency and necessity of a mask (L, T, W) of nodes, with controls."""
     count = int(chosen.sum())
-    parts = chosen.split(nodes.widths, -1)
-    draws = [torch.cat([random_nodes(part, generator) for part in parts], -1) for _ in range(DRAWS)]
-    choices = [chosen, largest(nodes.change(), count), *draws]
-    sufficiency, remaining = recovered_shares(nodes, choices)
+    parts = list(zip(nodes.sites, chosen.split(nodes.widths, -1), strict=True))
+    sets = range(DRAWS_OF_HEADS if "head" in nodes.sites else DRAWS)
+    draws = [torch.cat([random_nodes(part, site, generator) for site, part in parts], -1) for _ in sets]
+    sufficiency, remaining = recovered_shares(nodes, [chosen, largest(nodes.change(), count), *draws])
     necessity = [1 - share for share in remaining]
-    random = [fmean(values[2:]) for values in (sufficiency, necessity)]
-    return Ablation(count, sufficiency[0], necessity[0], random[0], random[1], sufficiency[1], necessity[1])
+    return Ablation(
+        "+".join(nodes.sites),
+        count,
+        sufficiency[0],
+        necessity[0],
+        median(sufficiency[2:]),
+        median(necessity[2:]),
+        sufficiency[1],
+        necessity[1],
+        nodes.empty_share,
+    )
 
 
 def recovered_shares(
     nodes: Nodes, choices: Sequence[Tensor], ends: tuple[float, float] | None = None
 ) -> tuple[list[float], list[float]]:
     """Return F of each mask of nodes, and F of all other nodes. ends: `Nodes.ends`, if known."""
-    whole, none = ends or nodes.ends
+    complete, compared = ends or nodes.ends
     numbers = nodes.numbers([*choices, *(~choice for choice in choices)])
-    values = [(number - none) / (whole - none) for number in numbers]
+    values = [(number - compared) / (complete - compared) for number in numbers]
     return values[: len(choices)], values[len(choices) :]

@@ -148,10 +148,7 @@ class Diff(Relevance):
         """
         if not self.sites:
             raise InputError("This result has no neurons; pass sites= to attribute, such as sites=['ffn'].")
-        both = [
-            row for sign in ("+", "-") for row in self.neurons.top(Ranking(k, position="all", sign=sign), self.prompt)
-        ]  # type: ignore[arg-type]
-        return sorted(set(both), key=lambda row: (-abs(row.relevance), row.neuron, row.position))[:k]
+        return self.neurons.top(Ranking(k, position="all", by="absolute"), self.prompt)
 
     def minus(self, other: Relevance) -> Diff:
         result = super().minus(other)

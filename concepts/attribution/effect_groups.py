@@ -89,9 +89,9 @@ def effect_groups(
 
 
 def random_like(relevance: Relevance, nodes: Sequence[Ranked], seed: int) -> list[Ranked]:
-    """Draw as many other nodes of the same sites, layers and tokens."""
+    """Draw as many other nodes of the same sites (`random_nodes`)."""
     generator, drawn = torch.Generator().manual_seed(seed), []
     for site in dict.fromkeys(node.neuron.site for node in nodes):
-        places = random_nodes(relevance.mask(nodes, site), generator).nonzero().tolist()
+        places = random_nodes(relevance.mask(nodes, site), site, generator).nonzero().tolist()
         drawn += [Ranked(Neuron(layer, site, index), position, None, 0.0) for layer, position, index in places]
     return drawn

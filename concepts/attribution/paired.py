@@ -283,7 +283,7 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         target, stream = PairLogits(pair, is_open, bool(causes)), Stream(model, batch)
         inputs = Inputs(causes.read) if causes else Inputs()
         neurons = PairedNeurons(model, batch, sites, columns)
-        excluded = partial(excluded_positions, model, batch, stream)
+        excluded = partial(excluded_positions, model, pair, stream)
         largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded, True)
         recorders: list[Recorder] = [inputs, stream, neurons, *([largest] if largest else [])]
         options: dict[str, Any] = {"strict": request.strict, "checkpoint": request.checkpoint}

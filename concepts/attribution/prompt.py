@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.models import images
-from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.chat import Turn, outside
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective, ObjectiveKind
@@ -29,7 +28,7 @@ class PromptTokens:
     """Where the prediction is made: the last token, the masks, [CLS], or one position for each target token."""
     sinks: tuple[int, ...]
     """Sink tokens, excluded from rankings: the first token, special tokens, and tokens whose residual stream is longer
-    than 4 times the median in most layers."""
+    than 4 times the median in most layers; never a token where the prediction is made."""
     encoder_length: int
     """The number of tokens that the encoder (or the only stack) read."""
     turns: tuple[Turn, ...] = ()
@@ -41,9 +40,11 @@ class PromptTokens:
     def of(
         cls, model: Model, objective: Objective, row: int, strings: tuple[str, ...], sinks: tuple[int, ...]
     ) -> PromptTokens:
-        ids = objective.batch.row_ids(row)
+        """sinks: the sinks of the pass, without regard to what is explained."""
+        ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
-        return cls(ids, strings, objective.target_positions(row), sinks, objective.batch.lengths[row], turns)
+        sinks = tuple(place for place in sinks if place not in explained)
+        return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns)
 
     @property
     def text(self) -> str:
@@ -111,8 +112,8 @@ def recorded_positions(record: Recorded, target_positions: tuple[int, ...], coun
     return tuple(sorted({whole(position, what, -count, count - 1) % count for position in several(record)}))
 
 
-def excluded_positions(model: Model, batch: Batch, stream: Stream, row: int) -> tuple[int, ...]:
+def excluded_positions(model: Model, objective: Objective, stream: Stream, row: int) -> tuple[int, ...]:
     """Return the positions that rankings exclude: sink tokens, and tokens of a chat's template."""
-    ids = batch.row_ids(row)
-    turns = model.turns(ids, model.pieces(ids)) if model.task.is_causal else ()
-    return (*stream.sinks(row), *outside(turns, len(ids)))
+    strings = model.pieces(objective.batch.row_ids(row))
+    prompt = PromptTokens.of(model, objective, row, strings, stream.sinks(row))
+    return (*prompt.sinks, *prompt.template)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, Literal
@@ -17,6 +17,14 @@ from icebear.records import POLARITIES, Neuron, Ranked
 from icebear.values import one_of, several, shown, whole
 
 Position = int | Literal["last", "all"]
+By = Literal["positive", "negative", "absolute"]
+SIZE: dict[By, Callable[[Tensor], Tensor]] = {
+    "positive": lambda relevance: relevance,
+    "negative": lambda relevance: -relevance,
+    "absolute": lambda relevance: relevance.abs(),
+}
+"""How nodes are ordered -> the number whose largest values come first. Nodes where it is not above 0 are left out."""
+SIGNS: tuple[By, ...] = ("positive", "negative")
 
 
 @dataclass(frozen=True)
@@ -29,23 +37,19 @@ class Ranking:
     position: Position | None = None
     """None: an explanation ranks at ``all`` positions if it has a counterfactual, otherwise at ``last``."""
     include_sinks: bool = False
-    sign: Literal["+", "-"] = "+"
+    by: By = "positive"
     layers: int | Iterable[int] | None = None
     include_template: bool = False
 
     def __post_init__(self) -> None:
         whole(self.k, "The number of neurons to rank")
-        one_of(self.sign, "sign", POLARITIES)
+        one_of(self.by, "order", SIZE)
         if self.polarity is not None:
             one_of(self.polarity, "polarity", POLARITIES)
             if self.site == "head":
                 raise InputError(
                     "A head has no polarity, because its output is a vector; leave out polarity, or rank site attn."
                 )
-
-    @property
-    def factor(self) -> int:
-        return 1 if self.sign == "+" else -1
 
     def positions(self, prompt: PromptTokens) -> list[int]:
         count, position = len(prompt.ids), self.position
@@ -102,19 +106,18 @@ class NeuronScores:
                     raise InputError(
                         "Only the neurons with the largest relevance were recorded; pass keep='all' to record all."
                     )
-                rows += self.largest.top(ranking.k, site, ranking.sign)
+                rows += self.largest.top(ranking.k, site)
             else:
                 rows += self._top_of_site(site, ranking, self.columns(site, ranking.positions(prompt)))
-        rows.sort(key=lambda r: (-ranking.factor * r.relevance, r.neuron, r.position))
-        return rows[: ranking.k]
+        sizes = SIZE[ranking.by](torch.tensor([row.relevance for row in rows], dtype=torch.float64)).tolist()
+        order = sorted(zip(sizes, rows, strict=True), key=lambda pair: (-pair[0], pair[1].neuron, pair[1].position))
+        return [row for size, row in order[: ranking.k] if size > 0]
 
     def only(self, k: int, recorded: Sequence[int], prompt: PromptTokens) -> NeuronScores:
         """Reduce scores of all positions to what ``keep="top"`` keeps: the recorded positions, and the k largest."""
         at = [whole(place, "A position to record", 0, len(prompt.ids) - 1) for place in several(recorded)]
         ranked = {
-            site: tuple(
-                row for sign in POLARITIES for row in self.top(Ranking(k, site, None, "all", sign=sign), prompt)
-            )
+            site: tuple(row for by in SIGNS for row in self.top(Ranking(k, site, position="all", by=by), prompt))
             for site in self.relevance
         }
         heads = self.heads() if "attn" in self.relevance else None
@@ -157,17 +160,15 @@ class NeuronScores:
         chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
         where = torch.tensor(columns, dtype=torch.long).expand(chosen.shape)
         if ranking.position == "last":
-            most = (ranking.factor * chosen).argmax(-1, keepdim=True)
+            most = SIZE[ranking.by](chosen).argmax(-1, keepdim=True)
             where, chosen = where.gather(-1, most), chosen.sum(-1, keepdim=True)
-        scores = ranking.factor * chosen
-        if relevance.any():  # a layer without relevance may lack the site
-            scores[~relevance.flatten(1).any(1)] = -torch.inf
+        scores = SIZE[ranking.by](chosen)
+        scores = scores.masked_fill(scores <= 0, -torch.inf)
         if ranking.polarity and activation is not None:
             signs = (activation if there is None else activation - there).transpose(1, 2).gather(-1, where)
             scores = scores.masked_fill(signs >= 0 if ranking.polarity == "-" else signs < 0, -torch.inf)
         if ranking.layers is not None:
             layers = {whole(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
-            scores = scores.clone()
             scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
         for place in _largest(scores.flatten(), ranking.k):
             layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])

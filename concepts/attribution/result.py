@@ -13,7 +13,7 @@ from torch import Tensor
 
 from icebear.concepts.attribution.arrays import Names, arrays
 from icebear.concepts.attribution.prompt import Prediction, PromptTokens
-from icebear.concepts.attribution.ranking import NeuronScores, Position, Ranking
+from icebear.concepts.attribution.ranking import By, NeuronScores, Position, Ranking
 from icebear.concepts.files import SavedResult, never_saved
 from icebear.concepts.lrp.positions import Reading, over_layers
 from icebear.concepts.methods.method import Method
@@ -257,11 +257,14 @@ class Relevance(SavedResult, Tabled):
         polarity: Literal["+", "-"] | None = None,
         position: Position = "last",
         include_sinks: bool = False,
-        sign: Literal["+", "-"] = "+",
+        by: By = "positive",
         layers: int | Iterable[int] | None = None,
         include_template: bool = False,
     ) -> list[Ranked]:
         """Rank neurons by relevance, largest first. Ties go to the smaller neuron id.
+
+        The most relevant neurons are those with the largest positive relevance. A neuron without relevance of the
+        wanted sign is not listed, so that the list may be shorter than k.
 
         Parameters
         ----------
@@ -277,8 +280,9 @@ class Relevance(SavedResult, Tabled):
             from the end.
         include_sinks, include_template : bool
             With ``all``: also rank at sink tokens, and at tokens of a chat's template.
-        sign : {"+", "-"}
-            ``-`` ranks the most negative relevance first.
+        by : {"positive", "negative", "absolute"}
+            ``negative`` ranks the neurons that oppose the answer, and ``absolute`` those of both signs, by the size of
+            their relevance.
         layers : int or iterable of int, optional
             Only these layers.
 
@@ -291,7 +295,7 @@ class Relevance(SavedResult, Tabled):
         InputError
             If an argument is out of range or was not recorded.
         """
-        ranking = Ranking(k, site, polarity, position, include_sinks, sign, layers, include_template)
+        ranking = Ranking(k, site, polarity, position, include_sinks, by, layers, include_template)
         return self.neurons.top(ranking, self.prompt)
 
     def of_neuron(self, neuron: Neuron | str, position: Position = "last") -> float:

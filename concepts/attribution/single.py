@@ -43,7 +43,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     target, inputs, stream, sinks = Logits(objective), Inputs(), Stream(model, batch), Sinks(model, batch)
     neurons = AllNeurons(model, batch, sites, columns)
     accounting = new_accounting(model, len(batch.ids))
-    excluded = partial(excluded_positions, model, batch, stream)
+    excluded = partial(excluded_positions, model, objective, stream)
     largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded)
     optional: list[Recorder] = [*([sinks] if method.positions else []), *([largest] if largest else [])]
     numbers, missing = forward_backward(
@@ -93,11 +93,11 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
     results: list[Relevance] = []
     assert method is not None
     scores = method.scores(model, objective)
-    with model.lock, torch.no_grad():
-        logits = model.logits(objective.batch, objective.all_positions)  # (B, P, V)
-    targets, numbers = objective.evaluate(logits)
+    target, stream = Logits(objective), Stream(model, objective.batch)
+    numbers = forward(model, target, [stream])
     for row, tokens in enumerate(scores):
         one, places = objective.rows([row]), recorded_at(objective, row, request.record) if request.sites else ()
+        strings = model.pieces(objective.batch.row_ids(row))
         values, columns = Values(model, one.batch, request.sites), list(places)
         if request.sites:
             forward(model, Logits(one), [values])
@@ -106,8 +106,8 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
         results.append(
             Relevance(
                 tokens=tokens.float().cpu(),
-                prompt=PromptTokens.of(model, objective, row, model.pieces(objective.batch.row_ids(row)), (0,)),
-                prediction=Prediction.of(model, objective, row, targets[row], logits),
+                prompt=PromptTokens.of(model, objective, row, strings, stream.sinks(row)),
+                prediction=Prediction.of(model, objective, row, target.targets[row], target.logits),
                 method=method,
                 neurons=NeuronScores(relevance, activation, places, model.heads),
                 sums=Conservation(numbers[row].item(), tokens.sum().item()),

@@ -116,8 +116,8 @@ def source_breakdown(
     if counterfactual is not None:
         explained, other = answer.ids[start:stop], Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
         compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
-        whole, without = Nodes.of(model, compared).ends
-        drop = (whole - without) / whole
+        complete, without = Nodes.of(model, compared).extremes
+        drop = (complete - without) / complete
     target = relevance.sums.target
     past = _past_ffn(model, row_of_answer(model, answer, (start, stop), contrast, None), relevance, checkpoint)
     through = (relevance.sums.tokens - past) / target if target else 0.0

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.controls import largest
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import edges
 from icebear.concepts.circuits import nodes as choosing
@@ -57,10 +56,11 @@ def circuit(
         As of `attribute`; the counterfactual prompt has as many tokens as the prompt. A list of prompts with a list of
         counterfactual prompts, all of one length, gives one circuit: scores and edges are averaged token by token.
     nodes
-        The number of nodes: (neuron, token) pairs with the largest absolute relevance by difference rules.
+        The number of nodes: the most relevant (neuron, token) pairs by difference rules (largest positive relevance,
+        without sinks).
     sufficiency
-        A sufficiency from 0 to 1 (see `Graph.ablation`). The circuit then has the smallest number of nodes that reaches
-        it, and `nodes` is ignored.
+        A sufficiency from 0 to 1 (see `Graph.ablation`). The circuit then has the smallest number of nodes whose
+        sufficiency is at least this and at most 1.25, and `nodes` is ignored.
     heads
         Whether attention heads are nodes too, except those of attention to an encoder.
     edge_threshold
@@ -99,7 +99,28 @@ def circuit(
     scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
     if sufficiency is not None:
         nodes = choosing.fewest(model, relevances, scores, sufficiency, heads)
-    places = choosing.places(model, largest(scores, nodes))
+    chosen = choosing.most_relevant_nodes(relevances, scores, nodes)
+    if not chosen.any():
+        raise InputError(
+            "No node contributes to the difference between the prompts; exchange target and contrast, or give another "
+            "counterfactual."
+        )
+    options = {"nodes": int(chosen.sum()), "sufficiency": sufficiency, "heads": heads, "edge_threshold": edge_threshold}
+    graph = graph_of(model, relevances, chosen, heads, edge_threshold, on_progress)
+    return replace(graph, made_with={**graph.made_with, "options": options})
+
+
+def graph_of(
+    model: Model,
+    relevances: Sequence[Relevance],
+    chosen: Tensor,
+    heads: bool,
+    edge_threshold: float = EDGE_THRESHOLD,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Graph:
+    """Return the circuit of the nodes of a mask (L, T, W)."""
+    scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
+    places = choosing.places(model, chosen)
     values = torch.stack([choosing.node_values(relevance, places) for relevance in relevances]).mean(0)
     done, total = 0, 3 * len(relevances) * (len(places) + 1)
 
@@ -111,7 +132,6 @@ def circuit(
 
     parts = [_edges(model, relevance, places, on_targets) for relevance in relevances]
     effect, query_key_effect, contribution = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
-    options = {"nodes": len(places), "sufficiency": sufficiency, "heads": heads, "edge_threshold": edge_threshold}
     return Graph(
         model,
         tuple(relevances),
@@ -122,7 +142,7 @@ def circuit(
         values[0] - values[1],
         edge_threshold,
         heads,
-        {**model.made_with, "options": options},
+        model.made_with,
     )
 
 

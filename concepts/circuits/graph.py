@@ -176,8 +176,8 @@ class Graph(SavedResult, Tabled):
             ablate(patchable(self.model, relevance, self.heads), self.mask(), generator)
             for relevance in self.relevances
         ]
-        means = [fmean(column) for column in zip(*(list(vars(one).values())[1:] for one in each), strict=True)]
-        return Ablation(each[0].nodes, *means)
+        shares = [name for name in vars(each[0]) if name not in ("site", "nodes")]
+        return replace(each[0], **{name: fmean(getattr(one, name) for one in each) for name in shares})
 
     def faithfulness(self, edges: int | None = None, seed: int = 0) -> EdgeFaithfulness:
         """Measure the share of the difference that edges alone recover.

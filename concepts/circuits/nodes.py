@@ -9,9 +9,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.controls import Nodes, largest, recovered_shares
+from icebear.concepts.attribution.controls import Nodes, most_relevant, recovered_shares
 from icebear.concepts.attribution.effect_words import effect_words
 from icebear.concepts.attribution.effects import Patched
+from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Probe
 from icebear.concepts.models.model import Model
@@ -22,6 +23,8 @@ from icebear.records import Neuron, Ranked
 
 MOST = 1024
 """The largest number of nodes of a graph."""
+OVERSHOOT = 1.25
+"""A share above this is not reached, but passed: nodes that work against the answer are missing."""
 
 
 def node_sites(model: Model, heads: bool) -> tuple[str, ...]:
@@ -47,24 +50,34 @@ def patchable(model: Model, relevance: Relevance, heads: bool) -> Nodes:
     return Nodes.of(model, relevance, *node_sites(model, heads))
 
 
+def most_relevant_nodes(relevances: Sequence[Relevance], scores: Tensor, count: int) -> Tensor:
+    """Return the mask (L, T, W) of the most relevant nodes: largest positive scores, without sinks and template."""
+    ranked = (set(Ranking(position="all").positions(relevance.prompt)) for relevance in relevances)
+    return most_relevant(scores, count, sorted(set.intersection(*ranked)))
+
+
 def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted: float, heads: bool) -> int:
-    """Return the smallest number of nodes with the sufficiency `wanted`, if sufficiency grows with their number."""
+    """Return the smallest number of nodes with a sufficiency from `wanted` to `OVERSHOOT`, if sufficiency grows with
+    their number up to there. Raises `InputError` if there is none."""
     pairs = [patchable(model, relevance, heads) for relevance in relevances]
     ends = [nodes.ends for nodes in pairs]
 
     def sufficiency(counts: Sequence[int]) -> list[float]:
-        choices = [largest(scores, count) for count in counts]
+        choices = [most_relevant_nodes(relevances, scores, count) for count in counts]
         each = [recovered_shares(nodes, choices, end)[0] for nodes, end in zip(pairs, ends, strict=True)]
         return [median(row) for row in zip(*each, strict=True)]
 
     powers = [1 << power for power in range(MOST.bit_length())]
     reached = sufficiency(powers)
-    enough = [count for count, share in zip(powers, reached, strict=True) if share >= wanted]
+    enough = [count for count, share in zip(powers, reached, strict=True) if wanted <= share <= OVERSHOOT]
     if not enough:
+        shares = ", ".join(f"{share:z.0%}" for share in reached)
         raise InputError(
-            f"Even {powers[-1]} nodes have a sufficiency of only {reached[-1]:.0%}; ask for a lower sufficiency."
+            f"No number of nodes has a sufficiency from {wanted:.0%} to {OVERSHOOT:.0%}: 1, 2, 4, ... {powers[-1]} "
+            f"nodes recover {shares} of the difference; ask for another sufficiency, or for a number of nodes."
         )
-    return bisect_left(range(enough[0]), wanted, enough[0] // 2 + 1, key=lambda count: sufficiency([count])[0])
+    fewer = bisect_left(range(enough[0]), wanted, enough[0] // 2 + 1, key=lambda count: sufficiency([count])[0])
+    return fewer if sufficiency([fewer])[0] <= OVERSHOOT else enough[0]
 
 
 def places(model: Model, chosen: Tensor) -> list[Place]:

@@ -119,7 +119,7 @@ def ablate(
     compared = Compared(model, pair, site)
     nodes = compared.exchangeable
     if nodes.shape[1] in means:
-        nodes = replace(nodes, there={site: means[nodes.shape[1]]})
+        nodes = replace(nodes, there={site: means[nodes.shape[1]]}, compared=None)
     ends = nodes.ends
     generator = torch.Generator().manual_seed(0)
     results = {}
@@ -127,7 +127,7 @@ def ablate(
         scores = compared.scores(method)
         choices = [largest(scores, size) for size in SIZES]
         if name == MATCHED:
-            choices = [random_nodes(choice, generator) for choice in choices]
+            choices = [random_nodes(choice, site, generator) for choice in choices]
         sufficiency, remaining = recovered_shares(nodes, choices, ends)
         row = {"distance": fmean(abs(1 - x) for x in sufficiency), "remaining": fmean(map(abs, remaining))}
         for size in (100, 1000):

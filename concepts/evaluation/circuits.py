@@ -212,7 +212,7 @@ def task_circuit(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, An
         for count, task in choices.items():
             chosen[f"task, {count}"] = task
             chosen[f"own, {count}"] = largest(relevance.ffn, count)
-            chosen[f"matched, {count}"] = random_nodes(task, generator)
+            chosen[f"matched, {count}"] = random_nodes(task, "ffn", generator)
         rows = zip(chosen, *recovered_shares(Nodes.of(model, relevance), list(chosen.values())), strict=True)
         lines.append({"methods": {name: {"sufficiency": alone, "remaining": abs(left)} for name, alone, left in rows}})
     return lines, choices

@@ -29,12 +29,13 @@ class Largest:
     heads: Tensor | None
     """(L, T, H) sums over whole heads, if the sites include ``attn``."""
 
-    def top(self, k: int, site: str, sign: str) -> list[Ranked]:
+    def top(self, k: int, site: str) -> tuple[Ranked, ...]:
+        """Return what was recorded of a site. Raises `InputError` if that is fewer than k."""
         if k > self.k:
             raise InputError(
                 f"Only the {self.k} largest neurons of each site were recorded; pass attribute(k={k}), or keep='all'."
             )
-        return sorted(self.ranked[site], key=lambda r: (-r.relevance if sign == "+" else r.relevance, r.neuron))[:k]
+        return self.ranked[site]
 
 
 class LargestNeurons(NeuronRecorder):

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pandas
 
-from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.controls import largest
+from icebear.concepts.circuits.circuit import graph_of as graph_of_nodes
 from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.nodes import scored
 from icebear.concepts.statistics import auroc
 from icebear.concepts.truth.compiler import Compiled
 from icebear.concepts.truth.pairs import Pair, pairs_of
@@ -37,8 +40,11 @@ def measured(program: Program, made: Compiled, seed: int) -> dict[str, dict[str,
 
 
 def graph_of(made: Compiled, pair: Pair) -> Graph:
+    """Return the circuit of the nodes with the largest absolute relevance: a program's nodes may have either sign."""
     options: dict[str, Any] = {"counterfactual": pair.counterfactual, "position": pair.position}
-    return circuit(made.model, pair.prompt, pair.target, pair.contrast, **options, nodes=NODES, heads=True)
+    relevance = attribute(made.model, pair.prompt, pair.target, pair.contrast, **options)
+    chosen = largest(scored(made.model, relevance, heads=True), NODES)
+    return graph_of_nodes(made.model, [relevance], chosen, heads=True)
 
 
 def judged(graph: Graph, seed: int) -> dict[str, dict[str, float]]:

@@ -30,12 +30,11 @@ class NodesClaim(Explained):
 
 @dataclass(frozen=True, kw_only=True)
 class SufficiencyClaim(NodesClaim):
-    """These nodes alone recover this share of the difference (docs/compare.md). The control is as many random nodes of
-    the same layers and tokens."""
+    """These nodes alone recover this share of the difference (docs/compare.md). The control is as many random nodes."""
 
     kind = "sufficiency"
     value_is = "sufficiency"
-    control_is = "that of random nodes of the same layers and tokens"
+    control_is = "that of random nodes (docs/compare.md)"
 
     def measure(self, model: Model, seed: int = 0) -> Measured:
         measured = self.ablation(model, seed)
@@ -48,7 +47,7 @@ class NecessityClaim(NodesClaim):
 
     kind = "necessity"
     value_is = "necessity"
-    control_is = "that of random nodes of the same layers and tokens"
+    control_is = "that of random nodes (docs/compare.md)"
 
     def measure(self, model: Model, seed: int = 0) -> Measured:
         measured = self.ablation(model, seed)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from icebear.actmax.claims.kind import Measured, mask_of, scores_of, site_of
+from icebear.actmax.claims.kind import Measured, mask_of, most_relevant, site_of
 from icebear.actmax.claims.kinds.nodes import NodesClaim
-from icebear.concepts.attribution.controls import largest
 from icebear.concepts.circuits.checks import shared
 from icebear.concepts.models.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimilarClaim(NodesClaim):
-    """This share of a model's nodes is among as many nodes with the largest relevance in the model that is checked. The
-    control is the share of random nodes of the same layers and tokens."""
+    """This share of a model's nodes is among as many most relevant nodes in the model that is checked. The control is
+    the share of random nodes of the same layers and tokens."""
 
     kind = "similar"
     value_is = "share of the nodes that both models have"
@@ -24,4 +23,4 @@ class SimilarClaim(NodesClaim):
         site = site_of(self.nodes)
         relevance = self.relevance(model, site)
         listed = mask_of(model, relevance, self.nodes)
-        return Measured(*shared(listed, largest(scores_of(relevance, site), len(self.nodes))))
+        return Measured(*shared(listed, mask_of(model, relevance, most_relevant(relevance, site, len(self.nodes)))))

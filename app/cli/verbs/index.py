@@ -43,7 +43,7 @@ class Options:
     store: str
     json: bool
     max_tokens: int = option(default=256, advanced=True)
-    by: Literal["activation", "relevance"] = option(
+    examples_by: Literal["activation", "relevance"] = option(
         "Rank the sentences by activation, or by relevance (RelMax; slower).", "activation", advanced=True
     )
     engine: Literal["local", "ray"] = option("Engine that runs the scan.", "local", advanced=True)
@@ -87,7 +87,7 @@ def index(options: Options) -> None:
         WIKI if options.corpus is None else options.corpus,
         *(options.limit, options.language, options.column, options.config, options.split, options.revision),
     )
-    how = {"k": options.k, "sites": options.site, "by": options.by, "max_tokens": options.max_tokens}
+    how = {"k": options.k, "sites": options.site, "by": options.examples_by, "max_tokens": options.max_tokens}
     counts = indexing(options.model.load(), documents, options.store, **how, engine=engine)
     with icebear.open_store(options.store) as store:
         document = {**store.made_with(), "store": options.store, "counts": counts}

@@ -41,6 +41,12 @@ class Options:
         default="effects",
         advanced=True,
     )
+    by: Literal["positive", "negative", "absolute"] = option(
+        "Order: positive relevance (the most relevant first), negative relevance (neurons that oppose the answer), or "
+        "absolute relevance.",
+        default="positive",
+        advanced=True,
+    )
     include_sinks: bool = option("With --position all: include sink tokens.", advanced=True)
     claim: str | None
     include_template: bool = option("With --position all: include the chat template's tokens.", advanced=True)
@@ -54,8 +60,8 @@ def rank(options: Options) -> None:
     With --counterfactual, rank by the contribution to the difference between two prompts. With several
     counterfactuals, all results are means over them. With --base-model, show which weights caused the difference
     between the predictions of two models, and through which neurons. --ablate measures sufficiency and necessity of
-    three sets of nodes (neurons at a token): the first 100, the first 1,000 and the first --top nodes by absolute
-    relevance. Significant labels in the store are shown.
+    three sets of nodes (neurons at a token) of each site: the first 100, the first 1,000 and the first --top nodes.
+    Significant labels in the store are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
@@ -69,8 +75,8 @@ def rank(options: Options) -> None:
     if options.file:
         return _rank_file(options.file, options)
     compared = bool(attribution.counterfactual or attribution.base_model)
-    if options.ablate and options.site not in ("ffn", "head"):
-        raise click.UsageError("--ablate works only for FFN neurons or heads; add --site ffn or --site head.")
+    if options.ablate and options.site not in (None, "ffn", "attn", "head"):
+        raise click.UsageError("--ablate works only for ffn, attn and head; leave out --site for the first two.")
     position: Any = options.position or ("all" if compared else "last")
     sinks, template = options.include_sinks, options.include_template
     sizes = sorted({options.top, *SIZES}) if options.ablate else []
@@ -81,7 +87,7 @@ def rank(options: Options) -> None:
     from icebear.concepts.attribution.ranking import Ranking
 
     ranking = Ranking(
-        options.top, options.site, options.polarity, position, include_sinks=sinks, include_template=template
+        options.top, options.site, options.polarity, position, sinks, options.by, include_template=template
     )
     recording = recorded(options.site, options.top, None if everything else position)
     relevance = icebear.attribute(model, **arguments, **recording)
