@@ -15,6 +15,19 @@ class InputError(IcebearError):
     """A prompt, target, neuron id, edit or option that cannot be used."""
 
 
+class SameAnswer(InputError):
+    """Two prompts with the same most probable answer, without a named contrast."""
+
+    def __init__(self, answer: str, lists: tuple[str, str], contrast: str):
+        """lists: the first answers to the prompt and to the counterfactual. contrast: one of them, which the
+        counterfactual makes more probable."""
+        self.contrast = contrast
+        super().__init__(
+            f"The answer to both prompts is {answer!r}, so there is nothing to compare. Prompt: {lists[0]}. "
+            f"Counterfactual: {lists[1]}. Name another contrast, such as {contrast!r}, or give another counterfactual."
+        )
+
+
 class ModelError(IcebearError):
     """A model that cannot be loaded, or lacks a requested feature."""
 

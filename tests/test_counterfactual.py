@@ -1,20 +1,22 @@
 """Relevance compared with other prompts: what it is, whom tokens are partners of, and what is refused."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
 import torch
+from click.testing import CliRunner
 from configurations import dense, mixtures
 from conftest import ICE_BEAR, IDS, LLAMA, Double, random_model
 from test_cli import RUN, run
 from test_differences import OTHER, pair_of
 from test_tasks import make
 
-from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, steer
+from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, load_model, steer
 from icebear.app.cli.main import main
 from icebear.concepts.attribution.counterfactuals import COMMON, suggest_counterfactuals
 from icebear.concepts.attribution.paired import alignment
-from icebear.errors import InputError
+from icebear.errors import InputError, SameAnswer
 
 SITES = ("ffn", "attn")
 
@@ -284,3 +286,27 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, f
         result = RUN.invoke(main, arguments)
         assert result.exit_code in (1, 2)
         assert message in result.output
+
+
+def test_the_same_answer_to_both_prompts_gives_both_lists_and_a_command(tiny_folder):
+    """The command names an answer that the counterfactual makes more probable, and it works."""
+    model = load_model(tiny_folder, device="cpu", dtype="float32")
+    prompt, answer = ICE_BEAR, model.predict(ICE_BEAR, 1)[0]
+    others = (f"{prompt[:-1]}{letter}" for letter in "abcdfghijklmnopqrstuvwxyz")
+    other = next(text for text in others if model.predict(text, 1)[0].id == answer.id)
+    lists = [model.predict(text, 5) for text in (prompt, other)]
+    gains = model.next_logits(other).softmax(-1) - model.next_logits(prompt).softmax(-1)
+    named = [t for tokens in lists for t in tokens if t.id != answer.id and model.tokens_of(t.text) == [t.id]]
+    best = max(named, key=lambda token: gains[token.id])
+    for method in (None, "gxi@midpoint"):
+        with pytest.raises(SameAnswer) as raised:
+            attribute(model, prompt, counterfactual=other, method=method)
+        assert raised.value.contrast == best.text
+        assert all(f"{token.text!r} {token.number}" in str(raised.value) for tokens in lists for token in tokens)
+    options = ["rank", prompt, "--counterfactual", other, "--model", tiny_folder, "--device", "cpu"]
+    refused = CliRunner().invoke(main, options)
+    assert refused.exit_code == 1
+    *_, command = shlex.split(refused.stderr.splitlines()[-1].removeprefix("Try: icebear "))
+    assert shlex.split(refused.stderr.splitlines()[-1])[2:] == [*options, "--contrast", best.text]
+    done = CliRunner().invoke(main, [*options, "--contrast", command])
+    assert done.exit_code == 0, done.stderr

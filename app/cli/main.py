@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -15,7 +16,7 @@ import click
 from icebear.app.cli import verbs
 from icebear.app.cli.options import Verbs
 from icebear.app.cli.output import log_to_stderr
-from icebear.errors import IcebearError, InputError, out_of_memory
+from icebear.errors import IcebearError, InputError, SameAnswer, out_of_memory
 
 ORDER = (
     "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate check app mcp doctor"
@@ -29,6 +30,10 @@ class Group(Verbs):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = tuple(args)  # to repeat the command in an error
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -37,6 +42,9 @@ class Group(Verbs):
             if known is None:
                 raise
             click.echo(f"icebear: {known}", err=True)
+            if isinstance(known, SameAnswer):
+                command = shlex.join(("icebear", *ctx.obj, "--contrast", known.contrast))
+                click.echo(f"Try: {command}", err=True)
             sys.exit(1)
 
 

@@ -225,7 +225,7 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
     names = [f"{control}{column}" for control in ("", "random_", "most_changed_") for column in columns]
     rows = [[row.site, f"{row.nodes:,}", *(f"{getattr(row, name):z.2f}" for name in names)] for row in ablations]
     caption = [
-        "random: as many other neurons of the same layers and tokens (heads of the same tokens), median of 5 sets (of heads 20).",
+        "random: as many other neurons of the same layers and tokens, or heads of the same tokens; median of sets.",
         "most changed: nodes whose activations change most.",
         *(f"No {site} nodes at all: sufficiency {share:z.2f}." for site, share in empty_shares(ablations).items()),
     ]

@@ -36,7 +36,7 @@ from icebear.concepts.passes.largest import Largest, LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, PairedNeurons, Values
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward
 from icebear.concepts.passes.stream import Stream
-from icebear.errors import InputError, MissingRule, NumericalError
+from icebear.errors import InputError, MissingRule, NumericalError, SameAnswer
 from icebear.records import TokenScore
 
 NODES = 100
@@ -116,23 +116,30 @@ def _check_tokens(base: Model, row: PromptRequest, other: Prompt, pair: Objectiv
         )
 
 
-Answers = tuple[int, ...]
-
-
-def _with_answers(model: Model, pair: Objective, here: Answers, there: Answers, two_models: bool = False) -> Objective:
-    """Fill in the answer to the prompt as the target and the answer to the counterfactual as the contrast. If two
-    models give the same answer, there is no contrast."""
-    target, contrast = pair.targets[0] or here, pair.contrasts[0]
+def _with_answers(
+    model: Model, pair: Objective, logits_x: Tensor, logits_c: Tensor, two_models: bool = False
+) -> Objective:
+    """Fill in the answer to the prompt as the target and the answer to the counterfactual as the contrast, from the
+    logits (P, V) of both at the explained positions. If two models give the same answer, there is no contrast."""
+    target, contrast = pair.targets[0] or tuple(logits_x.argmax(-1).tolist()), pair.contrasts[0]
     if contrast is None and model.output_size > 1:  # a single number has no alternative
-        contrast = there[0]
+        contrast = int(logits_c[0].argmax())
         if two_models and contrast in target:
             contrast = None
-    if contrast is not None and contrast in target:
-        raise InputError(
-            f"The answer to both prompts is {model.answer_text(contrast)!r}, so there is nothing to compare; name a "
-            "contrast, or give another counterfactual."
-        )
+        elif contrast in target:
+            raise _same_answer(model, contrast, logits_x[0].float(), logits_c[0].float())
     return replace(pair, targets=(target, target), contrasts=(contrast, contrast))
+
+
+def _same_answer(model: Model, answer: int, logits_x: Tensor, logits_c: Tensor) -> SameAnswer:
+    """Return the error, with the first answers of both prompts and the one that the counterfactual favors most."""
+    first = [model.top_tokens(logits, 5) for logits in (logits_x, logits_c)]
+    others = {token.id: token.text for tokens in first for token in tokens if token.id != answer}
+    named = {id: text for id, text in others.items() if model.reads_back(id)} or others
+    gains = logits_c.softmax(-1) - logits_x.softmax(-1)
+    lists = [", ".join(f"{token.text!r} {token.number}" for token in tokens) for tokens in first]
+    contrast = named[max(named, key=lambda id: gains[id].item())]
+    return SameAnswer(model.answer_text(answer), (lists[0], lists[1]), contrast)
 
 
 # --- means over the counterfactuals ---------------------------------------------------------------------
@@ -146,8 +153,6 @@ class _Here:
     activation: Sites
     sinks: tuple[int, ...]
     logits: Tensor
-    answer: Answers
-    """The most probable tokens at the explained positions."""
 
 
 class _Sums:
@@ -259,8 +264,10 @@ class PairLogits(Logits):
         logits = model.logits(pair.batch, pair.all_positions)
         self.logits = logits.detach()
         if self.is_open:
-            (here, there), _ = _unanswered(pair).evaluate(self.logits)
-            self.objective = _with_answers(model, pair, here, there, self.two_models)
+            logits_x, logits_c = (
+                self.logits[row, [pair.all_positions.index(place) for place in pair.positions[row]]] for row in (0, 1)
+            )
+            self.objective = _with_answers(model, pair, logits_x, logits_c, self.two_models)
         self.targets, numbers = self.objective.evaluate(logits)
         return torch.cat((numbers[:1], numbers[1:].detach()))
 
@@ -301,7 +308,7 @@ def _by_difference_rules(request: AttributionRequest, pairs: Sequence[Objective]
         relevance, here, there = neurons.result()
         if not sums.numbers:
             places = [pair.all_positions.index(place) for place in pair.positions[0]]
-            sums.here = _Here([], here, stream.sinks(0), target.logits[:1, places], target.targets[0])
+            sums.here = _Here([], here, stream.sinks(0), target.logits[:1, places])
             sums.predictions = _predictions(model, pair, target.logits)
         weights = torch.eye(len(batch.columns(0)))
         sums.add(target.objective, parts, relevance, there, (numbers[0].item(), numbers[1].item()), weights)
@@ -343,7 +350,7 @@ def _by_multipliers(request: AttributionRequest, pairs: Sequence[Objective], is_
     sums.here = replace(here, activation={site: x[:, recorded] for site, x in here.activation.items()})
     for pair in pairs:
         there = _read(request, pair.rows([1]))
-        pair = _with_answers(model, pair, here.answer, there.answer) if is_open else pair
+        pair = _with_answers(model, pair, here.logits[0], there.logits[0]) if is_open else pair
         one, other = pair.rows([0]), pair.rows([1])
         blocks = _aligned(one, other, here.sinks, there.sinks)
         weights, reads = torch.block_diag(*blocks), there.inputs
@@ -368,7 +375,7 @@ def _read(request: AttributionRequest, one: Objective) -> _Here:
     forward(model, target, [inputs, stream, values])
     activation = {site: values.values(0, x) for site, x in values.activation.items()}
     read = [leaf.detach()[0] for leaf in inputs.leaves]
-    return _Here(read, activation, stream.sinks(0), target.logits, target.targets[0])
+    return _Here(read, activation, stream.sinks(0), target.logits)
 
 
 def _aligned(one: Objective, other: Objective, sinks: Sequence[int], other_sinks: Sequence[int]) -> list[Tensor]:

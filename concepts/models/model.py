@@ -128,6 +128,13 @@ class Model(Architecture):
             raise UnknownName("label", answer, known, f"The labels of {self.name} are {some}.")
         return number
 
+    def reads_back(self, number: int) -> bool:
+        """Return whether the text of a token or label names it as an answer; parts of a character do not."""
+        try:
+            return self.answer_id(self.answer_text(number)) == number
+        except InputError:
+            return False
+
     def answer_text(self, number: int) -> str:
         """Return the text of a token or a label."""
         return self.labels[number] if self.labels else self.text(number)
