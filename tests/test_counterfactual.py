@@ -280,7 +280,7 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, f
     assert "Without a counterfactual" in run("rank", ICE_BEAR, "--top", "2")
     assert "uggage" in run("rank", ICE_BEAR, *camel, "--words", "direct")
     for arguments, message in (
-        (["rank", ICE_BEAR, "--ablate"], "--site"),
+        (["rank", ICE_BEAR, "--site", "q", "--ablate"], "--ablate"),
         (["rank", ICE_BEAR, "--counterfactual", ICE_BEAR], "prompt"),
     ):
         result = RUN.invoke(main, arguments)
@@ -306,7 +306,7 @@ def test_the_same_answer_to_both_prompts_gives_both_lists_and_a_command(tiny_fol
     options = ["rank", prompt, "--counterfactual", other, "--model", tiny_folder, "--device", "cpu"]
     refused = CliRunner().invoke(main, options)
     assert refused.exit_code == 1
-    *_, command = shlex.split(refused.stderr.splitlines()[-1].removeprefix("Try: icebear "))
-    assert shlex.split(refused.stderr.splitlines()[-1])[2:] == [*options, "--contrast", best.text]
-    done = CliRunner().invoke(main, [*options, "--contrast", command])
+    _, _, *command = shlex.split(refused.stderr[refused.stderr.index("Try: ") :])
+    assert command == [*options, "--contrast", best.text]
+    done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.stderr
