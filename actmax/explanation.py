@@ -180,7 +180,7 @@ class Explanation(Tabled):
             number of neurons with a card from the store. groups: the number of groups. Raises `InputError` as
             `Relevance.top` and `ablation` do.
         """
-        ranking = ranking or Ranking(site="ffn")
+        ranking = ranking or Ranking(site=model.main_site)
         if ranking.position is None:
             ranking = replace(ranking, position="all" if relevance.counterfactual else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites else []
@@ -392,8 +392,7 @@ def explain(
     InputError
         If `attribute` or `circuit` raise it.
     """
-    if site == "ffn" and model.has_family and "ffn" not in model.sites:
-        site = "head" if "attn" in model.sites else model.sites[0]
+    site = model.main_site if site == "ffn" else site
     graph, ranking = None, Ranking(top, site)
     if isinstance(prompt, Relevance):
         chosen = (target, contrast, counterfactual, base_model, method, span, circuit_nodes)
@@ -426,7 +425,7 @@ def controlled(
     groups: int = GROUPS,
 ) -> Explanation:
     """Explain a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
-    ranking, compared = ranking or Ranking(site="ffn"), relevance.counterfactual
+    ranking, compared = ranking or Ranking(site=model.main_site), relevance.counterfactual
     if isinstance(relevance, Diff):
         return _compared_models(model, relevance, ranking, store, cards)
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image

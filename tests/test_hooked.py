@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hooked_models import IDS, RECORDED, VARIANTS, config_of, folder_of, lens_logits, state_of
 from safetensors.torch import save_file
+from test_cli import run
 
 from icebear import (
     ATTNLRP,
@@ -30,9 +32,13 @@ from icebear import (
     steer,
 )
 from icebear.concepts.attribution.controls import Nodes
+from icebear.concepts.calibration import calibrate
 from icebear.concepts.models import hooked
 from icebear.concepts.selftest import selftest
+from icebear.concepts.truth.judging import sites_of
+from icebear.concepts.truth.own import read_pairs
 from icebear.errors import InputError, ModelError
+from icebear.steering.flipping import search
 from icebear.steering.side_effects import side_effects
 
 OTHER = [7, 3, 1, 4, 6, 3, 2, 9]
@@ -427,3 +433,116 @@ def test_an_index_names_the_outputs_of_a_vocabulary_of_their_own(tmp_path):
     expected = {row.text: row.logit for row in project(model, "L0.ffn.0", 6).promoted}
     assert set(rows) == set("012345")
     assert rows == pytest.approx(expected, abs=1e-3)  # a store has float16
+
+
+# --- small vocabularies, one layer, attention alone ----------------------------------------------------
+
+
+LETTERS = {letter: number for number, letter in enumerate("abcdefghijk")}
+
+
+@pytest.fixture
+def spelled(tmp_path):
+    """A folder of a variant whose tokens are these words."""
+
+    def folder(name="LN", words=LETTERS, **more):
+        made = folder_of(name, tmp_path / f"{name} {len(list(tmp_path.iterdir()))}", **more)
+        return str(write_words(made, input=words) if words else made)
+
+    return folder
+
+
+def test_the_explained_token_is_no_sink_and_lists_have_no_zeros(spelled):
+    """In one layer, only the last token's neurons have relevance; its residual stream may be the longest."""
+    model = load_model(spelled(n_layers=1), dtype="float64")
+    with torch.no_grad():
+        model.net.get_input_embeddings().weight[LETTERS["d"]] *= 50
+    for prompt, method in product(("abcd", "d"), ("attnlrp", "cp-lrp", "gxi", "random")):
+        result = attribute(model, prompt, method=method)
+        last = len(result.tokens) - 1
+        assert last not in result.prompt.sinks
+        rows = result.top(50, position="all", by="absolute")
+        assert rows
+        assert all(row.relevance for row in rows)
+        assert all(row.relevance > 0 for row in result.top(50, position="all"))
+        if method != "random":
+            assert {row.position for row in rows if row.neuron.site == "ffn"} == {last}
+    compared = attribute(model, "abcd", counterfactual="abce", contrast="k")
+    assert {row.position for row in compared.top(5, "ffn", position="all")} == {3}
+    assert compared.effects(3).matrix.abs().max() > 0
+
+
+def test_words_of_one_character_are_shown_where_all_are(spelled):
+    model = load_model(spelled())
+    raises, lowers = attribute(model, "abcd", counterfactual="abed", contrast="k").effects(1).words(0)
+    assert raises
+    assert lowers
+    assert {*raises, *lowers} <= LETTERS.keys()
+
+
+def test_decoded_tokens_are_read_back(spelled):
+    words = ["a", "b", "ab", "abc", "c", "-1", "1", "-", "+2", "x y", "d"]
+    model = load_model(spelled(words={word: number for number, word in enumerate(words)}))
+    for ids in product(range(len(words)), repeat=3):
+        assert model.ids(model.tokenizer.decode(ids)) == list(ids)
+    assert model.tokenizer.decode([0, 4]) == "ac"
+
+
+def test_suggested_counterfactuals_take_a_small_vocabulary(spelled):
+    words = ["the", " bear", " cat", " lives", " in", " sea", " a", " dog", " sees", " to", " ran"]
+    folder = spelled(words={word: number for number, word in enumerate(words)})
+    for prompt in ("the bear sees a cat", "the dog ran to sea"):
+        assert run("explain", prompt, "--model", folder)
+
+
+def test_a_model_of_attention_alone_is_explained_by_its_heads(spelled, tmp_path):
+    folder = spelled("attention only")
+    model = load_model(folder, device="cpu")
+    assert model.main_site == "head"
+    nodes = explain(model, "abcd", contrast="k", counterfactual="aecd").nodes
+    assert {node.ranked.neuron.site for node in nodes} == {"head"}
+    assert "head" in run("explain", "abcd", "--contrast", "k", "--counterfactual", "aecd", "--model", folder)
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"prompt": "abcd", "counterfactual": "aecd", "target": "b", "contrast": "k"}))
+    (pair,) = read_pairs(model, str(pairs))
+    assert (pair.target, pair.contrast) == (LETTERS["b"], LETTERS["k"])
+    assert sites_of(model) == ["heads"]
+    options = ["--own-model", folder, "--pairs", str(pairs), "--methods", "difference,random"]
+    run("evaluate", "truth", *options, "--out", str(tmp_path / "out"))
+
+
+def test_prompts_of_unequal_length_are_compared_at_their_ends(spelled):
+    """Where outputs are not tokens; in a bidirectional model the position has to be named."""
+    model = load_model(spelled("outputs"), dtype="float64")
+    result = attribute(model, "abcd", 0, 1, counterfactual="ke", sites=())
+    with torch.no_grad():
+        at_x, at_c = (model.net(torch.tensor([model.ids(text)])).logits[0, -1] for text in ("abcd", "ke"))
+    assert result.conservation().target == pytest.approx(((at_x - at_c)[0] - (at_x - at_c)[1]).item())
+    with pytest.raises(InputError, match="position"):
+        attribute(load_model(spelled("bidirectional, outputs")), "abcd", 0, 1, counterfactual="ke")
+
+
+def test_a_flip_says_where_it_reads_a_bidirectional_model(spelled, caplog):
+    model = load_model(spelled("bidirectional"))
+    answer = model.predict("abcd", 2, position=-1)[1].text
+    flip(model, "abcd", to=answer, unbounded=True)
+    assert model.name in caplog.text
+
+
+def test_a_flip_may_go_to_the_values_of_the_source_prompt(spelled, monkeypatch):
+    """The activation ranges of a model that cannot read the calibration texts come from random ids."""
+    model = load_model(spelled(), dtype="float64")
+    calibrated = calibrate(model)
+    narrow = replace(calibrated, low=torch.zeros_like(calibrated.low), high=torch.zeros_like(calibrated.high))
+    monkeypatch.setattr(search, "calibrate", lambda model: narrow)
+    state = search._start(model, "abcd", [1], "kkkk", None, False, [], "gradient")
+    assert (state.low <= state.goal).all()
+    assert (state.high >= state.goal).all()
+
+
+def test_token_ids_are_tokens_of_a_prompt(spelled):
+    model = load_model(spelled())
+    assert model.ids(Prompt(tokens=[1, "c", 3])) == [1, 2, 3]
+    for wrong in (-1, 11, 2.5, None, True):
+        with pytest.raises(InputError):
+            model.ids(Prompt(tokens=[1, wrong]))

@@ -247,6 +247,18 @@ def test_restoring_gives_the_base_models_number_and_is_undone():
         assert differing == 1
 
 
+def test_a_base_model_of_unrelated_weights_is_warned_of(caplog):
+    def slightly(net):
+        for weight in net.parameters():
+            weight += 0.1 * weight.std(correction=0) * torch.randn_like(weight)
+
+    model = random_model(LLAMA)
+    attribute(model, IDS, 1, 2, base_model=edited(model, slightly), sites=())
+    assert not caplog.records
+    attribute(model, IDS, 1, 2, base_model=random_model(LLAMA, seed=1), sites=())
+    assert "unrelated" in caplog.text
+
+
 def test_a_list_a_phrase_and_patched_activations(llama):
     """Each prompt for itself; a phrase; and what exchanging activations with the base model's does."""
     base = edited(llama, trained)

@@ -121,12 +121,13 @@ def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> li
     """Return words with as many tokens and equal capitalization that are likely after `before`; words of one token are
     sorted by the similarity of their embeddings."""
     with model.lock:
-        first = model.logits(model.encode([before]), [len(before) - 1])[0, 0].topk(MOST).indices.tolist()
+        logits = model.logits(model.encode([before]), [len(before) - 1])[0, 0]
+    first = logits.topk(min(MOST, len(logits))).indices.tolist()
     near, likely = first, set(first)
     if len(tokens) == 1:
         rows = Linear(model.net.get_input_embeddings()).rows()
-        similar = torch.nn.functional.cosine_similarity(rows, rows[tokens[0]], dim=-1).topk(MOST).indices.tolist()
-        near = [token for token in similar if token in likely]
+        similar = torch.nn.functional.cosine_similarity(rows, rows[tokens[0]], dim=-1)
+        near = [token for token in similar.topk(min(MOST, len(rows))).indices.tolist() if token in likely]
     texts = ((token, model.answer_text(token)) for token in near)
     words = ([token] for token, text in texts if _content(text) and text.strip()[0].isupper() == word[0].isupper())
     begun = list(islice(words, TRIED))
@@ -143,7 +144,9 @@ def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[
         rows = [[*before, *tokens] for tokens in begun[start : start + ROWS]]
         with model.lock:
             logits = model.logits(model.encode(rows), [len(rows[0]) - 1])[:, 0]
-        for tokens, best in zip(begun[start : start + ROWS], logits.topk(20).indices.tolist(), strict=True):
+        for tokens, best in zip(
+            begun[start : start + ROWS], logits.topk(min(20, logits.shape[-1])).indices.tolist(), strict=True
+        ):
             inside = [token for token in best if model.answer_text(token).isalpha()]
             if inside:
                 continued.append([*tokens, inside[0]])

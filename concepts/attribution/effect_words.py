@@ -22,7 +22,10 @@ LEAST = 1e-3
 
 def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[list[str], list[str]]:
     """Return the k words with the largest and smallest effects (W,) among the first `SHOWN` tokens. Tokens that differ
-    only in case and spaces are one word; single ASCII characters and tokens without a letter or digit are none."""
+    only in case and spaces are one word; single ASCII characters and tokens without a letter or digit are none, unless
+    most tokens are such characters."""
+    single = sum(len(token.strip()) == 1 for token in tokens[:SHOWN])
+    shown = bool if 2 * single > len(tokens[:SHOWN]) else is_word
 
     def first(order: Sequence[int], sign: int) -> list[str]:
         words: dict[str, str] = {}
@@ -30,7 +33,7 @@ def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[li
             word = tokens[place].strip()
             if sign * effects[place] < LEAST or len(words) == k:
                 break
-            if is_word(word):
+            if shown(word):
                 words.setdefault(word.casefold(), word)
         return list(words.values())
 

@@ -93,10 +93,16 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
     prompt, others = row.prompt, row.counterfactuals or (row.prompt,)
     if any((one.image is None) is not (prompt.image is None) for one in others):
         raise InputError("A text cannot be compared with an image; give a counterfactual of the prompt's own kind.")
-    if model.task.labels_tokens and row.position is None:  # the same token in both prompts
+    is_open = model.task.labels_tokens and not model.task.is_causal and row.position is None
+    if is_open:  # the same token in both prompts
         row = replace(row, position=joint_objective(model, [row]).positions[0][0])
     pairs = []
     for other in others:
+        if is_open and len(model.ids(other)) != len(model.ids(prompt)):
+            raise InputError(
+                f"{model.name} has an output at each token, and the prompts differ in length; choose the token by a "
+                "position that fits both (position=, --at), such as -1."
+            )
         pair = joint_objective(model, [row, replace(row, prompt=other)])
         same = pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None
         if same and base is None:

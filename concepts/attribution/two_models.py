@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 from icebear.concepts.attribution.weight_places import Kind, Part, WeightPlaces
 from icebear.concepts.lrp.two_models import Caused, Entries, PairedWeights
@@ -25,6 +28,9 @@ OF_THE_FILE = (
     "name_or_path _name_or_path _model_name_or_path architectures dtype torch_dtype transformers_version".split()
 )
 """Entries of a configuration or module that say where weights are from, and not what is computed."""
+RELATED = 0.5
+"""The least median cosine of the matrices of a model and its base model; fine-tuning leaves it near 1, and unrelated
+weights have 0."""
 BLOCK = 256
 """Rows of a weight whose change is computed at once."""
 
@@ -101,6 +107,14 @@ class ModelPair:
         theirs = everywhere[1]
         self.weights = {name: (x, theirs[name]) for name, x in own.items() if not torch.equal(x, theirs[name])}
         self.places = WeightPlaces(self.model)
+        matrices = [pair for pair in self.weights.values() if pair[0].dim() > 1]
+        cosines = [cosine_similarity(x.flatten().float(), y.flatten().float(), 0).item() for x, y in matrices]
+        if cosines and median(cosines) < RELATED:
+            logging.getLogger("icebear").warning(
+                "%s and its base model %s have unrelated weights (median cosine of the matrices %.2f), so that the "
+                "changes are not those of fine-tuning; choose another base model.",
+                *(self.model.name, self.base.name, median(cosines)),
+            )
 
     def parts(self, name: str) -> list[Part]:
         """Return the parts of a weight that operations on activations read; of a tied embedding, the unembedding."""

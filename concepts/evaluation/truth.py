@@ -26,6 +26,7 @@ from icebear.concepts.truth.judging import (
     decoys_of,
     relevances,
     scores_of,
+    sites_of,
 )
 from icebear.concepts.truth.own import read_pairs
 from icebear.concepts.truth.pairs import Pair, pairs_of
@@ -186,8 +187,8 @@ def judged(
 ) -> Iterator[dict[str, Any]]:
     """Yield the truth about a pair and each method's numbers, for the neurons and for neurons and heads."""
     by_method = relevances(made.model, pair, methods)
-    for name, sites in SITES.items():
-        candidates = candidates_of(made.model, pair, sites)
+    for name in sites_of(made.model):
+        candidates = candidates_of(made.model, pair, SITES[name])
         if candidates is None:
             continue
         truth = truth_of(candidates)

@@ -17,6 +17,12 @@ from icebear.concepts.truth.judging import COLUMNS, SITES
 RESAMPLES = 2000
 
 
+def sites_in(lines: Lines) -> list[str]:
+    """Return the names of the sites that were judged."""
+    judged = {row["sites"] for line in lines for row in line["pairs"]}
+    return [sites for sites in SITES if sites in judged]
+
+
 def rows_of(lines: Lines, sites: str, only_hard: bool) -> dict[str, list[dict[str, Any]]]:
     """Return program -> its pairs in all variants."""
     result: dict[str, list[dict[str, Any]]] = {}
@@ -42,7 +48,7 @@ def tables(lines: Lines) -> dict[str, Table]:
             COLUMNS,
             [{"program": name, "methods": means(rows)} for name, rows in rows_of(lines, sites, only_hard).items()],
         )
-        for sites in SITES
+        for sites in sites_in(lines)
         for only_hard in (True, False)
     }
 
@@ -91,7 +97,7 @@ def intervals(lines: Lines) -> list[dict[str, Any]]:
     """Return the first method's mean numbers minus those of each other method, with a bootstrap interval, and p of a
     sign-flip test, corrected for the methods (Holm)."""
     generator, result = np.random.default_rng(0), []
-    for sites in SITES:
+    for sites in sites_in(lines):
         programs = [means(rows) for rows in rows_of(lines, sites, True).values()]
         first, *others = programs[0] if programs else [""]
         rows: list[dict[str, Any]] = [{"sites": sites, "method": method} for method in others]
@@ -109,7 +115,7 @@ def intervals(lines: Lines) -> list[dict[str, Any]]:
 def by_model(lines: Lines) -> list[dict[str, Any]]:
     """Return a row for each model with its truth and the first method's numbers."""
     result = []
-    for line, sites in product(lines, SITES):
+    for line, sites in product(lines, sites_in(lines)):
         rows = [row for row in line["pairs"] if row["sites"] == sites and row["hard"]]
         if rows:
             first, numbers = next(iter(means(rows).items()))

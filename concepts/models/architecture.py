@@ -173,6 +173,14 @@ class Architecture:
         """The sites that this model has."""
         return tuple(self._layers_with)
 
+    @property
+    def main_site(self) -> str:
+        """The site of the nodes that are explained unless another one is asked for: ``ffn``; in a model of attention
+        only, ``head``; in one of scans only, ``mixer``."""
+        if not self.has_family or "ffn" in self.sites:
+            return "ffn"
+        return "head" if "attn" in self.sites else self.sites[0]
+
     def layers_with(self, site: str) -> Sequence[int]:
         """Return the layers that have a site. Raises `InputError` if the model lacks the site."""
         if site not in self.sites:

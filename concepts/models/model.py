@@ -95,7 +95,10 @@ class Model(Architecture):
         elif prompt.messages is not None:
             ids = rendered(self, prompt.messages)
         elif prompt.tokens is not None:
-            ids = [self.token_id(text_of(token), "token") for token in prompt.tokens]
+            ids = [
+                self.token_id(text_of(token), "token") if isinstance(token, str) else whole(token, "A token id", 0)
+                for token in prompt.tokens
+            ]
         elif not prompt.text or not prompt.text.strip():
             raise InputError("The prompt is empty; give a text.")
         else:

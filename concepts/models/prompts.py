@@ -33,8 +33,8 @@ class Prompt:
     """A text, or for an image classifier the path of an image."""
     ids: tuple[int, ...] | None = None
     """Token ids, including special tokens."""
-    tokens: Sequence[str] | None = None
-    """The texts of single tokens, as results show them; no special tokens are added."""
+    tokens: Sequence[str | int] | None = None
+    """The texts or ids of single tokens, as results show them; no special tokens are added."""
     messages: tuple[Mapping[str, Any], ...] | None = None
     """The messages of a chat."""
     image: Any = None

@@ -32,7 +32,12 @@ class Words:
         return {"input_ids": [self.ids[match[0]] for match in matches if match[0] in self.ids]}
 
     def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
-        return "".join(self.words.get(int(number), f"<{int(number)}>") for number in ids)
+        """Return the tokens side by side, with spaces between them if they could not be read back otherwise."""
+        ids = list(map(int, ids))
+        words = [self.words.get(number, f"<{number}>") for number in ids]
+        text = "".join(words)
+        readable = set(ids) <= self.words.keys() and self(text)["input_ids"] == ids
+        return text if readable or len(words) == 1 else " ".join(words)
 
     def batch_decode(self, rows: Any, skip_special_tokens: bool = False) -> list[str]:
         return [self.decode(ids) for ids in rows]

@@ -22,7 +22,8 @@ from icebear.concepts.truth.pairs import Pair
 from icebear.concepts.truth.rounds import in_rounds
 from icebear.concepts.truth.search import Candidates, Truth
 
-SITES = {"neurons": ("ffn",), "neurons and heads": ("ffn", "head")}
+SITES = {"neurons": ("ffn",), "neurons and heads": ("ffn", "head"), "heads": ("head",)}
+"""The last one is judged in models of attention only."""
 COLUMNS = {
     "at_k": "recovered with the first k nodes, recomputed; k: size of a smallest sufficient set, higher is better",
     "at_2k": "recovered with the first 2k nodes, higher is better",
@@ -150,6 +151,11 @@ def scores_of(
             values = torch.rand(nodes.shape, generator=generator)
         result[name] = values.flatten()[candidates.places].float()
     return result
+
+
+def sites_of(model: Model) -> list[str]:
+    """Return the names of the `SITES` that are judged."""
+    return [name for name, sites in SITES.items() if ("ffn" in sites) == ("ffn" in model.sites)]
 
 
 def candidates_of(model: Model, pair: Pair, sites: Sequence[str]) -> Candidates | None:

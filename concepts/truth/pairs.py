@@ -28,7 +28,7 @@ class Pair:
     def relevance(self, model: Model, method: Method, compares: bool = True) -> Relevance:
         """Return the relevance of FFN neurons and heads to the logit difference of both answers."""
         other: dict[str, Any] = {"counterfactual": self.counterfactual} if compares else {}
-        sites = ("ffn", "attn")
+        sites = [site for site in ("ffn", "attn") if site in model.sites]
         return attribute(
             model, self.prompt, self.target, self.contrast, method=method, sites=sites, position=self.position, **other
         )

@@ -9,6 +9,7 @@ may be set where any of them is predicted.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -207,6 +208,10 @@ def flip(
         raise InputError("Give either the wanted token (to) or suppress.")
     if not (model.task.is_causal or model.task.unembeds):
         raise InputError(f"flip needs a model that predicts the next token; {model.name} does not.")
+    if not model.task.is_causal:
+        logging.getLogger("icebear").warning(
+            "%s has an output at each token; flip reads and edits the last one.", model.name
+        )
     whole(max_neurons, "max_neurons")
     if not model.ffn_width:
         raise InputError(f"flip edits FFN neurons, which {model.name} does not have.")
@@ -274,6 +279,8 @@ def _start(
     else:  # or where it is, if that is further
         seen = calibrate(model)
         low, high = torch.minimum(seen.low[..., None], now), torch.maximum(seen.high[..., None], now)
+        if goal is not None and not model.reads_any_text:  # seen are random ids only
+            low, high = torch.minimum(low, goal), torch.maximum(high, goal)
     if paraphrases:
         last = Paraphrases(model, [ids, *map(model.ids, paraphrases)])
         tokens *= 1 + len(paraphrases)

@@ -127,7 +127,7 @@ class _Conversation:
         from icebear.concepts.attribution.ranking import Ranking
 
         relevance = icebear.attribute(self.model, self._answer(), contrast=contrast, span=phrase, record="last")
-        explanation = icebear.Explanation.of(self.model, relevance, Ranking(8, "ffn"))
+        explanation = icebear.Explanation.of(self.model, relevance, Ranking(8, self.model.main_site))
         words = units_table(icebear.units(relevance, "word"))
         return Group(
             relevance_report(relevance, words),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import click
+from click.core import ParameterSource
 
 import icebear
 from icebear.app.cli.claims import claim
@@ -89,9 +90,11 @@ def explain(options: Options) -> None:
         relevance = graph.relevances[0]
     else:
         graph, method = None, arguments["method"]
-        site = options.site or ("ffn" if model.has_family and (method is None or method.scores_neurons) else None)
+        site = options.site or (
+            model.main_site if model.has_family and (method is None or method.scores_neurons) else None
+        )
         relevance = icebear.attribute(model, **arguments, **recorded(site, options.top, None))
-    prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or "ffn", position=position)
+    prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or model.main_site, position=position)
     with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
         cards = CARDS if options.html or options.json else 0
         groups = 0 if options.units or options.sources else GROUPS
@@ -119,9 +122,11 @@ def explain(options: Options) -> None:
     if options.suggest or (not options.json and relevance.counterfactual is None and _is_text(attribution, model)):
         text = str(attribution.prompt.prompt)
         suggestions = icebear.suggest_counterfactuals(model, text)
+        default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
+        named = [] if default else ["--model", options.model.model]
         document["suggestions"] = list(map(vars, suggestions))
         for one in suggestions:
-            command = shlex.join(["icebear", "explain", text, "--counterfactual", one.text])
+            command = shlex.join(["icebear", "explain", text, "--counterfactual", one.text, *named])
             tables.append(f"{command}  # {one.answer!r} {one.probability:.2f}")
         if suggestions:
             tables.insert(1, "\nCompare with another prompt:")
