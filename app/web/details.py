@@ -56,7 +56,7 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
         None if polarity == "any" else polarity,
         position,
         include == "included",
-        "+" if sign == "supports" else "-",
+        "positive" if sign == "supports" else "negative",
         range(low, high + 1),
     )
     explanation = ui.explanation_of(relevance, ranking)

@@ -177,7 +177,8 @@ class Graph(SavedResult, Tabled):
             for relevance in self.relevances
         ]
         shares = [name for name in vars(each[0]) if name not in ("site", "nodes")]
-        return replace(each[0], **{name: fmean(getattr(one, name) for one in each) for name in shares})
+        means: dict[str, Any] = {name: fmean(getattr(one, name) for one in each) for name in shares}
+        return replace(each[0], **means)
 
     def faithfulness(self, edges: int | None = None, seed: int = 0) -> EdgeFaithfulness:
         """Measure the share of the difference that edges alone recover.
