@@ -27,10 +27,16 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def scalar(value: Any) -> Any:
+    """Return the number in an array or tensor without dimensions, such as `logits.argmax()`; else the value."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
 def whole(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
     """Return a whole number. Raises `InputError` if it is not one in this range."""
     if type(value) is int and least <= value <= most:  # without the slow check of other kinds of numbers
         return value
+    value = scalar(value)
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:  # type: ignore[operator]
         limits = f"of at least {least}" if most == MOST else f"from {least} to {most}"
         raise InputError(f"{what} must be a whole number {limits}, not {shown(value)}.")
@@ -39,6 +45,7 @@ def whole(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
 
 def real(value: Any, what: str, least: float = -LARGEST, most: float = LARGEST) -> float:
     """Return a finite number. Raises `InputError` if it is not one in this range."""
+    value = scalar(value)
     if not isinstance(value, Real) or isinstance(value, bool) or not least <= value <= most:  # type: ignore[operator]
         raise InputError(f"{what} must be a finite number{_limits(least, most)}, not {shown(value)}.")
     return float(value)
@@ -65,6 +72,7 @@ def one_of(value: Any, what: str, known: Collection[str]) -> Any:
 
 def several(value: Any) -> list[Any]:
     """Return several values as a list; a single value, such as a text, becomes a list of one."""
+    value = scalar(value)
     return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
 
 

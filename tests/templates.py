@@ -27,4 +27,16 @@ TEMPLATES = {
     "{% else %}{{ 'ASSISTANT: ' + m['content'] + eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}",
 }
+REASONING = {
+    "thinking dropped": "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\n' + "
+    "m.content.split('</think>')[-1] + '<|im_end|>\n' }}{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + "
+    "'<|im_end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% else %}"
+    "{{ '<think>\n' }}{% endif %}{% endif %}",
+    "channels": "{% for tool in tools or [] %}{{ '<|start_header_id|>' + tool.name + '<|eot_id|>' }}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|start_header_id|>final<|end_header_id|>' + m.content + "
+    "'<|eot_id|>' }}{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>' }}{% endif %}",
+}
+"""Templates whose past answers are not the generation prompt and what was written."""
 MARKS = "<|im_start|> <|im_end|> <|start_header_id|> <|end_header_id|> <|eot_id|> <start_of_turn> <end_of_turn>".split()

@@ -9,10 +9,12 @@ import torch
 from conftest import LLAMA, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from templates import MARKS, TEMPLATES
+from templates import MARKS, REASONING, TEMPLATES
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from icebear import Chat, Model, attribute, matrix, units
+from icebear.app.cli.options import template_switches
+from icebear.concepts.models.prompts import Prompt, prompt_json
 from icebear.errors import InputError
 
 ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
@@ -30,12 +32,12 @@ def chatting(name):
     fast = PreTrainedTokenizerFast(tokenizer_object=own, **special)
     start = ("<s>", fast.convert_tokens_to_ids("<s>"))
     fast.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", None, [start])
-    fast.chat_template = TEMPLATES[name]
+    fast.chat_template = {**TEMPLATES, **REASONING}[name]
     config = LlamaConfig(**{**LLAMA.to_dict(), "vocab_size": len(fast), "max_position_embeddings": 1024})
     return Model(random_model(config, dtype=torch.float32).net, fast, name)
 
 
-MODELS = {name: chatting(name) for name in TEMPLATES}
+MODELS = {name: chatting(name) for name in (*TEMPLATES, *REASONING)}
 
 
 def contents(model, ids):
@@ -189,6 +191,57 @@ def test_reading_and_keeping_messages(tmp_path):
             Chat.read(tmp_path / "chat.json")
     with pytest.raises(InputError, match="ids"):
         Chat([{"role": "assistant", "content": "a", "ids": ["1"]}])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_history_is_what_was_read_and_written_at_every_turn(name):
+    """Whatever the template makes of past answers: of reasoning, of what opens it, of a header that the model wrote."""
+    model, wrote = MODELS[name], ("bears?\n</think>\n\nIn the north", "final<|end_header_id|> No", " yes ")
+    switches = ({}, {"enable_thinking": False}) if name == "thinking dropped" else ({},)
+    for template in switches:
+        chat = Chat(ASKED, template)
+        for number, text in enumerate(wrote):
+            read, ids = model.ids(chat), model.tokens_of(text)[1:]  # without the start token
+            chat = chat.then("assistant", text, ids).then("user", f"And {number}?")
+            after = model.ids(chat)
+            assert after[: len(read) + len(ids)] == [*read, *ids]
+            rest = "".join(model.pieces(after[len(read) + len(ids) :]))
+            assert rest.count(f"And {number}?") == 1
+            assert text.strip() not in rest
+
+
+def test_switches_of_a_template_reach_it_and_are_kept(tmp_path):
+    model, off = MODELS["thinking dropped"], {"enable_thinking": False}
+    options = {"add_generation_prompt": True, "return_dict": False}
+    expected = model.tokenizer.apply_chat_template(ASKED, **options, **off)
+    chat = Chat(ASKED, off)
+    assert model.ids(chat) == expected != model.ids(Chat(ASKED))
+    for same in (Chat.from_json(chat.to_json()), chat.then("user", "x").of(ASKED), chat.asking(ASKED[0]["content"])):
+        assert same == chat
+        assert model.ids(same) == expected
+    assert model.answer(chat, max_new_tokens=1).chat.template == off
+    assert Prompt.of(prompt_json(chat)).chat == chat
+    tools = [{"name": "search"}]
+    assert "search" in "".join(MODELS["channels"].pieces(MODELS["channels"].ids(Chat(ASKED, {"tools": tools}))))
+    for wrong in ({"tokenize": True}, [1], {"a b": 1}, "enable_thinking"):
+        with pytest.raises(InputError):
+            Chat(ASKED, wrong)
+    assert template_switches(["enable_thinking=false", "a=b=c", "n=[1]"]) == {
+        "enable_thinking": False,
+        "a": "b=c",
+        "n": [1],
+    }
+
+
+def test_parts_of_text_are_one_text_and_calls_of_tools_need_none():
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Where?"}, {"type": "text", "text": "When?"}]}]
+    for model in MODELS.values():
+        assert model.ids(parts) == model.ids([{"role": "user", "content": "Where?\nWhen?"}])
+    with pytest.raises(InputError):
+        Chat([{"role": "user", "content": [{"type": "image", "url": "x"}]}])
+    assert Chat([*ASKED, {"role": "assistant", "content": None, "tool_calls": [{"name": "search"}]}])
+    with pytest.raises(InputError):
+        Chat([{"role": "assistant", "content": None}])
 
 
 @pytest.mark.parametrize(

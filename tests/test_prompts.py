@@ -21,13 +21,14 @@ ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
         (IDS, "ids"),
         (torch.tensor(IDS), "ids"),
         (torch.tensor(IDS).numpy(), "ids"),
-        (ASKED, "messages"),
+        (ASKED, "chat"),
+        (torch.tensor([IDS]), "ids"),
         (torch.zeros(3, 4, 4), "image"),
     ],
 )
 def test_each_kind_is_one_field(arguments, field):
     result = Prompt.of(arguments)
-    assert [name for name in ("text", "ids", "messages", "image") if getattr(result, name) is not None] == [field]
+    assert [name for name in ("text", "ids", "chat", "image") if getattr(result, name) is not None] == [field]
     assert Prompt.of(result) is result
 
 

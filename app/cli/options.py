@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -192,22 +192,48 @@ class ModelOptions:
 @record
 class PromptOptions:
     prompt: str | None = argument(required=False)
+    pair: str | None = option()
     chat: bool = option()
     system: str | None = option()
     messages: str | None = option()
+    template_option: tuple[str, ...] = option()
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """The switches of the chat template."""
+        return template_switches(self.template_option)
 
     def read(self) -> Any:
         """Return the prompt, a text or a `Chat`. Raises `UsageError` without one."""
         if self.messages:
-            if self.prompt is not None or self.chat or self.system:
-                raise click.UsageError("--messages replaces PROMPT, --chat and --system; leave these out.")
-            return Chat.read(self.messages)
+            if self.prompt is not None or self.chat or self.system or self.pair is not None:
+                raise click.UsageError("--messages replaces PROMPT, --pair, --chat and --system; leave these out.")
+            chat = Chat.read(self.messages)
+            return Chat(chat.messages, {**chat.template, **self.template})
         if self.prompt is None:
             raise click.UsageError("Give either a PROMPT or --messages.")
         if not self.chat and self.system is None:
-            return self.prompt
+            if self.template_option:
+                raise click.UsageError("--template-option is a switch of a chat template; add --chat.")
+            return self.prompt if self.pair is None else (self.prompt, self.pair)
+        if self.pair is not None:
+            raise click.UsageError("--pair is a second text for a classifier; leave out --chat and --system.")
         system = [{"role": "system", "content": self.system}] if self.system is not None else []
-        return Chat([*system, {"role": "user", "content": self.prompt}])
+        return Chat([*system, {"role": "user", "content": self.prompt}], self.template)
+
+
+def template_switches(options: Sequence[str]) -> dict[str, Any]:
+    """Return NAME=VALUE options as a mapping; a value is JSON, or else a text."""
+    switches: dict[str, Any] = {}
+    for text in options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"{text!r} is no NAME=VALUE; give --template-option NAME=VALUE.")
+        try:
+            switches[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            switches[name] = value
+    return switches
 
 
 @record

@@ -73,7 +73,7 @@ def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdo
         )
         relevance = explained_words(text, turn, (start, stop), sources.relevance.contrast_text or None)
         explanation = ui.explanation_of(relevance, Ranking(10, position="last"))
-        before = Chat(chat.messages[:turn])
+        before = chat.of(chat.messages[:turn])
         if explanation.nodes:
             st.markdown(f"#### The neurons that contribute most to {ui.target_label(relevance)}")
             ui.node_table(explanation, "account", ("neuron", "token", "relevance"), prompt=before.to_json(None))
@@ -84,7 +84,7 @@ def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdo
 
 def _answer(chat: Chat, turn: int) -> tuple[str, Answer]:
     """Return the conversation up to a message, as JSON, and this message."""
-    text = Chat(chat.messages[: turn + 1]).to_json(None)
+    text = chat.of(chat.messages[: turn + 1]).to_json(None)
     return text, answered(ui.model_name(), text, turn)
 
 
@@ -141,8 +141,8 @@ def _circuit(before: Chat, answer: Answer, start: int, sources: SourceBreakdown)
     changed = [*before.messages]
     changed[users[-1]] = {"role": "user", "content": other}
     values = {
-        "prompt": _up_to(before.messages, answer, start),
-        "counterfactual": _up_to(changed, answer, start),
+        "prompt": _up_to(before, answer, start),
+        "counterfactual": _up_to(before.of(changed), answer, start),
         "target": sources.relevance.target.text,
         "contrast": sources.relevance.contrast_text,
     }
@@ -150,7 +150,7 @@ def _circuit(before: Chat, answer: Answer, start: int, sources: SourceBreakdown)
     st.button("Open its circuit", key="open_circuit", on_click=go, disabled=other == message)
 
 
-def _up_to(messages: Any, answer: Answer, start: int) -> str:
-    """Return the messages and the beginning of the answer as JSON, for the field for a prompt."""
-    chat, begun = Chat(messages), "".join(answer.token_strings[:start])
+def _up_to(chat: Chat, answer: Answer, start: int) -> str:
+    """Return the chat and the beginning of the answer as JSON, for the field for a prompt."""
+    begun = "".join(answer.token_strings[:start])
     return (chat.then("assistant", begun, answer.ids[:start]) if start else chat).to_json(None)

@@ -103,7 +103,7 @@ def _send(text: str | None = None) -> None:
     with suppress(InputError):  # of a link that is broken; a new conversation begins
         chat = _conversation()
     message = {"role": "user", "content": text or st.session_state["message"]}
-    ui.to_url(chat=Chat([*(chat.messages if chat else ()), message]).to_json(None))
+    ui.to_url(chat=(chat.of([*chat.messages, message]) if chat else Chat([message])).to_json(None))
     _unselect()
     _request_answer()
 

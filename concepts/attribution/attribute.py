@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, overload
 
+import torch
+
 from icebear.concepts.attribution.paired import paired_relevance
 from icebear.concepts.attribution.request import (
     AttributionOptions,
@@ -39,6 +41,7 @@ def attribute(
 ) -> list[Relevance]: ...
 
 
+@torch.inference_mode(False)
 def attribute(
     model: Model,
     prompt: PromptLike | Prompts,

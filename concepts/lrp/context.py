@@ -101,7 +101,9 @@ def _with_mode(mode: RelevanceMode, forward: Callable, *args: Any, **kwargs: Any
     if foreign:
         places = _located(mode, forward, args, kwargs) or {_name(node): "the model itself" for node in foreign}
         for name, path in places.items():
-            mode.refuse(name, path, "write it with torch's own operations")
+            hooked = name.startswith("BackwardHookFunction")
+            way = "remove the full backward hook of the module" if hooked else "write it with torch's own operations"
+            mode.refuse(name, path, way)
     return output
 
 

@@ -48,10 +48,10 @@ class Answer:
         *before, last = self.question.messages
         if last["role"] != "assistant":
             return self.question.then("assistant", self.text, self.ids)
-        if not isinstance(last["content"], str):
-            raise InputError("The last assistant message has content in several parts; pass its content as one string.")
+        if last["content"] is None:
+            raise InputError("The last assistant message has calls of tools and no text; pass a text as its content.")
         ids = {"ids": [*last["ids"], *self.ids]} if "ids" in last else {}
-        return Chat([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
+        return self.question.of([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
 
     def token_range(self, span: Span | None = None) -> tuple[int, int]:
         """Return the tokens [i, j) of a span, or all for None. Raises `InputError` if there are none."""
@@ -115,7 +115,7 @@ def answer_of(model: Model, chat: Chat, turn: int) -> Answer:
         raise InputError(
             f"Message {turn} of the chat is not an answer; choose one that the model wrote after a message."
         )
-    question = Chat(chat.messages[:turn])
+    question = chat.of(chat.messages[:turn])
     read, ids = model.ids(question), message_ids(model, chat, turn)
     model.ids([*read, *ids])  # refused where it is too long
     probabilities = model.continuation_logits(read, ids).softmax(-1)[range(len(ids)), ids].tolist()

@@ -27,39 +27,47 @@ class Chat:
     ----------
     messages
         Dicts with ``role`` and ``content``, as in transformers. A message that a model wrote may have ``ids``, its
-        token ids, which are used as they are.
+        token ids, which are used as they are, after the tokens that the model read before it wrote them.
+    template
+        The switches of the model's chat template, such as ``{"enable_thinking": False}`` or ``{"tools": [...]}``.
 
     Raises
     ------
     InputError
-        For no messages, or a message without role or content.
+        For no messages, a message without role or content, or a switch that is an argument of `apply_chat_template`.
     """
 
-    def __init__(self, messages: Iterable[Mapping[str, Any]]) -> None:
-        self.messages = tuple(_message(one) for one in several(messages))
+    def __init__(self, messages: Iterable[Mapping[str, Any]], template: Mapping[str, Any] | None = None) -> None:
+        self.messages = tuple(_message(message) for message in several(messages))
         if not self.messages:
             raise InputError("The chat has no message; give at least one, with role and content.")
+        self.template = _switches(template)
 
     def __repr__(self) -> str:
-        return f"Chat({[dict(message) for message in self.messages]!r})"
+        template = f", {self.template!r}" if self.template else ""
+        return f"Chat({[dict(message) for message in self.messages]!r}{template})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Chat) and self.messages == other.messages
+        return isinstance(other, Chat) and (self.messages, self.template) == (other.messages, other.template)
 
     def __hash__(self) -> int:
-        return hash(json.dumps(self.messages, sort_keys=True))
+        return hash(self.to_json(None))
+
+    def of(self, messages: Iterable[Mapping[str, Any]]) -> Chat:
+        """Return a chat of other messages with the same switches of the template."""
+        return Chat(messages, self.template)
 
     def then(self, role: str, content: str, ids: Sequence[int] | None = None) -> Chat:
         """Return the chat with one more message. ids: its token ids, if a model wrote it."""
         written = {"ids": list(ids)} if ids is not None else {}
-        return Chat([*self.messages, {"role": role, "content": content, **written}])
+        return self.of([*self.messages, {"role": role, "content": content, **written}])
 
     def asking(self, content: str) -> Chat:
         """Return the chat with the user's last message replaced. Raises `InputError` if there is none."""
         last = max((place for place, one in enumerate(self.messages) if one["role"] == "user"), default=None)
         if last is None:
             raise InputError("The chat has no user message that a counterfactual could replace; add a user message.")
-        return Chat([*self.messages[:last], {"role": "user", "content": content}, *self.messages[last + 1 :]])
+        return self.of([*self.messages[:last], {"role": "user", "content": content}, *self.messages[last + 1 :]])
 
     @classmethod
     def read(cls, path: str | Path) -> Chat:
@@ -68,32 +76,67 @@ class Chat:
 
     @classmethod
     def from_json(cls, text: str, name: str = "The chat") -> Chat:
-        """Read a JSON list of messages, or an object that has one. Raises `InputError`."""
+        """Read a JSON list of messages, or an object with ``messages`` and, if needed, ``template``. Raises
+        `InputError`."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name} cannot be read as JSON ({error}); check it.") from None
-        messages = data.get("messages") if isinstance(data, dict) else data
+        messages, template = (data.get("messages"), data.get("template")) if isinstance(data, dict) else (data, None)
         if not isinstance(messages, list):
             raise InputError(f"{name} must be a JSON list of messages, each with role and content.")
-        return cls(messages)
+        return cls(messages, template)
+
+    def to_data(self) -> Any:
+        """Return the chat JSON-ready: its messages, or with switches of the template an object of both."""
+        messages = [dict(message) for message in self.messages]
+        return {"messages": messages, "template": self.template} if self.template else messages
 
     def to_json(self, indent: int | None = 1) -> str:
-        """Return the messages as JSON. indent: None for one line."""
-        separators = None if indent else (",", ":")
-        return json.dumps(self.messages, ensure_ascii=False, indent=indent, separators=separators)
+        """Return the chat as JSON. indent: None for one line."""
+        return json.dumps(self.to_data(), ensure_ascii=False, indent=indent, separators=None if indent else (",", ":"))
 
 
 def _message(message: Any) -> dict[str, Any]:
     named = isinstance(message, Mapping) and isinstance(message.get("role"), str)
     ids = message.get("ids") if named else None
     valid = ids is None or (isinstance(ids, list) and all(type(token) is int for token in ids))
-    if not named or not isinstance(message.get("content"), str | list) or not valid:
+    if not named or not _is_content(message) or not valid:
         raise InputError(
             "A chat message needs a role and a content, and may have ids, a list of token ids; correct the messages."
         )
     readable(json.dumps(message, ensure_ascii=False, default=str))
-    return dict(message)
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return dict(message)
+    texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+    if len(texts) != len(parts):
+        raise InputError("A chat message has a part that is no text, and icebear reads text only; leave it out.")
+    return {**message, "content": "\n".join(texts)}
+
+
+def _is_content(message: Mapping[str, Any]) -> bool:
+    """Return whether a message says something: a text, parts, or calls of tools alone."""
+    content = message.get("content")
+    return isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))
+
+
+OURS = "conversation chat_template add_generation_prompt continue_final_message tokenize return_dict".split()
+"""Arguments of `apply_chat_template` that are no switches of a template."""
+
+
+def _switches(template: Any) -> dict[str, Any]:
+    """Return the switches of a template. Raises `InputError`."""
+    if template is None:
+        return {}
+    if not isinstance(template, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in template):
+        raise InputError(
+            "The switches of a chat template are a mapping of names to values; give one, such as {'a': 1}."
+        )
+    taken = next((name for name in template if name in OURS), None)
+    if taken:
+        raise InputError(f"icebear sets {taken} itself, and the template has no such switch; leave it out.")
+    return dict(template)
 
 
 def readable(text: str) -> str:
@@ -105,41 +148,36 @@ def readable(text: str) -> str:
     return text
 
 
-def rendered(model: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def rendered(model: Model, chat: Chat) -> list[int]:
     """Return the token ids of a chat by the model's template, up to where the model answers or continues its answer.
 
-    Raises `InputError` if the template refuses the messages.
+    The ids of an answer follow the ids that the model read before it wrote them: a template may write a past answer
+    otherwise (without its reasoning, or without what opens it), and that history was never read. Only the text behind
+    the last known answer is the template's. Raises `InputError` if the template refuses the messages.
     """
-    checked = [_message(one) for one in messages]
-    texts = [{key: value for key, value in one.items() if key != "ids"} for one in checked]
-    known = {place: one["ids"] for place, one in enumerate(checked) if one.get("ids")}
+    texts = [{key: value for key, value in message.items() if key != "ids"} for message in chat.messages]
+    known = {place: message["ids"] for place, message in enumerate(chat.messages) if message.get("ids")}
     if not known:
-        return _templated(model, texts, tokenize=True)
-    written = "".join(str(one["content"]) for one in checked)
+        return _templated(model, texts, chat.template, tokenize=True)
+    written = json.dumps(texts, ensure_ascii=False, default=str)
     sign = next(sign for sign in map(chr, range(0xE000, 0xF900)) if sign not in written)  # private use: in no template
     for place in known:
         texts[place] = {**texts[place], "content": f"{sign}{place}{sign}"}
-    parts = re.split(f"{sign}(\\d+){sign}", _templated(model, texts, tokenize=False))
+    # What stands before and between the known answers, and their places.
+    parts = re.split(f"{sign}(\\d+){sign}", _templated(model, texts, chat.template, tokenize=False))
+    begins = dict(zip(map(int, parts[1::2]), parts[:-1:2], strict=True))
     ids: list[int] = []
-    read = ""
-    for text, place in zip(parts[:-1:2], map(int, parts[1::2]), strict=True):
-        read += text
-        new = text.removesuffix(_unread(model, texts[:place], read))
-        ids += [*(model.continuation(new) if ids else model.tokens_of(new)), *known[place]]
-        read += texts[place]["content"]
+    asked = [place for place in known if place and chat.messages[place - 1]["role"] != "assistant"]
+    for place in sorted(known)[sorted(known).index(asked[-1]) if asked else 0 :]:
+        if place in asked:
+            ids = rendered(model, chat.of(chat.messages[:place]))
+        else:  # the model was not asked
+            ids += model.continuation(begins[place]) if ids else model.tokens_of(begins[place])
+        ids += known[place]
     return ids + model.continuation(parts[-1])
 
 
-def _unread(model: Model, before: Sequence[Mapping[str, Any]], read: str) -> str:
-    """Return the spaces that a template writes before a given answer, but not where the model is to answer."""
-    if not before or before[-1]["role"] == "assistant":
-        return ""
-    prompted = _templated(model, before, tokenize=False)
-    extra = read.removeprefix(prompted) if read.startswith(prompted) else ""
-    return extra if extra.isspace() else ""
-
-
-def _templated(model: Model, messages: Sequence[Mapping[str, Any]], tokenize: bool) -> Any:
+def _templated(model: Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], tokenize: bool) -> Any:
     """Return token ids, or text."""
     tokenizer = template_of(model)
     answering = messages[-1]["role"] == "assistant"
@@ -150,6 +188,7 @@ def _templated(model: Model, messages: Sequence[Mapping[str, Any]], tokenize: bo
             continue_final_message=answering,
             tokenize=tokenize,
             return_dict=False,
+            **template,
         )
     except Exception as error:  # a template is a program, in transformers' sandbox: it may raise anything
         raise InputError(f"The chat template of {model.name} refuses these messages ({error}); change them.") from None
@@ -233,7 +272,8 @@ def marks_of(tokenizer: Any) -> Marks | None:
         if start >= 0 and system[0][start:].strip() not in ("", asking.strip()):
             opens |= {system[0][start:]: "system"} | ({named: "system"} if named != asking else {})
             closes.append(close)
-            default = one[0].partition(named.strip())[2].partition(close.strip())[0].strip()
+            if close.strip():
+                default = one[0].partition(named.strip())[2].partition(close.strip())[0].strip()
     follows = None if answering.strip() else "assistant"
     return Marks(opens, tuple(text for text in dict.fromkeys(closes) if text.strip()), follows, default)
 
@@ -284,5 +324,8 @@ def _pattern(marks: Marks) -> str:
 
 
 def other_prompt(prompt: Any, text: str | None) -> Any:
-    """Return another prompt: the text, or for a chat the chat with the text as the user's last message."""
+    """Return another prompt: the text, for a chat the chat with the text as the user's last message, or for a pair the
+    pair with the text as its first one."""
+    if text and isinstance(prompt, tuple):
+        return text, prompt[1]
     return prompt.asking(text) if text and isinstance(prompt, Chat) else text

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.architecture import Architecture
 from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.chat import Chat, Marks, Turn, marks_of, readable, rendered, turns
+from icebear.concepts.models.chat import Marks, Turn, marks_of, readable, rendered, turns
 from icebear.concepts.models.lock import FairLock, draws, replaced
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
@@ -46,7 +46,7 @@ class Model(Architecture):
     """
 
     def __init__(self, net: Any, tokenizer: Any = None, name: str = "", processor: Any = None) -> None:
-        super().__init__(net, name)
+        super().__init__(_usable(net), name)
         self.tokenizer = tokenizer
         self.processor = processor
         self.lock = FairLock()
@@ -72,6 +72,7 @@ class Model(Architecture):
         """Return token ids as a batch, checked and padded."""
         return self.padded([self.ids(Prompt(ids=tuple(row))) for row in rows])
 
+    @torch.inference_mode(False)  # a backward pass cannot keep ids that were made under it
     def padded(self, rows: Sequence[list[int]], padding_side: str = "right") -> Batch:
         ids = pad_sequence([torch.tensor(row) for row in rows], True, self.padding(rows), padding_side)
         mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True, 0, padding_side)
@@ -87,22 +88,7 @@ class Model(Architecture):
 
     def ids(self, prompt: PromptLike) -> list[int]:
         """Return the token ids of a prompt, including special tokens. Raises `InputError`."""
-        prompt = Prompt.of(prompt)
-        if prompt.image is not None:
-            raise InputError(f"{self.name} reads text, not images; give it a text, token ids or chat messages.")
-        if prompt.ids is not None:
-            ids = list(prompt.ids)
-        elif prompt.messages is not None:
-            ids = rendered(self, prompt.messages)
-        elif prompt.tokens is not None:
-            ids = [
-                self.token_id(text_of(token), "token") if isinstance(token, str) else whole(token, "A token id", 0)
-                for token in prompt.tokens
-            ]
-        elif not prompt.text or not prompt.text.strip():
-            raise InputError("The prompt is empty; give a text.")
-        else:
-            ids = self._tokenizer()(readable(prompt.text))["input_ids"]
+        ids = self._read(Prompt.of(prompt))
         vocabulary = self.config.vocab_size
         if not ids:
             raise InputError("The prompt is empty; give at least one token id.")
@@ -114,6 +100,56 @@ class Model(Architecture):
                 f"{len(ids) - self.context_length} tokens."
             )
         return ids
+
+    def _read(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt that is not checked. Raises `InputError` for a text without tokens."""
+        if prompt.image is not None:
+            raise InputError(f"{self.name} reads text, not images; give it a text, token ids or chat messages.")
+        if prompt.ids is not None:
+            return list(prompt.ids)
+        if prompt.chat is not None:
+            return rendered(self, prompt.chat)
+        if prompt.tokens is not None:
+            return [
+                self.token_id(text_of(token), "token") if isinstance(token, str) else whole(token, "A token id", 0)
+                for token in prompt.tokens
+            ]
+        text = readable(prompt.text or "")
+        ids = self._tokenizer()(text)["input_ids"] if prompt.pair is None else self._pair(text, readable(prompt.pair))
+        if not text.strip() and not set(ids) - self.special_ids():
+            raise InputError("The prompt is empty; give a text.")
+        return ids
+
+    def _pair(self, text: str, second: str) -> list[int]:
+        """Return the token ids of a pair of texts, as the tokenizer joins them. Raises `InputError`."""
+        if self.task.generates:
+            raise InputError(f"{self.name} continues one text; pass several prompts as a list, or join both texts.")
+        return self._tokenizer()(text, second)["input_ids"]
+
+    def token_types(self, ids: Tensor) -> Tensor:
+        """Return the segment (B, T) of each token: 0 up to the first separator, and 1 after it. A tokenizer may give
+        the first token a segment of its own (Funnel)."""
+        separators = (ids == self.tokenizer.sep_token_id).long()
+        types = (separators.cumsum(1) - separators).clamp(max=1)
+        if own := getattr(self.tokenizer, "cls_token_type_id", 0):
+            types[ids == self.tokenizer.cls_token_id] = own
+        return types
+
+    @cached_property
+    def has_segments(self) -> bool:
+        """Whether the model reads segments, and its tokenizer writes them. Raises `InputError` if they are unknown."""
+        read = getattr(self.config, "type_vocab_size", 0) > 1 and self.tokenizer is not None
+        if not read or "token_type_ids" not in inspect.signature(type(self.net).forward).parameters:
+            return False
+        pair = self.tokenizer("a", "b")
+        types = pair.get("token_type_ids")
+        if not types or not any(types):
+            return False
+        if self.token_types(torch.tensor([pair["input_ids"]])).tolist() != [types]:
+            raise InputError(
+                f"icebear does not know how the tokenizer of {self.name} numbers segments; report the model."
+            )
+        return True
 
     def answer_id(self, answer: str | int, role: str = "target", after: PromptLike | None = None) -> int:
         """Return the id of a label, or of a token that continues a prompt (see `continuation`).
@@ -171,7 +207,21 @@ class Model(Architecture):
             longer = " To explain a longer continuation, use --target-text (target_text= in Python)."
             more = longer if role in ("target", "contrast") else ""
             raise InputError(f"The {role} {token!r} must be one token, but splits into {split}.{hint}{more}")
+        if role != "token":
+            self.check_output(ids, token, role)
         return ids[0]
+
+    def check_output(self, ids: Sequence[int], text: str, role: str) -> None:
+        """Raise `InputError` if the model cannot answer a text, because its output lacks a token or its tokenizer does
+        not know a word."""
+        if any(token >= self.output_size for token in ids):
+            raise InputError(
+                f"The {role} {text!r} has token {max(ids)}, but the output of {self.name} has {self.output_size} "
+                f"tokens; resize the model's embeddings to its tokenizer, or choose another {role}."
+            )
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        if unknown in ids and self.tokenizer.unk_token not in text:
+            raise InputError(f"The tokenizer of {self.name} does not know the {role} {text!r}; choose another {role}.")
 
     def text(self, token: int) -> str:
         whole(token, f"A token id of {self.name}", 0)
@@ -182,7 +232,7 @@ class Model(Architecture):
             return raw.replace("▁", " ")
         if self._wordpiece and token not in self.special_ids():  # which marks what has no space before it
             return raw[2:] if raw.startswith("##") else f" {raw}"
-        return self.tokenizer.decode([token])
+        return self.tokenizer.decode([token]) or ("" if raw else f"<{token}>")  # padding of the vocabulary has no text
 
     @cached_property
     def _wordpiece(self) -> bool:
@@ -284,6 +334,8 @@ class Model(Architecture):
         if batch.pixels is not None:
             return {"pixel_values": batch.pixels}
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
+        if self.has_segments:
+            inputs["token_type_ids"] = self.token_types(batch.ids) * batch.mask
         if batch.decoder:
             inputs |= {"decoder_input_ids": batch.decoder.ids, "decoder_attention_mask": batch.decoder.mask}
         return inputs
@@ -392,7 +444,7 @@ class Model(Architecture):
             raise InputError(f"{self.name} does not continue a prompt; see its predictions with `Model.predict`.")
         if options.get("num_beams", 1) > 1:
             raise InputError("`Model.answer` has no beam search (num_beams above 1); use `Model.generate`.")
-        messages, ids = Prompt.of(prompt).messages, self.ids(prompt)
+        chat, ids = Prompt.of(prompt).chat, self.ids(prompt)
         room = max(1, min(256, self.context_length - len(ids))) if max_new_tokens is None else max_new_tokens
         watch = (lambda new: on_token(new[0].tolist())) if on_token else None
         options = {**options, "return_dict_in_generate": True, "output_logits": True}
@@ -402,7 +454,6 @@ class Model(Architecture):
         new = new[:-1] if ended else new
         steps = zip(output.logits, new, strict=False)
         probabilities = tuple(scores[0].float().softmax(-1)[token].item() for scores, token in steps)
-        chat = Chat(messages) if messages else None
         return Answer(tuple(ids), tuple(new), self.pieces(new), probabilities, ended, chat)
 
     @property
@@ -459,6 +510,17 @@ class Model(Architecture):
         if mask_id is None:
             raise ModelError(f"{self.name} has no mask token; give it a tokenizer that has one.")
         return mask_id
+
+
+def _usable(net: Any) -> Any:
+    """Return a network. Raises `ModelError` if it cannot be used as it is."""
+    if isinstance(net, torch.nn.DataParallel):
+        raise ModelError("A DataParallel network runs copies of the model, which icebear cannot see; pass net.module.")
+    if any(weight.is_inference() for weight in net.parameters()):
+        raise ModelError("The model was made under torch.inference_mode(), without gradients; make it outside of it.")
+    if not getattr(net.config, "return_dict", True):
+        raise ModelError("The model returns tuples (config.return_dict is False); set net.config.return_dict = True.")
+    return net
 
 
 @cache

@@ -13,7 +13,7 @@ from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.prompts import Prompt, PromptLike
 from icebear.concepts.models.tasks import PromptTarget
 from icebear.errors import InputError
-from icebear.values import several
+from icebear.values import scalar, several
 
 if TYPE_CHECKING:
     from icebear.concepts.models.model import Model
@@ -137,6 +137,7 @@ def objective_of(
 
 def per_prompt(value: Any, count: int) -> list[Any]:
     """Return one value for each prompt, from a list or from one value for all."""
+    value = scalar(value)
     if value is None or isinstance(value, str) or not isinstance(value, Iterable):
         return [value] * count
     values = list(value)
@@ -155,5 +156,7 @@ Phrase = str | tuple[int, ...]
 def phrase_ids(model: Model, phrase: Phrase, after: PromptLike | None) -> tuple[int, ...]:
     """Return the token ids of a phrase that continues a prompt."""
     if isinstance(phrase, str):
-        return tuple(model.continuation(phrase, after)) if phrase else ()
+        ids = model.continuation(phrase, after) if phrase else []
+        model.check_output(ids, phrase, "target text")
+        return tuple(ids)
     return tuple(model.answer_id(token) for token in several(phrase))

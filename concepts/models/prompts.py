@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PromptLike: TypeAlias = (
-    "Prompt | str | Path | Sequence[int] | Chat | Sequence[Mapping[str, Any]] | Answer | Tensor | numpy.ndarray | "
-    "PIL.Image.Image"
+    "Prompt | str | Path | tuple[str, str] | Sequence[int] | Chat | Sequence[Mapping[str, Any]] | Answer | Tensor | "
+    "numpy.ndarray | PIL.Image.Image"
 )
-"""A text, token ids (a list, an array, a tensor), a `Chat` or its messages (a list of dicts with role and content), or
-an `Answer` with its prompt; for an image classifier the path of an image, an image, or its pixels."""
+"""A text, a pair of texts (a tuple), token ids (a list, an array, a tensor), a `Chat` or its messages (a list of dicts
+with role and content), or an `Answer` with its prompt; for an image classifier the path of an image, an image, or its
+pixels."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,13 @@ class Prompt:
 
     text: str | None = None
     """A text, or for an image classifier the path of an image."""
+    pair: str | None = None
+    """The second text of a pair, beside `text`: a premise and its hypothesis, a question and a passage."""
     ids: tuple[int, ...] | None = None
     """Token ids, including special tokens."""
     tokens: Sequence[str | int] | None = None
     """The texts or ids of single tokens, as results show them; no special tokens are added."""
-    messages: tuple[Mapping[str, Any], ...] | None = None
-    """The messages of a chat."""
+    chat: Chat | None = None
     image: Any = None
     """An image, or pixels (C, H, W)."""
 
@@ -48,36 +50,62 @@ class Prompt:
         if isinstance(prompt, (str, Path)):
             return cls(text=str(prompt))
         if isinstance(prompt, Chat):
-            return cls(messages=prompt.messages)
+            return cls(chat=prompt)
+        if is_pair(prompt):
+            return cls(text=prompt[0], pair=prompt[1])
         if isinstance(prompt, Answer):
             return cls(ids=tuple(prompt.before(len(prompt.ids))))
         if hasattr(prompt, "convert") or getattr(prompt, "ndim", 0) == 3:
             return cls(image=prompt)
         if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(part, Mapping) for part in prompt):
-            return cls(messages=tuple(prompt))
-        values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-        flat = isinstance(values, Sequence) and not isinstance(values, bytes)
-        if not flat or not all(isinstance(part, Integral) for part in values):
-            raise InputError(
-                "A prompt is a text, a flat list of token ids or a list of chat messages, not this "
-                f"{type(prompt).__name__}."
-            )
-        return cls(ids=tuple(map(int, values)))
+            return cls(chat=Chat(prompt))
+        if isinstance(prompt, Mapping):
+            return cls._of_json(prompt)
+        return cls(ids=_flat(prompt))
+
+    @classmethod
+    def _of_json(cls, prompt: Mapping[str, Any]) -> Prompt:
+        """Return what `prompt_json` wrote as an object."""
+        if "pair" in prompt and is_pair(tuple(prompt["pair"])):
+            return cls(text=prompt["pair"][0], pair=prompt["pair"][1])
+        return cls(chat=Chat(prompt.get("messages", ()), prompt.get("template")))
+
+
+def _flat(prompt: Any) -> tuple[int, ...]:
+    """Return token ids in a list, an array or a tensor, also as a tokenizer returns one prompt (1, T). Raises
+    `InputError`."""
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if getattr(prompt, "ndim", 0) == 2 and len(values) == 1:
+        values = values[0]
+    flat = isinstance(values, Sequence) and not isinstance(values, bytes)
+    if not flat or not all(isinstance(part, Integral) for part in values):
+        raise InputError(
+            "A prompt is a text, a pair of texts (a tuple), a flat list of token ids or a list of chat messages, not "
+            f"this {type(prompt).__name__}."
+        )
+    return tuple(map(int, values))
+
+
+def is_pair(prompt: Any) -> bool:
+    """Return whether this is a pair of texts. A list of two texts is two prompts."""
+    return isinstance(prompt, tuple) and len(prompt) == 2 and all(isinstance(text, str) for text in prompt)
 
 
 def prompt_line(prompt: PromptLike) -> str:
     """Return a prompt in one line; for a chat, the last message of the user."""
     parts = Prompt.of(prompt)
-    if parts.messages:
-        return str(next((one["content"] for one in reversed(parts.messages) if one["role"] == "user"), "a chat"))
-    return parts.text if parts.text is not None else "token ids"
+    if parts.chat:
+        return str(next((one["content"] for one in reversed(parts.chat.messages) if one["role"] == "user"), "a chat"))
+    return " ".join(filter(None, (parts.text, parts.pair))) if parts.text is not None else "token ids"
 
 
 def prompt_json(prompt: PromptLike) -> Any:
     """Return a prompt JSON-ready; `Prompt.of` reads it."""
     parts = Prompt.of(prompt)
-    if parts.messages:
-        return [dict(message) for message in parts.messages]
+    if parts.chat:
+        return parts.chat.to_data()
+    if parts.pair is not None:
+        return {"pair": [parts.text, parts.pair]}
     return parts.text if parts.text is not None else list(parts.ids or ())
 
 
@@ -87,7 +115,7 @@ Prompts: TypeAlias = "list[PromptLike] | tuple[PromptLike, ...]"
 
 def prompts_of(prompt: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
     """Return one or several prompts as a list, and whether it was one."""
-    if not isinstance(prompt, (list, tuple)):
+    if not isinstance(prompt, (list, tuple)) or is_pair(prompt):
         return [Prompt.of(prompt)], True
     if not prompt:
         raise InputError("There is no prompt; give at least one.")

@@ -145,6 +145,7 @@ LONG = 2048
 """From this number of tokens, memory matters more than the third of a pass that recomputation takes."""
 
 
+@torch.inference_mode(False)
 def new_accounting(model: Model, count: int) -> dict[str, Tensor]:
     """Return zeros (B,) for conservation accounting, by name, in float32 (float64 for a float64 model)."""
     dtype = torch.promote_types(model.dtype, torch.float32)
@@ -155,6 +156,7 @@ def forward(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tens
     """Run a forward pass, and return its numbers (B,); recorders get no gradients."""
     with ExitStack() as stack:
         stack.enter_context(model.lock)
+        stack.enter_context(torch.inference_mode(False))  # what is kept may be part of a later backward pass
         stack.enter_context(torch.no_grad())
         for reading in (target.reading, *(recorder.reading for recorder in recorders)):
             stack.enter_context(reading(model))
@@ -185,6 +187,7 @@ def forward_backward(
     missing: tuple[str, ...] = ()
     with ExitStack() as stack:
         stack.enter_context(model.lock)
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if method is not None:
             start = 0 if checkpoint or model.offloaded else LONG  # the graph would hold what is loaded

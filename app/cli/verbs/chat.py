@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, option, record, verb
+from icebear.app.cli.options import ModelOptions, option, record, template_switches, verb
 from icebear.app.cli.output import show, stdout, write_page
 from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
@@ -27,6 +27,7 @@ HELP = """/why WORDS [| CONTRAST]  show the tokens and neurons that contributed 
 class Options:
     system: str | None = option(advanced=False)
     messages: str | None = option(advanced=False)
+    template_option: tuple[str, ...] = option(advanced=True)
     max_new_tokens: int
     temperature: float
     seed: int
@@ -46,7 +47,9 @@ def chat(options: Options) -> None:
     if options.messages and options.system is not None:
         raise click.UsageError("--messages has its own system message; omit --system.")
     start = [] if options.system is None else [{"role": "system", "content": options.system}]
-    messages = list(Chat.read(options.messages).messages) if options.messages else start
+    chat = Chat.read(options.messages) if options.messages else None
+    messages = list(chat.messages) if chat else start
+    template = {**(chat.template if chat else {}), **template_switches(options.template_option)}
     model, console = options.model.load(), stdout()
     template_of(model)
     if not options.json:
@@ -54,13 +57,13 @@ def chat(options: Options) -> None:
             f"Chat with {model.name}. /why WORDS explains words of the last answer; /help; /quit.", style="dim"
         )
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "seed")}
-    conversation = _Conversation(model, console, sampling, messages)
+    conversation = _Conversation(model, console, sampling, messages, template)
     while (line := _line()) is not None and line != "/quit":
         try:
             conversation.read(line)
         except IcebearError as error:  # such as for a phrase that the answer does not have
             click.echo(f"icebear: {error}", err=True)
-    show(options.json, {"messages": list(map(dict, conversation.messages))})
+    show(options.json, {"messages": list(map(dict, conversation.messages)), "template": template})
 
 
 def _line() -> str | None:
@@ -76,6 +79,7 @@ class _Conversation:
     console: Console
     sampling: dict[str, Any]
     messages: list[Any]
+    template: dict[str, Any]
     last: icebear.Answer | None = None
 
     def read(self, line: str) -> None:
@@ -90,7 +94,7 @@ class _Conversation:
         elif command == "/save":
             if not words or not self.messages:
                 raise InputError("Send a message first, and name a file: /save chat.json.")
-            write_page(words, lambda: Chat(self.messages).to_json() + "\n")
+            write_page(words, lambda: Chat(self.messages, self.template).to_json() + "\n")
         elif command == "/why":
             phrase, _, contrast = words.partition(" | ")
             self.console.print(self._why(phrase or "0:1", contrast or None))
@@ -110,7 +114,7 @@ class _Conversation:
                 self.console.print(new, end="", soft_wrap=True, markup=False, emoji=False)
                 shown = text
 
-        prompt = Chat([*self.messages, {"role": "user", "content": message}])
+        prompt = Chat([*self.messages, {"role": "user", "content": message}], self.template)
         self.last = self.model.answer(prompt, on_token=show, **self.sampling)
         self.messages = list(self.last.chat.messages)
         self.console.print()
