@@ -27,6 +27,8 @@ NEAREST = {
     "reads": "Neurons with similar input",
     "examples": "Neurons with similar sentences",
 }
+NOT_NEAR = "no neuron is above that"
+"""In place of the similar neurons."""
 TICKS = 6
 """About as many numbers are on the axis of a histogram."""
 ALIKE = 0.5
@@ -65,6 +67,7 @@ def card_fragment(card: Card) -> Markup:
         meaning=meaning_html,
         examples=examples_html,
         nearest_title=nearest_title,
+        not_near=NOT_NEAR,
         histogram=histogram_html(card.statistics.histogram),
         writes=writes_html(card),
         vocabulary=projections_html(card.projections),

@@ -230,6 +230,9 @@ class Hit:
     """Empty if the reason does not depend on the sign of the activation."""
     score: float
     why: tuple[str, ...]
+    by: str
+    """What it rests on. Of a search by words: ``sentences`` (the words are in examples of this polarity, or in its
+    label), or ``weights`` (only the output is similar to the words). Else the kind of similarity."""
 
     def __str__(self) -> str:
         return f"{self.neuron} {self.polarity}".strip()

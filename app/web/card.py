@@ -23,7 +23,7 @@ from icebear.app.web.header import no_store_yet, offer_sites
 from icebear.concepts.lens import mean_lens
 from icebear.concepts.models.model import Model
 from icebear.concepts.projection import both_projections
-from icebear.db.search import vocabulary_projection
+from icebear.db.search import nearest, vocabulary_projection
 from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError
@@ -173,15 +173,11 @@ def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:
 def _nearest(opened: Store, card: Card, polarity: str) -> None:
     """Show the most similar neurons of each kind at a polarity, next to what random neurons have."""
     for by in card.nearest:
-        hits = opened.similar(card.neuron, 5, by, polarity)
-        if not hits:
-            continue
+        hits = nearest(opened, card.neuron, 5, by, polarity)
         median, largest = card.nearest_by_chance[by]
-        nearer = [hit for hit in hits if hit.score > median]
-        if not nearer:
-            st.caption(f"{page.NEAREST[by]}: none; cosine {hits[0].score:.2f}, nearest of a random neuron {median:.2f}")
+        if not hits:
+            st.caption(f"{page.NEAREST[by]}: none above {largest:.2f}, the largest cosine of random neurons")
             continue
-        hits = nearer
         cosines = f"cosine {hits[0].score:.2f} to {hits[-1].score:.2f}"
         label = f"{page.NEAREST[by]} ({cosines}; nearest of a random neuron: {median:.2f}, at most {largest:.2f})"
         ui.neuron_pills(label, [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")

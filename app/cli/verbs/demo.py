@@ -10,6 +10,7 @@ from icebear.app.cli.options import record, verb
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import annotating, indexing
 from icebear.cache import cache_folder
+from icebear.db.sqlite import VERSION
 from icebear.extras import need
 from icebear.records import Neuron
 
@@ -48,7 +49,7 @@ def demo(options: Options) -> None:
 
 def store_of(model: icebear.Model) -> Path:
     """The path of the demo's index of a model. `icebear app` uses it too, and builds it where it is missing."""
-    return cache_folder() / f"demo-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}.db"
+    return cache_folder() / f"demo-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-v{VERSION}.db"
 
 
 def _run(console: Console) -> dict[str, Any]:
