@@ -151,7 +151,9 @@ def projections_html(projections: Sequence[Projection], polarity: str = "+") -> 
 
 
 def vocabulary_html(projection: Projection, polarity: str = "+") -> Markup:
-    """Return the tokens that are promoted and suppressed at a polarity as bars."""
+    """Return the tokens that are promoted and suppressed at a polarity as bars, if they stand out."""
+    if not projection.has_words:
+        return Markup('<p class="dim">{}</p>').format(projection.no_words)
     return render(
         "icebear.actmax/vocabulary.html",
         projection=projection.at(polarity),

@@ -1,7 +1,7 @@
 """Does a search by words find neurons of what the words are about? Hubs, and sentences that the search did not see.
 
-The index has 300 summaries and both sites (make it once: about three minutes on two cores). Half of the articles, by a
-hash of their titles, are taken out of a copy of the index, which is searched; the neurons that are found are judged by
+The index has 300 summaries and both sites (make it once: about three minutes on two cores). Half of the articles of
+each topic are taken out of a copy of the index, which is searched; the neurons that are found are judged by
 their examples in the other half. Then the halves change places.
 
     python benchmarks/search.py wiki.db
@@ -77,7 +77,8 @@ def half_of(store: Store, model: Model, path: Path, test: int) -> Store:
     shutil.copy(store.path, path)
     half = Store(path)
     rows = half.database.execute("SELECT id, title FROM sentences")
-    removed = [(identity,) for identity, title in rows if fold(title) == test]
+    fold = folds(store)
+    removed = [(identity,) for identity, title in rows if fold[title] == test]
     half.database.execute("PRAGMA foreign_keys = OFF")
     for table, column in (("examples", "sentence"), ("sentence_vectors", "sentence"), ("sentences", "id")):
         half.database.conn.executemany(f"DELETE FROM {table} WHERE {column} = ?", removed)
@@ -86,8 +87,23 @@ def half_of(store: Store, model: Model, path: Path, test: int) -> Store:
     return half
 
 
-def fold(title: str) -> int:
-    return stable_hash(f"half {title}") % 2
+def first_sentences(store: Store) -> dict[str, set[str]]:
+    """Return title -> the words of the article's first sentence."""
+    first: dict[str, set[str]] = {}
+    for title, text in store.database.execute('SELECT title, text FROM sentences ORDER BY title, "start"'):
+        first.setdefault(title, set(re.findall(r"[a-z]+", text.lower())))
+    return first
+
+
+def folds(store: Store) -> dict[str, int]:
+    """Return title -> 0 or 1: each topic's articles alternate between the halves, in the order of a hash."""
+    first = first_sentences(store)
+
+    def key(title: str) -> tuple[list[str], int]:
+        own = [name for name, words in CONCEPTS.items() if first[title] & set(words.split())]
+        return own, stable_hash(f"half {title}")
+
+    return {title: number % 2 for number, title in enumerate(sorted(first, key=key))}
 
 
 class Judge:
@@ -95,11 +111,9 @@ class Judge:
     (`topics` of concepts/concept/topics.py does the same)."""
 
     def __init__(self, store: Store, test: int) -> None:
-        rows = store.database.execute('SELECT id, title, text FROM sentences ORDER BY "start"').fetchall()
-        first: dict[str, set[str]] = {}
-        for _, title, text in rows:
-            first.setdefault(title, set(re.findall(r"[a-z]+", text.lower())))
-        tested = {identity: first[title] for identity, title, _ in rows if fold(title) == test}
+        first, fold = first_sentences(store), folds(store)
+        rows = store.database.execute("SELECT id, title FROM sentences")
+        tested = {identity: first[title] for identity, title in rows if fold[title] == test}
         words = {name: set(words.split()) for name, words in CONCEPTS.items()}
         self.of = {name: {i for i, have in tested.items() if have & own} for name, own in words.items()}
         keys, sentences, _ = store.example_tables.keys()

@@ -49,8 +49,8 @@ class ScanTables:
             )
         if have["order"] != facts["order"]:
             raise StoreError(
-                f"{path} has {claimed} drawn documents, and a scan without a limit reads in another order; give a larger "
-                "limit, or another --store."
+                f"{path} has {claimed} drawn documents, and a scan without a limit reads them in another order; give a "
+                "larger limit, or another --store."
             )
         return "finished" in have and have["limit"] == limit
 

@@ -177,11 +177,35 @@ def measure_chance(store: Store, seed: int = 0) -> None:
     of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
     store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
     store.vectors.set_null("examples", generator.permutation(vectors_)[:RANDOM], pooled=True)
-    center = of_tokens.mean(0)
-    normal = generator.standard_normal((DIRECTIONS, len(of_tokens)), dtype=np.float32) / math.sqrt(len(of_tokens))
-    directions = center + normal @ (of_tokens - center)
-    largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in directions]
+    largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
     store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE))})
+    store.controls.set({"kurtosis": {name: _kurtosis_by_chance(store, name) for name in store.vectors.writing}})
+
+
+def kurtosis(logits: np.ndarray) -> np.ndarray:
+    """Return the kurtosis (N,) of rows (N, V): 3 for normal numbers, more if a few words stand out."""
+    squares = (logits - logits.mean(1, keepdims=True)) ** 2
+    return (squares**2).mean(1) / np.maximum(squares.mean(1) ** 2, 1e-30)
+
+
+def random_rows(rows: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return random rows (`DIRECTIONS`, D) with the mean and covariance of rows (N, D) scaled to length 1."""
+    rows = vectors.unit(rows)
+    normal = np.random.default_rng(seed).standard_normal((DIRECTIONS, len(rows)), dtype=np.float32)
+    return rows.mean(0) + normal @ (rows - rows.mean(0)) / math.sqrt(len(rows))
+
+
+def _kurtosis_by_chance(store: Store, name: str) -> dict[str, float]:
+    """Return site and layer -> the null of `Projection.kurtosis`, for the rows of a vector index."""
+    index, tokens, chance = store.vectors.get(name), store.vectors.get("tokens"), {}
+    for site, (layers, width) in store.neurons.sizes().items():
+        for layer in range(layers):
+            rows = index.reconstruct_n(store.neurons.id(Neuron(layer, site, 0)), width)
+            if rows.any():
+                drawn = random_rows(rows)
+                logits = np.concatenate([drawn @ block.T for block in vectors.blocks(tokens)], axis=1)
+                chance[f"{site}.{layer}"] = float(np.percentile(kurtosis(logits), ABOVE))
+    return chance
 
 
 def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
@@ -216,8 +240,15 @@ def vocabulary_projection(store: Store, neuron: Neuron | str, k: int, rows: str 
         columns = zip(chosen, texts, logits[places].tolist(), z[places].tolist(), strict=True)
         return tuple(Promotion(id, text, logit if typical else None, z) for id, text, logit, z in columns)
 
-    lens = "direct" if direct else "mean"
-    return Projection(neuron, promotions(slice(k)), promotions(slice(None, -k - 1, -1)), typical, lens=lens)
+    return Projection(
+        neuron,
+        promotions(slice(k)),
+        promotions(slice(None, -k - 1, -1)),
+        typical,
+        lens="direct" if direct else "mean",
+        kurtosis=float(kurtosis(logits[None])[0]),
+        kurtosis_by_chance=(store.controls.get("kurtosis") or {}).get(rows, {}).get(f"{neuron.site}.{neuron.layer}"),
+    )
 
 
 def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbours:

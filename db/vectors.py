@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -142,9 +142,14 @@ class VectorFiles:
     # --- cosines relative to a row's own cosines with random directions ----------------------------------
 
     @property
+    def writing(self) -> list[str]:
+        """The names of the indexes of what neurons write."""
+        return ["w_out", *([LENS] if self.has(LENS) else [])]
+
+    @property
     def outputs(self) -> str:
-        """The name of the index of what neurons write: through the averaged Jacobian if it was built."""
-        return LENS if self.has(LENS) else "w_out"
+        """The name of the index that a search takes: through the averaged Jacobian if it was built."""
+        return self.writing[-1]
 
     def set_null(self, name: str, directions: np.ndarray, pooled: bool = False) -> None:
         """Save the mean and standard deviation of each row's cosines with random directions (N, D).
@@ -152,12 +157,9 @@ class VectorFiles:
         pooled: take the median standard deviation for all rows. The mean vector of sentences that are about one thing
         has larger cosines of either sign than that of sentences about nothing; its own deviation would hide that.
         """
-        index, directions = self.get(name), unit(directions)
-        blocks = [
-            index.reconstruct_n(start, min(BLOCK, index.ntotal - start)) @ directions.T
-            for start in range(0, index.ntotal, BLOCK)
-        ]
-        mean, std = (np.concatenate([getattr(block, part)(1) for block in blocks]) for part in ("mean", "std"))
+        directions = unit(directions)
+        cosines = [rows @ directions.T for rows in blocks(self.get(name))]
+        mean, std = (np.concatenate([getattr(block, part)(1) for block in cosines]) for part in ("mean", "std"))
         if pooled and std.any():
             std[std > 0] = np.median(std[std > 0])
         self.file.insert("vectors_null", [(name, mean.tobytes(), std.tobytes())])
@@ -183,6 +185,12 @@ class VectorFiles:
 def unit(rows: np.ndarray) -> np.ndarray:
     """Return rows (N, D) scaled to length 1; zeros stay."""
     return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+
+
+def blocks(index: Any) -> Iterator[np.ndarray]:
+    """Yield the rows of an index in order of id, as float32."""
+    for start in range(0, index.ntotal, BLOCK):
+        yield index.reconstruct_n(start, min(BLOCK, index.ntotal - start))
 
 
 def stored_digest(path: Path) -> str:

@@ -272,8 +272,8 @@ class Reliability(NamedTuple):
                 f"a correlation of only {self.ceiling:.2f} with the mean effect in other texts)"
             )
         return (
-            f"the effect measured in one text has a correlation of {self.correlation:.2f} with the lens, and of "
-            f"{self.ceiling:.2f} with the mean effect in other texts"
+            "a property of the layer, not of this neuron: the effect measured in one text has a correlation of "
+            f"{self.correlation:.2f} with the lens, and of {self.ceiling:.2f} with the mean effect in other texts"
         )
 
 
@@ -292,6 +292,24 @@ class Projection:
     """``direct`` (logit lens) or ``mean`` (averaged Jacobian)."""
     reliability: Reliability | None = None
     """Of this lens in the neuron's layer, if `icebear index --lens` has measured it."""
+    kurtosis: float | None = None
+    """Of the projected row over the vocabulary; None if it was not compared with random rows."""
+    kurtosis_by_chance: float | None = None
+    """The 95th percentile for random rows with the covariance of the layer's (isotropic ones, for the averaged Jacobian
+    of a neuron without the lens)."""
+
+    @property
+    def has_words(self) -> bool:
+        """Whether its words stand out more than those of 95 % of random rows, as far as that is measured."""
+        return self.kurtosis is None or self.kurtosis_by_chance is None or self.kurtosis > self.kurtosis_by_chance
+
+    @property
+    def no_words(self) -> str:
+        """The sentence in place of words that do not stand out."""
+        return (
+            "The words that the weights promote stand out no more than those of random weights in this layer (kurtosis "
+            f"{self.kurtosis:.2f}; random: up to {self.kurtosis_by_chance:.2f}), so they are not shown."
+        )
 
     @property
     def heading(self) -> str:
@@ -316,7 +334,9 @@ class Projection:
     def line(self) -> str:
         """The first words as one line, for the lens that is shown second."""
         name = "Averaged Jacobian" if self.lens == "mean" else "Logit lens"
-        measured = f" (correlation {self.reliability.correlation:.2f})" if self.reliability else ""
+        measured = f" (correlation {self.reliability.correlation:.2f} in this layer)" if self.reliability else ""
+        if not self.has_words:
+            return f"{name}{measured}: no words that stand out"
         return f"{name}{measured}: promotes {self.words('+')}; suppresses {self.words('-')}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -330,6 +350,9 @@ class Projection:
             "typical": self.typical,
             "lens": self.lens,
             "reliability": self.reliability and self.reliability._asdict(),
+            "kurtosis": self.kurtosis,
+            "kurtosis_by_chance": self.kurtosis_by_chance,
+            "has_words": self.has_words,
             "promoted": list(map(row, self.promoted)),
             "suppressed": list(map(row, self.suppressed)),
         }

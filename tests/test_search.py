@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from conftest import printed
 from planted import CODES, TOPICS, WORDS, bare
 
-from icebear import Neuron, build_index, open_store, read_corpus
+from icebear import Neuron, build_index, describe, open_store, read_corpus
 from icebear.app.cli.main import main
+from icebear.app.cli.terminal import card_report
 from icebear.concepts import corpus as corpora
 from icebear.concepts.corpus import Corpus
+from icebear.concepts.projection import both_projections
 from icebear.concepts.vocabulary import direct_row, unembedding
 from icebear.db import search
 from icebear.db.vectors import unit
@@ -132,6 +135,26 @@ def test_neighbors_are_above_those_of_random_neurons(store):
     shown = [search.nearest(store, neuron, 5, "writes") for neuron in store.neurons.all()]
     assert all(hit.score > largest for hits in shown for hit in hits)
     assert sum(map(bool, shown)) < 0.2 * len(shown)
+
+
+def test_words_of_weights_are_shown_above_those_of_random_rows_only(store):
+    """By the model and by the index alone; a row that writes one word stands out, most random ones do not."""
+    words = {neuron: both_projections(store.model, neuron, 5) for neuron in store.neurons.all()}
+    assert words[WRITER][0].has_words
+    assert words[WRITER][0].promoted[0].text.strip() == ABSENT
+    random_ones = [neuron for neuron in words if neuron not in (HUB, WRITER, SILENT)]
+    for lens in (0, 1):
+        assert sum(words[neuron][lens].has_words for neuron in random_ones) < 0.2 * len(random_ones)
+    silent = next(neuron for neuron in random_ones if not any(one.has_words for one in words[neuron]))
+    for model in (store.model, None):
+        shown, hidden = (describe(store, neuron, model, places=0) for neuron in (WRITER, silent))
+        assert shown.projection.kurtosis == pytest.approx(words[WRITER][0].kurtosis, rel=0.02)
+        assert shown.projection.kurtosis_by_chance == pytest.approx(words[WRITER][0].kurtosis_by_chance, rel=0.05)
+        for card, expected in ((shown, True), (hidden, False)):
+            assert card.to_dict()["vocabulary"]["has_words"] == expected
+            assert ("Promotes at +" in card.to_html()) == expected
+            assert ("promotes (+)" in printed(card_report(card))) == expected
+            assert (card.projection.no_words in card.to_html().replace("&#39;", "'")) != expected
 
 
 # --- which documents an index holds ---------------------------------------------------------------------------

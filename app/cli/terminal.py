@@ -341,7 +341,7 @@ def projections_report(projections: Sequence[Projection], rows: int | None = Non
     parts: list[Table | Text] = []
     for first in projections[:1]:
         shown = replace(first, promoted=first.promoted[:rows], suppressed=first.suppressed[:rows], reliability=None)
-        parts.append(projection_table(shown))
+        parts.append(projection_table(shown) if first.has_words else Text(first.no_words, "dim"))
         parts += [Text(f"Reliability in this layer: {first.reliability}.", "dim")] if first.reliability else []
     return parts + [Text(visible(one.line), "dim") for one in projections[1:]]
 

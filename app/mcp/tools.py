@@ -289,6 +289,8 @@ class Tools:
         with self.session.store() as store:
             card = describe(store, wanted, model, 20, places=FEW) if store else None
         words = card.projection if card else both_projections(model, wanted, 20)[0]
+        about = words and (words.about if words.has_words else words.no_words)
+        words = words if words and words.has_words else None
         tokens = {side: list(map(vars, getattr(words, side, ()))) for side in ("promoted", "suppressed")}
         rows = card.to_frame().drop(columns="neuron").to_dict("records") if card else []
         files = {"html": card.to_html} if card else {}
@@ -304,7 +306,7 @@ class Tools:
             "promotes": [token["text"] for token in tokens["promoted"][:ROWS]],
             "suppresses": [token["text"] for token in tokens["suppressed"][:ROWS]],
             "examples": [row for sign in "+-" for row in [one for one in rows if one["polarity"] == sign][:k]],
-            "note": f"promoted at + and suppressed at -; {words.about}" if words else "writes nothing",
+            "note": f"promoted at + and suppressed at -; {about}" if words else about or "writes nothing",
             "handle": self.session.keep("neuron", card, {"examples": rows, "places": places, **tokens}, **files),
         }
 

@@ -81,15 +81,16 @@ def check(opened: Store, neuron: Neuron) -> None:
 
 def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:
     """Return the vocabulary of a neuron in an index, if it can say what the neuron writes: as measured in its layer, or
-    else in late layers."""
+    else in late layers; and if its words stand out."""
     if neuron.site in SILENT["writes"]:
         return None
     ceilings = opened.facts.all().get("ceilings")
     ceiling = ceilings[neuron.layer] if ceilings and neuron.site == "ffn" else None
-    if ceiling is not None:
-        return vocabulary_projection(opened, neuron, k, LENS) if ceiling >= FEW_WORDS else None
     late = neuron.layer >= LATE * opened.neurons.sizes()[neuron.site][0]
-    return opened.vocabulary(neuron, k) if late else None
+    if not late if ceiling is None else ceiling < FEW_WORDS:
+        return None
+    projection = opened.vocabulary(neuron, k) if ceiling is None else vocabulary_projection(opened, neuron, k, LENS)
+    return projection if projection.has_words else None
 
 
 def _vocabulary(neuron: Neuron, polarity: str) -> None:
