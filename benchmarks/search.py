@@ -1,7 +1,7 @@
 """Does a search by words find neurons of what the words are about? Hubs, and sentences that the search did not see.
 
 The index has 300 summaries and both sites (make it once: about three minutes on two cores). Half of the articles of
-each topic are taken out of a copy of the index, which is searched; the neurons that are found are judged by
+each topic are taken out of a copy of the index, which is searched; the neurons that it returns are judged by
 their examples in the other half. Then the halves change places.
 
     python benchmarks/search.py wiki.db
@@ -22,7 +22,7 @@ import numpy as np
 from icebear import Model, Store, build_index, load_model, open_store, read_corpus
 from icebear.actmax.index.neuron_vectors import ensure_vectors
 from icebear.concepts.concept.topics import CONCEPTS
-from icebear.db.search import absent, measure_chance
+from icebear.db.search import _by_output, absent, words_of
 from icebear.records import POLARITIES
 from icebear.values import stable_hash
 
@@ -36,6 +36,7 @@ NOUNS = (
 )
 """Two sets of 47 nouns of everyday life."""
 FIRST, TOP, RANDOM = 5, 10, 2000
+OTHER = "another topic's hits"
 
 
 def main(path: str) -> None:
@@ -83,7 +84,6 @@ def half_of(store: Store, model: Model, path: Path, test: int) -> Store:
     for table, column in (("examples", "sentence"), ("sentence_vectors", "sentence"), ("sentences", "id")):
         half.database.conn.executemany(f"DELETE FROM {table} WHERE {column} = ?", removed)
     ensure_vectors(model, half)
-    measure_chance(half)
     return half
 
 
@@ -130,9 +130,16 @@ class Judge:
         return sum(shares) / len(shares) if shares else 0.0
 
 
-def found(half: Store, words: str) -> list[int]:
+def first_hits(half: Store, words: str) -> list[int]:
     hits = half.search(words, FIRST)[:FIRST]
     return [2 * half.neurons.id(hit.neuron) + POLARITIES.index(hit.polarity) for hit in hits]
+
+
+def by_outputs(half: Store, words: str) -> list[int]:
+    """Return the sides with the largest z of outputs alone."""
+    z = _by_output(half, words_of(words))
+    known = [side for side in np.argsort(-z, kind="stable")[: 10 * FIRST].tolist() if half.example_tables.total(side)]
+    return known[:FIRST]
 
 
 def topics(store: Store, halves: Sequence[Store]) -> None:
@@ -141,24 +148,28 @@ def topics(store: Store, halves: Sequence[Store]) -> None:
     judges = [Judge(store, test) for test in (0, 1)]
     pairs = list(zip(halves, judges, strict=True))
     names, by_word = list(CONCEPTS), []
-    hits = {name: [found(half, words) for half in halves] for name, words in CONCEPTS.items()}
-    print("| topic | test sentences | first five hits | random neurons | ratio | in each half | another topic's hits |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    hits = {name: [first_hits(half, words) for half in halves] for name, words in CONCEPTS.items()}
+    outputs = {name: [by_outputs(half, words) for half in halves] for name, words in CONCEPTS.items()}
+    shares = "first five hits", "random neurons", "ratio", "in each half", OTHER, "by outputs alone"
+    columns = "topic", "test sentences", *shares
+    print("", *columns, "", sep=" | ")
+    print("", *["---"] * len(columns), "", sep=" | ")
     for number, name in enumerate(names):
         random = [judge.share(judge.random, name) for judge in judges]
-        own, others = (
-            [judge.share(sides, name) for judge, sides in zip(judges, hits[of], strict=True)]
-            for of in (name, names[(number + 1) % len(names)])
+        own, others, alone = (
+            [judge.share(sides, name) for judge, sides in zip(judges, of, strict=True)]
+            for of in (hits[name], hits[names[(number + 1) % len(names)]], outputs[name])
         )
         halfs = ", ".join(f"{one / chance:.1f}" if chance else "-" for one, chance in zip(own, random, strict=True))
-        print(
-            f"| {name} | {sum(len(judge.of[name]) for judge in judges)} | {sum(own) / 2:.0%} | {sum(random) / 2:.1%} | "
-            f"{sum(own) / sum(random):.1f} | {halfs} | {sum(others) / sum(random):.1f} |"
-        )
+        count, chance = sum(len(judge.of[name]) for judge in judges), sum(random)
+        numbers = f"{sum(own) / 2:.0%}", f"{chance / 2:.1%}", f"{sum(own) / chance:.1f}", halfs
+        print("", name, count, *numbers, f"{sum(others) / chance:.1f}", f"{sum(alone) / chance:.1f}", "", sep=" | ")
         for word in CONCEPTS[name].split():
             known = [(half, judge) for half, judge in pairs if half.sentences.count(f'"{word}"') >= 2]
             known = [(half, judge) for half, judge in known if judge.of[name]]
-            by_word += [judge.share(found(half, word), name) / judge.share(judge.random, name) for half, judge in known]
+            by_word += [
+                judge.share(first_hits(half, word), name) / judge.share(judge.random, name) for half, judge in known
+            ]
     above = np.mean(np.array(by_word) >= 3)
     print(
         f"\n{len(by_word)} single words in two sentences or more: median ratio {np.median(by_word):.1f}, "

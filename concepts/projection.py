@@ -79,13 +79,12 @@ def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
 def _compared(model: Model, neuron: Neuron, k: int, lens: str) -> Projection:
     """Project a neuron, and compare its row with random rows of its layer."""
     row, built = _rows(model, [neuron], lens), mean_lens(model) if lens == "mean" else None
-    some = slice(None, None, -(-model.width(neuron.site) // ROWS))
-    if lens == "direct":
-        layer = direct_rows(model, neuron.site, neuron.layer, some)
-    elif built:
-        layer = w_out_rows(model, neuron.site, neuron.layer, some) @ built.jacobian(neuron.site, neuron.layer).to(row).T
-    else:
-        layer = torch.eye(row.shape[1])
+    layer = torch.eye(row.shape[1])
+    if lens == "direct" or built:
+        some = slice(None, None, -(-model.width(neuron.site) // ROWS))
+        rows = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, some)
+        assert rows is not None  # or its row would have raised
+        layer = rows @ built.jacobian(neuron.site, neuron.layer).to(rows).T if built else rows
     drawn = torch.from_numpy(random_rows(layer.cpu().numpy())).to(row)
     own, *chance = kurtosis(unembed(model, torch.cat((row, drawn))).cpu().numpy()).tolist()
     (projection,) = _projected(model, [neuron], row, k, lens)

@@ -32,8 +32,8 @@ DIRECTIONS, OF_TOKENS, ABOVE = 100, 2000, 95
 """The number of random directions with the covariance of this many tokens' rows, and the percentile of the largest z
 over all neurons above which a neuron's output is similar to a word."""
 OUTPUT = 0.5
-"""The weight of the output beside the two numbers about sentences: in half of the articles it finds neurons of a topic
-less often than they do (benchmarks/search.py)."""
+"""The weight of the output beside the two numbers about sentences: by itself it finds a topic less often than they do
+(benchmarks/search.py)."""
 BY = {
     "sentences": "Neurons with the words in their sentences",
     "weights": "By the weights alone: neurons with an output similar to the words, but no sentence with them",
@@ -56,15 +56,15 @@ def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
     outputs, least = _by_output(store, words), store.controls.get("outputs") or math.inf
     sentences, labels = _by_sentences(store, query), _by_labels(store, words)
     chance = store.facts.get("k") * store.sentences.count(query) / store.count("sentences")
-    scores = (counts - chance) / math.sqrt(chance + 1) + sentences + OUTPUT * outputs
+    scores: np.ndarray = (counts - chance) / math.sqrt(chance + 1) + sentences + OUTPUT * outputs
     for side, (_, z) in labels.items():
         scores[side] += z
-    found = counts > 0
-    found[list(labels)] = True
-    alone = ~found & (outputs > least)
+    matched = counts > 0
+    matched[list(labels)] = True
+    alone = ~matched & (outputs > least)
 
     def hit(side: int, total: int) -> Hit:
-        neuron, by = store.neurons.of([side // 2])[side // 2], "sentences" if found[side] else "weights"
+        neuron, by = store.neurons.of([side // 2])[side // 2], "sentences" if matched[side] else "weights"
         examples = _examples_text(store)
         why = [f"{counts[side]:.0f} of {total} {examples} contain the words"] if counts[side] else []
         if sentences[side] > NOTABLE:
@@ -72,11 +72,11 @@ def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
         if outputs[side] > least:
             why.append(f"output is similar to the words (z {outputs[side]:.1f})")
         why += [labels[side][0]] if side in labels else []
-        return Hit(neuron, POLARITIES[side % 2], float((scores if found[side] else outputs)[side]), tuple(why), by)
+        return Hit(neuron, POLARITIES[side % 2], float((scores if matched[side] else outputs)[side]), tuple(why), by)
 
     hits = []
-    for sides, z in ((found, scores), (alone, outputs)):
-        order = np.flatnonzero(sides)[np.argsort(-z[sides], kind="stable")].tolist()
+    for sides, values in ((matched, scores), (alone, outputs)):
+        order = np.flatnonzero(sides)[np.argsort(-values[sides], kind="stable")].tolist()
         totals = ((side, store.example_tables.total(side)) for side in order)
         hits += [hit(*row) for row in itertools.islice((row for row in totals if row[1]), k)]
     return hits

@@ -133,10 +133,14 @@ class VectorFiles:
         query = "SELECT text FROM tokens WHERE id = ?"
         return [self.file.database.execute(query, (token,)).fetchone()[0] for token in ids]
 
+    def center(self) -> np.ndarray:
+        """Return the mean vector of all sentences (D,)."""
+        return np.array(self.file.facts.get("center"), dtype=np.float32)
+
     def standardized(self, rows: np.ndarray) -> np.ndarray:
         """Return sentence vectors (S, D) less the mean of all sentences, in units of their standard deviations: else a
         few dimensions with most of the variance decide."""
-        center, spread = (np.array(self.file.facts.get(name), dtype=np.float32) for name in ("center", "spread"))
+        center, spread = self.center(), np.array(self.file.facts.get("spread"), dtype=np.float32)
         return (rows - center) / spread if len(rows) else np.zeros((0, len(center)), dtype=np.float32)
 
     # --- cosines relative to a row's own cosines with random directions ----------------------------------

@@ -10,7 +10,6 @@ from icebear.app.cli.options import record, verb
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import annotating, indexing
 from icebear.cache import cache_folder
-from icebear.db.sqlite import VERSION
 from icebear.extras import need
 from icebear.records import Neuron
 
@@ -49,6 +48,8 @@ def demo(options: Options) -> None:
 
 def store_of(model: icebear.Model) -> Path:
     """The path of the demo's index of a model. `icebear app` uses it too, and builds it where it is missing."""
+    from icebear.db.sqlite import VERSION
+
     return cache_folder() / f"demo-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-v{VERSION}.db"
 
 
