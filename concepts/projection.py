@@ -79,12 +79,10 @@ def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
 def _compared(model: Model, neuron: Neuron, k: int, lens: str) -> Projection:
     """Project a neuron, and compare its row with random rows of its layer."""
     row, built = _rows(model, [neuron], lens), mean_lens(model) if lens == "mean" else None
-    layer = torch.eye(row.shape[1])
-    if lens == "direct" or built:
-        some = slice(None, None, -(-model.width(neuron.site) // ROWS))
-        rows = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, some)
-        assert rows is not None  # or its row would have raised
-        layer = rows @ built.jacobian(neuron.site, neuron.layer).to(rows).T if built else rows
+    some = slice(None, None, -(-model.width(neuron.site) // ROWS))
+    layer = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, some)
+    assert layer is not None  # or its row would have raised
+    layer = layer @ built.jacobian(neuron.site, neuron.layer).to(layer).T if built else layer
     drawn = torch.from_numpy(random_rows(layer.cpu().numpy())).to(row)
     own, *chance = kurtosis(unembed(model, torch.cat((row, drawn))).cpu().numpy()).tolist()
     (projection,) = _projected(model, [neuron], row, k, lens)

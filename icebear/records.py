@@ -272,8 +272,8 @@ class Reliability(NamedTuple):
                 f"a correlation of only {self.ceiling:.2f} with the mean effect in other texts)"
             )
         return (
-            "a property of the layer, not of this neuron: the effect measured in one text has a correlation of "
-            f"{self.correlation:.2f} with the lens, and of {self.ceiling:.2f} with the mean effect in other texts"
+            f"the effect measured in one text has a correlation of {self.correlation:.2f} with the lens, and of "
+            f"{self.ceiling:.2f} with the mean effect in other texts; a property of the layer, not of the neuron"
         )
 
 
@@ -295,8 +295,8 @@ class Projection:
     kurtosis: float | None = None
     """Of the projected row over the vocabulary; None if it was not compared with random rows."""
     kurtosis_by_chance: float | None = None
-    """The 95th percentile for random rows with the covariance of the layer's (isotropic ones, for the averaged Jacobian
-    of a neuron without the lens)."""
+    """The 95th percentile for random rows with the covariance of the layer's rows (of those on the direct path, for the
+    averaged Jacobian of a neuron without the lens)."""
 
     @property
     def has_words(self) -> bool:
