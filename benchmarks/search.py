@@ -22,7 +22,7 @@ import numpy as np
 from icebear import Model, Store, build_index, load_model, open_store, read_corpus
 from icebear.actmax.index.neuron_vectors import ensure_vectors
 from icebear.concepts.concept.topics import CONCEPTS
-from icebear.db.search import _by_output, absent, words_of
+from icebear.db.search import _by_output, absent, by_words, words_of
 from icebear.records import POLARITIES
 from icebear.values import stable_hash
 
@@ -57,7 +57,7 @@ def hubs(store: Store, nouns: list[str], name: str) -> None:
     counts: dict[str, Counter] = {"sentences": Counter(), "weights": Counter()}
     layers, empty, lacking = Counter(), 0, 0
     for noun in nouns:
-        for hit in store.search(noun, TOP):
+        for hit in by_words(store, noun, TOP):
             counts[hit.by][hit.neuron] += 1
             layers[str(hit.neuron).rpartition(".")[0]] += 1
             examples = store.examples(hit.neuron, hit.polarity)

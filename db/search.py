@@ -47,7 +47,10 @@ Neighbours = list[tuple[int, str, float]]
 
 
 def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
-    """Return what `Store.search` does. Arrays have a number for each side, at 2 * neuron id + (polarity is -)."""
+    """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own.
+
+    Arrays have a number for each side, at 2 * neuron id + (polarity is -).
+    """
     k = whole(k, "The number of neurons")
     store.facts.get("finished")
     words = words_of(text)
@@ -173,10 +176,10 @@ def measure_chance(store: Store, seed: int = 0) -> None:
         nearest = [similar(store, neuron, 1, by, "+") for neuron in store.neurons.of(drawn.tolist()).values()]
         scores = [hits[0].score for hits in nearest if hits] or [0.0]
         chance[by] = (float(np.median(scores)), max(scores))
-    tokens, vectors_ = store.vectors.get("tokens"), store.vectors.standardized(store.sentences.vectors()[1])
+    tokens, sentences = store.vectors.get("tokens"), store.vectors.standardized(store.sentences.vectors()[1])
     of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
     store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
-    store.vectors.set_null("examples", generator.permutation(vectors_)[:RANDOM], pooled=True)
+    store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
     largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
     store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE))})
     store.controls.set({"kurtosis": {name: _kurtosis_by_chance(store, name) for name in store.vectors.writing}})

@@ -146,7 +146,7 @@ class Store(SqliteFile):
         text : str
             Words.
         k : int
-            The number of results of each of the two kinds.
+            The number of results.
 
         Returns
         -------
@@ -160,7 +160,7 @@ class Store(SqliteFile):
         StoreError
             If the scan is not finished.
         """
-        return search.by_words(self, text, k)
+        return search.by_words(self, text, k)[:k]
 
     def similar(self, neuron: Neuron | str, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
         """Return the neurons nearest to a neuron, with the polarity that is near.

@@ -16,6 +16,7 @@ from icebear.app.web import background, card, ui
 from icebear.app.web.background import STOPPED, shared
 from icebear.app.web.neurons import PAGE
 from icebear.concepts.models import loading
+from icebear.db.search import BY, by_words
 from icebear.errors import DownloadError
 from icebear.records import Meaning
 
@@ -174,17 +175,21 @@ def results(page):
     return [button.key.removeprefix("open ") for button in page.button if button.key.startswith("open ")]
 
 
-def test_search(environment, smol):
+def test_search(environment, smol, near):
     page = fine(visit(view="neurons", text="water"))
     with open_store(environment / "wiki.db") as store:
-        hits = store.search("water", 50)
-    assert results(page) == [str(hit) for hit in hits[:PAGE]]
-    page.get_by_key("more").click().run()
-    assert results(fine(page)) == [str(hit) for hit in hits[: 2 * PAGE]]
+        hits = by_words(store, "water", 50)
+    have, alone = ([str(hit) for hit in hits if hit.by == by] for by in BY)
+    assert results(page) == [*have[:PAGE], *alone[:PAGE]]
+    assert [heading in text(page) for heading in BY.values()] == [bool(have), bool(alone)]
+    page.get_by_key("more sentences water" if have else "more weights water").click().run()
+    assert len(results(fine(page))) > PAGE
     page.get_by_key("text").set_value("zxqv").run()
     assert results(page) == []
+    said = text(page).replace("\\", "")
+    assert "No sentence of this index has 'zxqv'. It holds 20 of 10,033 documents" in said
     page.get_by_key("how").set_value("similar to a neuron").run()
-    assert len(results(fine(page))) == PAGE
+    assert 0 < len(results(fine(page))) < PAGE  # above the null
     page.get_by_key("by").set_value("examples").run()
     fine(page)
     page.get_by_key("how").set_value("statistics").run()

@@ -46,7 +46,7 @@ from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.projection import both_projections
-from icebear.db.search import BY, absence, absent
+from icebear.db.search import BY, absence, absent, by_words
 from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need
@@ -316,7 +316,7 @@ class Tools:
         these, by the tokens they promote. Needs an index."""
         with self.session.store("Searching neurons by words") as store:
             assert store is not None
-            hits, lacking = store.search(text, k), absence(absent(store, text))
+            hits, lacking = by_words(store, text, k), absence(absent(store, text))
             sample = store.sample
             rows = [
                 {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity)}

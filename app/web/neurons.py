@@ -13,7 +13,7 @@ from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
 from icebear.app.web import card, ui
 from icebear.app.web.header import no_store_yet
-from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, nearest, nearest_by_chance
+from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, by_words, nearest, nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import Hit, Neuron
 
@@ -63,7 +63,7 @@ def _words() -> None:
     if no_store_yet("A search by words needs"):
         return
     with ui.store() as opened:
-        lacking, hits = absent(opened, text), opened.search(text, HITS)
+        lacking, hits = absent(opened, text), by_words(opened, text, HITS)
         if lacking:
             st.info(f"{ui.plain(absence(lacking))} It holds {ui.plain(opened.sample)}.")
         elif not hits:

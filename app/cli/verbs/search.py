@@ -23,10 +23,10 @@ def search(options: Options) -> None:
       icebear search "Arctic ice" --store wiki.db --top 5
     """
     from icebear.app.cli.terminal import hits_report
-    from icebear.db.search import absent
+    from icebear.db.search import absent, by_words
 
     with icebear.open_store(options.store) as store:
-        hits = store.search(options.text, options.top)
+        hits = by_words(store, options.text, options.top)
         labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}, store.made_with()
         lacking, sample = absent(store, options.text), store.sample
     rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in hits]
