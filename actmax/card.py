@@ -9,7 +9,7 @@ from icebear import values
 from icebear.actmax.page import STYLE, card_fragment
 from icebear.concepts.render import page
 from icebear.convert import SavedRecord, Tabled
-from icebear.db.search import nearest_by_chance
+from icebear.db.search import nearest, nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import (
     FEW_WORDS,
@@ -62,7 +62,8 @@ class Card(SavedRecord, Tabled):
     label_scores: dict[str, dict[str, Any]]
     """polarity -> the measured score of this label."""
     nearest: dict[str, list[Hit]]
-    """Kind of similarity (``writes``, ``reads``, ``examples``) -> the most similar neurons at ``+``."""
+    """Kind of similarity (``writes``, ``reads``, ``examples``) -> the most similar neurons at ``+``, if they are more
+    similar than any random neuron's nearest neighbor."""
     nearest_by_chance: dict[str, tuple[float, float]]
     """Kind of similarity -> the median and largest cosine between random neurons and their nearest neurons."""
     left_out: bool
@@ -209,7 +210,7 @@ def describe(
         meanings,
         {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
         *store.labels.own(neuron),
-        {by: store.similar(neuron, 5, by) for by in common},
+        {by: nearest(store, neuron, 5, by) for by in common},
         {by: nearest_by_chance(store, by) for by in common},
         not whole,
         store.made_with(),

@@ -27,6 +27,8 @@ NEAREST = {
     "reads": "Neurons with similar input",
     "examples": "Neurons with similar sentences",
 }
+NOT_NEAR = "no neuron is above that"
+"""In place of the similar neurons."""
 TICKS = 6
 """About as many numbers are on the axis of a histogram."""
 ALIKE = 0.5
@@ -65,6 +67,7 @@ def card_fragment(card: Card) -> Markup:
         meaning=meaning_html,
         examples=examples_html,
         nearest_title=nearest_title,
+        not_near=NOT_NEAR,
         histogram=histogram_html(card.statistics.histogram),
         writes=writes_html(card),
         vocabulary=projections_html(card.projections),
@@ -148,7 +151,9 @@ def projections_html(projections: Sequence[Projection], polarity: str = "+") -> 
 
 
 def vocabulary_html(projection: Projection, polarity: str = "+") -> Markup:
-    """Return the tokens that are promoted and suppressed at a polarity as bars."""
+    """Return the tokens that are promoted and suppressed at a polarity as bars, if they stand out."""
+    if not projection.has_words:
+        return Markup('<p class="dim">{}</p>').format(projection.no_words)
     return render(
         "icebear.actmax/vocabulary.html",
         projection=projection.at(polarity),

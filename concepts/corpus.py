@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import heapq
 import itertools
 import json
 import os
@@ -31,6 +32,9 @@ LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
 LONGEST = 2000
 """Longer pieces, in characters, are not taken for sentences (the longest of the summaries has 840)."""
 
+IN_MEMORY = 1 << 16
+"""The number of documents that are drawn in one pass over a corpus."""
+
 Document = tuple[str, str]
 """The title and the text."""
 
@@ -43,9 +47,34 @@ class Corpus:
     """Identifies the corpus of an index: its name, language, column and so on, and its content (a hash, for a file)."""
     limit: int | None
     """The number of documents to read; None for all."""
-    documents: Callable[[], Iterator[Document]]
+    source: Callable[[], Iterator[Document]]
+    """Yields all documents, in the order of the corpus."""
     streamed: bool = False
     """Whether the corpus is read from the network, with unknown length."""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the documents are a sample of the whole corpus."""
+        return self.limit is not None and not self.streamed
+
+    def size(self) -> int | None:
+        """Return the number of documents of the whole corpus; None if it is streamed."""
+        return None if self.streamed else sum(1 for _ in self.source())
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents: without a limit all of them in the order of the corpus; of a stream, the first ones;
+        otherwise those whose texts have the smallest hashes, in order of hash, so that a sample does not depend on the
+        order of the corpus, and a smaller sample is the beginning of a larger one."""
+        if not self.is_drawn:
+            yield from itertools.islice(self.source(), self.limit)
+            return
+        last, left = (-1, -1), self.limit or 0
+        while left:
+            rows = ((sentence_id(text), n, title, text) for n, (title, text) in enumerate(self.source()))
+            drawn = heapq.nsmallest(min(left, IN_MEMORY), (row for row in rows if row[:2] > last))
+            yield from (row[2:] for row in drawn)
+            left = left - len(drawn) if len(drawn) == IN_MEMORY else 0
+            last = drawn[-1][:2] if drawn else last
 
     def sentences(self, counts: Counter[str] | None = None) -> Iterator[Sentence]:
         """Yield each distinct sentence once, in document order, and count what is omitted in `counts`.
@@ -103,7 +132,7 @@ class Seen:
 
 
 def held_out(count: int = 24) -> list[str]:
-    """Return the first sentences of the last `count` summaries of Wikipedia, which an index of the first ones lacks."""
+    """Return the first sentences of the last `count` summaries of Wikipedia."""
     need("index")
     from sentencex import segment
 
@@ -113,7 +142,7 @@ def held_out(count: int = 24) -> list[str]:
 
 def sentence_id(text: str) -> int:
     """Return 62 bits of the text's SHA-256, equal in every corpus, order and version."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
+    return int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8], "big") >> 2
 
 
 def read_corpus(
@@ -134,7 +163,8 @@ def read_corpus(
         line), .jsonl, .json (a list of texts or objects), .csv, each also with .gz, or .parquet; or the id of a Hugging
         Face data set (streamed).
     limit
-        The number of documents to read; None for all.
+        The number of documents to read; None for all. They are a sample of the whole corpus, drawn by a hash of their
+        texts; of a data set that is streamed, they are the first ones.
     language
         The language code, by which documents are split into sentences.
     column
@@ -173,7 +203,9 @@ def read_corpus(
         raise InputError(f"{name} is not a Hugging Face data set; leave out config, split and revision.")
     facts: dict[str, Any] = {"corpus": name, "language": language, "column": column}
     facts |= {"config": config, "split": split, "revision": revision, "content": content}
-    return Corpus(facts, limit, lambda: itertools.islice(documents(), limit), streamed)
+    corpus = Corpus(facts, limit, documents, streamed)
+    facts["order"] = "drawn" if corpus.is_drawn else "as read"
+    return corpus
 
 
 def _summaries(language: str) -> Iterator[Document]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from icebear.concepts.lens import mean_lens, mean_rows
 from icebear.concepts.models.model import Model
-from icebear.concepts.vocabulary import direct_row, gives_answers, typical, unembed
+from icebear.concepts.vocabulary import direct_row, direct_rows, gives_answers, typical, unembed, w_out_rows
+from icebear.db.search import ABOVE, kurtosis, random_rows
 from icebear.errors import InputError
 from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion
 from icebear.values import one_of, whole
+
+ROWS = 4096
+"""At most so many rows of a layer give the covariance of random rows."""
 
 
 def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["direct", "mean"] = "direct") -> Projection:
@@ -59,14 +65,38 @@ def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["dire
 def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
     """Project through both lenses. The first is the one that predicts effects in this layer better, if that is
     measured, else the direct one. An image classifier has the direct one only."""
-    direct = project(model, neuron, k)
-    if not model.task.reads_text:
-        return [direct]
-    mean, built = project(model, neuron, k, lens="mean"), mean_lens(model)
+    if not model.task.reads_text:  # a few labels have no words that stand out
+        return [project(model, neuron, k)]
+    direct, mean = (_compared(model, neuron, k, lens) for lens in LENSES)
+    built = mean_lens(model)
     if built is None:
         return [direct, mean]
     direct = replace(direct, reliability=built.direct[neuron.layer])
     return [mean, direct] if built.is_better(neuron.layer) else [direct, mean]
+
+
+@torch.no_grad()
+def _compared(model: Model, neuron: Neuron, k: int, lens: str) -> Projection:
+    """Project a neuron, and compare its row with random rows of its layer."""
+    row, built = _rows(model, [neuron], lens), mean_lens(model) if lens == "mean" else None
+    some = slice(None, None, -(-model.width(neuron.site) // ROWS))
+    layer = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, some)
+    assert layer is not None  # or its row would have raised
+    layer = layer @ built.jacobian(neuron.site, neuron.layer).to(layer).T if built else layer
+    drawn = torch.from_numpy(random_rows(layer.cpu().numpy())).to(row)
+    own, *chance = kurtosis(unembed(model, torch.cat((row, drawn))).cpu().numpy()).tolist()
+    (projection,) = _projected(model, [neuron], row, k, lens)
+    return replace(projection, kurtosis=own, kurtosis_by_chance=float(np.percentile(chance, ABOVE)))
+
+
+def _rows(model: Model, neurons: Sequence[Neuron], lens: str) -> Tensor:
+    """Return what one unit of activation adds to the input (N, D) of the unembedding through a lens."""
+    built = mean_lens(model) if lens == "mean" else None
+    if built:
+        return built.rows(model, neurons)
+    if lens == "mean":
+        return mean_rows(model, neurons)
+    return torch.stack([direct_row(model, neuron) for neuron in neurons])
 
 
 @torch.no_grad()
@@ -77,13 +107,12 @@ def projections(model: Model, neurons: Iterable[Neuron], k: int = 20, lens: str 
     writers = [neuron for neuron in dict.fromkeys(neurons) if neuron.site in WRITERS]
     if not writers:
         return {}
+    return dict(zip(writers, _projected(model, writers, _rows(model, writers, lens), k, lens), strict=True))
+
+
+def _projected(model: Model, neurons: Sequence[Neuron], rows: Tensor, k: int, lens: str) -> list[Projection]:
+    """Return the projections of rows (N, D) of neurons."""
     built = mean_lens(model) if lens == "mean" else None
-    if built:
-        rows = built.rows(model, writers)  # (N, D)
-    elif lens == "mean":
-        rows = mean_rows(model, writers)
-    else:
-        rows = torch.stack([direct_row(model, neuron) for neuron in writers])
     names = model.labels if model.task.unembeds or not model.task.reads_text else {}
     logits = unembed(model, rows)  # (N, V)
     scale = logits.std(1, keepdim=True) if logits.shape[1] > 1 else torch.ones_like(logits)  # a single number
@@ -95,11 +124,11 @@ def projections(model: Model, neurons: Iterable[Neuron], k: int = 20, lens: str 
         rows = zip(ids, logits[row, ids].tolist(), z[row, ids].tolist(), strict=True)
         return tuple(Promotion(id, names.get(id) or model.text(id), add if claims else None, z) for id, add, z in rows)
 
-    made = {}
-    for row, neuron in enumerate(writers):
+    made = []
+    for row, neuron in enumerate(neurons):
         spread = typical(model, neuron.layer) if lens == "direct" else None
         claims = spread is not None if lens == "direct" else gives_answers(model, neuron.layer)
         up, down = (promotions(row, sign, claims) for sign in (+1, -1))
         reliability = built.reliability[neuron.layer] if built else None
-        made[neuron] = Projection(neuron, up, down, spread, None, lens, reliability)
+        made.append(Projection(neuron, up, down, spread, None, lens, reliability))
     return made

@@ -45,6 +45,11 @@ class SentenceTables:
         )
         return [row[0] for row in rows]
 
+    def count(self, query: str) -> int:
+        """Return how many sentences match the full-text query."""
+        rows = self.file.database.execute("SELECT COUNT(*) FROM sentences_fts WHERE sentences_fts MATCH ?", (query,))
+        return rows.fetchone()[0]
+
     def vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids (S,) and vectors (S, D) of these sentences, or of all."""
         query = "SELECT sentence, vector FROM sentence_vectors"
@@ -88,19 +93,19 @@ class ExampleTables:
         rows = np.fromiter(self.file.database.execute(query), dtype=np.dtype("i8, i8, i8"))
         return rows["f0"], rows["f1"], rows["f2"]
 
-    def matching(self, query: str, k: int) -> list[tuple[int, str, int, int]]:
-        """Return neurons with examples that match the full-text query, most matches first.
-
-        A row has the neuron id, the polarity, the number of matching examples (at least 2) and of all examples.
-        """
+    def matching(self, query: str, sides: int) -> np.ndarray:
+        """Return the number of examples (sides,) that match the full-text query, at 2 * neuron id + (polarity is -)."""
         rows = self.file.database.execute(
-            "SELECT *, (SELECT COUNT(*) FROM examples e WHERE e.neuron = best.neuron AND e.polarity = best.polarity) "
-            "FROM (SELECT neuron, polarity, COUNT(*) AS count FROM examples WHERE sentence IN "
-            "(SELECT rowid FROM sentences_fts WHERE sentences_fts MATCH ?) "
-            "GROUP BY neuron, polarity HAVING count > 1 ORDER BY count DESC, SUM(rank), neuron, polarity LIMIT ?) best",
-            (query, k),
+            "SELECT 2 * neuron + polarity FROM examples WHERE sentence IN "
+            "(SELECT rowid FROM sentences_fts WHERE sentences_fts MATCH ?)",
+            (query,),
         )
-        return [(neuron, "+-"[sign], count, total) for neuron, sign, count, total in rows]
+        return np.bincount(np.fromiter((row[0] for row in rows), dtype=np.int64), minlength=sides)
+
+    def total(self, side: int) -> int:
+        """Return the number of examples at 2 * neuron id + (polarity is -)."""
+        query = "SELECT COUNT(*) FROM examples WHERE neuron = ? AND polarity = ?"
+        return self.file.database.execute(query, divmod(side, 2)).fetchone()[0]
 
     def add_attributions(self, method: str, rows: Iterable[tuple[Neuron | str, str, int, list[float], dict]]) -> None:
         """Save rows of neuron, polarity, sentence id, relevance of each token, conservation."""

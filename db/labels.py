@@ -58,11 +58,13 @@ class LabelTables:
         query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, significant, '{}' FROM meanings"
         return list(map(_meaning, self.file.database.execute(query)))
 
-    def significant(self) -> list[tuple[int, str, str, float]]:
-        """Return neuron id, polarity, text and score of the significant automatic labels, best first."""
-        query = "SELECT id, polarity, text, score FROM meanings JOIN neurons USING (layer, site, idx) WHERE significant"
+    def significant(self) -> list[tuple[int, str, str, float, float]]:
+        """Return neuron id, polarity, text, score and p of the significant automatic labels, best first."""
+        query = (
+            "SELECT id, polarity, text, score, p FROM meanings JOIN neurons USING (layer, site, idx) WHERE significant"
+        )
         rows = self.file.database.execute(f"{query} ORDER BY score DESC, id, polarity")
-        return [(number, "+-"[polarity], text, score) for number, polarity, text, score in rows]
+        return [(number, "+-"[polarity], *rest) for number, polarity, *rest in rows]
 
     def name(self, neuron: Neuron | str, polarity: str) -> str | None:
         """Return the label that a person wrote, or else the significant automatic label with its score, or None."""

@@ -13,9 +13,9 @@ from icebear.db.vectors import LENS, NAMES, VectorFiles
 from icebear.errors import StoreError
 from icebear.records import Sentence
 
-SPELLED = ("model", "corpus", "claimed_limit")
+SPELLED = ("model", "corpus", "claimed_limit", "order")
 """Facts that may be written in other ways; a path has many spellings, but one fingerprint or content."""
-MADE_OF_RESULTS = ("examples", "classes", "meanings", "controls", "vectors")
+MADE_OF_RESULTS = ("examples", "classes", "meanings", "controls", "vectors", "vectors_null")
 
 
 class ScanTables:
@@ -46,6 +46,11 @@ class ScanTables:
             raise StoreError(
                 f"{path} was built with {'no limit' if claimed is None else f'the limit {claimed}'}, not {limit}, and "
                 "a scan cannot remove documents; use the same limit again, or another --store."
+            )
+        if have["order"] != facts["order"]:
+            raise StoreError(
+                f"{path} has {claimed} drawn documents, and a scan without a limit reads them in another order; give a "
+                "larger limit, or another --store."
             )
         return "finished" in have and have["limit"] == limit
 

@@ -90,6 +90,13 @@ CREATE TABLE vectors (
     identity TEXT NOT NULL
 );
 
+-- The null of a vector index: mean and standard deviation of each row's cosines with random directions, as float32.
+CREATE TABLE vectors_null (
+    name TEXT PRIMARY KEY,
+    mean BLOB NOT NULL,
+    std BLOB NOT NULL
+);
+
 -- The vocabulary of the model.
 CREATE TABLE tokens (
     id INTEGER PRIMARY KEY,

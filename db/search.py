@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import unicodedata
-from collections import defaultdict
+from collections.abc import Sequence
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,92 +20,125 @@ from icebear.values import one_of, shown, whole
 if TYPE_CHECKING:
     from icebear.db.store import Store
 
-CANDIDATES = 200
 MATCHING = 50
-RANK_CONSTANT = 60
-"""The constant of reciprocal rank fusion (Cormack et al. 2009): a ranking adds 1 / (60 + rank)."""
+"""Sentences with the words whose mean vector the examples of a neuron are compared with."""
 NEAR = {"writes": "w_out", "reads": "w_in", "examples": "examples"}
 """The comparison of neurons -> the vector index."""
 DRAWS = 20
 """The number of random neurons whose nearest neighbors are the control."""
+RANDOM = 400
+"""The number of random tokens, and of random sentences, that give each row the null of its cosines."""
+DIRECTIONS, OF_TOKENS, ABOVE = 100, 2000, 95
+"""The number of random directions with the covariance of this many tokens' rows, and the percentile of the largest z
+over all neurons above which a neuron's output is similar to a word."""
+OUTPUT = 0.5
+"""The weight of the output beside the two numbers about sentences: by itself it finds a topic less often than they do
+(benchmarks/search.py)."""
+BY = {
+    "sentences": "Neurons with the words in their sentences",
+    "weights": "By the weights alone: neurons with an output similar to the words, but no sentence with them",
+}
+"""`Hit.by` of a search by words -> the heading."""
+NO_NEURON = "No neuron of this index has the words in its strongest sentences, or an output similar to them."
+NOTABLE = 2.0
+"""The similarity of sentences is a reason that is named from this z on."""
 
-Candidates = list[tuple[int, str, str]]
 Neighbours = list[tuple[int, str, float]]
 
 
 def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
+    """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own.
+
+    Arrays have a number for each side, at 2 * neuron id + (polarity is -).
+    """
     k = whole(k, "The number of neurons")
     store.facts.get("finished")
+    words = words_of(text)
+    query = _query(words)
+    counts = store.example_tables.matching(query, 2 * store.count("neurons"))
+    outputs, least = _by_output(store, words), store.controls.get("outputs") or math.inf
+    sentences, labels = _by_sentences(store, query), _by_labels(store, words)
+    chance = store.facts.get("k") * store.sentences.count(query) / store.count("sentences")
+    scores: np.ndarray = (counts - chance) / math.sqrt(chance + 1) + sentences + OUTPUT * outputs
+    for side, (_, z) in labels.items():
+        scores[side] += z
+    matched = counts > 0
+    matched[list(labels)] = True
+    alone = ~matched & (outputs > least)
+
+    def hit(side: int, total: int) -> Hit:
+        neuron, by = store.neurons.of([side // 2])[side // 2], "sentences" if matched[side] else "weights"
+        examples = _examples_text(store)
+        why = [f"{counts[side]:.0f} of {total} {examples} contain the words"] if counts[side] else []
+        if sentences[side] > NOTABLE:
+            why.append(f"{examples} are similar to sentences with the words (z {sentences[side]:.1f})")
+        if outputs[side] > least:
+            why.append(f"output is similar to the words (z {outputs[side]:.1f})")
+        why += [labels[side][0]] if side in labels else []
+        return Hit(neuron, POLARITIES[side % 2], float((scores if matched[side] else outputs)[side]), tuple(why), by)
+
+    hits = []
+    for sides, values in ((matched, scores), (alone, outputs)):
+        order = np.flatnonzero(sides)[np.argsort(-values[sides], kind="stable")].tolist()
+        totals = ((side, store.example_tables.total(side)) for side in order)
+        hits += [hit(*row) for row in itertools.islice((row for row in totals if row[1]), k)]
+    return hits
+
+
+def words_of(text: str) -> list[str]:
     words = re.findall(r"\w+", text) if isinstance(text, str) else []
     if not words:
         raise InputError(f"The search text {shown(text)} has no words; give at least one.")
-    query = " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
-    rankings = (
-        (1.0, _by_output(store, words)),
-        (0.5, _by_examples(store, query)),
-        (0.5, _by_vectors(store, query)),
-        (1.0, _by_labels(store, words)),
-    )
-    scores: dict[tuple[int, str], float] = defaultdict(float)
-    reasons: dict[tuple[int, str], list[str]] = defaultdict(list)
-    for weight, ranking in rankings:
-        for rank, (identity, polarity, why) in enumerate(ranking, 1):
-            scores[identity, polarity] += weight / (RANK_CONSTANT + rank)
-            reasons[identity, polarity].append(why)
-    best = sorted(scores, key=lambda side: (-scores[side], side))[:k]
-    names = store.neurons.of([identity for identity, _ in best])
-    return [Hit(names[side[0]], side[1], scores[side], tuple(reasons[side])) for side in best]
+    return words
 
 
-def _by_output(store: Store, words: list[str]) -> Candidates:
-    tokens, rows = (
-        store.vectors.get("tokens"),
-        store.vectors.get(vectors.LENS if store.vectors.has(vectors.LENS) else "w_out"),
-    )
-    query = np.zeros(tokens.d, dtype=np.float32)
-    known = []
+def absent(store: Store, text: str) -> list[str]:
+    """Return the words of a text that no sentence of the index has."""
+    return [word for word in dict.fromkeys(words_of(text)) if not store.sentences.count(_query([word]))]
+
+
+def absence(words: Sequence[str]) -> str:
+    """Say that no sentence has these words; nothing if there are none."""
+    return f"No sentence of this index has {' or '.join(map(repr, words))}." if words else ""
+
+
+def _query(words: Sequence[str]) -> str:
+    return " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
+
+
+def _by_output(store: Store, words: list[str]) -> np.ndarray:
+    """Return how similar the output of each side is to the words, as z over random tokens; 0 without such tokens."""
+    tokens, query = store.vectors.get("tokens"), np.zeros(0, dtype=np.float32)
     for word in words:
         forms = {prefix + form for prefix in ("", " ") for form in (word, word.lower(), word.title())}
         ids = store.vectors.token_ids(forms)
         if ids:
-            known.append(word)
-            written = np.array([tokens.reconstruct(identity) for identity in ids])
-            direction = (written / np.linalg.norm(written, axis=1, keepdims=True)).sum(0)
-            query += direction / np.linalg.norm(direction)
-    if not known:
-        return []
-    return [
-        (identity, polarity, f"promotes {' '.join(known)!r} (cosine {cosine:.2f})")
-        for identity, polarity, cosine in _both_signs(rows, query, CANDIDATES)
-    ]
+            direction = _directions(tokens, ids).sum(0)
+            query = (query if query.size else 0) + direction / np.linalg.norm(direction)
+    z = store.vectors.z(store.vectors.outputs, query)
+    return np.stack((z, -z), 1).ravel()
 
 
-def _by_examples(store: Store, query: str) -> Candidates:
-    rows, examples = store.example_tables.matching(query, CANDIDATES), _examples_text(store)
-    return [
-        (number, polarity, f"{count} of {total} {examples} contain the words")
-        for number, polarity, count, total in rows
-    ]
-
-
-def _by_vectors(store: Store, query: str) -> Candidates:
+def _by_sentences(store: Store, query: str) -> np.ndarray:
+    """Return how similar the examples of each side are to sentences with the words, as z over random sentences."""
     rows = store.sentences.vectors(store.sentences.matching(query, MATCHING))[1]
-    if not len(rows):
-        return []
-    query_vector = rows.mean(0, dtype=np.float32) - store.vectors.center()
-    nearest = vectors.nearest(store.vectors.get("examples"), query_vector, CANDIDATES)
-    examples = _examples_text(store)
-    why = f"{examples} are similar to sentences with the words"
-    return [(i // 2, "+-"[i % 2], f"{why} (cosine {cosine:.2f})") for i, cosine in nearest]
+    mean = store.vectors.standardized(rows).mean(0) if len(rows) else np.zeros(0)
+    return store.vectors.z("examples", mean)
 
 
-def _by_labels(store: Store, words: list[str]) -> Candidates:
+def _by_labels(store: Store, words: list[str]) -> dict[int, tuple[str, float]]:
+    """Return side -> a reason, and the z of a label's p, for the significant labels that have one of the words."""
     wanted = {word.lower() for word in words}
-    return [
-        (identity, polarity, f"label {text!r} ({score:.2f})")
-        for identity, polarity, text, score in store.labels.significant()
+    return {
+        2 * identity + POLARITIES.index(polarity): (f"label {text!r} ({score:.2f})", -NormalDist().inv_cdf(p))
+        for identity, polarity, text, score, p in store.labels.significant()
         if wanted & set(re.findall(r"\w+", text.lower()))
-    ][:CANDIDATES]
+    }
+
+
+def _directions(tokens: Any, ids: Sequence[int]) -> np.ndarray:
+    """Return rows (N, D) of the unembedding, scaled to length 1."""
+    return vectors.unit(np.array([tokens.reconstruct(identity) for identity in ids]))
 
 
 def _examples_text(store: Store) -> str:
@@ -126,19 +162,53 @@ def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) 
     nearest = [row for row in nearest if row[0] != identity and row[2] > 1e-3][:k]
     names = store.neurons.of([other for other, _, _ in nearest])
     why = {"writes": "similar W_out row", "reads": "similar W_in row"}.get(by, f"similar {_examples_text(store)}")
-    return [Hit(names[other], p, cosine, (f"{why} ({cosine:.2f})",)) for other, p, cosine in nearest]
+    return [Hit(names[other], p, cosine, (f"{why} ({cosine:.2f})",), by) for other, p, cosine in nearest]
 
 
 def measure_chance(store: Store, seed: int = 0) -> None:
-    """Save, for each comparison, the median and the largest cosine of random neurons to their nearest neighbor."""
-    ids = np.arange(len(store.neurons.all()))
-    drawn = np.random.default_rng(seed).choice(len(ids), min(DRAWS, len(ids)), replace=False)
+    """Save the nulls of searches: for each comparison of neurons, the median and the largest cosine of random neurons
+    to their nearest neighbor; the cosines of each row with random tokens or sentences; and the largest z of outputs."""
+    generator = np.random.default_rng(seed)
+    neurons = store.count("neurons")
+    drawn = generator.choice(neurons, min(DRAWS, neurons), replace=False)
     chance = {}
     for by in NEAR:
         nearest = [similar(store, neuron, 1, by, "+") for neuron in store.neurons.of(drawn.tolist()).values()]
         scores = [hits[0].score for hits in nearest if hits] or [0.0]
         chance[by] = (float(np.median(scores)), max(scores))
-    store.controls.set({"nearest": chance})
+    tokens, sentences = store.vectors.get("tokens"), store.vectors.standardized(store.sentences.vectors()[1])
+    of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
+    store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
+    store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
+    largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
+    store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE))})
+    store.controls.set({"kurtosis": {name: _kurtosis_by_chance(store, name) for name in store.vectors.writing}})
+
+
+def kurtosis(logits: np.ndarray) -> np.ndarray:
+    """Return the kurtosis (N,) of rows (N, V): 3 for normal numbers, more if a few words stand out."""
+    squares = (logits - logits.mean(1, keepdims=True)) ** 2
+    return (squares**2).mean(1) / np.maximum(squares.mean(1) ** 2, 1e-30)
+
+
+def random_rows(rows: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return random rows (`DIRECTIONS`, D) with the mean and covariance of rows (N, D) scaled to length 1."""
+    rows = vectors.unit(rows)
+    normal = np.random.default_rng(seed).standard_normal((DIRECTIONS, len(rows)), dtype=np.float32)
+    return rows.mean(0) + normal @ (rows - rows.mean(0)) / math.sqrt(len(rows))
+
+
+def _kurtosis_by_chance(store: Store, name: str) -> dict[str, float]:
+    """Return site and layer -> the null of `Projection.kurtosis`, for the rows of a vector index."""
+    index, tokens, chance = store.vectors.get(name), store.vectors.get("tokens"), {}
+    for site, (layers, width) in store.neurons.sizes().items():
+        for layer in range(layers):
+            rows = index.reconstruct_n(store.neurons.id(Neuron(layer, site, 0)), width)
+            if rows.any():
+                drawn = random_rows(rows)
+                logits = np.concatenate([drawn @ block.T for block in vectors.blocks(tokens)], axis=1)
+                chance[f"{site}.{layer}"] = float(np.percentile(kurtosis(logits), ABOVE))
+    return chance
 
 
 def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
@@ -148,6 +218,12 @@ def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
         raise store.vectors.missing()
     median, largest = measured[by]
     return median, largest
+
+
+def nearest(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str = "+") -> list[Hit]:
+    """Return the hits of `Store.similar` that are more similar than any random neuron's nearest neighbor."""
+    largest = nearest_by_chance(store, by)[1]
+    return [hit for hit in store.similar(neuron, k, by, polarity) if hit.score > largest]
 
 
 def vocabulary_projection(store: Store, neuron: Neuron | str, k: int, rows: str = "w_out") -> Projection:
@@ -167,8 +243,15 @@ def vocabulary_projection(store: Store, neuron: Neuron | str, k: int, rows: str 
         columns = zip(chosen, texts, logits[places].tolist(), z[places].tolist(), strict=True)
         return tuple(Promotion(id, text, logit if typical else None, z) for id, text, logit, z in columns)
 
-    lens = "direct" if direct else "mean"
-    return Projection(neuron, promotions(slice(k)), promotions(slice(None, -k - 1, -1)), typical, lens=lens)
+    return Projection(
+        neuron,
+        promotions(slice(k)),
+        promotions(slice(None, -k - 1, -1)),
+        typical,
+        lens="direct" if direct else "mean",
+        kurtosis=float(kurtosis(logits[None])[0]),
+        kurtosis_by_chance=(store.controls.get("kurtosis") or {}).get(rows, {}).get(f"{neuron.site}.{neuron.layer}"),
+    )
 
 
 def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbours:

@@ -16,7 +16,7 @@ from sqlite_utils import Database
 from icebear.errors import StoreError
 from icebear.paths import existing, local
 
-VERSION = 8
+VERSION = 9
 """The version of the tables; a store of another version must be built again."""
 BUSY_SECONDS = 10.0
 
@@ -80,7 +80,10 @@ class SqliteFile:
         if version == 0 and (tables or not self._create):
             raise StoreError(f"{self.path} is a SQLite file, but not a store of icebear; choose another --store.")
         if 0 < version < VERSION:
-            raise StoreError(f"{self.path} was written by an older icebear; delete it and build it again.")
+            raise StoreError(
+                f"{self.path} was written by an older icebear; delete it, and build it again with: icebear "
+                f"index --store {self.path}"
+            )
         if version == 0:
             with self.writing():
                 if _version(database) == 0:  # no other process was faster

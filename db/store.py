@@ -133,10 +133,13 @@ class Store(SqliteFile):
     def search(self, text: str, k: int = 20) -> list[Hit]:
         """Return the neurons and polarities that best match a text, with reasons.
 
-        Four rankings are combined by reciprocal rank fusion: the cosine between the W_out row and the unembedding of
-        the words (weight 1), the number of examples that contain the words (1/2), the cosine between the mean vector of
-        the examples and the mean vector of the sentences that match the words best (1/2), and the score of a
-        significant automatic label that contains one of the words (1).
+        First those with the words in their examples or in a significant automatic label. Their score is a sum of
+        numbers of standard deviations: by how much more of the examples contain the words than of all sentences; how
+        similar the examples are to the sentences that match the words best (the cosine of mean vectors, relative to
+        random sentences); how similar the output is to the words (the cosine of the W_out row with the unembedding,
+        relative to the same neuron's cosines with random tokens; weight 1/2); and the label's p.
+        Then those of which only the output is similar to the words: more than any neuron's to 95 % of random directions
+        with the covariance of the unembedding. Polarities without examples are left out.
 
         Parameters
         ----------
@@ -148,7 +151,7 @@ class Store(SqliteFile):
         Returns
         -------
         list of Hit
-            The best first. Cosines and scores are in brackets.
+            The best first; `Hit.by` says what a result rests on.
 
         Raises
         ------
@@ -156,12 +159,8 @@ class Store(SqliteFile):
             If the text has no words.
         StoreError
             If the scan is not finished.
-
-        References
-        ----------
-        Cormack et al. 2009, Reciprocal Rank Fusion.
         """
-        return search.by_words(self, text, k)
+        return search.by_words(self, text, k)[:k]
 
     def similar(self, neuron: Neuron | str, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
         """Return the neurons nearest to a neuron, with the polarity that is near.
@@ -231,11 +230,22 @@ class Store(SqliteFile):
         if self.by != "activation":
             raise StoreError(f"{self.path} is an index by {self.by}, not by activation; use another --store.")
 
+    @property
+    def sample(self) -> str:
+        """Which documents of which corpus a finished index holds, as a phrase."""
+        facts = self.facts.all()
+        corpus, limit, size = facts["corpus"], facts.get("limit"), facts.get("documents")
+        if limit is None or (size is not None and limit >= size):
+            return f"all documents of {corpus}"
+        if size is None:
+            return f"the first {limit:,} documents of {corpus}"
+        return f"{limit:,} of {size:,} documents of {corpus}, drawn at random with a fixed seed"
+
     def made_with(self) -> dict[str, Any]:
         """Return the provenance of the index, JSON-ready: model, versions, corpus and settings."""
         facts = self.facts.all()
         provenance = facts.get("made_with") or {"model": {key: facts.get(key) for key in ("fingerprint", "dtype")}}
-        settings = "corpus language limit content k by max_tokens seed tokens statistics_tokens".split()
+        settings = "corpus language limit documents order content k by max_tokens seed tokens statistics_tokens".split()
         model = {"name": facts.get("model"), **provenance["model"]}
         return {**provenance, "model": model, "index": {key: facts[key] for key in settings if key in facts}}
 

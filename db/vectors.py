@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ LENS = "lens"
 MARK = b"icebear vectors "
 """This mark follows the index in its file; the SHA-256 of the index follows the mark."""
 TAIL = len(MARK) + 32
+BLOCK = 4096
+"""The number of rows that are read at a time."""
 
 
 class VectorFiles:
-    """The vector indexes, and the tables `vectors`, `w_out_norms` and `tokens`."""
+    """The vector indexes, and the tables `vectors`, `vectors_null`, `w_out_norms` and `tokens`."""
 
     def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
         self.file, self.neurons = file, neurons
@@ -135,8 +137,64 @@ class VectorFiles:
         """Return the mean vector of all sentences (D,)."""
         return np.array(self.file.facts.get("center"), dtype=np.float32)
 
+    def standardized(self, rows: np.ndarray) -> np.ndarray:
+        """Return sentence vectors (S, D) less the mean of all sentences, in units of their standard deviations: else a
+        few dimensions with most of the variance decide."""
+        center, spread = self.center(), np.array(self.file.facts.get("spread"), dtype=np.float32)
+        return (rows - center) / spread if len(rows) else np.zeros((0, len(center)), dtype=np.float32)
+
+    # --- cosines relative to a row's own cosines with random directions ----------------------------------
+
+    @property
+    def writing(self) -> list[str]:
+        """The names of the indexes of what neurons write."""
+        return ["w_out", *([LENS] if self.has(LENS) else [])]
+
+    @property
+    def outputs(self) -> str:
+        """The name of the index that a search takes: through the averaged Jacobian if it was built."""
+        return self.writing[-1]
+
+    def set_null(self, name: str, directions: np.ndarray, pooled: bool = False) -> None:
+        """Save the mean and standard deviation of each row's cosines with random directions (N, D).
+
+        pooled: take the median standard deviation for all rows. The mean vector of sentences that are about one thing
+        has larger cosines of either sign than that of sentences about nothing; its own deviation would hide that.
+        """
+        directions = unit(directions)
+        cosines = [rows @ directions.T for rows in blocks(self.get(name))]
+        mean, std = (np.concatenate([getattr(block, part)(1) for block in cosines]) for part in ("mean", "std"))
+        if pooled and std.any():
+            std[std > 0] = np.median(std[std > 0])
+        self.file.insert("vectors_null", [(name, mean.tobytes(), std.tobytes())])
+
+    def z(self, name: str, query: np.ndarray) -> np.ndarray:
+        """Return the cosine of each row with a query (D,), relative to its null (`set_null`); 0 for an empty query."""
+        index = self.get(name)
+        row = self.file.database.execute("SELECT mean, std FROM vectors_null WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            raise self.missing()
+        mean, std = (np.frombuffer(part, dtype=np.float32) for part in row)
+        z = np.zeros(index.ntotal, dtype=np.float32)
+        if query.any():
+            ids, cosines = products(index, unit(query[None])[0], index.ntotal)
+            z[ids] = cosines
+            z = np.divide(z - mean, std, out=np.zeros_like(z), where=std > 1e-6)
+        return z
+
     def missing(self) -> StoreError:
         return StoreError(f"The vectors of {self.file.path} are missing; run icebear index again to make them.")
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Return rows (N, D) scaled to length 1; zeros stay."""
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+
+
+def blocks(index: Any) -> Iterator[np.ndarray]:
+    """Yield the rows of an index in order of id, as float32."""
+    for start in range(0, index.ntotal, BLOCK):
+        yield index.reconstruct_n(start, min(BLOCK, index.ntotal - start))
 
 
 def stored_digest(path: Path) -> str:
@@ -167,8 +225,7 @@ def _read(path: Path, modified: int) -> Any:
 
 def nearest(index: Any, query: np.ndarray, k: int) -> list[tuple[int, float]]:
     """Return the k rows with the largest cosine to the query (D,), largest first."""
-    query = np.asarray(query, dtype=np.float32)
-    ids, scores = products(index, query / max(float(np.linalg.norm(query)), 1e-12), k)
+    ids, scores = products(index, unit(query[None])[0], k)
     return list(zip(ids.tolist(), scores.tolist(), strict=True))
 
 

@@ -230,6 +230,9 @@ class Hit:
     """Empty if the reason does not depend on the sign of the activation."""
     score: float
     why: tuple[str, ...]
+    by: str
+    """What it rests on. Of a search by words: ``sentences`` (the words are in examples of this polarity, or in its
+    label), or ``weights`` (only the output is similar to the words). Else the kind of similarity."""
 
     def __str__(self) -> str:
         return f"{self.neuron} {self.polarity}".strip()
@@ -270,7 +273,7 @@ class Reliability(NamedTuple):
             )
         return (
             f"the effect measured in one text has a correlation of {self.correlation:.2f} with the lens, and of "
-            f"{self.ceiling:.2f} with the mean effect in other texts"
+            f"{self.ceiling:.2f} with the mean effect in other texts; a property of the layer, not of the neuron"
         )
 
 
@@ -289,6 +292,24 @@ class Projection:
     """``direct`` (logit lens) or ``mean`` (averaged Jacobian)."""
     reliability: Reliability | None = None
     """Of this lens in the neuron's layer, if `icebear index --lens` has measured it."""
+    kurtosis: float | None = None
+    """Of the projected row over the vocabulary; None if it was not compared with random rows."""
+    kurtosis_by_chance: float | None = None
+    """The 95th percentile for random rows with the covariance of the layer's rows (of those on the direct path, for the
+    averaged Jacobian of a neuron without the lens)."""
+
+    @property
+    def has_words(self) -> bool:
+        """Whether its words stand out more than those of 95 % of random rows, as far as that is measured."""
+        return self.kurtosis is None or self.kurtosis_by_chance is None or self.kurtosis > self.kurtosis_by_chance
+
+    @property
+    def no_words(self) -> str:
+        """The sentence in place of words that do not stand out."""
+        return (
+            "The words that the weights promote stand out no more than those of random weights in this layer (kurtosis "
+            f"{self.kurtosis:.2f}; random: up to {self.kurtosis_by_chance:.2f}), so they are not shown."
+        )
 
     @property
     def heading(self) -> str:
@@ -313,7 +334,9 @@ class Projection:
     def line(self) -> str:
         """The first words as one line, for the lens that is shown second."""
         name = "Averaged Jacobian" if self.lens == "mean" else "Logit lens"
-        measured = f" (correlation {self.reliability.correlation:.2f})" if self.reliability else ""
+        measured = f" (correlation {self.reliability.correlation:.2f} in this layer)" if self.reliability else ""
+        if not self.has_words:
+            return f"{name}{measured}: no words that stand out"
         return f"{name}{measured}: promotes {self.words('+')}; suppresses {self.words('-')}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -327,6 +350,9 @@ class Projection:
             "typical": self.typical,
             "lens": self.lens,
             "reliability": self.reliability and self.reliability._asdict(),
+            "kurtosis": self.kurtosis,
+            "kurtosis_by_chance": self.kurtosis_by_chance,
+            "has_words": self.has_words,
             "promoted": list(map(row, self.promoted)),
             "suppressed": list(map(row, self.suppressed)),
         }

@@ -16,7 +16,7 @@ from icebear.app.web import background, card, ui
 from icebear.app.web.background import STOPPED, shared
 from icebear.app.web.neurons import PAGE
 from icebear.concepts.models import loading
-from icebear.db.search import nearest_by_chance
+from icebear.db.search import BY, by_words
 from icebear.errors import DownloadError
 from icebear.records import Meaning
 
@@ -45,7 +45,7 @@ def test_a_card_says_what_the_neuron_writes_where_the_model_is_loaded(environmen
     assert page.count("; lowers ") >= 2 + card.FEW  # both polarities, and each sentence
 
 
-def test_neuron(environment):
+def test_neuron(environment, near):
     page = fine(visit(view="neurons", neuron="L28.ffn.7"))
     before = text(page)
     page.get_by_key("annotate").click().run()
@@ -76,16 +76,21 @@ def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_
     assert fine(visit("neurons", neuron="L29.ffn.860")).get_by_key("back").label == "Search"
 
 
-def test_both_sides_of_a_card_are_shown_and_all_of_it_follows_the_chosen_one(environment):
+@pytest.fixture
+def near(monkeypatch):
+    """A null that neurons of small indexes are above."""
+    monkeypatch.setattr("icebear.db.search.nearest_by_chance", lambda store, by: (0.1, 0.2))
+
+
+def test_both_sides_of_a_card_are_shown_and_all_of_it_follows_the_chosen_one(environment, near):
     """The side comes first, its words are what it promotes, and similar neurons are those of this side that are nearer
-    than what random neurons have."""
-    pages = {side: fine(visit("neurons", neuron="L29.ffn.860", polarity=side)) for side in "+-"}
+    than any random neuron's nearest."""
     with open_store(environment / "wiki.db") as store:
         examples = {side: store.examples("L29.ffn.860", side, 1)[0] for side in "+-"}
-        usual = nearest_by_chance(store, "writes")[0]
         hits = {side: store.similar("L29.ffn.860", 5, "writes", side) for side in "+-"}
-    nearest = {side: [str(hit) for hit in hits[side] if hit.score > usual] for side in "+-"}
+    nearest = {side: [str(hit) for hit in hits[side] if hit.score > 0.2] for side in "+-"}
     assert nearest["+"] != nearest["-"]
+    pages = {side: fine(visit("neurons", neuron="L29.ffn.860", polarity=side)) for side in "+-"}
     for side, page in pages.items():
         parts = [one.proto.body for one in page.html]
         html, words = "".join(parts), next(part for part in parts if f"Promotes at {side}" in part)
@@ -124,7 +129,7 @@ def tiny_store(model, corpus, tmp_path, monkeypatch):
     return build
 
 
-def test_neurons_without_a_polarity_open_too(tiny_store):
+def test_neurons_without_a_polarity_open_too(tiny_store, near):
     tiny_store("activation")
     page = fine(visit(view="neurons", neuron="L1.ffn.3", polarity="-"))
     nearest = page.get_by_key("nearest_reads")
@@ -170,17 +175,21 @@ def results(page):
     return [button.key.removeprefix("open ") for button in page.button if button.key.startswith("open ")]
 
 
-def test_search(environment, smol):
+def test_search(environment, smol, near):
     page = fine(visit(view="neurons", text="water"))
     with open_store(environment / "wiki.db") as store:
-        hits = store.search("water", 50)
-    assert results(page) == [str(hit) for hit in hits[:PAGE]]
-    page.get_by_key("more").click().run()
-    assert results(fine(page)) == [str(hit) for hit in hits[: 2 * PAGE]]
+        hits = by_words(store, "water", 50)
+    have, alone = ([str(hit) for hit in hits if hit.by == by] for by in BY)
+    assert results(page) == [*have[:PAGE], *alone[:PAGE]]
+    assert [heading in text(page) for heading in BY.values()] == [bool(have), bool(alone)]
+    page.get_by_key("more sentences water" if have else "more weights water").click().run()
+    assert len(results(fine(page))) > PAGE
     page.get_by_key("text").set_value("zxqv").run()
     assert results(page) == []
+    said = text(page).replace("\\", "")
+    assert "No sentence of this index has 'zxqv'. It holds 20 of 10,033 documents" in said
     page.get_by_key("how").set_value("similar to a neuron").run()
-    assert len(results(fine(page))) == PAGE
+    assert 0 < len(results(fine(page))) < PAGE  # above the null
     page.get_by_key("by").set_value("examples").run()
     fine(page)
     page.get_by_key("how").set_value("statistics").run()

@@ -15,6 +15,7 @@ from icebear import open_store
 from icebear.app.cli.main import main
 from icebear.app.cli.verbs import demo
 from icebear.app.recipes import EXAMPLE_RECIPE
+from icebear.db.sqlite import VERSION
 
 pytestmark = pytest.mark.usefixtures("smol", "few_contexts")
 RUN = CliRunner()
@@ -67,7 +68,7 @@ def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, desert, few_c
     """With a store that knows its summaries already, a small circuit, what the neuron writes at few sentences, and a
     flip that was found before."""
     for path in folder.glob("wiki.db*"):
-        name = path.name.replace("wiki", f"demo-{smol.name}-float32-{smol.fingerprint[:6]}")
+        name = path.name.replace("wiki", f"demo-{smol.name}-float32-{smol.fingerprint[:6]}-v{VERSION}")
         shutil.copy(path, tmp_path / name)
     monkeypatch.setattr(demo, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(demo, "SUMMARIES", 20)

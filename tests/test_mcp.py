@@ -258,7 +258,10 @@ def test_what_it_means(session, indexed):
     places = json_of(indexed, "more", handle=result["handle"], part="places")["rows"]
     assert [place["polarity"] for place in places].count("-") <= FEW
     assert {"text", "activation", "raises", "lowers"} < set(places[0])
-    assert json_of(indexed, "search", text="camel", k=2)["note"].startswith("Found by similarity")
+    assert "Found by similarity" in json_of(indexed, "search", text="camel", k=2)["note"]
+    absent = json_of(indexed, "search", text="zxqv", k=2)
+    assert absent["neurons"] == []
+    assert absent["note"].startswith("No sentence of this index has 'zxqv'. The index holds all documents of ")
 
 
 def test_what_edits_do(session, model):

@@ -21,7 +21,7 @@ from icebear import Model, Store, annotate, build_index, describe, open_store, r
 from icebear.actmax.index import build as index
 from icebear.app.cli.terminal import card_report
 from icebear.concepts.vocabulary import direct_row, w_in_rows
-from icebear.db import vectors
+from icebear.db import search, vectors
 from icebear.db.search import DRAWS, nearest_by_chance
 from icebear.errors import InputError, StoreError, UnknownName
 from icebear.records import Neuron
@@ -145,7 +145,8 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
         }
         for hit in hits:
             text = [int(why.split()[0]) for why in hit.why if "contain the words" in why]
-            assert text == ([counts[hit.neuron, hit.polarity]] if counts[hit.neuron, hit.polarity] > 1 else [])
+            assert text == ([counts[hit.neuron, hit.polarity]] if counts[hit.neuron, hit.polarity] else [])
+            assert hit.by == ("sentences" if text else "weights")
         assert any(text > 1 for text in counts.values())
         with pytest.raises(InputError, match=r"\?!"):
             store.search("?!")
@@ -161,7 +162,7 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
             assert store.search("bear", k=60) == hits
 
 
-def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_path):
+def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_path, monkeypatch):
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         ids, rows = store.sentences.vectors()
@@ -171,14 +172,15 @@ def test_example_vectors_are_means_over_what_drives_a_neuron(model, corpus, tmp_
                 ids = torch.tensor([model.token_ids(sentence.text)])
                 stream = model.net(ids, output_hidden_states=True).hidden_states[-1][0]  # (T, D)
             assert of[sentence.id] == pytest.approx(stream[1:].mean(0).numpy(), abs=1e-2)
-        centre = np.mean(list(of.values()), axis=0)
+        centre, spread = (getattr(np, part)(list(of.values()), axis=0) for part in ("mean", "std"))
         saved = store.vectors.get("examples")
         for number in range(0, 60, 11):
             for sign, polarity in enumerate("+-"):
                 examples = store.examples(Neuron(number // 20, "ffn", number % 20), polarity)
-                mean = np.mean([of[e.sentence.id] for e in examples], axis=0) - centre
+                mean = (np.mean([of[e.sentence.id] for e in examples], axis=0) - centre) / spread
                 row = saved.reconstruct(2 * number + sign)
                 assert row == pytest.approx(mean / np.linalg.norm(mean), abs=2e-3)
+        monkeypatch.setattr(search, "NOTABLE", 0.0)
         assert any("examples are similar" in why for hit in store.search("bear", 20) for why in hit.why)
         assert store.similar(Neuron(0, "ffn", 3), 3, by="examples")[0].score <= 1.001
         assert store.similar(Neuron(0, "ffn", 3), 3, by="reads")[0].neuron != Neuron(0, "ffn", 3)
@@ -277,6 +279,7 @@ def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path
             for hit in hits:
                 cosine = cosines[20 * hit.neuron.layer + hit.neuron.index].item()
                 assert hit.score == pytest.approx(-cosine if hit.polarity == "-" else cosine, abs=2e-3)
+            store.controls.set({"nearest": dict.fromkeys(("writes", "reads", "examples"), (0.0, 0.0))})
             result = describe(store, neuron)
             named = f"{hits[0].neuron} {hits[0].polarity}".strip() + f" ({hits[0].score:.2f})"
             assert named in re.sub("</?code>", "", result.to_html())
@@ -393,7 +396,7 @@ def test_vectors_of_earlier_results_are_never_searched(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "c.txt"), 30), store, k=K)
         earlier = store.vectors.path("examples").read_bytes()
-        build_index(model, corpus, store, k=K)
+        build_index(model, read_corpus(str(tmp_path / "c.txt"), 1000), store, k=K)
         store.vectors.path("examples").write_bytes(earlier)
         with pytest.raises(StoreError, match=r"examples\.faiss"):
             store.search("bear")

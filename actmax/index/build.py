@@ -119,6 +119,7 @@ def build_index(
             facts = {
                 "finished": True,
                 "limit": corpus.limit,
+                "documents": corpus.size(),
                 "tokens": table.token_count,
                 "statistics_tokens": table.counted,
                 "counts": {**counts, **{what: n for what, n in passed_over.items() if n}},

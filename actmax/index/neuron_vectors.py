@@ -43,8 +43,6 @@ def ensure_vectors(model: Model, store: Store) -> None:
     ceilings = lens and [one and one.ceiling for one in lens.reliability]
     if ceilings != store.facts.all().get("ceilings"):
         store.facts.set({"ceilings": ceilings})
-    if made or store.controls.get("nearest") is None:
-        measure_chance(store)
     if not store.count("w_out_norms"):
         norms = (np.linalg.norm(rows, axis=1) for rows in makers["w_out"]())
         store.vectors.set_norms(
@@ -54,6 +52,8 @@ def ensure_vectors(model: Model, store: Store) -> None:
         own_outputs = len(model.labels) == words  # a vocabulary other than that of the input
         text, count = (model.answer_text, words) if own_outputs else (model.text, model.config.vocab_size)
         store.refill("tokens", ((token, text(token)) for token in range(count)))
+    if made or store.controls.get("nearest") is None:
+        measure_chance(store)
 
 
 def gated(model: Model) -> bool:
@@ -97,13 +97,14 @@ def _lens_rows(lens: MeanLens, model: Model, site: str, layer: int) -> Tensor | 
 
 
 def _example_vectors(store: Store) -> Iterator[np.ndarray]:
-    """Yield the mean vectors of examples less the corpus mean, by 2 * neuron id + (polarity is -)."""
+    """Yield the mean standardized vectors of examples (`VectorFiles.standardized`), by 2 * id + (polarity is -)."""
     ids, rows = store.sentences.vectors()  # (S,), (S, D)
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))
     center = weight.mean(0)
-    store.facts.set({"center": center.tolist()})
-    weight -= center
+    spread = weight.std(0, correction=0).clamp(min=1e-6)
+    store.facts.set({"center": center.tolist(), "spread": spread.tolist()})
+    weight = (weight - center) / spread
     keys, sentences, _ = store.example_tables.keys()  # in order of key
     places = torch.from_numpy(np.searchsorted(ids[order], sentences))
     starts = torch.from_numpy(np.searchsorted(keys, np.arange(2 * store.count("neurons") + 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,12 +17,13 @@ from rich.tree import Tree
 
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import meanings
-from icebear.actmax.page import RELMAX, WRITES, nearest_title, token_count_note, writes_about
+from icebear.actmax.page import NOT_NEAR, RELMAX, WRITES, nearest_title, token_count_note, writes_about
 from icebear.actmax.sentences import empty_shares
 from icebear.concepts.attribution.effect_words import effect_text
 from icebear.concepts.circuits.drawing import summary, top_sources
 from icebear.concepts.models.prompts import prompt_line
 from icebear.concepts.render import color, hexadecimal, ink, normalized, visible
+from icebear.db.search import BY, NO_NEURON, absence
 from icebear.records import Example, Hit, Meaning, Place, Projection, Promotion, TokenScore
 from icebear.steering.records import FlipRecord, SideEffects
 
@@ -346,7 +347,7 @@ def projections_report(projections: Sequence[Projection], rows: int | None = Non
     parts: list[Table | Text] = []
     for first in projections[:1]:
         shown = replace(first, promoted=first.promoted[:rows], suppressed=first.suppressed[:rows], reliability=None)
-        parts.append(projection_table(shown))
+        parts.append(projection_table(shown) if first.has_words else Text(first.no_words, "dim"))
         parts += [Text(f"Reliability in this layer: {first.reliability}.", "dim")] if first.reliability else []
     return parts + [Text(visible(one.line), "dim") for one in projections[1:]]
 
@@ -403,7 +404,7 @@ def card_report(card: icebear.Card) -> Group:
         parts.append(_examples_table(f">{card.by}", "sentence", examples, title, places))
     for by, nearest in card.nearest.items():
         names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
-        parts.append(Text(f"{nearest_title(by, card.nearest_by_chance[by])}: {names}", "dim"))
+        parts.append(Text(f"{nearest_title(by, card.nearest_by_chance[by])}: {names or NOT_NEAR}", "dim"))
     return Group(*parts)
 
 
@@ -472,9 +473,20 @@ def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
     return grid("neuron", "sign", "label", "by", ">score", ">p", rows=rows, title=title)
 
 
-def hits_table(hits: Sequence[Hit], labels: dict[Any, str | None]) -> Table:
-    rows = ((str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in hits)
-    return grid("neuron", "sign", "why", "label", rows=rows)
+def hits_report(
+    hits: Sequence[Hit], labels: dict[Any, str | None], absent: Sequence[str], sample: str
+) -> Iterator[Table | Text]:
+    """The results of a search by kind, the words that no sentence has, and which sentences there are."""
+    if absent:
+        yield Text(absence(absent))
+    for by, title in BY.items():
+        own = [hit for hit in hits if hit.by == by]
+        rows = [(str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in own]
+        if rows:
+            yield grid("neuron", "sign", "why", "label", rows=rows, title=title)
+    if not hits and not absent:
+        yield Text(NO_NEURON)
+    yield Text(f"The index holds {sample}.", "dim")
 
 
 def comparison_table(comparison: Comparison) -> Table:

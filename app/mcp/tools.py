@@ -46,6 +46,7 @@ from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.projection import both_projections
+from icebear.db.search import BY, absence, absent, by_words
 from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need
@@ -66,6 +67,7 @@ Length = Annotated[int, Field(ge=1, le=200, description="How many tokens to gene
 Name = Annotated[str, Field(max_length=200)]
 Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
 Answer = dict[str, Any]
+SIMILAR = "Found by similarity, which is no cause; steer measures what a neuron does."
 ROWS = 8
 """Rows of a list in an answer; its handle has all."""
 RANKED = 200
@@ -287,6 +289,8 @@ class Tools:
         with self.session.store() as store:
             card = describe(store, wanted, model, 20, places=FEW) if store else None
         words = card.projection if card else both_projections(model, wanted, 20)[0]
+        about = words and (words.about if words.has_words else words.no_words)
+        words = words if words and words.has_words else None
         tokens = {side: list(map(vars, getattr(words, side, ()))) for side in ("promoted", "suppressed")}
         rows = card.to_frame().drop(columns="neuron").to_dict("records") if card else []
         files = {"html": card.to_html} if card else {}
@@ -302,22 +306,24 @@ class Tools:
             "promotes": [token["text"] for token in tokens["promoted"][:ROWS]],
             "suppresses": [token["text"] for token in tokens["suppressed"][:ROWS]],
             "examples": [row for sign in "+-" for row in [one for one in rows if one["polarity"] == sign][:k]],
-            "note": f"promoted at + and suppressed at -; {words.about}" if words else "writes nothing",
+            "note": f"promoted at + and suppressed at -; {about}" if words else about or "writes nothing",
             "handle": self.session.keep("neuron", card, {"examples": rows, "places": places, **tokens}, **files),
         }
 
     @tool
     def search(self, text: Annotated[str, Field(min_length=1, max_length=500)], k: Count = ROWS) -> Answer:
-        """Find neurons that are related to some words: by the tokens they promote, by their maximally activating texts,
-        by labels. Needs an index."""
+        """Find neurons that are related to some words: by their maximally activating texts and labels; then, apart from
+        these, by the tokens they promote. Needs an index."""
         with self.session.store("Searching neurons by words") as store:
             assert store is not None
-            hits = store.search(text, k)
+            hits, lacking = by_words(store, text, k), absence(absent(store, text))
+            sample = store.sample
             rows = [
                 {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity)}
                 for hit in hits
             ]
-        return {"neurons": rows, "note": "Found by similarity, which is no cause; steer measures what a neuron does."}
+        notes = (lacking, f"The index holds {sample}.", *(f"by {by}: {about}." for by, about in BY.items()))
+        return {"neurons": rows, "note": " ".join(filter(None, (*notes, SIMILAR)))}
 
     @tool
     def steer(

@@ -21,6 +21,7 @@ from streamlit import runtime
 
 from icebear.cache import cache_folder, cached, partial_folder
 from icebear.concepts.models.presets import PRESETS
+from icebear.db.sqlite import VERSION
 from icebear.errors import IcebearError, out_of_memory
 
 if TYPE_CHECKING:
@@ -216,7 +217,9 @@ def fetched(folder: Path, size: int) -> float:
 def small_index(model: str) -> list[Path]:
     """Return the finished small indexes of a model in the cache, the one that the app builds first."""
     name = escape(Path(model).name)
-    paths = [path for kind in ("summaries", "demo") for path in sorted(cache_folder().glob(f"{kind}-{name}-*.db"))]
+    paths = [
+        path for kind in ("summaries", "demo") for path in sorted(cache_folder().glob(f"{kind}-{name}-*-v{VERSION}.db"))
+    ]
     return [path for path in paths if index_facts(path).get("model") == model]
 
 
@@ -248,7 +251,7 @@ def _build(job: Job, loading: Job, path: Path | None) -> Path:
     job.step(0, 1)
     job.doing = "fetching the summaries"
     corpus = read_corpus("wiki-summaries", limit=LARGER if path else SMALLER)
-    name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}.db"
+    name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-v{VERSION}.db"
     path = path or cache_folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     _scan(job, model, corpus, path)

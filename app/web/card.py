@@ -23,7 +23,7 @@ from icebear.app.web.header import no_store_yet, offer_sites
 from icebear.concepts.lens import mean_lens
 from icebear.concepts.models.model import Model
 from icebear.concepts.projection import both_projections
-from icebear.db.search import vocabulary_projection
+from icebear.db.search import nearest, vocabulary_projection
 from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError
@@ -81,15 +81,16 @@ def check(opened: Store, neuron: Neuron) -> None:
 
 def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:
     """Return the vocabulary of a neuron in an index, if it can say what the neuron writes: as measured in its layer, or
-    else in late layers."""
+    else in late layers; and if its words stand out."""
     if neuron.site in SILENT["writes"]:
         return None
     ceilings = opened.facts.all().get("ceilings")
     ceiling = ceilings[neuron.layer] if ceilings and neuron.site == "ffn" else None
-    if ceiling is not None:
-        return vocabulary_projection(opened, neuron, k, LENS) if ceiling >= FEW_WORDS else None
     late = neuron.layer >= LATE * opened.neurons.sizes()[neuron.site][0]
-    return opened.vocabulary(neuron, k) if late else None
+    if not late if ceiling is None else ceiling < FEW_WORDS:
+        return None
+    projection = opened.vocabulary(neuron, k) if ceiling is None else vocabulary_projection(opened, neuron, k, LENS)
+    return projection if projection.has_words else None
 
 
 def _vocabulary(neuron: Neuron, polarity: str) -> None:
@@ -173,15 +174,11 @@ def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:
 def _nearest(opened: Store, card: Card, polarity: str) -> None:
     """Show the most similar neurons of each kind at a polarity, next to what random neurons have."""
     for by in card.nearest:
-        hits = opened.similar(card.neuron, 5, by, polarity)
-        if not hits:
-            continue
+        hits = nearest(opened, card.neuron, 5, by, polarity)
         median, largest = card.nearest_by_chance[by]
-        nearer = [hit for hit in hits if hit.score > median]
-        if not nearer:
-            st.caption(f"{page.NEAREST[by]}: none; cosine {hits[0].score:.2f}, nearest of a random neuron {median:.2f}")
+        if not hits:
+            st.caption(f"{page.NEAREST[by]}: none above {largest:.2f}, the largest cosine of random neurons")
             continue
-        hits = nearer
         cosines = f"cosine {hits[0].score:.2f} to {hits[-1].score:.2f}"
         label = f"{page.NEAREST[by]} ({cosines}; nearest of a random neuron: {median:.2f}, at most {largest:.2f})"
         ui.neuron_pills(label, [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")

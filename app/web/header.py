@@ -51,8 +51,8 @@ def _about(ready: bool) -> None:
         return
     with ui.store() as opened:
         facts = opened.facts.all()
-    size = f", {facts['limit']:,} documents" if facts["limit"] else ""
-    st.markdown(ui.plain(f"{facts['corpus']}{size}, read by {facts['model']}"))
+        sample = opened.sample
+    st.markdown(ui.plain(f"It holds {sample}, read by {facts['model']}"))
     st.caption(ui.plain(str(ui.store_path().absolute())))
     if ui.store_path() != ui.named_store():
         job = shared().builds.get(ui.named_store())

@@ -13,7 +13,7 @@ from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
 from icebear.app.web import card, ui
 from icebear.app.web.header import no_store_yet
-from icebear.db.search import NEAR, nearest_by_chance
+from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, by_words, nearest, nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import Hit, Neuron
 
@@ -63,7 +63,16 @@ def _words() -> None:
     if no_store_yet("A search by words needs"):
         return
     with ui.store() as opened:
-        _show(opened, opened.search(text, HITS), f"words {text}")
+        lacking, hits = absent(opened, text), by_words(opened, text, HITS)
+        if lacking:
+            st.info(f"{ui.plain(absence(lacking))} It holds {ui.plain(opened.sample)}.")
+        elif not hits:
+            st.info(NO_NEURON)
+        for by, heading in BY.items():
+            own = [hit for hit in hits if hit.by == by]
+            if own:
+                st.markdown(f"##### {heading}")
+                _show(opened, own, f"{by} {text}")
 
 
 def _similar() -> None:
@@ -80,23 +89,22 @@ def _similar() -> None:
         st.caption(
             f"In brackets: the cosine. The most similar to a random neuron has {median:.2f}, at most {largest:.2f}."
         )
-        hits = opened.similar(neuron, HITS, by, polarity)
-        if hits and hits[0].score <= median:
-            st.info("None is more similar than what a random neuron has.")
+        hits = nearest(opened, neuron, HITS, by, polarity)
+        if not hits:
+            st.info("None is more similar than that.")
         _show(opened, hits, f"{by} {neuron} {polarity}")
 
 
 def _show(opened: Store, hits: list[Hit], search: str) -> None:
     """Show the first results as cards, and more of them on a click."""
-    if not hits:
-        st.info("No neuron was found; try other words.")
-        return
     shown = st.session_state.get("shown", {}).get(search, PAGE)
     for hit in hits[:shown]:
         _result(opened, hit)
     if shown < len(hits):
         more = {"shown": {search: shown + PAGE}}
-        st.button("More", key="more", icon=":material/expand_more:", on_click=st.session_state.update, args=(more,))
+        st.button(
+            "More", key=f"more {search}", icon=":material/expand_more:", on_click=st.session_state.update, args=(more,)
+        )
 
 
 def _result(opened: Store, hit: Hit) -> None:
@@ -128,7 +136,6 @@ def _result(opened: Store, hit: Hit) -> None:
 def _reasons(hit: Hit) -> str:
     """Return why a neuron was found, in words."""
     reasons = [re.sub(r"\bexamples\b", "sentences", reason) for reason in hit.why]
-    reasons = [re.sub(r"^promotes ", "output similar to ", reason) for reason in reasons]
     if len(reasons) > 1 or not reasons[0].startswith("similar"):
         reasons = [re.sub(r" \(-?[\d.]+\)$", "", reason) for reason in reasons]  # cosines of different things
     return "; ".join(reasons)
@@ -143,9 +150,8 @@ def _content(path: str, changed: int, name: str, side: str) -> tuple[str, list[t
         if neuron.site not in SILENT["writes"] and opened.vectors.size() < LARGE:
             worded = card.words(opened, neuron, 15)
             projection = worded and worded.at(side)
-            usual = nearest_by_chance(opened, "writes")[0]
-            hits = opened.similar(neuron, SIMILAR, "writes", side)
-            similar = [(str(hit.neuron), hit.polarity) for hit in hits if hit.score > usual]
+            hits = nearest(opened, neuron, SIMILAR, "writes", side)
+            similar = [(str(hit.neuron), hit.polarity) for hit in hits]
         order = (side, "-" if side == "+" else "+")
         sides = [(f"Sentences with {card.SIDES[one]}", opened.examples(neuron, one, SENTENCES)) for one in order]
     return str(card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar

@@ -48,7 +48,9 @@ def demo(options: Options) -> None:
 
 def store_of(model: icebear.Model) -> Path:
     """The path of the demo's index of a model. `icebear app` uses it too, and builds it where it is missing."""
-    return cache_folder() / f"demo-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}.db"
+    from icebear.db.sqlite import VERSION
+
+    return cache_folder() / f"demo-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-v{VERSION}.db"
 
 
 def _run(console: Console) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def doctor(options: Options) -> None:
                 for name in NAMES:
                     store.vectors.get(name)  # raises StoreError for the vector files of another store
             facts["store"] = f"{store.path} fits the model" if store else "none"
+            facts |= {"index": store.sample} if store else {}
     except IcebearError as error:
         facts["error"] = str(error)
     indented = "\n".ljust(14)

@@ -28,7 +28,8 @@ class Options:
     split: str | None = option("Split of a Hugging Face dataset.", show_default="train", advanced=True)
     revision: str | None = option("Revision of a Hugging Face dataset.", show_default="latest", advanced=True)
     limit: int | None = option(
-        "Number of documents to read. Run again with a larger number to extend the index.", type=AT_LEAST_1
+        "Number of documents to read, a sample of the corpus. Run again with a larger number to extend the index.",
+        type=AT_LEAST_1,
     )
 
     site: tuple[str, ...] = option("Site of the neurons.", ("ffn",), multiple=True, type=click.Choice(SITES))

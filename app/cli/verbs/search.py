@@ -17,15 +17,17 @@ class Options:
 
 @verb(Options)
 def search(options: Options) -> None:
-    """Find neurons related to TEXT: by the tokens that a neuron promotes, and by the sentences that activate it.
+    """Find neurons related to TEXT: by the sentences that activate a neuron, and by the tokens that it promotes.
 
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5
     """
-    from icebear.app.cli.terminal import hits_table
+    from icebear.app.cli.terminal import hits_report
+    from icebear.db.search import absent, by_words
 
     with icebear.open_store(options.store) as store:
-        hits = store.search(options.text, options.top)
+        hits = by_words(store, options.text, options.top)
         labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}, store.made_with()
+        lacking, sample = absent(store, options.text), store.sample
     rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in hits]
-    show(options.json, {**made_with, "hits": rows}, hits_table(hits, labels))
+    show(options.json, {**made_with, "hits": rows, "absent": lacking}, *hits_report(hits, labels, lacking, sample))

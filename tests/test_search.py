@@ -1,0 +1,210 @@
+"""Search by words: what is a hit, what is not, and which documents an index holds."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import printed
+from planted import CODES, TOPICS, WORDS, bare
+
+from icebear import Neuron, build_index, describe, open_store, read_corpus
+from icebear.app.cli.main import main
+from icebear.app.cli.terminal import card_report
+from icebear.concepts import corpus as corpora
+from icebear.concepts.corpus import Corpus
+from icebear.concepts.projection import both_projections
+from icebear.concepts.vocabulary import direct_row, unembedding
+from icebear.db import search
+from icebear.db.vectors import unit
+from icebear.errors import StoreError
+
+DRAWN = np.random.default_rng(0).choice(60, search.DRAWS, replace=False)
+DETECTOR, HUB, WRITER, SILENT, NEAR, TWIN = (Neuron(0, "ffn", n) for n in np.setdiff1d(range(60), DRAWN)[:6].tolist())
+SONG, SHIP, ABSENT = TOPICS["song"], TOPICS["ship"], TOPICS["court"][0]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """An index in which one neuron fires at a word, one writes something like every word, one writes a word that no
+    sentence has, and one writes it at activations that it never has."""
+    folder, model, seed = tmp_path_factory.mktemp("search"), bare(), random.Random(0)
+    block, words = model.net.transformer.h[0], model.net.transformer.wte.weight
+    with torch.no_grad():
+        model.net.transformer.ln_f.weight.fill_(1)
+        common = torch.arange(words.shape[1]).remainder(2) - 0.5
+        words += words.std() * common  # so that words have something in common
+        written = unembedding(model)
+        rows = {HUB: written.mean(0), WRITER: written[CODES[ABSENT]], SILENT: -written[CODES[ABSENT]]}
+        for neuron, row in rows.items():
+            block.mlp.c_fc.weight[:, neuron.index], block.mlp.c_fc.bias[neuron.index] = 0, 1  # never negative
+            block.mlp.c_proj.weight[neuron.index] = row
+        block.mlp.c_fc.weight[:, DETECTOR.index] = words[CODES[SONG[0]]] - words[CODES[SHIP[0]]]
+        block.mlp.c_proj.weight[TWIN.index] = block.mlp.c_proj.weight[NEAR.index]
+    texts = []
+    for number in range(120):
+        topic = (SONG, SHIP)[number % 2]
+        middle = [seed.choice(topic[number % 8 == 0 :]) for _ in range(4)] + ([topic[0]] if number % 8 < 2 else [])
+        texts.append(" ".join(["the", *seed.sample(middle, len(middle)), "was old"]) + ".")
+    (folder / "c.txt").write_text("\n".join(texts))
+    with open_store(folder / "c.db", create=True) as made:
+        build_index(model, read_corpus(str(folder / "c.txt")), made, k=8)
+    with open_store(folder / "c.db") as opened:
+        opened.model = model
+        yield opened
+
+
+def test_the_neuron_whose_sentences_have_the_word_is_first(store):
+    hits = store.search(SONG[0], 10)
+    assert (hits[0].neuron, hits[0].polarity, hits[0].by) == (DETECTOR, "+", "sentences")
+    for hit in hits:
+        have = [SONG[0] in example.sentence.text for example in store.examples(hit.neuron, hit.polarity)]
+        assert have
+        assert any(have) == (hit.by == "sentences")
+        if any(have):
+            assert hit.why[0].startswith(f"{sum(have)} of {len(have)} examples")
+    assert len(hits) <= 10
+    both = search.by_words(store, SONG[0], 10)
+    assert [hit.by for hit in both] == sorted(hit.by for hit in both)
+    assert both[: len(hits)] == hits
+
+
+def test_a_neuron_that_is_close_to_every_word_is_no_hit(store):
+    """By the cosine alone it is among the first three for most words."""
+    by_cosine = by_search = 0
+    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all()]))
+    tokens = unit(unembedding(store.model).numpy())
+    for word in WORDS[2:]:
+        cosines = np.abs(rows @ tokens[CODES[word]])
+        by_cosine += HUB.index in np.argsort(-cosines)[:3]
+        by_search += HUB in [hit.neuron for hit in search.by_words(store, word, 10) if hit.by == "weights"]
+    assert by_cosine > 0.5 * len(WORDS)
+    assert by_search < 0.05 * len(WORDS)
+
+
+def test_a_side_without_sentences_is_no_hit(store):
+    assert not store.examples(SILENT, "-")
+    assert search._by_output(store, [ABSENT])[2 * SILENT.index + 1] > store.controls.get("outputs")
+    for word in (ABSENT, *SONG, *SHIP):
+        assert all(store.examples(hit.neuron, hit.polarity) for hit in store.search(word, 60))
+
+
+def test_words_of_weights_stand_apart_and_above_their_null(store):
+    hits = store.search(ABSENT, 60)
+    assert (hits[0].neuron, hits[0].polarity) == (WRITER, "+")
+    assert {hit.by for hit in hits} == {"weights"}
+    z = search._by_output(store, [ABSENT])
+    sides = {2 * hit.neuron.index + "+-".index(hit.polarity) for hit in hits}
+    assert sides == {
+        s for s in np.flatnonzero(z > store.controls.get("outputs")).tolist() if store.example_tables.total(s)
+    }
+    assert len(sides) < 10
+
+
+def test_the_z_of_an_output_is_relative_to_the_neuron_s_own_cosines(store):
+    """Against the definition, with all tokens: there are fewer than are drawn."""
+    rows = unit(np.array([direct_row(store.model, neuron).numpy() for neuron in store.neurons.all()]))
+    cosines = rows @ unit(unembedding(store.model).numpy()).T  # (N, V)
+    expected = (cosines[:, CODES[ABSENT]] - cosines.mean(1)) / cosines.std(1)
+    z = search._by_output(store, [ABSENT])
+    assert z[::2] == pytest.approx(expected, abs=0.02)
+    assert z[1::2] == pytest.approx(-expected, abs=0.02)
+
+
+def test_words_that_no_sentence_has_are_named(store):
+    assert search.absence(search.absent(store, f"the {ABSENT} dragon")) == (
+        f"No sentence of this index has '{ABSENT}' or 'dragon'."
+    )
+    assert search.absence(search.absent(store, "the")) == ""
+    assert store.search("dragon", 10) == []
+    for words, headings in (("dragon", 0), (ABSENT, 1), (SONG[0], 1)):
+        done = CliRunner().invoke(main, ["search", words, "--store", str(store.path)])
+        assert done.exit_code == 0, done.output
+        assert ("No sentence of this index has" in done.output) == (words != SONG[0])
+        assert sum(title[:20] in done.output for title in search.BY.values()) == headings
+    done = CliRunner().invoke(main, ["search", ABSENT, "--store", str(store.path), "--json"])
+    document = json.loads(done.output)
+    assert document["absent"] == [ABSENT]
+    assert {hit["by"] for hit in document["hits"]} == {"weights"}
+
+
+def test_neighbors_are_above_those_of_random_neurons(store):
+    median, largest = search.nearest_by_chance(store, "writes")
+    assert median <= largest < 0.99
+    assert [hit.neuron for hit in search.nearest(store, NEAR, 5, "writes")] == [TWIN]
+    shown = [search.nearest(store, neuron, 5, "writes") for neuron in store.neurons.all()]
+    assert all(hit.score > largest for hits in shown for hit in hits)
+    assert sum(map(bool, shown)) < 0.2 * len(shown)
+
+
+def test_words_of_weights_are_shown_above_those_of_random_rows_only(store):
+    """By the model and by the index alone; a row that writes one word stands out, most random ones do not."""
+    words = {neuron: both_projections(store.model, neuron, 5) for neuron in store.neurons.all()}
+    assert words[WRITER][0].has_words
+    assert words[WRITER][0].promoted[0].text.strip() == ABSENT
+    random_ones = [neuron for neuron in words if neuron not in (HUB, WRITER, SILENT)]
+    for lens in (0, 1):
+        assert sum(words[neuron][lens].has_words for neuron in random_ones) < 0.2 * len(random_ones)
+    silent = next(neuron for neuron in random_ones if not any(one.has_words for one in words[neuron]))
+    for model in (store.model, None):
+        shown, hidden = (describe(store, neuron, model, places=0) for neuron in (WRITER, silent))
+        assert shown.projection.kurtosis == pytest.approx(words[WRITER][0].kurtosis, rel=0.02)
+        assert shown.projection.kurtosis_by_chance == pytest.approx(words[WRITER][0].kurtosis_by_chance, rel=0.05)
+        for card, expected in ((shown, True), (hidden, False)):
+            assert card.to_dict()["vocabulary"]["has_words"] == expected
+            assert ("Promotes at +" in card.to_html()) == expected
+            assert ("promotes (+)" in printed(card_report(card))) == expected
+            assert (card.projection.no_words in card.to_html().replace("&#39;", "'")) != expected
+
+
+# --- which documents an index holds ---------------------------------------------------------------------------
+
+
+def documents(texts):
+    return lambda: iter([(f"title {text}", text) for text in texts])
+
+
+def test_a_sample_is_the_same_in_any_order_and_nested(monkeypatch):
+    texts = [f"Document {number}." for number in range(200)]
+    samples = {}
+    for seed, held in itertools.product(range(3), (1 << 16, 7, 1)):
+        monkeypatch.setattr(corpora, "IN_MEMORY", held)
+        mixed = random.Random(seed).sample(texts, len(texts))
+        for limit in (1, 7, 20, 60, 200, 300):
+            drawn = list(Corpus({}, limit, documents(mixed)).documents())
+            assert samples.setdefault(limit, drawn) == drawn
+    assert all(samples[300][: len(sample)] == sample for sample in samples.values())
+    assert sorted(samples[300]) == sorted(documents(texts)())
+    assert list(Corpus({}, None, documents(texts)).documents()) == list(documents(texts)())
+    assert list(Corpus({}, 20, documents(texts), streamed=True).documents()) == list(documents(texts)())[:20]
+    share = np.mean([int(text[9:-1]) < 100 for _, text in samples[60]])
+    assert 0.3 < share < 0.7  # of the first half
+
+
+def test_copies_of_a_document_are_drawn_as_often_as_they_are(monkeypatch):
+    monkeypatch.setattr(corpora, "IN_MEMORY", 2)
+    texts = ["One.", "Two.", "One.", "", "", "One.", "Half of a pair \ud83d."]
+    drawn = [text for _, text in Corpus({}, 50, documents(texts)).documents()]
+    assert sorted(drawn) == sorted(texts)
+
+
+def test_an_index_says_which_documents_it_holds(store, tmp_path):
+    assert store.sample == f"all documents of {store.facts.get('corpus')}"
+    path = store.facts.get("corpus")
+    with open_store(tmp_path / "i.db", create=True) as made:
+        for limit, phrase in ((30, "30 of 120 documents"), (40, "40 of 120 documents"), (120, "all documents")):
+            build_index(store.model, read_corpus(path, limit), made, k=2)
+            assert made.sample.startswith(phrase)
+        made.facts.set({"limit": 7, "documents": None})
+        assert made.sample == f"the first 7 documents of {path}"
+
+
+def test_an_index_of_the_first_documents_is_refused_with_the_way_to_make_it_again(store, tmp_path):
+    with open_store(tmp_path / "old.db", create=True) as made:
+        build_index(store.model, read_corpus(store.facts.get("corpus"), 30), made, k=2)
+        made.database.execute("PRAGMA user_version = 8")  # the last that held the first documents
+    with pytest.raises(StoreError, match=r"icebear index --store .*old\.db"), open_store(tmp_path / "old.db") as made:
+        made.search("the")
