@@ -18,12 +18,32 @@ GROUPS_ABOUT = (
     "Each group of nodes is named by its joint effect: the likely next words that all its nodes together raise and "
     "lower most. In brackets: as many random nodes of the same layers and tokens."
 )
+NAMED = 0.05
+"""Sinks with at least this share of the difference are named."""
 MOST, ENOUGH = 3, 0.95
 """Tokens are named until their shares sum to this, at most three."""
 
 
 def tokens_sentence(relevance: Relevance) -> str:
-    """Say which tokens account for the explained number, or for its difference to the counterfactual."""
+    """Say which tokens account for the explained number, or for its difference to the counterfactual, and which of them
+    have nodes that are not ranked."""
+    return _accounting(relevance) + _unranked(relevance)
+
+
+def _unranked(relevance: Relevance) -> str:
+    """Name a sink with a share of the difference: a changed first token, where the tokenizer has no start token."""
+    prompt, total = relevance.prompt, relevance.sums.target
+    places = prompt.sinks if relevance.counterfactual and total else ()
+    changed = [repr(prompt.strings[place]) for place in places if abs(relevance.tokens[place]) >= NAMED * abs(total)]
+    if not changed:
+        return ""
+    return (
+        f" {' and '.join(changed)} {'is an' if len(changed) == 1 else 'are'} attention sink{'s' * (len(changed) > 1)}, "
+        "whose nodes are not ranked; begin both prompts with the same token, such as a start token, to rank them."
+    )
+
+
+def _accounting(relevance: Relevance) -> str:
     compared, values = relevance.counterfactual is not None, relevance.tokens.tolist()
     left_out = () if compared else {*relevance.prompt.sinks, *relevance.prompt.template}
     places = [place for place in range(len(values)) if place not in left_out]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -111,6 +112,11 @@ def steer(
 
     with model.lock.yielding(edited):
         yield acts
+    idle = [edit for edit in wanted if edit not in where.acted and edit.where.startswith(("position", "step"))]
+    if idle and where.ran:
+        logging.getLogger("icebear").warning(
+            "%s acted at no token, because no text was that long; check its position.", " and ".join(map(str, idle))
+        )
 
 
 def _apply(edit: Edit, x: Tensor, where: _TokenTracker, head_dim: int, trace: list[Act] | None) -> Tensor:
@@ -141,6 +147,8 @@ class _TokenTracker:
         self.cache: list[Any] = [None] * stacks
         self.turns: dict[tuple[int, ...], list[Turn]] = {}  # of the running pass
         self.running = False  # a pass of the whole network
+        self.ran = False
+        self.acted: set[Edit] = set()
         self.generated: Tensor | None = None  # (B, past + T) ids before `generate` leaves out what its cache holds
         self.prompt_mask: Tensor | None = None  # (B, T) of its prompts
 
@@ -236,6 +244,7 @@ class _TokenTracker:
 
     def acting(self, edit: Edit, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""
+        self.ran = True
         stack = self.model.stack_of(edit.neuron.layer)
         positions, lengths = self.position[stack], self.prompt_length[stack]
         steps = positions - (lengths[:, None] - 1)
@@ -257,6 +266,8 @@ class _TokenTracker:
             )
         if self.rows is not None:
             acts[[row not in self.rows for row in range(len(acts))]] = False
+        if acts.any():
+            self.acted.add(edit)
         strength = edit.share * edit.decay ** steps.clamp(min=0).double()
         return acts.to(x.device)[..., None], strength.to(x.device, x.dtype)[..., None]
 

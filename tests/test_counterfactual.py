@@ -12,7 +12,8 @@ from test_cli import RUN, run
 from test_differences import OTHER, pair_of
 from test_tasks import make
 
-from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, load_model, steer
+from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, explain, load_model, steer
+from icebear.actmax.sentences import tokens_sentence
 from icebear.app.cli.main import main
 from icebear.concepts.attribution.counterfactuals import COMMON, suggest_counterfactuals
 from icebear.concepts.attribution.paired import alignment
@@ -310,3 +311,24 @@ def test_the_same_answer_to_both_prompts_gives_both_lists_and_a_command(tiny_fol
     assert command == [*options, "--contrast", best.text]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.stderr
+
+
+def test_a_changed_first_token_is_said_not_to_be_ranked(llama):
+    """Where the tokenizer has no start token, the first token is a sink."""
+    changed = attribute(llama, IDS, 7, 8, counterfactual=[9, *IDS[1:]])
+    assert 0 in changed.prompt.sinks
+    assert repr(changed.prompt.strings[0]) in tokens_sentence(changed).partition(". ")[2]
+    later = attribute(llama, IDS, 7, 8, counterfactual=[*IDS[:3], 9, *IDS[4:]])
+    assert not tokens_sentence(later).partition(". ")[2]
+
+
+def test_a_prompt_of_one_token_is_explained(tiny_folder):
+    """Its token is the explained one, so that it is no sink; there is nothing to remove."""
+    model = load_model(tiny_folder, device="cpu", dtype="float32")
+    ids = model.ids("a")[:1]
+    explanation = explain(model, ids)
+    assert explanation.nodes
+    assert explanation.relevance.prompt.sinks == ()
+    result = CliRunner().invoke(main, ["rank", "a", "--position", "all", "--model", tiny_folder, "--device", "cpu"])
+    assert result.exit_code == 0
+    assert "ffn" in result.stdout

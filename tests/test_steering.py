@@ -217,3 +217,15 @@ def test_a_bad_recipe_says_what_is_wrong(text, message):
 def test_a_bad_edit_says_so(text):
     with pytest.raises(InputError):
         Edit.parse(text)
+
+
+def test_an_edit_that_is_never_reached_is_named(model, caplog):
+    for where, reached in (("position:50", False), ("step:9", False), ("position:1", True), ("last", True)):
+        caplog.clear()
+        edit = Edit("L1.ffn.3", "set", 5.0, where=where)
+        with steer(model, edit):
+            pass
+        assert not caplog.records  # nothing was run
+        with steer(model, edit):
+            model.generate("abc", max_new_tokens=3)
+        assert (str(edit) in caplog.text) is not reached

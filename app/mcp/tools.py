@@ -229,7 +229,7 @@ class Tools:
             "handle": self.session.keep("changes", explanation, lists, **files),
         }
 
-    def _explained(self, kind: str, explanation: Explanation, control: RandomControl, **rows: Any) -> Answer:
+    def _explained(self, kind: str, explanation: Explanation, control: RandomControl | None, **rows: Any) -> Answer:
         """Return the answer about an explanation; the file behind its handle has the controls too."""
         relevance = explanation.relevance
         groups = [{"nodes": [node.to_dict() for node in one.group.nodes]} for one in explanation.groups]
@@ -241,7 +241,7 @@ class Tools:
             "compared": relevance.comparison_text(),
             "account": relevance.conservation_text(),
             **rows,
-            "control": control.to_dict(),
+            "control": control and control.to_dict(),
             "handle": self.session.keep(kind, explanation, lists, **files),
         }
 

@@ -97,16 +97,18 @@ def objective_text(target: TokenScore | None, contrast: TokenScore | None) -> st
 
 def token_removal_control(
     model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0
-) -> RandomControl:
+) -> RandomControl | None:
     """Remove the k tokens that contribute most to the answer, or k random others, and measure the explained number.
 
     A removed token has an embedding of zero. Sinks and tokens of a chat's template stay. If there are few other
-    choices, all are measured. Raises `InputError`.
+    choices, all are measured; if all tokens stay, there is no control. Raises `InputError`.
     """
     excluded = {*relevance.prompt.sinks, *relevance.prompt.template}
     free = [place for place in range(len(relevance.tokens)) if place not in excluded]
     order = sorted(free, key=lambda place: -relevance.tokens[place].item())
     first, others = order[:k], sorted(order[k:])
+    if not first:
+        return None
     if relevance.target is None or relevance.image:
         raise InputError("Tokens can be removed only from a text, with one target token; explain one token of a text.")
     contrast = relevance.contrast and relevance.contrast.id
