@@ -252,6 +252,7 @@ class Explanation(Tabled):
         return {
             **self.relevance.to_dict(0),
             "position": self.ranking.position,
+            "by": self.ranking.by,
             "ranking": [node.to_dict() for node in self.nodes],
             **{name: value for name, value in optional.items() if value},
         }

@@ -209,11 +209,19 @@ def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words 
     return grid(*names, rows=rows, title=title or _nodes_title(explanation))
 
 
+FIRST = {
+    "positive": "Most relevant neurons",
+    "negative": "Neurons with the most negative relevance",
+    "absolute": "Neurons with the largest absolute relevance",
+}
+"""How neurons are ranked -> what the first ones are."""
+
+
 def _nodes_title(explanation: icebear.Explanation) -> str:
     relevance, ranking, position = explanation.relevance, explanation.ranking, explanation.ranking.position
     where = {"all": "at all tokens", "last": "at the predicting token"}.get(str(position), f"at position {position}")
     compared = relevance.counterfactual
-    title = f"Neurons that pass most on, {where}" if compared and compared.model else f"Most relevant neurons {where}"
+    title = f"Neurons that pass most on, {where}" if compared and compared.model else f"{FIRST[ranking.by]} {where}"
     if position == "all" and not ranking.include_sinks:
         title += f", attention sinks excluded: {list(relevance.prompt.sinks)}"
     if position == "all" and relevance.prompt.turns and not ranking.include_template:
@@ -235,7 +243,7 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
         ">nodes",
         *(f">{name.replace('random_', 'random: ').replace('most_changed_', 'most changed: ')}" for name in names),
         rows=rows,
-        title="Sufficiency and necessity of the most relevant nodes, with controls",
+        title="Sufficiency and necessity, with controls",
         caption=" ".join(caption),
     )
 
