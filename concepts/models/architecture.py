@@ -35,6 +35,7 @@ class Architecture:
     """How the weights are stored, in words."""
 
     def __init__(self, net: Any, name: str = "") -> None:
+        net = getattr(net, "_orig_mod", net)  # of torch.compile(net)
         if any(type(module).__module__.startswith("peft.") for module in net.modules()):
             raise ModelError(
                 "The model has an adapter that is not merged; merge it first (net = net.merge_and_unload())."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -18,7 +18,7 @@ from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.architecture import Architecture
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.chat import Chat, Marks, Turn, marks_of, readable, rendered, turns
-from icebear.concepts.models.lock import FairLock, draws, replaced
+from icebear.concepts.models.lock import FairLock, as_written, draws, replaced
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
 from icebear.concepts.models.words import Words
@@ -36,7 +36,8 @@ class Model(Architecture):
     Parameters
     ----------
     net
-        A transformers model. It is put into eval mode and its parameters are frozen; merge adapters first.
+        A transformers model, also a compiled one. Its parameters are frozen, and its passes run in eval mode and
+        uncompiled; merge adapters first.
     tokenizer
         Its tokenizer; without one, prompts are token ids.
     name
@@ -49,7 +50,7 @@ class Model(Architecture):
         super().__init__(net, name)
         self.tokenizer = tokenizer
         self.processor = processor
-        self.lock = FairLock()
+        self.lock = FairLock(partial(as_written, self.net))
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {self.dtype_name} on {self.device})"
