@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,17 @@ from icebear.concepts.models.tasks import Task, task_of
 from icebear.errors import InputError, ModelError
 from icebear.records import SITES, WRITERS, Neuron, as_neuron
 from icebear.values import shown
+
+
+POSITION_TABLE = re.compile(r"(^|\.)(wpe|(embed_)?pos(ition)?s?(_emb(ed(ding)?s?)?)?)$")
+"""The names that transformers gives to tables of learned positions."""
+
+
+def _positions(table: nn.Module) -> int:
+    """Return for how many positions a table has rows; those before the first one are of padding."""
+    padding = getattr(table, "padding_idx", None)
+    first = getattr(table, "offset", 0 if padding is None else padding + 1)
+    return int(table.weight.shape[0]) - int(first)
 
 
 def first_of(layer: nn.Module, names: str) -> nn.Module | None:
@@ -33,6 +45,8 @@ class Architecture:
 
     weights = "weights as saved"
     """How the weights are stored, in words."""
+    task: Task
+    """The kind of input and output."""
 
     def __init__(self, net: Any, name: str = "") -> None:
         net = getattr(net, "_orig_mod", net)  # of torch.compile(net)
@@ -45,6 +59,7 @@ class Architecture:
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
         self.name = name or net.config._name_or_path or type(net).__name__
+        self.task = task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
 
     @property
     def device(self) -> torch.device:
@@ -87,11 +102,6 @@ class Architecture:
         return family
 
     @cached_property
-    def task(self) -> Task:
-        """The kind of input and output."""
-        return task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
-
-    @cached_property
     def fingerprint(self) -> str:
         """Identifies the model, see `icebear.concepts.models.dispatch.fingerprint`."""
         return dispatch.fingerprint(self.net, f"{self.net.config.model_type} {self.output_size}")
@@ -99,7 +109,32 @@ class Architecture:
     @cached_property
     def context_length(self) -> int:
         longest: int = getattr(self.config, "max_position_embeddings", None) or 0
-        return longest if longest > 0 else 1 << 30
+        return min([longest if longest > 0 else 1 << 30, *map(_positions, self._position_tables)])
+
+    @property
+    def _position_tables(self) -> list[nn.Module]:
+        """The tables of learned positions, one row a position, of the text model."""
+        config = type(self.config)
+        text = next((part for part in self.net.modules() if type(getattr(part, "config", None)) is config), self.net)
+        return [
+            part
+            for path, part in text.named_modules()
+            if isinstance(part, nn.Embedding) and POSITION_TABLE.search(path)
+        ]
+
+    @property
+    def scales_positions_from(self) -> int:
+        """The longest row whose positions do not depend on its length: longer ones, and all rows beside them, are
+        rotated by other angles in some models (longrope, dynamic scaling)."""
+        scaling = getattr(self.config, "rope_parameters", None) or {}
+        kinds = [scaling, *(part for part in scaling.values() if isinstance(part, dict))]
+        own = getattr(self.config, "original_max_position_embeddings", None)
+        limits = [
+            kind.get("original_max_position_embeddings") or own or self.config.max_position_embeddings
+            for kind in kinds
+            if kind.get("rope_type") in ("longrope", "dynamic")
+        ]
+        return min(limits, default=self.context_length)
 
     @property
     def labels(self) -> dict[int, str]:

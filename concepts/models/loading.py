@@ -17,7 +17,7 @@ from icebear.concepts.models import hooked
 from icebear.concepts.models.conversion import converted, fetch
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.presets import PRESETS
-from icebear.concepts.models.tasks import task_of
+from icebear.concepts.models.tasks import auto_class_of, task_of
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 from icebear.extras import need
 from icebear.paths import local
@@ -134,7 +134,8 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
     config = transformers.AutoConfig.from_pretrained(source, **options)
     saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
     task = task_of(saved, config.is_encoder_decoder)
-    net = getattr(transformers, task.auto_class).from_pretrained(source, **weights, **options)
+    auto = auto_class_of(saved) or task.auto_class
+    net = getattr(transformers, auto).from_pretrained(source, **weights, **options)
     if not task.reads_text:
         return net, None, transformers.AutoImageProcessor.from_pretrained(source, **options)
     if _lacks_tokenizer(Path(source)):

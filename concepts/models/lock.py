@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -117,6 +117,16 @@ def as_written(net: nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
+
+
+@contextmanager
+def unhooked(net: nn.Module) -> Iterator[None]:
+    """Inside, the network has no hooks."""
+    with ExitStack() as undo:
+        for module in net.modules():
+            for name in ("_forward_hooks", "_forward_pre_hooks"):
+                undo.enter_context(replaced(module, name, OrderedDict()))
+        yield
 
 
 def draws(device: torch.device, seed: int) -> PutIn:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+from transformers.models.auto import modeling_auto
 
 from icebear.concepts.models import images
 from icebear.concepts.models.batch import Batch
@@ -51,6 +52,8 @@ class Task:
     takes_position = False
     """The output at any token can be explained."""
     generates = False
+    generation_padding = "left"
+    """Where prompts are padded that are continued together."""
     unembeds = False
     """Labels are the rows of the map after the final norm."""
     is_masked_lm = False
@@ -162,6 +165,7 @@ class EncoderDecoder(Task):
     auto_class = "AutoModelForSeq2SeqLM"
     stacks = 2
     generates = True
+    generation_padding = "right"  # of the encoder; the text is the decoder's
 
     def read(self, model: Model, rows: Sequence[list[int]]) -> Batch:
         """Give the decoder the same tokens, as if it had written them, so that token t is the same in both stacks (the
@@ -312,16 +316,32 @@ TASKS: dict[str, Task] = {
     "LMHeadModel": Causal(),
     "ForConditionalGeneration": EncoderDecoder(),
 }
-"""By the ending of the class's name."""
+"""By the ending of the class's name, for classes that transformers does not ship."""
+SHIPPED: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "AutoModelForCausalLM": ("ForCausalLM", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    "AutoModelForSeq2SeqLM": ("ForConditionalGeneration", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    "AutoModelForImageTextToText": ("ForCausalLM", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+    "AutoModelForMaskedLM": ("ForMaskedLM", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+}
+"""The auto classes of transformers whose models have names of any ending: the ending that stands for their task, and
+their models."""
+
+
+def auto_class_of(class_name: str) -> str | None:
+    """Return the auto class of transformers that loads a class that it ships."""
+    shipped = ((auto, models.values()) for auto, (_, models) in SHIPPED.items())
+    return next((auto for auto, names in shipped if class_name in names), None)
 
 
 def task_of(class_name: str, encoder_decoder: bool) -> Task:
     """Raise `ModelError` for a class that predicts neither tokens nor labels."""
-    for ending, task in TASKS.items():
-        if class_name.endswith(ending):
-            if task.generates:  # some name both kinds alike
-                return TASKS["ForConditionalGeneration" if encoder_decoder else "ForCausalLM"]
-            return task
-    raise ModelError(
-        f"icebear cannot explain what a {class_name} predicts; it knows classes that end in {', '.join(TASKS)}."
-    )
+    auto = auto_class_of(class_name)
+    ending = SHIPPED[auto][0] if auto else next((ending for ending in TASKS if class_name.endswith(ending)), None)
+    if ending is None:
+        raise ModelError(
+            f"icebear cannot explain what a {class_name} predicts; it knows classes that end in {', '.join(TASKS)}."
+        )
+    task = TASKS[ending]
+    if task.generates:  # some name both kinds alike
+        return TASKS["ForConditionalGeneration" if encoder_decoder else "ForCausalLM"]
+    return task
