@@ -189,8 +189,16 @@ class Architecture:
     @property
     def embeddings(self) -> list[nn.Module]:
         """The token embeddings of the only stack, or of encoder and decoder."""
-        parts = [self.net.get_encoder(), self.net.get_decoder()] if self.task.stacks == 2 else [self.net]
-        return list(dict.fromkeys(part.get_input_embeddings() for part in parts))
+        if self.task.stacks == 2:
+            return list(dict.fromkeys(part.get_input_embeddings() for part in self._parts))
+        own = self.net.get_input_embeddings()
+        tables = (module for module in self.net.modules() if isinstance(module, nn.Embedding))
+        return [own, *(table for table in tables if table is not own and table.weight is getattr(own, "weight", None))]
+
+    @property
+    def _parts(self) -> list[Any]:
+        """The encoder and the decoder."""
+        return [self.net.get_encoder(), self.net.get_decoder()]
 
     @property
     def layers(self) -> int:

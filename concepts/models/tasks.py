@@ -83,7 +83,7 @@ class Task:
         """
         reasons = {
             "target_text": f"{model.name} predicts labels, which target names" if self.labelled else "",
-            "prefix": f"{model.name} has no separate decoder" if self.stacks == 1 else "",
+            "prefix": "" if self.stacks == 2 and self.generates else f"{model.name} has no separate decoder that writes",
             "position": f"{model.name} has no output at each token" if not self.takes_position else "",
         }
         for name, values in arguments.items():
@@ -180,11 +180,21 @@ class EncoderDecoder(Task):
         return batch, [answer_positions(len(ids), answer) for ids, answer in begun]
 
     def _with_decoder(self, model: Model, read: Batch, written: Sequence[list[int]]) -> Batch:
-        start = model.net.config.decoder_start_token_id
-        return replace(read, decoder=model.padded([[start, *ids] for ids in written]))
+        return replace(read, decoder=model.padded([[start_of(model), *ids] for ids in written]))
 
     def input_length(self, batch: Batch) -> int:
         return 1  # the start token
+
+
+def start_of(model: Model) -> int:
+    """Return the id of the token that a decoder starts with, as transformers' `generate` finds it. Raises
+    `ModelError`."""
+    places = [getattr(model.net, "generation_config", None), model.net.config, model.config]
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for place in places:
+            if getattr(place, name, None) is not None:
+                return int(getattr(place, name))
+    raise ModelError(f"{model.name} does not say what its decoder starts with; set net.config.decoder_start_token_id.")
 
 
 class Masked(Task):
@@ -244,6 +254,33 @@ class TextLabel(Labelled):
         padding = model.padding([batch.row_ids(row) for row in range(len(batch.lengths))])
         with replaced(model.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
             return super().forward(model, batch, **options)
+
+
+class DecodedLabel(TextLabel):
+    """The label of a text that an encoder reads, and then a decoder, up to its end token: BART, T5."""
+
+    stacks = 2
+
+    def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+        return self.read(model, [model.ids(prompt) for prompt in prompts])
+
+    def read(self, model: Model, rows: Sequence[list[int]]) -> Batch:
+        """Give the decoder the same tokens, shifted behind its start token, as the model does itself."""
+        return replace(model.read_ids(rows), decoder=model.padded([[start_of(model), *ids[:-1]] for ids in rows]))
+
+    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+        read = [model.ids(row.prompt) for row in rows]
+        return self.read(model, read), [(self.end_of(model, ids),) for ids in read]
+
+    def end_of(self, model: Model, ids: Sequence[int]) -> int:
+        """Return the position of the last end token. Raises `InputError`."""
+        end = model.config.eos_token_id
+        if end not in ids:
+            raise InputError(f"{model.name} reads the label at the end token {model.text(end)!r}; add it to the prompt.")
+        return max(place for place, token in enumerate(ids) if token == end)
+
+    def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
+        return Task.forward(self, model, batch, **options)
 
 
 class TokenLabel(Labelled):
@@ -342,6 +379,8 @@ def task_of(class_name: str, encoder_decoder: bool) -> Task:
             f"icebear cannot explain what a {class_name} predicts; it knows classes that end in {', '.join(TASKS)}."
         )
     task = TASKS[ending]
+    if task is TASKS["ForSequenceClassification"] and encoder_decoder:
+        return DecodedLabel()
     if task.generates:  # some name both kinds alike
         return TASKS["ForConditionalGeneration" if encoder_decoder else "ForCausalLM"]
     return task
