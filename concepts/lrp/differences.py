@@ -239,7 +239,8 @@ def larger(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     y = func(a, b)
     if not is_activation(y):
         return y
-    above = (a - b).detach() * (-1 if func in SMALLER else 1)
+    sign = -1 if func in SMALLER else 1
+    above = sign * (a / 4 - b / 4).detach().nan_to_num(0)  # masked scores are the smallest number, or minus infinity
     there = partner(above)
     apart = above.abs() + there.abs()
     share = torch.where(apart > 0, (above.clamp(min=0) + there.clamp(min=0)) / apart, 0.5)
