@@ -5,13 +5,13 @@ python docs/families.py
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -32,12 +32,12 @@ doctor`.
 
 - **Tokens**: the logits under the rules equal the model's, and relevance is conserved under CP-LRP; the
   number is the remainder as a share of the explained logit. A model with scans over tokens needs a counterfactual.
-- **`--counterfactual`**: [difference rules](compare.md#difference-rules) sum to the difference of two prompts; the number is
-  the deviation as a share of the difference. A refused model raises `MissingRule` with the operation's name.
+- **`--counterfactual`**: [difference rules](compare.md#difference-rules) sum to the difference of two prompts; the
+  number is the deviation as a share of the difference. A refused model raises `MissingRule` with the operation's name.
 - **Neurons**: the sites that icebear reads; [Add a family](new-family.md) adds them to models whose tokens work.
-- **Laws**: `context`, as many tokens as `Model.context_length` says run; `batch`, the relevance of each row of a batch is that of the row
-  alone; `activations`, those that are recorded are those of a plain pass with a plain hook; `compared activations`, those
-  beside a counterfactual too. *all* or the ones that do not hold.
+- **Laws**: `context`, as many tokens as `Model.context_length` says run; `batch`, the relevance of each row of a batch is
+  that of the row alone; `activations`, those that are recorded are those of a plain pass with a plain hook; `compared
+  activations`, those beside a counterfactual too. *all*, or those that do not hold.
 
 Random weights show whether the arithmetic holds, not whether explanations are good. Real weights were tested
 for `llama` (SmolLM2-135M), `t5` and `distilbert`.
@@ -67,7 +67,8 @@ AUTO_CLASSES = {
 SMALL = {
     "vocab_size": 64,
     "hidden_size n_embd d_model dim model_dim": 32,
-    "encoder_ffn_dim decoder_ffn_dim d_inner hidden_dim intermediate_size ffn_hidden_size n_inner ffn_dim d_ff moe_intermediate_size shared_expert_intermediate_size": 40,
+    "intermediate_size ffn_hidden_size n_inner ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim d_inner hidden_dim": 40,
+    "moe_intermediate_size shared_expert_intermediate_size": 40,
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers": 2,
     "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads": 4,
     "num_key_value_heads num_kv_heads": 2,
@@ -90,6 +91,11 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"],
 }
 """Of gated delta nets."""
+T5GEMMA = {
+    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "pad_token_id": 0, "eos_token_id": 0},
+    "bos_token_id": 0,
+}
 OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gemma4_text": {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
@@ -119,8 +125,16 @@ OWN: dict[str, dict[str, Any]] = {
     "zamba": {"layer_types": ["linear_attention", "hybrid"]},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 4, "mamba_headdim": 16},
     "granitemoehybrid": {
-        **{"layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 40, "num_local_experts": 0},
+        **{
+            "layer_types": ["linear_attention", "full_attention"],
+            "shared_intermediate_size": 40,
+            "num_local_experts": 0,
+        },
     },
+    "switch_transformers": {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+    "t5gemma": {"vocab_size": 64, "encoder": T5GEMMA, "decoder": T5GEMMA},
+    "mobilebert": {"true_hidden_size": 32, "intra_bottleneck_size": 32, "embedding_size": 32},
+    "squeezebert": {"q_groups": 1, "k_groups": 1, "v_groups": 1, "post_attention_groups": 1},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
 }
 """What a kind needs besides."""
@@ -170,8 +184,10 @@ def made(kind: str, auto: str, wanted: dict[str, int]) -> Model | str:
             for weight in net.parameters():
                 if weight.dim() > 1:
                     weight.normal_(0, 0.2)
-            decoder = {"decoder_input_ids": torch.tensor([IDS])} if config.is_encoder_decoder else {}
-            net(torch.tensor([IDS]), **decoder)
+            inputs = {"decoder_input_ids": torch.tensor([IDS])} if config.is_encoder_decoder else {}
+            if "use_cache" in inspect.signature(type(net).forward).parameters:
+                inputs["use_cache"] = False
+            net(torch.tensor([IDS]), **inputs)
     except Exception as error:  # whatever a configuration of another's may raise
         return f"not made small ({type(error).__name__})"
     try:
@@ -186,8 +202,7 @@ def small_model(kind: str, auto: str = "AutoModelForCausalLM") -> Model | str:
     return next((one for one in tried if not isinstance(one, str)), None) or made(kind, auto, SMALL)
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What works for a kind."""
 
     kind: str
@@ -248,11 +263,11 @@ def section(auto: str) -> str:
     works = Counter(row.tokens.split()[0].rstrip(":,") for row in found)
     compares = Counter(row.counterfactual.split(" ")[0].rstrip(":,") for row in found)
     counts = (
-        f"Of {len(found)} kinds {works['yes']} have relevance of tokens, {works['with']} more with a counterfactual, and "
-        f"{sum(bool(row.neurons) for row in found)} of all these neurons; {works['refused']} are refused by name, "
-        f"{works['fails'] + works['unconserved']} fail, and of {works['not']} no small model was made. `--counterfactual` works for "
-        f"{compares['yes']} and is refused by name for {compares['refused']}. All laws hold for "
-        f"{sum(row.laws == 'all' for row in found)} of {sum(bool(row.laws) for row in found)}."
+        f"Of {len(found)} kinds {works['yes']} have relevance of tokens, {works['with']} more with a counterfactual, "
+        f"and {sum(bool(row.neurons) for row in found)} of all these neurons; {works['refused']} are refused by name, "
+        f"{works['fails'] + works['unconserved']} fail, and of {works['not']} no small model was made. "
+        f"`--counterfactual` works for {compares['yes']} and is refused by name for {compares['refused']}. "
+        f"All laws hold for {sum(row.laws == 'all' for row in found)} of {sum(bool(row.laws) for row in found)}."
     )
     return SECTION.format(title=AUTO_CLASSES[auto], counts=counts) + "".join(map(str, found))
 

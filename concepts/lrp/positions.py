@@ -80,7 +80,9 @@ class Sinks:
                         undo.enter_context(replaced(home, name, _once(getattr(home, name), partial(sink, axis))))
                     layer += 1
                 if family.position_embedding:
-                    self._embedding(family.position_embedding, partial(self._sink, 0, self.batch.spans[stack], ROWS), undo)
+                    self._embedding(
+                        family.position_embedding, partial(self._sink, 0, self.batch.spans[stack], ROWS), undo
+                    )
             yield
 
     def _embedding(self, place: str, sink: Callable[[Any], Any], undo: ExitStack) -> None:

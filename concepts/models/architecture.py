@@ -18,7 +18,6 @@ from icebear.errors import InputError, ModelError
 from icebear.records import SITES, WRITERS, Neuron, as_neuron
 from icebear.values import shown
 
-
 POSITION_TABLE = re.compile(r"(^|\.)(wpe|(embed_)?pos(ition)?s?(_emb(ed(ding)?s?)?)?)$")
 """The names that transformers gives to tables of learned positions."""
 
@@ -60,6 +59,8 @@ class Architecture:
                 module.support_avx512bf16_for_cpu = False
         self.name = name or net.config._name_or_path or type(net).__name__
         self.task = task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
+        if self.task.reads_text and getattr(self.config, "vocab_size", None) is None:
+            raise ModelError(f"icebear cannot explain a {type(self.net).__name__}, which has no vocabulary of tokens.")
 
     @property
     def device(self) -> torch.device:
@@ -189,16 +190,15 @@ class Architecture:
     @property
     def embeddings(self) -> list[nn.Module]:
         """The token embeddings of the only stack, or of encoder and decoder."""
-        if self.task.stacks == 2:
-            return list(dict.fromkeys(part.get_input_embeddings() for part in self._parts))
-        own = self.net.get_input_embeddings()
+        try:
+            if self.task.stacks == 2:
+                parts = [self.net.get_encoder(), self.net.get_decoder()]
+                return list(dict.fromkeys(part.get_input_embeddings() for part in parts))
+            own = self.net.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            raise ModelError(f"icebear does not find the token embeddings of a {type(self.net).__name__}.") from None
         tables = (module for module in self.net.modules() if isinstance(module, nn.Embedding))
         return [own, *(table for table in tables if table is not own and table.weight is getattr(own, "weight", None))]
-
-    @property
-    def _parts(self) -> list[Any]:
-        """The encoder and the decoder."""
-        return [self.net.get_encoder(), self.net.get_decoder()]
 
     @property
     def layers(self) -> int:

@@ -82,8 +82,8 @@ class Model(Architecture):
 
     def batches(self, lengths: Sequence[int], size: int, padding_side: str = "right") -> Iterator[list[int]]:
         """Yield rows of these lengths, in order, in batches in which each row gets the values that it has alone."""
-        unequal = len(set(lengths)) > 1
-        alone = unequal and self.padding_counts(padding_side)
+        size = 1 if self.task.reads_alone else size
+        alone = len(set(lengths)) > 1 and self.padding_counts(padding_side)
         longer = self.scales_positions_from
         kind = lambda row: lengths[row] if alone else lengths[row] > longer  # noqa: E731
         for _, group in groupby(range(len(lengths)), kind):
@@ -95,8 +95,8 @@ class Model(Architecture):
         if side not in self._counting:
             own = getattr(self.config, "pad_token_id", None)
             vocabulary = self.config.vocab_size
-            ids = [token for token in range(vocabulary // 3, vocabulary) if token != own][:8]
-            alone, beside = (self._measured(rows, side) for rows in ([ids[:3]], [ids[:3], ids]))
+            ids = [token for token in range(vocabulary // 3, vocabulary) if token != own][:9]
+            alone, beside = (self._measured(rows, side) for rows in ([ids[:5]], [ids[:5], ids]))
             near = alone.shape == beside.shape and (alone - beside).abs().max() <= alone.abs().max() * (
                 torch.finfo(self.dtype).eps ** 0.5
             )
@@ -105,10 +105,11 @@ class Model(Architecture):
 
     @torch.no_grad()
     def _measured(self, rows: Sequence[list[int]], side: str) -> Tensor:
-        """Return what a plain pass computes of the first row: its residual stream, or the logits that continue it."""
+        """Return what a plain pass computes of the first row: its logits (of labels, its residual stream)."""
         with self.lock, unhooked(self.net):
             if side == "right":
-                return self.final_stream(self.read(rows))[0, : len(rows[0])].float()
+                batch, places = self.read(rows), list(range(len(rows[0])))
+                return (self.final_stream(batch)[:, places] if self.labels else self.logits(batch, places))[0].float()
             inputs = self.inputs(self.padded(rows, side))
             options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
             return type(self.net).generate(self.net, **inputs, **options).logits[0][0].float()
@@ -284,7 +285,9 @@ class Model(Architecture):
         """Return the logits (B, P, V) at P positions, or of labels. All positions would cost a quarter of a pass."""
         parameters = inspect.signature(type(self.net).forward).parameters
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
-        if "logits_to_keep" in parameters:
+        if (
+            "logits_to_keep" in parameters and not self.labels
+        ):  # BioGPT's classifier looks for its token in what is left
             options["logits_to_keep"] = torch.tensor(positions, device=self.device)
             return self.task.forward(self, batch, **options).logits
         return at(self.task.forward(self, batch, **options).logits, positions)

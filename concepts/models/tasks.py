@@ -56,6 +56,8 @@ class Task:
     """Where prompts are padded that are continued together."""
     unembeds = False
     """Labels are the rows of the map after the final norm."""
+    reads_alone = False
+    """No two prompts can share a pass."""
     is_masked_lm = False
     """Answers replace mask tokens in the text; they do not follow it."""
     is_causal = False
@@ -83,7 +85,9 @@ class Task:
         """
         reasons = {
             "target_text": f"{model.name} predicts labels, which target names" if self.labelled else "",
-            "prefix": "" if self.stacks == 2 and self.generates else f"{model.name} has no separate decoder that writes",
+            "prefix": ""
+            if self.stacks == 2 and self.generates
+            else f"{model.name} has no separate decoder that writes",
             "position": f"{model.name} has no output at each token" if not self.takes_position else "",
         }
         for name, values in arguments.items():
@@ -260,6 +264,7 @@ class DecodedLabel(TextLabel):
     """The label of a text that an encoder reads, and then a decoder, up to its end token: BART, T5."""
 
     stacks = 2
+    reads_alone = True  # transformers refuses texts with different numbers of end tokens
 
     def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         return self.read(model, [model.ids(prompt) for prompt in prompts])
@@ -276,7 +281,9 @@ class DecodedLabel(TextLabel):
         """Return the position of the last end token. Raises `InputError`."""
         end = model.config.eos_token_id
         if end not in ids:
-            raise InputError(f"{model.name} reads the label at the end token {model.text(end)!r}; add it to the prompt.")
+            raise InputError(
+                f"{model.name} reads the label at the end token {model.text(end)!r}; add it to the prompt."
+            )
         return max(place for place, token in enumerate(ids) if token == end)
 
     def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
