@@ -42,8 +42,8 @@ def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: f
     """Measure each law.
 
     ``context``: as many tokens as `context_length` says run. ``batch``: each row has the relevance that it has alone.
-    ``activations``: those that are recorded are those of a plain pass with a plain hook. ``counterfactual``: relevance
-    sums to the difference of two prompts. ``compared activations``: those beside a counterfactual, too.
+    ``activations``: recorded activations equal a plain pass with a plain hook. ``counterfactual``: relevance
+    sums to the difference of two prompts. ``compared activations``: the same beside a counterfactual.
 
     tolerance: the largest deviation at which a law holds.
     """
@@ -63,14 +63,14 @@ def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: f
 
 def _laws(name: str, measure: Callable[[], Found], tolerance: float) -> list[Law]:
     try:
-        found = measure()
+        deviations = measure()
     except MissingRule as error:
         return [Law(name, f"refused: {str(error).split('; ')[0].split('. The method')[0]}", None)]
     except Exception as error:  # whatever another's model may raise
         return [Law(name, f"fails ({type(error).__name__})", False)]
     return [
         Law(law, value, None) if isinstance(value, str) else Law(law, f"differs by {value:.0e}", value <= tolerance)
-        for law, value in found.items()
+        for law, value in deviations.items()
     ]
 
 
@@ -86,7 +86,7 @@ def _longest(model: Model, ids: Sequence[int]) -> Found:
 
 def _together(model: Model, ids: Sequence[int], options: dict[str, Any]) -> Found:
     half = [token for place, token in enumerate(ids) if place >= len(ids) // 2 or token in _special(model)]
-    rows = [list(ids), half]
+    rows: list[PromptLike] = [list(ids), half]
     options = {**options, "method": CP_LRP, "sites": (), "number": "logit"}
     alone = [attribute(model, row, **options) for row in rows]
     together = attribute(model, rows, [row.target.id if row.target else None for row in alone], **options)
@@ -154,7 +154,7 @@ def _keep_output(
     seen[place] = (output if columns is None else output[..., columns]).flatten(0, -2)
 
 
-def _off(found: Tensor, right: Tensor) -> float:
+def _off(own: Tensor, right: Tensor) -> float:
     """Return the largest deviation, as a share of the largest right value."""
-    found, right = found.float().cpu(), right.float().cpu()
-    return ((found - right).abs().max() / right.abs().max().clamp(min=1e-12)).item()
+    own, right = own.float().cpu(), right.float().cpu()
+    return ((own - right).abs().max() / right.abs().max().clamp(min=1e-12)).item()

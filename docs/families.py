@@ -35,9 +35,9 @@ doctor`.
 - **`--counterfactual`**: [difference rules](compare.md#difference-rules) sum to the difference of two prompts; the
   number is the deviation as a share of the difference. A refused model raises `MissingRule` with the operation's name.
 - **Neurons**: the sites that icebear reads; [Add a family](new-family.md) adds them to models whose tokens work.
-- **Laws**: `context`, as many tokens as `Model.context_length` says run; `batch`, the relevance of each row of a batch is
-  that of the row alone; `activations`, those that are recorded are those of a plain pass with a plain hook; `compared
-  activations`, those beside a counterfactual too. *all*, or those that do not hold.
+- **Laws**: `context`: as many tokens run as `Model.context_length` says; `batch`: each row of a batch has the relevance
+  that it has alone; `activations`: recorded activations equal a plain pass with a plain hook; `compared activations`:
+  the same beside a counterfactual. *all*, or the laws that do not hold.
 
 Random weights show whether the arithmetic holds, not whether explanations are good. Real weights were tested
 for `llama` (SmolLM2-135M), `t5` and `distilbert`.

@@ -95,8 +95,8 @@ def test_experts_that_are_modules_have_tokens_neurons_and_a_refusal():
 def test_a_law_that_does_not_hold_is_named(kind, auto, broken, law, monkeypatch):
     model = script("families").small_model(kind, auto)
     monkeypatch.setattr(*broken)
-    found = {one.name: one.holds for one in selftest(model, [*IDS, 50]).laws}
-    assert found.pop(law) is False
+    holds = {one.name: one.holds for one in selftest(model, [*IDS, 50]).laws}
+    assert holds.pop(law) is False
     assert law in selftest(model, [*IDS, 50]).verdict
 
 
@@ -261,7 +261,7 @@ def test_a_decoder_starts_as_transformers_starts_it():
 # --- what a caller did to the network --------------------------------------------------------------------
 
 
-def found(model):
+def measured(model):
     result = attribute(model, IDS, 5, method="cp-lrp", number="logit")
     with steer(model, ["L1.ffn.3=20"]):
         return result.tokens, model.next_logits(IDS)
@@ -276,21 +276,21 @@ COMPILED = {
 
 @pytest.mark.parametrize("how", COMPILED)
 def test_a_compiled_network_is_explained_and_steered_as_it_is_written(how):
-    right = found(random_model(LLAMA, dtype=torch.float32))
+    right = measured(random_model(LLAMA, dtype=torch.float32))
     net = random_model(LLAMA, dtype=torch.float32).net
     wrapped = COMPILED[how](net)
     model = Model(wrapped if how == "wrapped" else net)
     for _ in range(2):
-        assert all(map(torch.equal, found(model), right))
+        assert all(map(torch.equal, measured(model), right))
 
 
 def test_dropout_does_not_act_on_a_network_in_training():
     config = copy.deepcopy(LLAMA)
     config.attention_dropout = 0.5
     model = random_model(config, dtype=torch.float32)
-    right = found(model)
+    right = measured(model)
     model.net.train()
-    assert all(map(torch.equal, found(model), right))
+    assert all(map(torch.equal, measured(model), right))
     assert all(module.training for module in model.net.modules())
     model.tokenizer = Letters()
     assert model.generate("ice", 4) == model.generate("ice", 4)

@@ -22,11 +22,11 @@ POSITION_TABLE = re.compile(r"(^|\.)(wpe|(embed_)?pos(ition)?s?(_emb(ed(ding)?s?
 """The names that transformers gives to tables of learned positions."""
 
 
-def _positions(table: nn.Module) -> int:
+def _positions(table: nn.Embedding) -> int:
     """Return for how many positions a table has rows; those before the first one are of padding."""
-    padding = getattr(table, "padding_idx", None)
-    first = getattr(table, "offset", 0 if padding is None else padding + 1)
-    return int(table.weight.shape[0]) - int(first)
+    padding = table.padding_idx
+    first: Any = getattr(table, "offset", 0 if padding is None else padding + 1)
+    return table.weight.shape[0] - int(first)
 
 
 def first_of(layer: nn.Module, names: str) -> nn.Module | None:
@@ -113,7 +113,7 @@ class Architecture:
         return min([longest if longest > 0 else 1 << 30, *map(_positions, self._position_tables)])
 
     @property
-    def _position_tables(self) -> list[nn.Module]:
+    def _position_tables(self) -> list[nn.Embedding]:
         """The tables of learned positions, one row a position, of the text model."""
         config = type(self.config)
         text = next((part for part in self.net.modules() if type(getattr(part, "config", None)) is config), self.net)

@@ -181,7 +181,7 @@ def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any])
     labels = {"num_labels": heads[-1][0]} if heads else {}
     net = getattr(transformers, auto).from_pretrained(base, **weights, **options, **labels)
     own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
-    tokenizer = None
+    tokenizer: Any = None
     if own or not _lacks_tokenizer(Path(base)):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source if own else base, **options)
     known = net.get_input_embeddings().weight.shape[0]
