@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,8 +148,9 @@ def attribute_neurons(
         rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
     parts = list(model.batches(list(map(len, rows)), len(rows)))
     if len(parts) > 1:
-        each: Any = ([[values[row] for row in part] for values in (prompts, neurons, positions)] for part in parts)
-        return [result for prompts, *which in each for result in attribute_neurons(model, prompts, *which, method)]
+        own = lambda values, part: [values[row] for row in part]  # noqa: E731
+        each = ([own(values, part) for values in (prompts, neurons, positions)] for part in parts)
+        return [result for one, two, three in each for result in attribute_neurons(model, one, two, three, method)]
     batch = model.read(rows)
     accounting, inputs = new_accounting(model, len(prompts)), Inputs()
     target = Activations(batch, list(zip(neurons, positions, strict=True)))
