@@ -197,8 +197,8 @@ LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": 
 
 def test_a_short_row_beside_a_long_one_keeps_its_rotation():
     """transformers takes longrope's factors for the whole batch by its longest row."""
-    rope = {**LONG_ROPE, "original_max_position_embeddings": 8}
-    model = make("phi3", num_key_value_heads=2, original_max_position_embeddings=8, rope_parameters=rope)
+    rope = {**LONG_ROPE, "original_max_position_embeddings": 12}
+    model = make("phi3", num_key_value_heads=2, original_max_position_embeddings=12, rope_parameters=rope)
     rows = [IDS, [7] * 20]
     with torch.no_grad():
         alone, beside = (model.logits(model.read_ids(part), [6])[0] for part in (rows[:1], rows))
@@ -220,6 +220,7 @@ def test_rows_run_alone_where_padding_counts(kind):
 def test_an_encoder_is_padded_on_the_right(kind):
     model = make(kind, SEQ2SEQ, **BART)
     rows = [IDS[:3], [*IDS, *IDS]]
+    assert list(model.batches([3, 14], 8, model.task.generation_padding)) == [[0, 1]]
     assert model.continuations(rows, 6)[0] == model.continuations(rows[:1], 6)[0]
 
 

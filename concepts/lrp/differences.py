@@ -240,7 +240,7 @@ def larger(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     if not is_activation(y):
         return y
     sign = -1 if func in SMALLER else 1
-    above = sign * (a / 4 - b / 4).detach().nan_to_num(0)  # masked scores are the smallest number, or minus infinity
+    above = sign * (a / 4 - b / 4).detach()  # masked scores are the smallest number, whose double is infinite
     there = partner(above)
     apart = above.abs() + there.abs()
     share = torch.where(apart > 0, (above.clamp(min=0) + there.clamp(min=0)) / apart, 0.5)

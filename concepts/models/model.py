@@ -285,9 +285,7 @@ class Model(Architecture):
         """Return the logits (B, P, V) at P positions, or of labels. All positions would cost a quarter of a pass."""
         parameters = inspect.signature(type(self.net).forward).parameters
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
-        if (
-            "logits_to_keep" in parameters and not self.labels
-        ):  # BioGPT's classifier looks for its token in what is left
+        if "logits_to_keep" in parameters and not self.labels:  # a classifier would look for its token in the rest
             options["logits_to_keep"] = torch.tensor(positions, device=self.device)
             return self.task.forward(self, batch, **options).logits
         return at(self.task.forward(self, batch, **options).logits, positions)
