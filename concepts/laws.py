@@ -20,6 +20,7 @@ from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.sites import hooks
 from icebear.errors import MissingRule
 from icebear.records import WRITERS
+from icebear.values import several
 
 TRIED = 2048
 """Tokens: a longer context is not run."""
@@ -110,7 +111,8 @@ def _compared(model: Model, ids: Sequence[int], options: dict[str, Any]) -> Foun
 
 
 def _special(model: Model) -> set[int | None]:
-    return {*model.special_ids(), getattr(model.tokenizer, "mask_token_id", None), model.config.eos_token_id}
+    ends = several(getattr(model.config, "eos_token_id", None))
+    return {*model.special_ids(), *ends, getattr(model.tokenizer, "mask_token_id", None)}
 
 
 def _off_plain(model: Model, result: Relevance) -> float:

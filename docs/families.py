@@ -237,7 +237,8 @@ def row_of(kind: str, auto: str = "AutoModelForCausalLM") -> Row:
 def tokens(model: Model, found: SelfTest) -> str:
     """The cell of tokens."""
     if model.has_scan:
-        return "with a counterfactual"
+        works = next(law.holds for law in found.laws if law.name == "counterfactual")
+        return "with a counterfactual" if works else "refused: scan over tokens"
     if found.missing:
         return f"refused: {'; '.join(dict.fromkeys(_without_layer(entry) for entry in found.missing))}"
     share = abs(found.conserved.remainder / found.conserved.target)

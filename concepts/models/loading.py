@@ -176,6 +176,7 @@ def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any])
             "weight, so that it cannot be merged; icebear loads adapters of weights, such as LoRA."
         )
     base, adapted = config.base_model_name_or_path, _adapter_weights(source)
+    options = {**options, **({"revision": config.revision} if config.revision else {})}  # of the base model
     auto, task = _auto_class(base, options, TASK_TYPES.get(config.task_type or ""))
     heads = [weight for name, weight in adapted.items() if name.endswith(HEADS)] if task.labelled else []
     labels = {"num_labels": heads[-1][0]} if heads else {}

@@ -112,7 +112,8 @@ class Model(Architecture):
                 return (self.final_stream(batch)[:, places] if self.labels else self.logits(batch, places))[0].float()
             inputs = self.inputs(self.padded(rows, side))
             options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
-            return type(self.net).generate(self.net, **inputs, **options).logits[0][0].float()
+            config = GenerationConfig(**options, pad_token_id=self.padding(rows))
+            return type(self.net).generate(self.net, **inputs, generation_config=config).logits[0][0].float()
 
     def padding(self, rows: Sequence[Sequence[int]]) -> int:
         """Return the model's padding id, or, if it has none, an id that no row ends with (0 if there is none)."""
