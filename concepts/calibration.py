@@ -137,8 +137,8 @@ def _batches(model: Model) -> Iterator[Batch]:
         yield model.encode(list(torch.randn(pixels, generator=torch.Generator().manual_seed(0))))
         return
     rows = sorted(token_rows(model), key=len)
-    for start in range(0, len(rows), BATCH):
-        yield model.read(rows[start : start + BATCH])
+    for part in model.batches(list(map(len, rows)), BATCH):
+        yield model.read([rows[number] for number in part])
 
 
 def token_rows(model: Model) -> list[list[int]]:

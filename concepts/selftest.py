@@ -13,6 +13,7 @@ import torch
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.calibration import token_rows
+from icebear.concepts.laws import Law, laws_of
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP
 from icebear.concepts.models.model import Model
@@ -40,6 +41,7 @@ class SelfTest:
     sinks: tuple[int, ...]
     cost: float
     """The time of a relevance pass as a multiple of gradient x input, the median of three."""
+    laws: tuple[Law, ...]
     troubles: tuple[str, ...]
 
     @property
@@ -67,8 +69,11 @@ def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> 
         cost = statistics.median(seconds(ours, model.device) / seconds(bare, model.device) for _ in range(3))
     sites = {site: model.width(site) for site in model.sites} if model.has_family else {}
     conserved = relevance.conservation()
+    with warnings.catch_warnings(action="ignore"):
+        laws = tuple(laws_of(model, prompt, position, TOLERANCE.get(model.dtype, 0.1)))
     troubles = _troubles(model, parity, conserved, relevance.missing_rules)
-    return SelfTest(parity, conserved, relevance.missing_rules, sites, relevance.prompt.sinks, cost, troubles)
+    troubles += tuple(f"The law of {law.name} does not hold ({law.finding})." for law in laws if law.holds is False)
+    return SelfTest(parity, conserved, relevance.missing_rules, sites, relevance.prompt.sinks, cost, laws, troubles)
 
 
 def _troubles(model: Model, parity: float, conserved: Conservation, missing: tuple[str, ...]) -> tuple[str, ...]:

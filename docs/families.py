@@ -1,42 +1,46 @@
-"""Writes docs/families.md: what works for each causal language model that transformers ships, on a small random one.
+"""Writes docs/families.md: what works for each kind of language model that transformers ships, on a small random one.
 
 python docs/families.py
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from icebear import Model, attribute
-from icebear.concepts.selftest import TOLERANCE, selftest
-from icebear.errors import MissingRule, ModelError
+from icebear import Model
+from icebear.concepts.models.tasks import SHIPPED
+from icebear.concepts.selftest import TOLERANCE, SelfTest, selftest
+from icebear.errors import IcebearError
 
 PAGE = Path(__file__).resolve().parent / "families.md"
 HEAD = """# Families
 
-Which causal language models of transformers {version} work (`python docs/families.py`). For each model type, a
+Which language models of transformers {version} work (`python docs/families.py`). For each model type, a
 model of two layers, 32 wide, with random weights from its own configuration runs the self-test of `icebear
-doctor`. **Tokens**: the logits under the rules equal the model's, and relevance is conserved under CP-LRP; the
-number is the remainder as a share of the explained logit. **Neurons**: the sites that icebear reads; [Add a
-family](new-family.md) adds them to models whose tokens work. A refused model raises `MissingRule` with the
-operation's name, unless you pass `strict=False`. **With a counterfactual**: the model has scans over tokens, which only
-[difference rules](compare.md#difference-rules) explain; the number is the remainder of their sum.
+doctor`.
+
+- **Tokens**: the logits under the rules equal the model's, and relevance is conserved under CP-LRP; the
+  number is the remainder as a share of the explained logit. A model with scans over tokens needs a counterfactual.
+- **`--counterfactual`**: [difference rules](compare.md#difference-rules) sum to the difference of two prompts; the
+  number is the deviation as a share of the difference. A refused model raises `MissingRule` with the operation's name.
+- **Neurons**: the sites that icebear reads; [Add a family](new-family.md) adds them to models whose tokens work.
+- **Laws**: `context`: as many tokens run as `Model.context_length` says; `batch`: each row of a batch has the relevance
+  that it has alone; `activations`: recorded activations equal a plain pass with a plain hook; `compared activations`:
+  the same beside a counterfactual. *all*, or the laws that do not hold.
 
 Random weights show whether the arithmetic holds, not whether explanations are good. Real weights were tested
 for `llama` (SmolLM2-135M), `t5` and `distilbert`.
-
-{counts}
 
 Tokens but no neurons, and why: `deepseek_v4` and `hy_v4` (hyper-connections: several residual streams), `gemma3n_text`
 (AltUp: several streams), `hrm_text` (its two stacks run in a loop), `jetmoe` (attention is a mixture as well),
@@ -46,18 +50,29 @@ layers), `zaya` (each layer scales the residual stream). In `gemma4_text`, `gemm
 width of attention differs between layers, so only the FFN has neurons. A kind of images and text has the neurons of its
 text part. `rwkv` and `xlstm` have no entry yet; the FFN and attention of `zamba2` do not write to the residual stream.
 `tests/test_layouts.py` checks each entry: W_out rows, norms, logits and sums.
-
-| kind | tokens | neurons |
-| --- | --- | --- |
 """
+SECTION = """
+## {title}
+
+{counts}
+
+| kind | tokens | `--counterfactual` | neurons | laws |
+| --- | --- | --- | --- | --- |
+"""
+AUTO_CLASSES = {
+    "AutoModelForCausalLM": "Causal models",
+    "AutoModelForSeq2SeqLM": "Encoder-decoders",
+    "AutoModelForMaskedLM": "Masked models",
+}
 SMALL = {
     "vocab_size": 64,
     "hidden_size n_embd d_model dim model_dim": 32,
-    "intermediate_size ffn_hidden_size n_inner ffn_dim d_ff moe_intermediate_size shared_expert_intermediate_size": 40,
-    "num_hidden_layers n_layer n_layers num_layers decoder_layers": 2,
-    "num_attention_heads n_head n_heads decoder_attention_heads": 4,
+    "intermediate_size ffn_hidden_size n_inner ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim d_inner hidden_dim": 40,
+    "moe_intermediate_size shared_expert_intermediate_size": 40,
+    "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers": 2,
+    "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads": 4,
     "num_key_value_heads num_kv_heads": 2,
-    "head_dim": 8,
+    "head_dim d_kv d_head": 8,
     "max_position_embeddings n_positions n_ctx max_seq_len": 128,
     "mamba_chunk_size mamba_d_state": 4,
 }
@@ -76,6 +91,11 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"],
 }
 """Of gated delta nets."""
+T5GEMMA = {
+    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "pad_token_id": 0, "eos_token_id": 0},
+    "bos_token_id": 0,
+}
 OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gemma4_text": {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
@@ -104,13 +124,34 @@ OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 8},
     "zamba": {"layer_types": ["linear_attention", "hybrid"]},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 4, "mamba_headdim": 16},
+    "granitemoehybrid": {
+        **{
+            "layer_types": ["linear_attention", "full_attention"],
+            "shared_intermediate_size": 40,
+            "num_local_experts": 0,
+        },
+    },
+    "switch_transformers": {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+    "t5gemma": {"vocab_size": 64, "encoder": T5GEMMA, "decoder": T5GEMMA},
+    "mobilebert": {"true_hidden_size": 32, "intra_bottleneck_size": 32, "embedding_size": 32},
+    "squeezebert": {"q_groups": 1, "k_groups": 1, "v_groups": 1, "post_attention_groups": 1},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
 }
 """What a kind needs besides."""
 LARGEST = 3e7
 """Parameters; what stays larger has parts whose sizes are called otherwise."""
 IDS = [5, 9, 23, 42, 7, 31, 12, 50]
-OTHER = [*IDS[:3], 33, *IDS[4:]]
+MASK = 42
+"""The mask of masked models, which is among them."""
+
+
+class Ids:
+    """The tokenizer of a masked model that reads ids."""
+
+    mask_token_id, pad_token_id, eos_token_id, all_special_ids = MASK, 0, 0, (0,)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
 
 
 def small(kind: str, wanted: dict[str, int]) -> PreTrainedConfig:
@@ -122,57 +163,87 @@ def small(kind: str, wanted: dict[str, int]) -> PreTrainedConfig:
     sizes = {name: value for names, value in wanted.items() for name in names.split() if name in known}
     if "qk_rope_head_dim" in known:  # latent attention: the part of a head that is turned, and as many keys as queries
         sizes |= {"head_dim": 4, "num_key_value_heads": 4}
+    if "decoder_start_token_id" in known:
+        sizes["decoder_start_token_id"] = 0
     return cls(**{**sizes, **OWN.get(kind, {})}, bos_token_id=0, eos_token_id=0, pad_token_id=0)
 
 
-def made(kind: str, wanted: dict[str, int]) -> Model | str:
+def made(kind: str, auto: str, wanted: dict[str, int]) -> Model | str:
     """A small random model that runs; or why there is none."""
+    create = getattr(transformers, auto).from_config
     try:
         config = small(kind, wanted)
         with torch.device("meta"):
-            size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+            size = sum(weight.numel() for weight in create(config).parameters())
         if size > LARGEST:
             text = config.get_text_config().model_type
             return f"not made small; its text part is `{text}`" if text != kind else "not made small"
         torch.manual_seed(0)
-        net = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        net = create(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for weight in net.parameters():
                 if weight.dim() > 1:
                     weight.normal_(0, 0.2)
-            net(torch.tensor([IDS]), use_cache=False)
-        return Model(net, name=kind)
+            inputs = {"decoder_input_ids": torch.tensor([IDS])} if config.is_encoder_decoder else {}
+            if "use_cache" in inspect.signature(type(net).forward).parameters:
+                inputs["use_cache"] = False
+            net(torch.tensor([IDS]), **inputs)
     except Exception as error:  # whatever a configuration of another's may raise
         return f"not made small ({type(error).__name__})"
+    try:
+        return Model(net, Ids() if auto == "AutoModelForMaskedLM" else None, name=kind)
+    except IcebearError as error:
+        return f"refused: {str(error).split('; ')[0]}"
 
 
-def tokens(model: Model) -> tuple[str, str]:
-    """Of a model the cells of tokens and neurons."""
+def small_model(kind: str, auto: str = "AutoModelForCausalLM") -> Model | str:
+    """The first small model that runs."""
+    tried = (made(kind, auto, wanted) for wanted in (SMALL | MORE, SMALL, SMALL | LESS))
+    return next((one for one in tried if not isinstance(one, str)), None) or made(kind, auto, SMALL)
+
+
+class Row(NamedTuple):
+    """What works for a kind."""
+
+    kind: str
+    tokens: str
+    counterfactual: str = ""
+    neurons: str = ""
+    laws: str = ""
+
+    def __str__(self) -> str:
+        return "| " + " | ".join((f"`{self.kind}`", self.tokens, self.counterfactual, self.neurons, self.laws)) + " |\n"
+
+
+def row_of(kind: str, auto: str = "AutoModelForCausalLM") -> Row:
+    """Run the self-test of a kind."""
+    model = small_model(kind, auto)
+    if isinstance(model, str):
+        return Row(kind, model)
     try:
         found = selftest(model, IDS)
-    except (MissingRule, ModelError) as error:
-        return f"refused: {str(error).split('; ')[0]}", ""
+    except IcebearError as error:
+        return Row(kind, f"refused: {str(error).split('; ')[0]}")
     except Exception as error:
-        return f"fails ({type(error).__name__})", ""
-    neurons = ", ".join(found.sites)
+        return Row(kind, f"fails ({type(error).__name__})")
+    laws = {law.name: law for law in found.laws}
+    broken = [law.name for law in found.laws if law.holds is False and law.name != "counterfactual"]
+    compared = laws["counterfactual"]
+    cell = compared.finding if compared.holds is None else "yes, " * compared.holds + compared.finding
+    cell = cell.replace("yes, differs by ", "yes, ")
+    return Row(kind, tokens(model, found), cell, ", ".join(found.sites), ", ".join(broken) or "all")
+
+
+def tokens(model: Model, found: SelfTest) -> str:
+    """The cell of tokens."""
     if model.has_scan:
-        return compared(model), neurons
+        works = next(law.holds for law in found.laws if law.name == "counterfactual")
+        return "with a counterfactual" if works else "refused: scan over tokens"
     if found.missing:
-        return f"refused: {'; '.join(dict.fromkeys(_without_layer(entry) for entry in found.missing))}", neurons
+        return f"refused: {'; '.join(dict.fromkeys(_without_layer(entry) for entry in found.missing))}"
     share = abs(found.conserved.remainder / found.conserved.target)
     good = found.parity <= TOLERANCE[torch.float32] and share <= TOLERANCE[torch.float32]
-    return f"{'yes' if good else 'unconserved'}, {share:.0e}", neurons
-
-
-def compared(model: Model) -> str:
-    """Of a model with scans the cell of tokens: whether they sum to the difference of two prompts."""
-    try:
-        sums = attribute(model, IDS, 11, 12, sites=(), counterfactual=OTHER).conservation()
-    except MissingRule as error:
-        return f"refused: {str(error).split('; ')[0].split('. Method')[0]}"
-    share = abs(sums.remainder / sums.target)
-    good = share <= TOLERANCE[torch.float32]
-    return f"{'with a counterfactual' if good else 'unconserved'}, {share:.0e}"
+    return f"{'yes' if good else 'unconserved'}, {share:.0e}"
 
 
 def _without_layer(entry: str) -> str:
@@ -181,32 +252,29 @@ def _without_layer(entry: str) -> str:
     return f"{operation} ({place.rpartition('(')[2]}"
 
 
-def small_model(kind: str) -> Model | str:
-    """The first small model that runs."""
-    tried = (made(kind, wanted) for wanted in (SMALL | MORE, SMALL, SMALL | LESS))
-    return next((one for one in tried if not isinstance(one, str)), None) or made(kind, SMALL)
+def rows(auto: str) -> Iterator[Row]:
+    for kind in sorted(SHIPPED[auto][1]):
+        row = row_of(kind, auto)
+        print(row, end="", flush=True)
+        yield row
 
 
-def lines() -> Iterator[tuple[str, str, str]]:
-    for kind in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        model = small_model(kind)
-        yield (kind, model, "") if isinstance(model, str) else (kind, *tokens(model))
+def section(auto: str) -> str:
+    found = list(rows(auto))
+    works = Counter(row.tokens.split()[0].rstrip(":,") for row in found)
+    compares = Counter(row.counterfactual.split(" ")[0].rstrip(":,") for row in found)
+    counts = (
+        f"Of {len(found)} kinds {works['yes']} have relevance of tokens, {works['with']} more with a counterfactual, "
+        f"and {sum(bool(row.neurons) for row in found)} of all these neurons; {works['refused']} are refused by name, "
+        f"{works['fails'] + works['unconserved']} fail, and of {works['not']} no small model was made. "
+        f"`--counterfactual` works for {compares['yes']} and is refused by name for {compares['refused']}. "
+        f"All laws hold for {sum(row.laws == 'all' for row in found)} of {sum(bool(row.laws) for row in found)}."
+    )
+    return SECTION.format(title=AUTO_CLASSES[auto], counts=counts) + "".join(map(str, found))
 
 
 def page() -> str:
-    rows, counts = [], Counter[str]()
-    for kind, works, neurons in lines():
-        counts[works.split()[0].rstrip(":,")] += 1
-        counts["neurons"] += bool(neurons)
-        rows.append(f"| `{kind}` | {works} | {neurons} |\n")
-        print(rows[-1], end="", flush=True)
-    told = (
-        f"Of {len(rows)} kinds {counts['yes']} have relevance of tokens, {counts['with']} more with a counterfactual, "
-        f"and {counts['neurons']} of all these neurons; "
-        f"{counts['refused']} are refused by name, {counts['fails'] + counts['unconserved']} fail, and of "
-        f"{counts['not']} no small model was made."
-    )
-    return HEAD.format(version=transformers.__version__, counts=told) + "".join(rows)
+    return HEAD.format(version=transformers.__version__) + "".join(map(section, AUTO_CLASSES))
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ def repeated_trigrams(ids: Sequence[int]) -> float:
 
 def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) -> float:
     losses, rows = [], sorted(rows, key=len)
-    for start in range(0, len(rows), TEXTS):
-        some = rows[start : start + TEXTS]
+    for part in model.batches(list(map(len, rows)), TEXTS):
+        some = [rows[number] for number in part]
         logs = _log_probabilities(model, edits, some, list(range(max(map(len, some)) - 1)), None)
         losses += [-own[range(len(ids) - 1), ids[1:]] for own, ids in zip(logs, some, strict=True)]
     return float(torch.cat(losses).mean().exp())

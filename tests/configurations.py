@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import (
     CONFIG_MAPPING,
+    BartConfig,
     BertConfig,
     BloomConfig,
     DeiTConfig,
@@ -152,6 +153,12 @@ def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tu
         "decoder_start_token_id": 0,
         "relative_attention_num_buckets": 8,
     }
+    bart = {
+        **{**base, "d_model": 24 * scale, "encoder_ffn_dim": 20 * scale, "decoder_ffn_dim": 20 * scale},
+        **{"encoder_layers": layers, "decoder_layers": layers, "decoder_start_token_id": 0},
+        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": positions},
+        "forced_eos_token_id": None,
+    }
     image = {**small, "image_size": (16, 24), "patch_size": 8, "num_channels": 3}
     return {
         "bert": ("AutoModelForMaskedLM", BertConfig(**bert)),
@@ -162,6 +169,8 @@ def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tu
         "distilbert, token": ("AutoModelForTokenClassification", DistilBertConfig(**distil, **names)),
         "t5": ("AutoModelForSeq2SeqLM", T5Config(**t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
         "t5, relu": ("AutoModelForSeq2SeqLM", T5Config(**t5)),
+        "bart": ("AutoModelForSeq2SeqLM", BartConfig(**bart)),
+        "mbart": ("AutoModelForSeq2SeqLM", CONFIG_MAPPING["mbart"](**bart)),
         "vit": ("AutoModelForImageClassification", ViTConfig(**image, **names)),
         "deit": ("DeiTForImageClassification", DeiTConfig(**image, **names)),
     }

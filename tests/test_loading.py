@@ -12,11 +12,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
+from configurations import others
 from conftest import LLAMA, random_model
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from icebear import Model, attribute, load_model
@@ -187,6 +189,98 @@ def test_an_adapter_beside_the_weights_is_refused_and_merged_it_is_right():
             Model(arguments)
     result = attribute(Model(adapted.merge_and_unload()), IDS)
     assert result.target.logit == pytest.approx(logits.max().item(), rel=1e-4)
+
+
+def adapter(folder, net, target, task=None, base=None, **options):
+    """Saves a base model and a random adapter of it; returns the adapter's folder and its own logits."""
+    from peft import LoraConfig, get_peft_model
+
+    (base or net).save_pretrained(folder / "base")
+    config = LoraConfig(r=4, task_type=task, target_modules=target, **options)
+    adapted = get_peft_model(net, config).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora" in name or "modules_to_save" in name:
+                weight.normal_(0, 0.2)
+        decoder = {"decoder_input_ids": torch.tensor([[0]])} if net.config.is_encoder_decoder else {}
+        logits = adapted(torch.tensor([IDS]), **decoder).logits[0]
+    adapted.peft_config["default"].base_model_name_or_path = str(folder / "base")
+    adapted.save_pretrained(folder / "adapter")
+    return str(folder / "adapter"), logits[-1] if logits.dim() == 2 else logits
+
+
+def tied():
+    return random_model(LlamaConfig(**{**LLAMA.to_dict(), "tie_word_embeddings": True}), dtype=torch.float32).net
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+@pytest.mark.parametrize("task", ["CAUSAL_LM", None])
+def test_an_adapter_of_one_of_two_tied_ends_changes_that_end_only(target, task, tmp_path):
+    folder, logits = adapter(tmp_path, tied(), ["q_proj", target], task)
+    loaded = load_model(folder)
+    assert torch.allclose(loaded.next_logits(IDS), logits, atol=1e-4)
+    plain = load_model(str(tmp_path / "base"))
+    assert (loaded.next_logits(IDS) - plain.next_logits(IDS)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(
+    ("name", "target", "task"),
+    [
+        ("bert, sequence", "query", "SEQ_CLS"),
+        ("bert, token", "query", "TOKEN_CLS"),
+        ("bert", "query", "FEATURE_EXTRACTION"),
+        ("t5", "q", "SEQ_2_SEQ_LM"),
+    ],
+)
+def test_an_adapter_is_loaded_with_the_class_of_its_task(name, target, task, own, tmp_path):
+    auto, config = others()[name]
+    net = getattr(transformers, auto).from_config(config).eval()
+    folder, logits = adapter(tmp_path, net, [target], task if own else None)
+    loaded = load_model(folder)
+    assert type(loaded.net) is type(net)
+    with torch.no_grad():
+        batch = loaded.read([IDS[:1] if loaded.task.stacks == 2 else IDS])
+        inputs = loaded.inputs(batch) | {"input_ids": torch.tensor([IDS])}
+        inputs.pop("attention_mask")
+        found = loaded.net(**inputs).logits[0]
+    assert torch.allclose(found[-1] if found.dim() == 2 else found, logits, atol=1e-5)
+
+
+def test_a_classifiers_adapter_brings_its_own_labels(tmp_path):
+    """Of a base model that was saved without them."""
+    _, config = others()["bert"]
+    base = transformers.BertForMaskedLM(config)
+    net = transformers.BertForSequenceClassification.from_pretrained(_saved(base, tmp_path / "masked"), num_labels=3)
+    folder, _ = adapter(tmp_path, net.eval(), ["query"], "SEQ_CLS", base=base)
+    assert load_model(folder).output_size == 3
+
+
+def _saved(net, folder):
+    net.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_an_adapter_that_changes_no_weight_is_refused_by_name(kind, tmp_path):
+    import peft
+
+    net = tied()
+    net.save_pretrained(tmp_path / "base")
+    adapted = peft.get_peft_model(net, getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ModelError, match=kind[:6].lower()):
+        load_model(str(tmp_path / "adapter"))
+
+
+def test_an_extended_vocabulary_without_its_tokenizer_is_said_to_be_one(tmp_path):
+    base, net = tied(), tied()
+    net.resize_token_embeddings(53)
+    folder, _ = adapter(tmp_path, net, ["q_proj"], modules_to_save=["embed_tokens", "lm_head"], base=base)
+    with pytest.raises(ModelError, match="53 tokens and its base model 50"):
+        load_model(folder)
 
 
 def write_gguf(path, seed=0):

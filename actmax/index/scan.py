@@ -82,8 +82,8 @@ def scan_shard(
     width = getattr(model.config, "word_embed_proj_dim", model.config.hidden_size)  # OPT-350m's last map narrows it
     vectors = torch.zeros(len(sentences), width, dtype=torch.float16)
     size = batch_size or (BATCH if settings.by == "activation" else RELEVANCE_BATCH)
-    for start in range(0, len(rows), size):
-        part = rows[start : start + size]
+    for numbers in model.batches([len(ids) for _, ids in rows], size):
+        part = [rows[number] for number in numbers]
         vectors[[place for place, _ in part]] = reader.read([(sentences[place].id, ids) for place, ids in part])
         on_batch([sentences[place] for place, _ in part])
     return reader.summary(settings.k), vectors

@@ -268,7 +268,8 @@ def read_activations(
         model.check(neuron)
     activations = np.zeros((len(neurons), len(sample)), dtype=np.float32)
     order = sorted(range(len(sample.ids)), key=lambda number: len(sample.ids[number]))
-    batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+    parts = model.batches([len(sample.ids[number]) for number in order], BATCH)
+    batches = [[order[place] for place in part] for part in parts]
     with ExitStack() as stack:
         stack.enter_context(model.lock)
         stack.enter_context(torch.no_grad())

@@ -155,7 +155,9 @@ def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> lis
         return [_against_a_phrase(request, rows[0])]
     if rows[0].counterfactuals or request.base_model:
         return [paired_relevance(request, rows[0])]
-    return single_relevances(request, joint_objective(request.model, rows))
+    objective = joint_objective(request.model, rows)
+    parts = request.model.batches(objective.batch.lengths, BATCH_SIZE)
+    return [relevance for part in parts for relevance in single_relevances(request, objective.rows(part))]
 
 
 def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Relevance:

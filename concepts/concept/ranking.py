@@ -93,8 +93,8 @@ def relevance(data: Material) -> Ranking:
     def compared(site: str, layer: int, activation: Tensor) -> Tensor:
         return activation - torch.as_tensor(reference[places[site, layer]]).to(activation)
 
-    for start in range(0, len(rows), TOGETHER):
-        batch = model.read(rows[start : start + TOGETHER])
+    for part in model.batches(list(map(len, rows)), TOGETHER):
+        batch = model.read([rows[number] for number in part])
         neurons = AllNeurons(model, batch, dict.fromkeys(site for site, _ in places), compared=compared)
         forward_backward(model, CenteredLogits(batch, ids), [Inputs(), neurons], ATTNLRP)
         for row, length in enumerate(batch.lengths):

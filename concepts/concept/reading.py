@@ -86,17 +86,18 @@ def see_each(
 
     done = 0
     with model.lock:
-        for part in batches(rows):
+        for part in batches(model, rows):
             with hooks(model, columns, partial(visit, part)):
                 model.final_stream(model.read([rows[number] for number in part]))
             done += len(part)
             on_progress(done, len(rows))
 
 
-def batches(rows: Sequence[list[int]]) -> list[list[int]]:
+def batches(model: Model, rows: Sequence[list[int]]) -> list[list[int]]:
     """Return the numbers of the rows in batches, the shortest rows first."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-    return [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+    parts = model.batches([len(rows[number]) for number in order], BATCH)
+    return [[order[place] for place in part] for part in parts]
 
 
 def counts(model: Model, ids: Sequence[int]) -> list[int]:
@@ -126,7 +127,7 @@ def stream_means(model: Model, texts: Sequence[str]) -> np.ndarray:
     with model.lock, ExitStack() as undo:
         for module in model.layer_modules:
             undo.callback(module.register_forward_hook(keep).remove)
-        for part in batches(rows):
+        for part in batches(model, rows):
             seen.clear()
             model.final_stream(model.read([rows[number] for number in part]))
             for row, number in enumerate(part):

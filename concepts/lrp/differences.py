@@ -71,6 +71,8 @@ def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an element-wise function, with the multiplier (f(x) - f(x')) / (x - x'), or the derivative at the middle
     where x and x' are nearly equal and their difference is rounding. In at least float32, for any type of model."""
     x_ = x.detach()
+    if len(x_) % 2:
+        raise MissingRule("chosen rows lose their partners, so that difference rules do not hold.")
     exact = x_.to(wide(x_))
     value = func(exact)
     (own, there), (y, y_there) = exact.chunk(2), value.chunk(2)
@@ -237,7 +239,8 @@ def larger(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     y = func(a, b)
     if not is_activation(y):
         return y
-    above = (a - b).detach() * (-1 if func in SMALLER else 1)
+    sign = -1 if func in SMALLER else 1
+    above = sign * (a / 4 - b / 4).detach()  # masked scores are the smallest number, whose double is infinite
     there = partner(above)
     apart = above.abs() + there.abs()
     share = torch.where(apart > 0, (above.clamp(min=0) + there.clamp(min=0)) / apart, 0.5)
@@ -282,7 +285,8 @@ def repeated(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 def indexed(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """Linear, but rows that are chosen by number (tokens of an expert) must have their partners half a length later."""
-    x, rows = args[0], args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+    x, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+    rows = next((part for part in index if part is not None), None)
     if isinstance(rows, Tensor) and rows.dtype == torch.long and rows.dim() == 1 and is_activation(x):
         own, there = rows[: len(rows) // 2], rows[len(rows) // 2 :]
         if not torch.equal(own + len(x) // 2, there):

@@ -79,15 +79,21 @@ class Sinks:
                         axis = KEYS if "bias" in name else ROWS
                         undo.enter_context(replaced(home, name, _once(getattr(home, name), partial(sink, axis))))
                     layer += 1
-            if model.family.position_embedding:
-                path, _, name = model.family.position_embedding.rpartition(".")
-                home, sink = model.net.get_submodule(path), partial(self._sink, 0, self.batch.spans[0], ROWS)
-                embedding = getattr(home, name)
-                if isinstance(embedding, nn.Module):
-                    undo.callback(embedding.register_forward_hook(lambda module, args, output: sink(output)).remove)
-                else:
-                    undo.enter_context(replaced(home, name, sink(embedding)))
+                if family.position_embedding:
+                    self._embedding(
+                        family.position_embedding, partial(self._sink, 0, self.batch.spans[stack], ROWS), undo
+                    )
             yield
+
+    def _embedding(self, place: str, sink: Callable[[Any], Any], undo: ExitStack) -> None:
+        """Make the positions that are added to the embeddings of a stack a sink."""
+        path, _, name = place.rpartition(".")
+        home = self.model.net.get_submodule(path)
+        embedding = getattr(home, name)
+        if isinstance(embedding, nn.Module):
+            undo.callback(embedding.register_forward_hook(lambda module, args, output: sink(output)).remove)
+        else:
+            undo.enter_context(replaced(home, name, sink(embedding)))
 
     def _sink(self, layer: int, columns: slice, axis: int, value: Any) -> Any:
         """Return a leaf of the value of positions (a tensor, or cos and sin), with one row for each prompt."""

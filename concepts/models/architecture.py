@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,16 @@ from icebear.concepts.models.tasks import Task, task_of
 from icebear.errors import InputError, ModelError
 from icebear.records import SITES, WRITERS, Neuron, as_neuron
 from icebear.values import shown
+
+POSITION_TABLE = re.compile(r"(^|\.)(wpe|(embed_)?pos(ition)?s?(_emb(ed(ding)?s?)?)?)$")
+"""The names that transformers gives to tables of learned positions."""
+
+
+def _positions(table: nn.Embedding) -> int:
+    """Return for how many positions a table has rows; those before the first one are of padding."""
+    padding = table.padding_idx
+    first: Any = getattr(table, "offset", 0 if padding is None else padding + 1)
+    return table.weight.shape[0] - int(first)
 
 
 def first_of(layer: nn.Module, names: str) -> nn.Module | None:
@@ -33,8 +44,11 @@ class Architecture:
 
     weights = "weights as saved"
     """How the weights are stored, in words."""
+    task: Task
+    """The kind of input and output."""
 
     def __init__(self, net: Any, name: str = "") -> None:
+        net = getattr(net, "_orig_mod", net)  # of torch.compile(net)
         if any(type(module).__module__.startswith("peft.") for module in net.modules()):
             raise ModelError(
                 "The model has an adapter that is not merged; merge it first (net = net.merge_and_unload())."
@@ -44,6 +58,9 @@ class Architecture:
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
         self.name = name or net.config._name_or_path or type(net).__name__
+        self.task = task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
+        if self.task.reads_text and getattr(self.config, "vocab_size", None) is None:
+            raise ModelError(f"icebear cannot explain a {type(self.net).__name__}, which has no vocabulary of tokens.")
 
     @property
     def device(self) -> torch.device:
@@ -86,11 +103,6 @@ class Architecture:
         return family
 
     @cached_property
-    def task(self) -> Task:
-        """The kind of input and output."""
-        return task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
-
-    @cached_property
     def fingerprint(self) -> str:
         """Identifies the model, see `icebear.concepts.models.dispatch.fingerprint`."""
         return dispatch.fingerprint(self.net, f"{self.net.config.model_type} {self.output_size}")
@@ -98,7 +110,32 @@ class Architecture:
     @cached_property
     def context_length(self) -> int:
         longest: int = getattr(self.config, "max_position_embeddings", None) or 0
-        return longest if longest > 0 else 1 << 30
+        return min([longest if longest > 0 else 1 << 30, *map(_positions, self._position_tables)])
+
+    @property
+    def _position_tables(self) -> list[nn.Embedding]:
+        """The tables of learned positions, one row a position, of the text model."""
+        config = type(self.config)
+        text = next((part for part in self.net.modules() if type(getattr(part, "config", None)) is config), self.net)
+        return [
+            part
+            for path, part in text.named_modules()
+            if isinstance(part, nn.Embedding) and POSITION_TABLE.search(path)
+        ]
+
+    @property
+    def scales_positions_from(self) -> int:
+        """The longest row whose positions do not depend on its length: longer ones, and all rows beside them, are
+        rotated by other angles in some models (longrope, dynamic scaling)."""
+        scaling = getattr(self.config, "rope_parameters", None) or {}
+        kinds = [scaling, *(part for part in scaling.values() if isinstance(part, dict))]
+        own = getattr(self.config, "original_max_position_embeddings", None)
+        limits = [
+            kind.get("original_max_position_embeddings") or own or self.config.max_position_embeddings
+            for kind in kinds
+            if kind.get("rope_type") in ("longrope", "dynamic")
+        ]
+        return min(limits, default=self.context_length)
 
     @property
     def labels(self) -> dict[int, str]:
@@ -153,8 +190,15 @@ class Architecture:
     @property
     def embeddings(self) -> list[nn.Module]:
         """The token embeddings of the only stack, or of encoder and decoder."""
-        parts = [self.net.get_encoder(), self.net.get_decoder()] if self.task.stacks == 2 else [self.net]
-        return list(dict.fromkeys(part.get_input_embeddings() for part in parts))
+        try:
+            if self.task.stacks == 2:
+                parts = [self.net.get_encoder(), self.net.get_decoder()]
+                return list(dict.fromkeys(part.get_input_embeddings() for part in parts))
+            own = self.net.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            raise ModelError(f"icebear does not find the token embeddings of a {type(self.net).__name__}.") from None
+        tables = (module for module in self.net.modules() if isinstance(module, nn.Embedding))
+        return [own, *(table for table in tables if table is not own and table.weight is getattr(own, "weight", None))]
 
     @property
     def layers(self) -> int:

@@ -89,7 +89,8 @@ FAMILIES = _read()
 it is ``like``, or from the defaults above."""
 OPT_350M = FAMILIES.pop("opt-350m")
 """OPT with a norm after each layer, which has the same model type."""
-del FAMILIES["t5-decoder"]
+for _decoder in ("t5", "pegasus", "bart", "m2m_100", "switch_transformers"):
+    del FAMILIES[f"{_decoder}-decoder"]
 
 SCANS = re.compile(
     r"Mamba\d?(Mixer|Layer)$|(FalconH1|Bamba)Mixer$|Delta(Net|Attention)$|Rglru$|RwkvSelfAttention$|LSTMLayer$"
@@ -111,18 +112,39 @@ def family_of(net: Any) -> Family | None:
         lacks: Any = dict.fromkeys(config.lacks, "")
         return replace(family, **lacks)
     if config.is_encoder_decoder:
-        return family if family.decoder else None  # else the family is that of the decoder alone
+        return _inside(family, net) if family.decoder else None  # else the family is that of the decoder alone
+    if family.decoder:
+        family = _inside(replace(family, decoder=None), net) or family.decoder  # an encoder alone, or a decoder
+    family = replace(family, cross="")  # a decoder alone has the maps of cross-attention, and does not run them
+    if family.experts and not any(_has(layer, family.experts) for layer in net.get_submodule(family.layers)):
+        family = replace(family, experts="", shared="")  # all its layers are dense
     return OPT_350M if config.model_type == "opt" and not config.do_layer_norm_before else family
 
 
+LARGER = (
+    *(("model.", inner) for inner in ("model.", "model.language_model.", "language_model.model.", "model.text_model.")),
+    ("", "transformer."),
+)
+"""The beginnings of the names of parts in models that contain a text model (of images and text, classifiers of T5)."""
+
+
 def _inside(family: Family, net: Any) -> Family | None:
-    """Return the family of a text model with the names that its parts have in a larger model, None if they differ."""
-    modules = dict(net.named_modules())
-    for inner in ("model.", "model.language_model.", "language_model.model."):
+    """Return a family with the names that its parts have in a larger model, None if they differ."""
+    for own, inner in LARGER:
         placed = {
-            name: getattr(family, name).replace("model.", inner, 1)
+            name: getattr(family, name).replace(own, inner, 1)
             for name in ("layers", "final_norm", "position_embedding")
+            if getattr(family, name)
         }
-        if all(path in modules for path in placed.values() if path):
-            return replace(family, **placed)  # type: ignore[arg-type]
+        if all(_has(net, path) for path in placed.values()):
+            decoder = _inside(family.decoder, net) if family.decoder else None
+            return replace(family, decoder=decoder, **placed)  # type: ignore[arg-type]
     return None
+
+
+def _has(net: Any, path: str) -> bool:
+    parent, _, name = path.rpartition(".")
+    try:
+        return hasattr(net.get_submodule(parent), name)
+    except AttributeError:
+        return False

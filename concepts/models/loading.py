@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -17,7 +19,7 @@ from icebear.concepts.models import hooked
 from icebear.concepts.models.conversion import converted, fetch
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.presets import PRESETS
-from icebear.concepts.models.tasks import task_of
+from icebear.concepts.models.tasks import TASKS, Task, auto_class_of, task_of
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
 from icebear.extras import need
 from icebear.paths import local
@@ -131,15 +133,28 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
     """
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(source, **options)
-    saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
-    task = task_of(saved, config.is_encoder_decoder)
-    net = getattr(transformers, task.auto_class).from_pretrained(source, **weights, **options)
+    auto, task = _auto_class(source, options)
+    net = getattr(transformers, auto).from_pretrained(source, **weights, **options)
     if not task.reads_text:
         return net, None, transformers.AutoImageProcessor.from_pretrained(source, **options)
     if _lacks_tokenizer(Path(source)):
         return net, None, None
     return net, transformers.AutoTokenizer.from_pretrained(source, **options), None
+
+
+def _auto_class(source: str, options: dict[str, Any], wanted: str | None = None) -> tuple[str, Task]:
+    """Return the auto class of transformers that loads a model, and its task. Raises `ModelError`.
+
+    wanted: the auto class, if another one than that of the saved model.
+    """
+    from transformers import AutoConfig
+
+    if wanted:
+        return wanted, next(task for task in TASKS.values() if task.auto_class == wanted)
+    config = AutoConfig.from_pretrained(source, **options)
+    saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
+    task = task_of(saved, config.is_encoder_decoder)
+    return auto_class_of(saved) or task.auto_class, task
 
 
 def _lacks_tokenizer(folder: Path) -> bool:
@@ -148,15 +163,74 @@ def _lacks_tokenizer(folder: Path) -> bool:
 
 
 def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, None]:
-    from transformers import AutoTokenizer
+    import transformers
 
     try:
-        from peft import AutoPeftModelForCausalLM
+        from peft import PeftConfig, PeftModel
     except ImportError:
         raise ModelError(f"{source} is a LoRA adapter; pip install peft to load it.") from None
-    net = AutoPeftModelForCausalLM.from_pretrained(source, **weights, **options).merge_and_unload()
+    config = PeftConfig.from_pretrained(source)
+    if config.is_prompt_learning:
+        raise ModelError(
+            f"{source} is {config.peft_type.replace('_', ' ').lower()}, which adds vectors to the input and changes no "
+            "weight, so that it cannot be merged; icebear loads adapters of weights, such as LoRA."
+        )
+    base, adapted = config.base_model_name_or_path, _adapter_weights(source)
+    options = {**options, **({"revision": config.revision} if config.revision else {})}  # of the base model
+    auto, task = _auto_class(base, options, TASK_TYPES.get(config.task_type or ""))
+    heads = [weight for name, weight in adapted.items() if name.endswith(HEADS)] if task.labelled else []
+    labels = {"num_labels": heads[-1][0]} if heads else {}
+    net = getattr(transformers, auto).from_pretrained(base, **weights, **options, **labels)
     own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
-    return net, AutoTokenizer.from_pretrained(source if own else net.config._name_or_path, **options), None
+    tokenizer: Any = None
+    if own or not _lacks_tokenizer(Path(base)):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source if own else base, **options)
+    known = net.get_input_embeddings().weight.shape[0]
+    if own and len(tokenizer) > known:
+        net.resize_token_embeddings(len(tokenizer))
+    tokens = max((shape[0] for name, shape in adapted.items() if name.endswith(VOCABULARY)), default=known)
+    if tokens > known and not own:
+        raise ModelError(
+            f"The adapter {source} has {tokens} tokens and its base model {known}; save its tokenizer beside it."
+        )
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of tied weights, which are untied
+        adapter = PeftModel.from_pretrained(net, source)
+    _untie(adapter)
+    return adapter.merge_and_unload(), tokenizer, None
+
+
+TASK_TYPES = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+}
+"""The model that an adapter was trained for, where its base model may have been saved as another."""
+HEADS = ("score.weight", "classifier.weight", "classifier.out_proj.weight", "classification_head.out_proj.weight")
+"""The maps to labels, whose rows an adapter has itself."""
+VOCABULARY = ("embed_tokens.weight", "wte.weight", "lm_head.weight", "word_embeddings.weight", "shared.weight")
+
+
+def _adapter_weights(source: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an adapter's weights, by name."""
+    from safetensors import safe_open
+
+    path = Path(source) / "adapter_model.safetensors"
+    if not path.is_file():
+        return {}
+    with safe_open(path, "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def _untie(adapter: Any) -> None:
+    """Give each adapted module weights of its own: merged into shared ones, the change would act twice."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = [module.get_base_layer() for module in adapter.modules() if isinstance(module, BaseTunerLayer)]
+    owners = Counter(id(module._parameters.get("weight")) for module in adapter.modules())
+    for module in adapted:
+        if owners[id(module.weight)] > 1:
+            module.weight = torch.nn.Parameter(module.weight.detach().clone(), requires_grad=False)
 
 
 def _weight_options(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 PutIn = Callable[[], AbstractContextManager[Any]]
 
@@ -20,15 +21,17 @@ class FairLock:
     # its thread has installed before it releases the lock. Then no hook must know whose pass it sees, and threads may
     # leave in any order (nested replaced methods could only be restored in the reverse order).
 
-    def __init__(self) -> None:
+    def __init__(self, held: PutIn = nullcontext) -> None:
+        """held: makes a context in which each thread holds the lock."""
+        self._held, self._inside = held, ExitStack()
         self._changed = threading.Condition()
         self._waiting: deque[int] = deque()
         self._holder: int | None = None
         self._depth = 0  # of the holder's `with`
         self._contexts: list[tuple[PutIn, ExitStack]] = []  # those among them that can be interrupted
 
-    def __reduce__(self) -> tuple[type[FairLock], tuple[()]]:
-        return FairLock, ()  # a copy of a model has its own lock
+    def __reduce__(self) -> tuple[type[FairLock], tuple[PutIn]]:
+        return FairLock, (self._held,)  # a copy of a model has its own lock
 
     def __enter__(self) -> None:
         if self._holder != threading.get_ident():
@@ -50,12 +53,18 @@ class FairLock:
             finally:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
+        try:
+            self._inside.enter_context(self._held())
+        except BaseException:
+            self._leave()
+            raise
 
     def is_waiting(self, thread: int) -> bool:
         """Return whether a thread, by its identifier, waits for the lock."""
         return thread in self._waiting
 
     def _leave(self) -> None:
+        self._inside.close()
         with self._changed:
             self._holder = None
             self._changed.notify_all()
@@ -91,6 +100,33 @@ class FairLock:
             inside.enter_context(put_in())
         if interrupt:
             raise interrupt
+
+
+@contextmanager
+def as_written(net: nn.Module) -> Iterator[None]:
+    """Inside, the network computes what its code says: in eval mode, and not by a graph that was compiled before hooks
+    and rules were installed, because such a graph does not look for them."""
+    modules = list(net.modules())
+    training = [module for module in modules if module.training]
+    compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+@contextmanager
+def unhooked(net: nn.Module) -> Iterator[None]:
+    """Inside, the network has no hooks."""
+    with ExitStack() as undo:
+        for module in net.modules():
+            for name in ("_forward_hooks", "_forward_pre_hooks"):
+                undo.enter_context(replaced(module, name, OrderedDict()))
+        yield
 
 
 def draws(device: torch.device, seed: int) -> PutIn:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib.metadata import version
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.architecture import Architecture
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.chat import Marks, Turn, marks_of, readable, rendered, turns
-from icebear.concepts.models.lock import FairLock, draws, replaced
+from icebear.concepts.models.lock import FairLock, as_written, draws, replaced, unhooked
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
 from icebear.concepts.models.words import Words
@@ -36,7 +37,8 @@ class Model(Architecture):
     Parameters
     ----------
     net
-        A transformers model. It is put into eval mode and its parameters are frozen; merge adapters first.
+        A transformers model, also a compiled one. Its parameters are frozen, and its passes run in eval mode and
+        uncompiled; merge adapters first.
     tokenizer
         Its tokenizer; without one, prompts are token ids.
     name
@@ -49,7 +51,8 @@ class Model(Architecture):
         super().__init__(_usable(net), name)
         self.tokenizer = tokenizer
         self.processor = processor
-        self.lock = FairLock()
+        self.lock = FairLock(partial(as_written, self.net))
+        self._counting: dict[str, bool] = {}  # padding side -> whether padding counts
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layers} layers, {self.dtype_name} on {self.device})"
@@ -77,6 +80,41 @@ class Model(Architecture):
         ids = pad_sequence([torch.tensor(row) for row in rows], True, self.padding(rows), padding_side)
         mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True, 0, padding_side)
         return Batch(ids.to(self.device), mask.to(self.device), tuple(map(len, rows)))
+
+    def batches(self, lengths: Sequence[int], size: int, padding_side: str = "right") -> Iterator[list[int]]:
+        """Yield rows of these lengths, in order, in batches in which each row gets the values that it has alone."""
+        size = 1 if self.task.reads_alone else size
+        alone = len(set(lengths)) > 1 and self.padding_counts(padding_side)
+        longer = self.scales_positions_from
+        kind = lambda row: lengths[row] if alone else lengths[row] > longer  # noqa: E731
+        for _, group in groupby(range(len(lengths)), kind):
+            rows = list(group)
+            yield from (rows[start : start + size] for start in range(0, len(rows), size))
+
+    def padding_counts(self, side: str) -> bool:
+        """Return whether padding changes what is computed of a row (some models do not mask it), measured once."""
+        if side not in self._counting:
+            own = getattr(self.config, "pad_token_id", None)
+            vocabulary = self.config.vocab_size
+            ids = [token for token in range(vocabulary // 3, vocabulary) if token != own][:9]
+            alone, beside = (self._measured(rows, side) for rows in ([ids[:5]], [ids[:5], ids]))
+            near = alone.shape == beside.shape and (alone - beside).abs().max() <= alone.abs().max() * (
+                torch.finfo(self.dtype).eps ** 0.5
+            )
+            self._counting[side] = not near
+        return self._counting[side]
+
+    @torch.no_grad()
+    def _measured(self, rows: Sequence[list[int]], side: str) -> Tensor:
+        """Return what a plain pass computes of the first row: its logits (of labels, its residual stream)."""
+        with self.lock, unhooked(self.net):
+            if side == "right":
+                batch, places = self.read(rows), list(range(len(rows[0])))
+                return (self.final_stream(batch)[:, places] if self.labels else self.logits(batch, places))[0].float()
+            inputs = self.inputs(self.padded(rows, side))
+            options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
+            config = GenerationConfig(**options, pad_token_id=self.padding(rows))
+            return type(self.net).generate(self.net, **inputs, generation_config=config).logits[0][0].float()
 
     def padding(self, rows: Sequence[Sequence[int]]) -> int:
         """Return the model's padding id, or, if it has none, an id that no row ends with (0 if there is none)."""
@@ -308,7 +346,7 @@ class Model(Architecture):
         """Return the logits (B, P, V) at P positions, or of labels. All positions would cost a quarter of a pass."""
         parameters = inspect.signature(type(self.net).forward).parameters
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
-        if "logits_to_keep" in parameters:
+        if "logits_to_keep" in parameters and not self.labels:  # a classifier would look for its token in the rest
             options["logits_to_keep"] = torch.tensor(positions, device=self.device)
             return self.task.forward(self, batch, **options).logits
         return at(self.task.forward(self, batch, **options).logits, positions)
@@ -396,18 +434,24 @@ class Model(Architecture):
             raise InputError(f"{self.name} does not generate text; see its predictions with `Model.predict`.")
         tokenizer = self._tokenizer()
         prompts, single = prompts_of(prompt)
-        batch = self.encode(prompts, padding_side="left")
+        ids = [self.ids(one) for one in prompts]
         watch = (lambda new: on_token(new.shape[1])) if on_token else None
-        output = self._generated(batch, max_new_tokens, temperature, seed, watch, options)
-        new = (output if isinstance(output, Tensor) else output.sequences)[:, self.task.input_length(batch) :]
-        texts = tokenizer.batch_decode(new, skip_special_tokens=True)
+        texts: list[str] = []
+        for rows in self.batches(list(map(len, ids)), len(ids), self.task.generation_padding):
+            batch = self.encode([Prompt(ids=tuple(ids[row])) for row in rows], self.task.generation_padding)
+            output = self._generated(batch, max_new_tokens, temperature, seed, watch, options)
+            new = (output if isinstance(output, Tensor) else output.sequences)[:, self.task.input_length(batch) :]
+            texts += tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if single and len(texts) == 1 else texts
 
     def continuations(self, rows: Sequence[list[int]], tokens: int) -> list[list[int]]:
         """Return the `tokens` most probable ids that continue each row, also past the end of a text."""
-        batch = self.encode([Prompt(ids=tuple(row)) for row in rows], padding_side="left")
-        output = self._generated(batch, tokens, 0.0, 0, None, {"eos_token_id": None})
-        return output[:, self.task.input_length(batch) :].tolist()
+        new: list[list[int]] = []
+        for part in self.batches(list(map(len, rows)), len(rows), self.task.generation_padding):
+            batch = self.encode([Prompt(ids=tuple(rows[row])) for row in part], self.task.generation_padding)
+            output = self._generated(batch, tokens, 0.0, 0, None, {"eos_token_id": None})
+            new += output[:, self.task.input_length(batch) :].tolist()
+        return new
 
     def answer(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+from transformers.models.auto import modeling_auto
 
 from icebear.concepts.models import images
 from icebear.concepts.models.batch import Batch
@@ -51,8 +52,12 @@ class Task:
     takes_position = False
     """The output at any token can be explained."""
     generates = False
+    generation_padding = "left"
+    """Where prompts are padded that are continued together."""
     unembeds = False
     """Labels are the rows of the map after the final norm."""
+    reads_alone = False
+    """No two prompts can share a pass."""
     is_masked_lm = False
     """Answers replace mask tokens in the text; they do not follow it."""
     is_causal = False
@@ -80,7 +85,9 @@ class Task:
         """
         reasons = {
             "target_text": f"{model.name} predicts labels, which target names" if self.labelled else "",
-            "prefix": f"{model.name} has no separate decoder" if self.stacks == 1 else "",
+            "prefix": ""
+            if self.stacks == 2 and self.generates
+            else f"{model.name} has no separate decoder that writes",
             "position": f"{model.name} has no output at each token" if not self.takes_position else "",
         }
         for name, values in arguments.items():
@@ -162,6 +169,7 @@ class EncoderDecoder(Task):
     auto_class = "AutoModelForSeq2SeqLM"
     stacks = 2
     generates = True
+    generation_padding = "right"  # of the encoder; the text is the decoder's
 
     def read(self, model: Model, rows: Sequence[list[int]]) -> Batch:
         """Give the decoder the same tokens, as if it had written them, so that token t is the same in both stacks (the
@@ -176,11 +184,21 @@ class EncoderDecoder(Task):
         return batch, [answer_positions(len(ids), answer) for ids, answer in begun]
 
     def _with_decoder(self, model: Model, read: Batch, written: Sequence[list[int]]) -> Batch:
-        start = model.net.config.decoder_start_token_id
-        return replace(read, decoder=model.padded([[start, *ids] for ids in written]))
+        return replace(read, decoder=model.padded([[start_of(model), *ids] for ids in written]))
 
     def input_length(self, batch: Batch) -> int:
         return 1  # the start token
+
+
+def start_of(model: Model) -> int:
+    """Return the id of the token that a decoder starts with, as transformers' `generate` finds it. Raises
+    `ModelError`."""
+    places = [getattr(model.net, "generation_config", None), model.net.config, model.config]
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for place in places:
+            if getattr(place, name, None) is not None:
+                return int(getattr(place, name))
+    raise ModelError(f"{model.name} does not say what its decoder starts with; set net.config.decoder_start_token_id.")
 
 
 class Masked(Task):
@@ -240,6 +258,36 @@ class TextLabel(Labelled):
         padding = model.padding([batch.row_ids(row) for row in range(len(batch.lengths))])
         with replaced(model.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
             return super().forward(model, batch, **options)
+
+
+class DecodedLabel(TextLabel):
+    """The label of a text that an encoder reads, and then a decoder, up to its end token: BART, T5."""
+
+    stacks = 2
+    reads_alone = True  # transformers refuses texts with different numbers of end tokens
+
+    def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+        return self.read(model, [model.ids(prompt) for prompt in prompts])
+
+    def read(self, model: Model, rows: Sequence[list[int]]) -> Batch:
+        """Give the decoder the same tokens, shifted behind its start token, as the model does itself."""
+        return replace(model.read_ids(rows), decoder=model.padded([[start_of(model), *ids[:-1]] for ids in rows]))
+
+    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+        read = [model.ids(row.prompt) for row in rows]
+        return self.read(model, read), [(self.end_of(model, ids),) for ids in read]
+
+    def end_of(self, model: Model, ids: Sequence[int]) -> int:
+        """Return the position of the last end token. Raises `InputError`."""
+        end = model.config.eos_token_id
+        if end not in ids:
+            raise InputError(
+                f"{model.name} reads the label at the end token {model.text(end)!r}; add it to the prompt."
+            )
+        return max(place for place, token in enumerate(ids) if token == end)
+
+    def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
+        return Task.forward(self, model, batch, **options)
 
 
 class TokenLabel(Labelled):
@@ -312,16 +360,34 @@ TASKS: dict[str, Task] = {
     "LMHeadModel": Causal(),
     "ForConditionalGeneration": EncoderDecoder(),
 }
-"""By the ending of the class's name."""
+"""By the ending of the class's name, for classes that transformers does not ship."""
+SHIPPED: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "AutoModelForCausalLM": ("ForCausalLM", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    "AutoModelForSeq2SeqLM": ("ForConditionalGeneration", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    "AutoModelForImageTextToText": ("ForCausalLM", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+    "AutoModelForMaskedLM": ("ForMaskedLM", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+}
+"""The auto classes of transformers whose models have names of any ending: the ending that stands for their task, and
+their models."""
+
+
+def auto_class_of(class_name: str) -> str | None:
+    """Return the auto class of transformers that loads a class that it ships."""
+    shipped = ((auto, models.values()) for auto, (_, models) in SHIPPED.items())
+    return next((auto for auto, names in shipped if class_name in names), None)
 
 
 def task_of(class_name: str, encoder_decoder: bool) -> Task:
     """Raise `ModelError` for a class that predicts neither tokens nor labels."""
-    for ending, task in TASKS.items():
-        if class_name.endswith(ending):
-            if task.generates:  # some name both kinds alike
-                return TASKS["ForConditionalGeneration" if encoder_decoder else "ForCausalLM"]
-            return task
-    raise ModelError(
-        f"icebear cannot explain what a {class_name} predicts; it knows classes that end in {', '.join(TASKS)}."
-    )
+    auto = auto_class_of(class_name)
+    ending = SHIPPED[auto][0] if auto else next((ending for ending in TASKS if class_name.endswith(ending)), None)
+    if ending is None:
+        raise ModelError(
+            f"icebear cannot explain what a {class_name} predicts; it knows classes that end in {', '.join(TASKS)}."
+        )
+    task = TASKS[ending]
+    if task is TASKS["ForSequenceClassification"] and encoder_decoder:
+        return DecodedLabel()
+    if task.generates:  # some name both kinds alike
+        return TASKS["ForConditionalGeneration" if encoder_decoder else "ForCausalLM"]
+    return task

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.run import Recorder
+from icebear.errors import ModelError
 
 InputHook = Callable[[int, Tensor], Tensor]
 """Takes a stack (0 for the encoder or the only one, 1 for the decoder) and its input, embeddings (B, T, D) or pixels
@@ -21,9 +22,19 @@ InputHook = Callable[[int, Tensor], Tensor]
 def input_hooks(model: Model, hook: InputHook) -> Iterator[None]:
     """Call the hook on the input of each stack."""
     calls = [0]
+    shape: list[int] = []
+
+    def enter(module: Any, args: Any, kwargs: dict) -> None:
+        ids = kwargs.get("input_ids")
+        shape[:] = [] if ids is None else ids.shape
 
     def embedded(module: Any, args: Any, output: Tensor) -> Tensor:
         calls[0] += 1
+        if not isinstance(output, Tensor) or (calls[0] == 1 and shape and list(output.shape[:-1]) != shape):
+            raise ModelError(
+                f"{model.name} ({type(model.net).__name__}) does not embed its tokens as rows of vectors (prompts x "
+                "tokens x width), so icebear cannot explain it."
+            )
         return hook((calls[0] - 1) % model.task.stacks, output)
 
     def pixels(module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -33,6 +44,7 @@ def input_hooks(model: Model, hook: InputHook) -> Iterator[None]:
         if not model.task.reads_text:
             undo.callback(model.net.register_forward_pre_hook(pixels, with_kwargs=True).remove)
         else:
+            undo.callback(model.net.register_forward_pre_hook(enter, with_kwargs=True).remove)
             for module in model.embeddings:
                 undo.callback(module.register_forward_hook(embedded).remove)
         yield

@@ -44,6 +44,8 @@ class Prefix:
         prefix, or if its tokens depend on earlier ones by more than keys and values."""
         if not model.task.is_causal or is_hooked(model) or not max(map(len, rows)):
             return None
+        if model.padding_counts("right") or max(map(len, rows)) >= model.scales_positions_from:
+            return None
         prefix = cls(model, rows)
         layers = getattr(prefix.cache, "layers", ())
         whole = [

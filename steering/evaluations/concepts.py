@@ -131,8 +131,8 @@ def next_log_probabilities(model: Model, contexts: Sequence[list[int]], steering
     """Return the log-probabilities (P, V) of the next token after contexts in order of length."""
     last = []
     with steering():
-        for start in range(0, len(contexts), BATCH_SIZE):
-            rows = contexts[start : start + BATCH_SIZE]
+        for part in model.batches(list(map(len, contexts)), BATCH_SIZE):
+            rows = [contexts[number] for number in part]
             ends = sorted({len(row) - 1 for row in rows})
             logits = model.logits(model.encode(rows), ends)
             last.append(logits[range(len(rows)), [ends.index(len(row) - 1) for row in rows]])

@@ -97,6 +97,7 @@ def _model_facts(model: icebear.Model) -> dict[str, Any]:
         "parity": f"logits under the rules differ by {test.parity:.1e} of the largest",
         "cp-lrp": str(test.conserved),
         "LRP rules": f"none for {', '.join(test.missing)}" if test.missing else "all operations covered",
+        **{law.name: law.finding for law in test.laws},
         "sinks": list(test.sinks),
         "cost": f"{test.cost:.2f}x the time of gradient x input",
         "verdict": test.verdict,
