@@ -42,7 +42,7 @@ def fails(*args, message, code=1):
 
 @pytest.mark.usefixtures("smol")
 def test_prompts():
-    fails("explain", "  ", message="prompt")
+    fails("explain", "", message="prompt")
     fails("explain", "word " * 8200, message="8192")
     fails("steer", "word " * 8190, "--edit", "L1.ffn.2*0", message="8192")
 
@@ -59,7 +59,7 @@ CHAT = [{"role": "user", "content": "Where does the ice bear live?"}]
         ("ice \udcff bear", "Character 4"),
         (["ice", "bear \udcff"], "Character 5"),
         (
-            torch.tensor([[1, 2, 3]]),
+            torch.tensor([[1, 2, 3], [1, 2, 3]]),
             "this Tensor.",
         ),
         ([[1.5, 2.0]], "this list."),
@@ -106,7 +106,7 @@ def test_a_stray_byte_in_a_terminal():
 )
 def test_a_full_memory_has_a_way_out(monkeypatch, error):
     loaded = types.SimpleNamespace(
-        task=types.SimpleNamespace(reads_text=True), name="large", has_family=lambda *_: True
+        task=types.SimpleNamespace(reads_text=True), name="large", has_family=True, main_site="ffn"
     )
 
     def full(*_, **__):

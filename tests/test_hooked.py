@@ -418,7 +418,7 @@ def test_files_that_cannot_be_read_are_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match="TransformerLens"):
         load_model(str(folder), device_map="auto")
     with pytest.raises(InputError):
-        load_model(str(folder)).ids(Prompt(tokens=[1, 2]))
+        load_model(str(folder)).ids(Prompt(tokens=["1", "2"]))
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
     assert refused(tmp_path / "cut.pt", tmp_path / "made")
 

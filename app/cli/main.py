@@ -41,10 +41,8 @@ class Group(Verbs):
             known = error if isinstance(error, IcebearError) else out_of_memory(error) or _unwritable(error)
             if known is None:
                 raise
-            click.echo(f"icebear: {known}", err=True)
-            if isinstance(known, SameAnswer):
-                command = shlex.join(("icebear", *ctx.obj, "--contrast", known.contrast))
-                click.echo(f"Try: {command}", err=True)
+            command = ("icebear", *ctx.obj, "--contrast", known.contrast) if isinstance(known, SameAnswer) else ()
+            click.echo(f"icebear: {known}" + f" Try: {shlex.join(command)}" * bool(command), err=True)
             sys.exit(1)
 
 

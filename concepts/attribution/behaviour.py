@@ -75,7 +75,7 @@ def behaviour(
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[BehaviourNeuron]:
-    """Rank neurons by their mean relevance over prompts. With one prompt this is `Relevance.top`.
+    """Rank neurons by their mean relevance over prompts, if it is positive. With one prompt this is `Relevance.top`.
 
     prompts: texts, token ids or `Case`s. Pairs are explained one by one, others in batches of `ROWS` of similar
         length; the order does not matter. Memory is four bytes for each prompt and neuron.
@@ -104,7 +104,7 @@ def behaviour(
     if polarity:
         scores[activations >= 0 if polarity == "-" else activations < 0] = -torch.inf
     chosen = scores.argsort(descending=True, stable=True)[:k]  # ties go to the first
-    chosen = chosen[scores[chosen] > -torch.inf]
+    chosen = chosen[scores[chosen] > 0]
     neurons = [_neuron(place, names, widths, model.layers) for place in chosen.tolist()]
     low, high = _interval(values[:, chosen].double(), seed)
     numbers = (means[chosen].tolist(), low.tolist(), high.tolist(), activations[chosen].tolist())

@@ -59,7 +59,7 @@ class Prompt:
             return cls(image=prompt)
         if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(part, Mapping) for part in prompt):
             return cls(chat=Chat(prompt))
-        if isinstance(prompt, Mapping):
+        if isinstance(prompt, Mapping) and prompt.keys() & {"pair", "messages"}:
             return cls._of_json(prompt)
         return cls(ids=_flat(prompt))
 

@@ -206,15 +206,8 @@ def flip(
     """
     if (to is None) is not bool(suppress):
         raise InputError("Give either the wanted token (to) or suppress.")
-    if not (model.task.is_causal or model.task.unembeds):
-        raise InputError(f"flip needs a model that predicts the next token; {model.name} does not.")
-    if not model.task.is_causal:
-        logging.getLogger("icebear").warning(
-            "%s has an output at each token; flip reads and edits the last one.", model.name
-        )
+    _check(model)
     whole(max_neurons, "max_neurons")
-    if not model.ffn_width:
-        raise InputError(f"flip edits FFN neurons, which {model.name} does not have.")
     if suppress:
         whole(top_k, "top_k", 1, model.output_size - 1)
     one_of(choose, "way to choose candidates", CHOOSERS)
@@ -254,6 +247,18 @@ def flip(
         after = model.predict(prompt, max(5, state.top_k or 0), [row.id for row in record.before], -1)
     provenance = {**record.provenance(), "after": [vars(row) for row in after]}
     return Recipe.for_model(model, name, edits, found_by="flip", **provenance)
+
+
+def _check(model: Model) -> None:
+    """Raise `InputError` for a model whose answers cannot be flipped; warn where only the last token is read."""
+    if not (model.task.is_causal or model.task.unembeds):
+        raise InputError(f"flip needs a model that predicts the next token; {model.name} does not.")
+    if not model.ffn_width:
+        raise InputError(f"flip edits FFN neurons, which {model.name} does not have.")
+    if not model.task.is_causal:
+        logging.getLogger("icebear").warning(
+            "%s has an output at each token; flip reads and edits the last one.", model.name
+        )
 
 
 def _start(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -26,6 +26,9 @@ from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.extras import need
+
+if TYPE_CHECKING:
+    from icebear.concepts.attribution.counterfactuals import Suggestion
 
 
 @record
@@ -122,12 +125,8 @@ def explain(options: Options) -> None:
     if options.suggest or (not options.json and relevance.counterfactual is None and _is_text(attribution, model)):
         text = str(attribution.prompt.prompt)
         suggestions = icebear.suggest_counterfactuals(model, text)
-        default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
-        named = [] if default else ["--model", options.model.model]
         document["suggestions"] = list(map(vars, suggestions))
-        for one in suggestions:
-            command = shlex.join(["icebear", "explain", text, "--counterfactual", one.text, *named])
-            tables.append(f"{command}  # {one.answer!r} {one.probability:.2f}")
+        tables += [_command(text, suggestion, options.model.model) for suggestion in suggestions]
         if suggestions:
             tables.insert(1, "\nCompare with another prompt:")
     show(options.json, document, *tables)
@@ -135,6 +134,14 @@ def explain(options: Options) -> None:
         from icebear.actmax.claims.writing import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation, prompt, arguments["counterfactual"]))
+
+
+def _command(text: str, suggestion: Suggestion, model_name: str) -> str:
+    """Return the command that compares with a suggested prompt, and the answer to it."""
+    default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
+    named = [] if default else ["--model", model_name]
+    command = shlex.join(["icebear", "explain", text, "--counterfactual", suggestion.text, *named])
+    return f"{command}  # {suggestion.answer!r} {suggestion.probability:.2f}"
 
 
 def _explain_file(file: str, options: Options) -> None:
