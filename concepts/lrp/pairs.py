@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from icebear.concepts.lrp.rules import Multiplied
+from icebear.errors import MissingRule
 
 
 def partner(x: Tensor) -> Tensor:
@@ -54,6 +55,19 @@ class Rescaled(Multiplied):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         return first_rows((g.chunk(2)[0] * ctx.saved_tensors[0]).to(g.dtype)), None, None
+
+
+class Unread(Function):
+    """The value of x, whose relevance has no rule: it may only choose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:  # type: ignore[override]
+        ctx.name = name
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        raise MissingRule(f"{ctx.name} has a difference rule only where its values choose experts.")
 
 
 class PairedLinear(Function):
