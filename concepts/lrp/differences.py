@@ -31,6 +31,7 @@ from icebear.concepts.lrp.pairs import (
     Rescaled,
     Softmax,
     Unread,
+    Unreadable,
     partner,
     wide,
 )
@@ -255,9 +256,8 @@ def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     result = func(*args, **kwargs)
     own = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(dim, result.indices, True)
     if x.dim() != 2 or dim not in (1, -1) or not bound.arguments["largest"]:
-        if not torch.equal(own, partner(own)):
-            experts.own[result.indices] = None
-        return torch.return_types.topk((Unread.apply(result.values, "topk of groups"), result.indices))
+        indices = result.indices if torch.equal(own, partner(own)) else result.indices.as_subclass(Unreadable)
+        return torch.return_types.topk((Unread.apply(result.values), indices))
     count = own.to(x.dtype) + partner(own).to(x.dtype)
     indices = count.topk(int((count > 0).sum(-1).max())).indices
     experts.own[indices] = own.gather(-1, indices)
@@ -283,9 +283,12 @@ def gathered(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 def absent(mode: Any, scores: Tensor, chosen: Tensor, own: Tensor) -> Tensor | float:
     """Return the score that stands for "not chosen": 0, but for logits one so low that its weight is zero."""
     family = family_of(mode.net)
-    if not (family and family.expert_logits) and not bool((scores.detach() < 0).any()):
-        return 0.0
-    smallest = chosen.masked_fill(~own, torch.inf).amin(-1, keepdim=True)
+    is_logits = (family and family.expert_logits) or bool((scores.detach() < 0).any())
+    return low(chosen, own) if is_logits else 0.0
+
+
+def low(x: Tensor, own: Tensor) -> Tensor:
+    smallest = x.masked_fill(~own, torch.inf).amin(-1, keepdim=True)
     return torch.minimum(smallest, partner(smallest)).clamp(max=0) - 100
 
 
@@ -298,16 +301,23 @@ def only(x: Tensor, own: Tensor, other: Tensor | float) -> Tensor:
     return Multiplied.apply(x, y, multiplier).clone()  # type: ignore[no-any-return]  # routers change it in place
 
 
+def filled(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Linear where both rows are masked alike. A router's mask (of groups of experts) differs between them."""
+    x, mask, value = args
+    if not is_activation(x) or x.dim() != 2 or mask.shape != x.shape or torch.equal(mask, partner(mask)):
+        return func(*args, **kwargs)
+    y = only(x, ~mask, low(x.detach(), ~mask) if value == -torch.inf else value)
+    return x.copy_(y) if func is Tensor.masked_fill_ else y
+
+
 def scattered(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """Linear; a constant goes where a row's own choices are."""
     x, dim, index, *more = args
     if index in experts.own and not (more and is_activation(more[0])):
         own = experts.own[index]
-        if own is None:
-            raise MissingRule("a choice that differs between the prompts has a difference rule only for experts.")
         value = more[0] if more else kwargs.pop("src", kwargs.pop("value", None))
-        kept = x.gather(dim, index)
-        more = [torch.where(own, value if isinstance(value, Tensor) else kept.new_tensor(value), kept)]
+        before = x.gather(dim, index)
+        more = [torch.where(own, value if isinstance(value, Tensor) else before.new_tensor(value), before)]
     return func(x, dim, index, *more, **kwargs)
 
 
@@ -331,7 +341,7 @@ def indexed(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
 """Operations in `operations.KEEP` that are not linear."""
-ROWS = "repeat __getitem__ gather scatter scatter_".split()
+ROWS = "repeat __getitem__ gather scatter scatter_ masked_fill masked_fill_".split()
 """Operations that are linear where rows keep their partners."""
 KERNELS = "_grouped_mm grouped_mm".split()
 """They sort tokens by expert, so that rows lose their partners; experts of a known family run past them."""
@@ -369,10 +379,11 @@ TABLE = operations.table(
         larger: ["maximum", "minimum"],
         chosen: ["topk"],
         gathered: ["gather"],
+        filled: ["masked_fill", "masked_fill_"],
         scattered: ["scatter", "scatter_"],
         repeated: ["repeat"],
         indexed: ["__getitem__"],
     }
 ) | {torch.linalg.solve_triangular: solve}
-LINEAR = (operations.keep_gradient, linear, repeated, indexed, gathered, scattered)
+LINEAR = (operations.keep_gradient, linear, repeated, indexed, gathered, scattered, filled)
 """The rules of operations that are linear in each argument."""

@@ -58,16 +58,23 @@ class Rescaled(Multiplied):
 
 
 class Unread(Function):
-    """The value of x, whose relevance has no rule: it may only choose."""
+    """The largest values, which may choose something but have no relevance."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:  # type: ignore[override]
-        ctx.name = name
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        raise MissingRule(f"{ctx.name} has a difference rule only where its values choose experts.")
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        raise MissingRule("topk has a difference rule only where a router chooses experts.")
+
+
+class Unreadable(Tensor):
+    """The indices of a choice that differs between both rows."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise MissingRule("a choice that differs between the prompts has a difference rule only for experts.")
 
 
 class PairedLinear(Function):

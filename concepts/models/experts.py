@@ -80,13 +80,15 @@ def w_out_rows(experts: Any, chosen: slice = WHOLE) -> Tensor:
 Visit = Callable[[Tensor], Tensor]
 own: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """In a pass of pairs: a router's indices (N, K), the same in both rows of a pair -> which of them a row chose itself
-(N, K); None for choices of other things that differ between the rows."""
+(N, K)."""
 
 
 def forward_in_pass(module: Any, paired: bool) -> Callable[..., Any] | None:
-    """Return a forward method for a pass with relevance rules, if the module has experts: it goes past the kernels, which
-    sort tokens. paired: as in `forward_past`."""
-    if hasattr(module, "is_transposed") and hasattr(module, "gate_up_proj"):  # transformers' interface
+    """Return a forward method for a pass with relevance rules, if the module has experts, whose kernels sort tokens.
+
+    paired: as in `forward_past`.
+    """
+    if hasattr(module, "is_transposed") and hasattr(module, "down_proj"):  # transformers' interface
         return forward_past(module, {}, paired=paired)
     if paired and hasattr(module, "shared_expert") and routes_inputs(getattr(module, "experts", None)):
         return partial(_weighed_inputs, module)
@@ -134,7 +136,7 @@ def forward_past(
         parts = []
         for expert, rows in enumerate(chosen):
             with on_part(rows, len(x)):
-                inside = experts._apply_gate(F.linear(x[rows], *_map(experts, "gate_up", expert)))
+                inside = _neurons(experts, x[rows], expert)
             inside = torch.where(runs[rows, expert, None], inside, 0) if paired else inside
             silent = torch.zeros(len(x), each, dtype=x.dtype, device=x.device)
             parts.append(silent.index_copy(0, rows, inside))
@@ -162,6 +164,12 @@ def forward_past(
 
     loaded.visits, loaded.paired = [*earlier, visits], paired  # type: ignore[attr-defined]
     return loaded
+
+
+def _neurons(experts: Any, x: Tensor, expert: int) -> Tensor:
+    if experts.has_gate:
+        return experts._apply_gate(F.linear(x, *_map(experts, "gate_up", expert)))  # type: ignore[no-any-return]
+    return experts.act_fn(F.linear(x, *_map(experts, "up", expert)))  # type: ignore[no-any-return]
 
 
 def _partner(x: Tensor) -> Tensor:

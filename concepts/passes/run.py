@@ -18,6 +18,7 @@ from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.lock import replaced
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
+from icebear.concepts.passes.sites import hooks
 from icebear.records import Neuron
 
 if TYPE_CHECKING:
