@@ -77,11 +77,8 @@ def slow_experts(mixture, chosen, x, index, weights):
     return out, neurons, run
 
 
-def slow_pass(model, batch, nodes=(), every=None):
-    """Logits (T, V), or (1, labels), and the inputs of all W_out, of one row. nodes: (neuron, position, value) each.
-
-    every: gets layer -> all neurons of experts, and whether their experts run."""
-    every = {} if every is None else every
+def slow_pass(model, batch, nodes=()):
+    """Logits (T, V), or (1, labels), and the inputs of all W_out, of one row. nodes: (neuron, position, value) each."""
     seen, undo = {}, ExitStack()
     read = batch.lengths[0] if batch.decoder else 0
 
@@ -107,7 +104,7 @@ def slow_pass(model, batch, nodes=(), every=None):
         def forward(x, index, weights):
             own = {(n.index, place): v for n, place, v in nodes if (n.layer, n.site) == (layer, "ffn")}
             out, neurons, run = slow_experts(mixture, own, x, index, weights)
-            every[layer], seen["ffn", layer] = (neurons, run), neurons * run
+            seen["ffn", layer] = neurons * run
             return out
 
         return forward
@@ -177,15 +174,12 @@ class Slow:
         self.model, self.relevance, self.batch = model, relevance, relevance.explained().batch
         self.read = relevance.prompt.encoder_length
         self.positions = relevance.explained().positions[0]
-        here, there_all = {}, {}
-        self.logits, _ = slow_pass(model, self.batch, every=here)
+        self.logits, _ = slow_pass(model, self.batch)
         means = slow_means.__wrapped__ if is_hooked(model) else slow_means
         self.means = None if counterfactual is not None else means(model)
         likely = [self.logits[self.place(0)]]
         if counterfactual is not None:
-            there, self.seen = slow_pass(model, counterfactual, every=there_all)
-            for layer, (neurons, run) in there_all.items():  # the experts of both prompts run in both
-                self.seen["ffn", layer] = neurons * (run | here[layer][1])
+            there, self.seen = slow_pass(model, counterfactual)
             likely.append(there[self.place(0) if there_at is None else there_at])
         best = [row.argsort(descending=True, stable=True)[:LIKELY].tolist() for row in likely]
         self.tokens = [id for number, row in enumerate(best) for id in row if number == 0 or id not in best[0]]

@@ -23,6 +23,7 @@ from icebear import (
     steer,
 )
 from icebear.actmax.index.neuron_vectors import gated
+from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
@@ -309,17 +310,19 @@ def test_scans_over_tokens_are_explained_beside_a_counterfactual(kind):
     ("kind", "operation"),
     [
         ("recurrent_gemma", "SqrtBoundDerivative"),
-        ("minimax", "chosen rows"),
-        ("llama4_text", "repeated rows"),
+        ("jetmoe", "chosen rows"),
         ("longcat_flash", "chosen rows"),
-        ("phimoe", "chosen rows"),
+        ("phimoe", "gather"),
     ],
 )
 def test_what_has_no_difference_rule_is_refused(kind, operation):
-    """A custom function; what sorts, repeats or chooses rows, so that they lose their partners."""
+    """A custom function; what sorts or chooses rows, so that they lose their partners. No other method takes its place
+    unasked."""
     model, ids = script("families").small_model(kind), [5, 9, 23, 42, 7, 31, 12, 50]
+    options = {"sites": (), "counterfactual": [*ids[:3], 33, *ids[4:]]}
     with pytest.raises(MissingRule, match=operation):
-        attribute(model, ids, 11, 12, sites=(), counterfactual=[*ids[:3], 33, *ids[4:]])
+        attribute(model, ids, 11, 12, **options)
+    assert attribute(model, ids, 11, 12, **options, method=GradientTimesInput()).counterfactual.at == "midpoint"
 
 
 def test_the_self_test_names_what_is_wrong():

@@ -156,7 +156,8 @@ def test_what_a_map_writes_its_neurons_and_bias_got(kind):
         hook.remove()
     for site in sites:
         layer = model.layers_with(site)[-1]
-        assert result.of(site)[layer].abs().sum() > 0, site
+        routed = site == "ffn" and model.family.experts  # in one layer, both prompts may have no expert in common
+        assert result.of(site)[... if routed else layer].abs().sum() > 0, site
         if site in written:
             close = {"rtol": 1e-3, "atol": 1e-4 * written[site].abs().max().item()}
             assert torch.allclose(result.of(site)[layer].sum(-1), written[site], **close), site

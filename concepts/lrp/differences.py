@@ -30,10 +30,13 @@ from icebear.concepts.lrp.pairs import (
     PairedProduct,
     Rescaled,
     Softmax,
+    Unread,
+    Unreadable,
     partner,
     wide,
 )
 from icebear.concepts.lrp.rules import Multiplied, Scaled, normalised
+from icebear.concepts.models import experts
 from icebear.concepts.models.families import family_of
 from icebear.errors import MissingRule
 
@@ -248,31 +251,77 @@ def larger(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 
 def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """The k largest scores of a router: each row gets its own choices and those of its partner, these at a value that
-    stands for "not chosen", so that both rows have the same experts. The jump of a value by a choice is attributed to
-    the score of that expert."""
+    """The k largest scores of a router: each row gets its own experts and those of its partner, so that both rows have
+    the same ones in the same order. `experts.own` remembers which of them a row chose itself."""
     bound = inspect.signature(lambda input, k, dim=-1, largest=True, sorted=True: None).bind(*args, **kwargs)
-    x, k = bound.arguments["input"], bound.arguments["k"]
+    bound.apply_defaults()
+    x, dim = bound.arguments["input"], bound.arguments["dim"]
     result = func(*args, **kwargs)
-    if not is_activation(x):
-        return result
-    if x.dim() != 2 or bound.arguments.get("dim", -1) not in (1, -1) or not bound.arguments.get("largest", True):
-        raise MissingRule("topk has a difference rule only where a router chooses experts.")
-    absent: Tensor | float = 0.0
-    family = family_of(mode.net)
-    if family and family.expert_logits:
-        smallest = result.values.detach().amin(-1, keepdim=True)
-        absent = torch.minimum(smallest, partner(smallest)) - 100  # a logit lower by this has a weight of zero
-    elif bool((x.detach() < 0).any()):  # zero means not chosen for scores, but not for logits before a softmax
-        raise MissingRule("topk has a difference rule only for scores, not for logits.")
-    own = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(-1, result.indices, True)
+    own = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(dim, result.indices, True)
+    if x.dim() != 2 or dim not in (1, -1) or not bound.arguments["largest"]:
+        indices = result.indices if torch.equal(own, partner(own)) else result.indices.as_subclass(Unreadable)
+        return torch.return_types.topk((Unread.apply(result.values), indices))
     count = own.to(x.dtype) + partner(own).to(x.dtype)
-    indices = (count > 0).to(x.dtype).topk(min(2 * k, x.shape[-1]), -1).indices
-    x_, y = x.detach(), torch.where(own, x.detach(), absent)
+    indices = count.topk(int((count > 0).sum(-1).max())).indices
+    experts.own[indices] = own.gather(-1, indices)
+    return torch.return_types.topk((gathered(mode, torch.gather, (x, -1, indices), {}), indices))
+
+
+def gathered(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Linear where both rows read the same entries. The score of an expert that a row did not choose is `absent`, and
+    the jump is attributed to the score of that expert."""
+    bound = inspect.signature(lambda input, dim, index, sparse_grad=False: None).bind(*args, **kwargs)
+    x, index = bound.arguments["input"], bound.arguments["index"]
+    y = func(*args, **kwargs)
+    own = experts.own.get(index)
+    if own is None:
+        if is_activation(x) and len(index) % 2 == 0 and not torch.equal(index, partner(index)):
+            raise MissingRule("gather has a difference rule only where both prompts read the same entries.")
+        return y
+    if not is_activation(x):
+        return torch.where(own, y, absent(mode, x, y, own))
+    return only(y, own, absent(mode, x, y.detach(), own))
+
+
+def absent(mode: Any, scores: Tensor, chosen: Tensor, own: Tensor) -> Tensor | float:
+    """Return the score that stands for "not chosen": 0, but for logits one so low that its weight is zero."""
+    family = family_of(mode.net)
+    is_logits = (family and family.expert_logits) or bool((scores.detach() < 0).any())
+    return low(chosen, own) if is_logits else 0.0
+
+
+def low(x: Tensor, own: Tensor) -> Tensor:
+    smallest = x.masked_fill(~own, torch.inf).amin(-1, keepdim=True)
+    return torch.minimum(smallest, partner(smallest)).clamp(max=0) - 100
+
+
+def only(x: Tensor, own: Tensor, other: Tensor | float) -> Tensor:
+    """Return x, or another value where it is not a row's own, by the rescale rule."""
+    x_ = x.detach()
+    y = torch.where(own, x_, other)
     dx, dy = x_ - partner(x_), y - partner(y)
-    multiplier = torch.where(dx == 0, count / 2, dy / dx.masked_fill(dx == 0, 1))
-    values = Multiplied.apply(x, y, multiplier).gather(-1, indices)
-    return torch.return_types.topk((values, indices))
+    multiplier = torch.where(dx == 0, (own.to(x.dtype) + partner(own).to(x.dtype)) / 2, dy / dx.masked_fill(dx == 0, 1))
+    return Multiplied.apply(x, y, multiplier).clone()  # type: ignore[no-any-return]  # routers change it in place
+
+
+def filled(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Linear where both rows are masked alike. A router's mask (of groups of experts) differs between them."""
+    x, mask, value = args
+    if not is_activation(x) or x.dim() != 2 or mask.shape != x.shape or torch.equal(mask, partner(mask)):
+        return func(*args, **kwargs)
+    y = only(x, ~mask, low(x.detach(), ~mask) if value == -torch.inf else value)
+    return x.copy_(y) if func is Tensor.masked_fill_ else y
+
+
+def scattered(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
+    """Linear; a constant goes where a row's own choices are."""
+    x, dim, index, *more = args
+    if index in experts.own and not (more and is_activation(more[0])):
+        own = experts.own[index]
+        value = more[0] if more else kwargs.pop("src", kwargs.pop("value", None))
+        before = x.gather(dim, index)
+        more = [torch.where(own, value if isinstance(value, Tensor) else before.new_tensor(value), before)]
+    return func(x, dim, index, *more, **kwargs)
 
 
 def repeated(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -296,6 +345,8 @@ def indexed(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
 """Operations in `operations.KEEP` that are not linear."""
+ROWS = "repeat __getitem__ gather scatter scatter_ masked_fill masked_fill_".split()
+"""Operations that are linear where rows keep their partners."""
 KERNELS = "_grouped_mm grouped_mm".split()
 """They sort tokens by expert, so that rows lose their partners; experts of a known family run past them."""
 
@@ -313,7 +364,7 @@ POWER = {*operations.named("pow"), *operations.named("__pow__")}
 TABLE = operations.table(
     {
         operations.keep_gradient: [
-            *(name for name in operations.KEEP if name not in (*NOT_LINEAR, "repeat", "__getitem__")),
+            *(name for name in operations.KEEP if name not in (*NOT_LINEAR, *ROWS)),
             *operations.CONVOLUTIONS,
             *operations.ADD,
             *operations.CONCATENATE,
@@ -331,9 +382,12 @@ TABLE = operations.table(
         maximum: ["max"],
         larger: ["maximum", "minimum"],
         chosen: ["topk"],
+        gathered: ["gather"],
+        filled: ["masked_fill", "masked_fill_"],
+        scattered: ["scatter", "scatter_"],
         repeated: ["repeat"],
         indexed: ["__getitem__"],
     }
 ) | {torch.linalg.solve_triangular: solve}
-LINEAR = (operations.keep_gradient, linear, repeated, indexed)
+LINEAR = (operations.keep_gradient, linear, repeated, indexed, gathered, scattered, filled)
 """The rules of operations that are linear in each argument."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from icebear.concepts.lrp.rules import Multiplied
+from icebear.errors import MissingRule
 
 
 def partner(x: Tensor) -> Tensor:
@@ -54,6 +55,26 @@ class Rescaled(Multiplied):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         return first_rows((g.chunk(2)[0] * ctx.saved_tensors[0]).to(g.dtype)), None, None
+
+
+class Unread(Function):
+    """The largest values, which may choose something but have no relevance."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        raise MissingRule("topk has a difference rule only where a router chooses experts.")
+
+
+class Unreadable(Tensor):
+    """The indices of a choice that differs between both rows."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise MissingRule("a choice that differs between the prompts has a difference rule only for experts.")
 
 
 class PairedLinear(Function):

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.lrp.two_models import PairedWeights
+from icebear.concepts.models import experts
 from icebear.concepts.models.batch import Batch
+from icebear.concepts.models.lock import replaced
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import hooks
@@ -194,10 +196,10 @@ def forward_backward(
             layers = model.layer_modules if checkpoint is not False else ()
             rules = relevance_rules(model.net, method, accounting, strict, layers, start, paired)
             mode = stack.enter_context(rules)
-            # Our experts run those of both prompts for both, and know whose tokens an expert's bias was added to.
-            if model.has_family and model.family.experts:
-                mixtures = [("ffn", layer) for layer in model.layers_with("ffn")]
-                stack.enter_context(hooks(model, mixtures, lambda site, layer, x: None))
+            # Our experts know the experts of both prompts, and whose tokens an expert's bias was added to.
+            for module in model.net.modules():
+                if (forward := experts.forward_in_pass(module, method.paired)) is not None:
+                    stack.enter_context(replaced(module, "forward", forward))
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.
         for reading in (target.reading, *(recorder.reading for recorder in recorders)):
             stack.enter_context(reading(model))

@@ -78,6 +78,18 @@ class Tape:
         """A product with a constant passes relevance on."""
         return Value(self, v.x * c, [v], lambda R: [R])
 
+    def choose(self, v, chosen):
+        """The scores of the chosen experts, 0 for others."""
+        return self.scale(v, chosen)
+
+    def normalize(self, v):
+        """Eq. 19: a sum of weights is a constant."""
+        return self.scale(v, 1 / v.x.sum(-1, keepdim=True))
+
+    def weigh(self, written, weight, chosen):
+        """What an expert writes, times its weight, which is 0 where it is not chosen."""
+        return self.mul(written, weight)
+
     def mul(self, a, b):
         """Eq. 15: each factor gets half."""
         return Value(self, a.x * b.x, [a, b], lambda R: [_summed(R / 2, a.x.shape), _summed(R / 2, b.x.shape)])

@@ -36,6 +36,33 @@ class PairTape(Tape):
 
         return Value(self, a.x * b.x, [a, b], messages)
 
+    def choose(self, v, chosen):
+        """The jump of a score where only one row chose the expert is that score's."""
+
+        def messages(m, other):
+            dx, dy = v.x - other.sources[0].x, v.x * chosen - other.x
+            return [m * torch.where(dx == 0, chosen, dy / dx)]
+
+        return Value(self, v.x * chosen, [v], messages)
+
+    def normalize(self, v):
+        total = self.linear(v, torch.ones(1, v.x.shape[-1], dtype=v.x.dtype))
+        return self.mul(v, self.act(total, torch.reciprocal))
+
+    def weigh(self, written, weight, chosen):
+        """Where only one row chose the expert, all is the weight's."""
+        result = self.mul(written, weight)
+        result.chosen, both = chosen.bool(), result.messages
+
+        def messages(m, other):
+            alone = result.chosen != other.chosen
+            through = torch.where(result.chosen, written.x, other.sources[0].x)
+            to_written, to_weight = both(m, other)
+            return [torch.where(alone, 0, to_written), torch.where(alone, m * through, to_weight)]
+
+        result.messages = messages
+        return result
+
     def matmul(self, A, V):
         def messages(m, other):
             A_, V_ = (mean(mine.x, theirs.x) for mine, theirs in zip((A, V), other.sources, strict=True))
@@ -133,5 +160,7 @@ def explain(build, net, prompt, other, target, contrast):
             for source, m in zip(v.sources, v.messages(v.R, w), strict=True):
                 source.R = source.R + m
     for v, w in zip(mine.values, theirs.values, strict=True):
+        if v.x.shape != w.x.shape:  # the tokens of an expert
+            continue
         v.R = v.R * (v.x - w.x)
     return leaves[0].R.sum(-1), mine

@@ -195,7 +195,7 @@ def mixture(tape, mlp, n, number, config):
         x = tape.move(joined, lambda places, e=e: places[:, e * width : (e + 1) * width])
         x = silent_linear(tape, x, *expert_map(experts, "down", e))
         weight = tape.move(weights, lambda places, e=e: places[:, e, None].expand(-1, D))
-        outputs.append(tape.scale(x, weight.x) if constant else tape.mul(x, weight))
+        outputs.append(tape.scale(x, weight.x) if constant else tape.weigh(x, weight, chosen[:, e, None]))
     shared = getattr(mlp, "shared_expert", None) or getattr(mlp, "shared_experts", None)
     if shared is not None:
         own = ffn(tape, shared, n, number, model, "shared")
@@ -225,9 +225,9 @@ def routed(tape, router, n, config):
         s = tape.leaf(logits.x.softmax(-1)) if held else tape.softmax(logits)
         among = s.x
     chosen = torch.zeros_like(s.x).scatter(1, among.topk(router.top_k, -1).indices, 1.0)
-    chosen_weights = tape.scale(s, chosen)
-    total = chosen_weights.x.sum(-1, keepdim=True) if getattr(config, "norm_topk_prob", True) else 1
-    return tape.scale(chosen_weights, getattr(config, "routed_scaling_factor", 1) / total), chosen, held  # Eq. 19
+    weights = tape.choose(s, chosen)
+    weights = tape.normalize(weights) if getattr(config, "norm_topk_prob", True) else weights
+    return tape.scale(weights, getattr(config, "routed_scaling_factor", 1)), chosen, held
 
 
 def expert_map(experts, name, e):
