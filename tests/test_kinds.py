@@ -59,8 +59,7 @@ TWELVE += [("bert", MASKED), ("roberta", MASKED), ("t5", SEQ2SEQ), ("bart", SEQ2
 @pytest.mark.parametrize(("kind", "auto"), TWELVE)
 def test_the_laws_hold(kind, auto):
     row = script("families").row_of(kind, auto)
-    # Both rows of a pair run through all experts (issue 54, review 1.6), whose activations are recorded.
-    assert row.laws == ("compared activations" if kind == "mixtral" else "all")
+    assert row.laws == "all"
     assert row.counterfactual.startswith("yes")
     assert row.neurons
 

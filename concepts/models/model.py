@@ -176,12 +176,13 @@ class Model(Architecture):
     @cached_property
     def has_segments(self) -> bool:
         """Whether the model reads segments, and its tokenizer writes them. Raises `InputError` if they are unknown."""
-        read = getattr(self.config, "type_vocab_size", 0) > 1 and self.tokenizer is not None
-        if not read or "token_type_ids" not in inspect.signature(type(self.net).forward).parameters:
+        written = "token_type_ids" in getattr(self.tokenizer, "model_input_names", ())
+        read = "token_type_ids" in inspect.signature(type(self.net).forward).parameters
+        if not (written and read) or getattr(self.config, "type_vocab_size", 0) < 2:
             return False
         pair = self.tokenizer("a", "b")
-        types = pair.get("token_type_ids")
-        if not types or not any(types):
+        types = pair["token_type_ids"]
+        if not any(types):
             return False
         if self.token_types(torch.tensor([pair["input_ids"]])).tolist() != [types]:
             raise InputError(
