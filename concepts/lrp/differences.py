@@ -306,7 +306,7 @@ def only(x: Tensor, own: Tensor, other: Tensor | float) -> Tensor:
 
 def filled(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """Linear where both rows are masked alike. A router's mask (of groups of experts) differs between them."""
-    x, mask, value = args
+    x, mask, value = inspect.signature(lambda input, mask, value: None).bind(*args, **kwargs).args
     if not is_activation(x) or x.dim() != 2 or mask.shape != x.shape or torch.equal(mask, partner(mask)):
         return func(*args, **kwargs)
     y = only(x, ~mask, low(x.detach(), ~mask) if value == -torch.inf else value)
@@ -315,13 +315,14 @@ def filled(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 def scattered(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     """Linear; a constant goes where a row's own choices are."""
-    x, dim, index, *more = args
-    if index in experts.own and not (more and is_activation(more[0])):
-        own = experts.own[index]
-        value = more[0] if more else kwargs.pop("src", kwargs.pop("value", None))
-        before = x.gather(dim, index)
-        more = [torch.where(own, value if isinstance(value, Tensor) else before.new_tensor(value), before)]
-    return func(x, dim, index, *more, **kwargs)
+    bound = inspect.signature(lambda input, dim, index, src=None, value=None, reduce=None: None).bind(*args, **kwargs)
+    x, dim, index = bound.args[:3]
+    value = bound.arguments.get("src", bound.arguments.get("value"))
+    if is_activation(value) or index not in experts.own:
+        return func(*args, **kwargs)
+    before = x.gather(dim, index)
+    value = value if isinstance(value, Tensor) else before.new_tensor(value)
+    return func(x, dim, index, torch.where(experts.own[index], value, before))
 
 
 def repeated(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
