@@ -167,9 +167,9 @@ def rendered(model: Model, chat: Chat) -> list[int]:
     parts = re.split(f"{sign}(\\d+){sign}", _templated(model, texts, chat.template, tokenize=False))
     begins = dict(zip(map(int, parts[1::2]), parts[:-1:2], strict=True))
     ids: list[int] = []
-    asked = [place for place in known if place and chat.messages[place - 1]["role"] != "assistant"]
-    for place in sorted(known)[sorted(known).index(asked[-1]) if asked else 0 :]:
-        if place in asked:
+    answering = [place for place in known if place and chat.messages[place - 1]["role"] != "assistant"]
+    for place in sorted(known)[sorted(known).index(answering[-1]) if answering else 0 :]:
+        if place in answering:
             ids = rendered(model, chat.of(chat.messages[:place]))
         else:  # the model was not asked
             ids += model.continuation(begins[place]) if ids else model.tokens_of(begins[place])
