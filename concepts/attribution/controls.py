@@ -199,12 +199,17 @@ def most_relevant(scores: Tensor, k: int, positions: Sequence[int]) -> Tensor:
     return largest(allowed, min(k, int((allowed > 0).sum())))
 
 
-def random_nodes(chosen: Tensor, site: str, generator: torch.Generator) -> Tensor:
+def random_nodes(chosen: Tensor, site: str, generator: torch.Generator, layers: Sequence[int] | None = None) -> Tensor:
     """Draw a random mask (L, T, N) of nodes that are not chosen: as many neurons at each layer and token as `chosen`
-    has, or as many heads at each token, from all layers. Where fewer are left, all of them are drawn."""
+    has, or as many heads at each token, from all layers. Where fewer are left, all of them are drawn.
+
+    layers: the layers that have heads, by default all.
+    """
     if site == "head":  # a layer has few heads, of which the chosen ones would leave less than a choice
-        by_token = chosen.transpose(0, 1).flatten(1)  # (T, L * H)
-        return random_nodes(by_token, "", generator).unflatten(1, (len(chosen), -1)).transpose(0, 1)
+        drawn, present = torch.zeros_like(chosen), list(range(len(chosen)) if layers is None else layers)
+        by_token = chosen[present].transpose(0, 1).flatten(1)  # (T, L * H)
+        drawn[present] = random_nodes(by_token, "", generator).unflatten(1, (len(present), -1)).transpose(0, 1)
+        return drawn
     draw = torch.rand(chosen.shape, generator=generator).masked_fill(chosen, -1)
     counts = torch.minimum(chosen.sum(-1, keepdim=True), (~chosen).sum(-1, keepdim=True))
     most = int(counts.max())
@@ -280,7 +285,8 @@ def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation
     count = int(chosen.sum())
     parts = list(zip(nodes.sites, chosen.split(nodes.widths, -1), strict=True))
     sets = range(DRAWS_OF_HEADS if "head" in nodes.sites else DRAWS)
-    draws = [torch.cat([random_nodes(part, site, generator) for site, part in parts], -1) for _ in sets]
+    layers = nodes.model.layers_with("attn") if "head" in nodes.sites else None
+    draws = [torch.cat([random_nodes(part, site, generator, layers) for site, part in parts], -1) for _ in sets]
     sufficiency, remaining = recovered_shares(nodes, [chosen, largest(nodes.change(), count), *draws])
     necessity = [1 - share for share in remaining]
     return Ablation(

@@ -13,7 +13,6 @@ from torch.nn.functional import normalize
 from icebear.concepts.attribution.controls import random_nodes
 from icebear.concepts.attribution.effect_words import effect_words
 from icebear.concepts.attribution.effects import Patched
-from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.statistics import clusters
 from icebear.records import Neuron, Ranked
 
@@ -68,12 +67,13 @@ def effect_groups(
     the largest relevance.
 
     Average linkage; two groups are joined while their nodes are closer than the closest 5 % of pairs among as many
-    random nodes of the same sites, layers and tokens.
+    random nodes of the same sites (`random_nodes`).
     """
     rows = patched.effects([[node] for node in nodes])[0]
     labels = [0] * len(nodes)
     if len(nodes) > 1:
-        random = patched.effects([[node] for node in random_like(patched.relevance, nodes, seed)])[0]
+        others = random_like(patched, nodes, seed)
+        random = patched.effects([[node] for node in others])[0] if len(others) > 1 else rows  # of a site that is full
         apart = torch.pdist(normalize(random.double())).square() / 2  # cosine distances
         units = normalize(rows.double())
         labels = clusters((units @ units.T).numpy(), "average", apart.quantile(CLOSER).item())
@@ -88,10 +88,11 @@ def effect_groups(
     return whole, groups
 
 
-def random_like(relevance: Relevance, nodes: Sequence[Ranked], seed: int) -> list[Ranked]:
+def random_like(patched: Patched, nodes: Sequence[Ranked], seed: int) -> list[Ranked]:
     """Draw as many other nodes of the same sites (`random_nodes`)."""
     generator, drawn = torch.Generator().manual_seed(seed), []
     for site in dict.fromkeys(node.neuron.site for node in nodes):
-        places = random_nodes(relevance.mask(nodes, site), site, generator).nonzero().tolist()
+        layers = patched.model.layers_with("attn") if site == "head" else None
+        places = random_nodes(patched.relevance.mask(nodes, site), site, generator, layers).nonzero().tolist()
         drawn += [Ranked(Neuron(layer, site, index), position, None, 0.0) for layer, position, index in places]
     return drawn
