@@ -192,7 +192,7 @@ def test_an_index_is_asked_and_tells_examples(letters):
 
         def search(self, text, k):
             request.append(text)
-            return [Hit(Neuron(1, "ffn", 3), "-", 1.0, ()), Hit(Neuron(2, "attn", 1), "+", 1.0, ())]
+            return [Hit(Neuron(layer, site, 1), "-", 1.0, (), "sentences") for layer, site in ((1, "ffn"), (2, "attn"))]
 
         def examples(self, neuron, polarity, k):
             return [Example(1.0, 0, Sentence(1, f"{neuron} {polarity}", "t", 0, 1, ("a",)))]

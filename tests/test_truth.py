@@ -19,7 +19,7 @@ from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.truth import edges, rounds
 from icebear.concepts.truth.compiler import Compiled, compiled
 from icebear.concepts.truth.decoys import KINDS, with_decoys
-from icebear.concepts.truth.judging import SITES, candidates_of, ranked, relevances, scores_of
+from icebear.concepts.truth.judging import SITES, candidates_of, ranked, relevances, scores_of, sites_of
 from icebear.concepts.truth.own import pair_of
 from icebear.concepts.truth.pairs import Pair, pairs_of
 from icebear.concepts.truth.programs import PROGRAMS
@@ -429,7 +429,7 @@ def test_a_model_from_outside_is_judged(tmp_path):
     pair = Pair(tuple(IDS), (*IDS[:5], 10, *IDS[6:]), position=5, target=0, contrast=1)
     methods = {"difference": DIFFERENCE, "random": "random"}
     rows = list(truth.judged(Compiled(model), pair, methods, torch.Generator().manual_seed(0)))
-    assert [row["sites"] for row in rows] == list(SITES)
+    assert [row["sites"] for row in rows] == sites_of(model) == ["neurons", "neurons and heads"]
     for row in rows:
         assert 0 < row["k"] <= row["differ"]
         assert row["methods"]["difference"]["area"] > row["methods"]["random"]["area"]

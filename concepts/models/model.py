@@ -96,11 +96,13 @@ class Model(Architecture):
         if side not in self._counting:
             own = getattr(self.config, "pad_token_id", None)
             vocabulary = self.config.vocab_size
-            ids = [token for token in range(vocabulary // 3, vocabulary) if token != own][:9]
-            alone, beside = (self._measured(rows, side) for rows in ([ids[:5]], [ids[:5], ids]))
-            near = alone.shape == beside.shape and (alone - beside).abs().max() <= alone.abs().max() * (
-                torch.finfo(self.dtype).eps ** 0.5
-            )
+            ids = [token for token in range(vocabulary // 3, vocabulary) if token != own][:7]
+            close = max(torch.finfo(dtype).eps for dtype in (self.dtype, torch.float32)) ** 0.5  # routers are float32
+            try:
+                alone, beside = (self._measured(rows, side) for rows in ([ids[:5]], [ids[:5], ids]))
+                near = alone.shape == beside.shape and (alone - beside).abs().max() <= close * alone.abs().max()
+            except RuntimeError:  # kernels of experts do not take all sizes in 16 bits, and passes run past them
+                near = False
             self._counting[side] = not near
         return self._counting[side]
 

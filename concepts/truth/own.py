@@ -43,7 +43,7 @@ def pair_of(model: Model, entry: Mapping[str, Any]) -> Pair:
     with torch.no_grad(), model.lock:
         rows = model.net(torch.tensor([own, there], device=model.device)).logits[:, position]
     answers = rows.argmax(-1).tolist()
-    labels = {text: n for n, text in model.labels.items()} if model.labels else model.tokenizer.ids
+    labels = {text: n for n, text in model.labels.items()} if model.labels else getattr(model.tokenizer, "ids", {})
     named = [entry.get(name, answer) for name, answer in zip(("target", "contrast"), answers, strict=True)]
     target, contrast = (labels[one] if isinstance(one, str) else one for one in named)
     if rows.shape[-1] == 1:  # a single number has no contrast
