@@ -6,7 +6,7 @@ from serving import open_view, settled
 
 
 def words(page):
-    return page.get_by_label("Words").input_value()
+    return page.get_by_role("textbox", name="Words", exact=True).input_value()
 
 
 def open_result(page, place):
@@ -21,7 +21,7 @@ def open_result(page, place):
 def test_from_a_search_to_a_card_and_back_and_its_link_elsewhere(chromium, address):
     """Back and the button restore the words; the card begins at its top, and opens on the side that was found."""
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address, "neurons")
-    page.get_by_label("Words").fill("ice")
+    page.get_by_role("textbox", name="Words", exact=True).fill("ice")
     page.keyboard.press("Enter")
     settled(page)
     for back in (page.go_back, page.get_by_role("button", name="Search: ice").click):

@@ -91,7 +91,7 @@ def _similar() -> None:
         )
         hits = nearest(opened, neuron, HITS, by, polarity)
         if not hits:
-            st.info("None is more similar than that.")
+            st.caption("No neuron is more similar than that.")
         _show(opened, hits, f"{by} {neuron} {polarity}")
 
 
