@@ -409,7 +409,9 @@ def test_labels_are_made_and_told_by_commands(run):
     card = run("neuron", str(WORD), "--top", "2")
     assert "Polarity +: ' zebra' (1.00 by token)" in card
     assert "Hits: maximally activating tokens" in card
-    known = json.loads(run("rank", "the old zebra", "--site", "ffn", "--top", "60", "--json"))["meanings"]
+    known = json.loads(run("rank", "the old zebra", "--site", "ffn", "--by", "absolute", "--top", "60", "--json"))[
+        "meanings"
+    ]
     assert [row["text"] for row in known if row["neuron"] == str(WORD)] == ["' zebra'"]
     assert "' zebra' (" in run("search", "zebra")
     assert "'zebra'" in run("label", str(WORD), "zebra", "--score")
