@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -30,6 +29,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.concepts.selftest import seconds
 from icebear.records import Ranked, Sentence
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -275,15 +275,6 @@ def waiting(device: str, quick: bool, shape: str) -> Iterator[dict[str, Any]]:
 # --- quick ---
 
 
-def seconds(work: Callable[[], object], device: str) -> float:
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    wait()
-    start = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - start
-
-
 def gradient_x_input(model: Model, ids: list[int]) -> None:
     forward_backward(model, Logits(objective_of(model, [ids], TARGET)), [Inputs()])
 
@@ -312,7 +303,7 @@ def ratios(cases: dict[str, Callable[[], object]], device: str, quick: bool) -> 
     times: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(1 + (2 if quick else ROUNDS_OF_TIMES)):
         for name, work in cases.items():
-            taken = seconds(work, device)
+            taken = seconds(work, torch.device(device))
             if turn:  # the first round warms up
                 times[name].append(taken)
     (unit, base), *others = times.items()
@@ -334,7 +325,9 @@ def profiled(work: Callable[[], object], device: str) -> Iterator[dict[str, Any]
     """Report the operations of one pass; on a GPU its kernels, and the share of the time without any."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     activities += [torch.profiler.ProfilerActivity.CUDA] * (device == "cuda")
-    taken = statistics.median(seconds(work, device) for _ in range(3))  # without the profiler, which slows Python
+    taken = statistics.median(
+        seconds(work, torch.device(device)) for _ in range(3)
+    )  # without the profiler, which slows Python
     with torch.profiler.profile(activities=activities) as profile:
         work()
     events = profile.events()

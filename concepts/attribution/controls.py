@@ -178,7 +178,7 @@ def _means(model: Model, relevance: Relevance, site: str) -> Tensor:
 
 def _counterfactual_number(model: Model, counterfactual: Counterfactual, contrast: int | None) -> float:
     """Return m(c), the mean over several counterfactuals."""
-    if counterfactual.model:
+    if len(set(counterfactual.contrasts)) < 2:  # else the numbers have contrasts that m has not
         return fmean(counterfactual.numbers)
     rows = [replace(pair.rows([1]), contrasts=(contrast,)) for pair in counterfactual.pairs]
     return fmean(forward(model, Logits(row), []).item() for row in rows)

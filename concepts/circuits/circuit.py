@@ -106,20 +106,20 @@ def circuit(
             "counterfactual."
         )
     options = {"nodes": int(chosen.sum()), "sufficiency": sufficiency, "heads": heads, "edge_threshold": edge_threshold}
-    graph = graph_of(model, relevances, chosen, heads, edge_threshold, on_progress)
+    graph = graph_of(model, relevances, scores, chosen, heads, edge_threshold, on_progress)
     return replace(graph, made_with={**graph.made_with, "options": options})
 
 
 def graph_of(
     model: Model,
     relevances: Sequence[Relevance],
+    scores: Tensor,
     chosen: Tensor,
     heads: bool,
     edge_threshold: float = EDGE_THRESHOLD,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
-    """Return the circuit of the nodes of a mask (L, T, W)."""
-    scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
+    """Return the circuit of the nodes of a mask (L, T, W), with their scores (L, T, W)."""
     places = choosing.places(model, chosen)
     values = torch.stack([choosing.node_values(relevance, places) for relevance in relevances]).mean(0)
     done, total = 0, 3 * len(relevances) * (len(places) + 1)

@@ -440,21 +440,22 @@ class Model(Architecture):
         ids = [self.ids(one) for one in prompts]
         watch = (lambda new: on_token(new.shape[1])) if on_token else None
         texts: list[str] = []
-        for rows in self.batches(list(map(len, ids)), len(ids), self.task.generation_padding):
-            batch = self.encode([Prompt(ids=tuple(ids[row])) for row in rows], self.task.generation_padding)
-            output = self._generated(batch, max_new_tokens, temperature, seed, watch, options)
-            new = (output if isinstance(output, Tensor) else output.sequences)[:, self.task.input_length(batch) :]
+        for new in self._continued(ids, max_new_tokens, temperature, seed, watch, options):
             texts += tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if single and len(texts) == 1 else texts
 
     def continuations(self, rows: Sequence[list[int]], tokens: int) -> list[list[int]]:
         """Return the `tokens` most probable ids that continue each row, also past the end of a text."""
-        new: list[list[int]] = []
-        for part in self.batches(list(map(len, rows)), len(rows), self.task.generation_padding):
-            batch = self.encode([Prompt(ids=tuple(rows[row])) for row in part], self.task.generation_padding)
-            output = self._generated(batch, tokens, 0.0, 0, None, {"eos_token_id": None})
-            new += output[:, self.task.input_length(batch) :].tolist()
-        return new
+        parts = self._continued(rows, tokens, 0.0, 0, None, {"eos_token_id": None})
+        return [row for new in parts for row in new.tolist()]
+
+    def _continued(self, rows: Sequence[Sequence[int]], *arguments: Any) -> Iterator[Tensor]:
+        """Yield the new ids (B, n) of rows that are continued together, in order. arguments: of `_generated`."""
+        side = self.task.generation_padding
+        for part in self.batches(list(map(len, rows)), len(rows), side):
+            batch = self.encode([Prompt(ids=tuple(rows[row])) for row in part], side)
+            output = self._generated(batch, *arguments)
+            yield (output if isinstance(output, Tensor) else output.sequences)[:, self.task.input_length(batch) :]
 
     def answer(
         self,

@@ -43,8 +43,8 @@ def graph_of(made: Compiled, pair: Pair) -> Graph:
     """Return the circuit of the nodes with the largest absolute relevance: a program's nodes may have either sign."""
     options: dict[str, Any] = {"counterfactual": pair.counterfactual, "position": pair.position}
     relevance = attribute(made.model, pair.prompt, pair.target, pair.contrast, **options)
-    chosen = largest(scored(made.model, relevance, heads=True), NODES)
-    return graph_of_nodes(made.model, [relevance], chosen, heads=True)
+    scores = scored(made.model, relevance, heads=True)
+    return graph_of_nodes(made.model, [relevance], scores, largest(scores, NODES), heads=True)
 
 
 def judged(graph: Graph, seed: int) -> dict[str, dict[str, float]]:
