@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
 from icebear.errors import StoreError
-from icebear.paths import existing, local
+from icebear.paths import existing, local, locked
 
 VERSION = 9
 """The version of the tables; a store of another version must be built again."""
@@ -140,18 +139,9 @@ class SqliteFile:
     @contextmanager
     def exclusively(self) -> Iterator[None]:
         """Lock the store for the one process that builds the index. Raises `StoreError` at once if it is locked."""
-        lock = FileLock(f"{self.path}.lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise self._busy() from None
-        except OSError:
-            raise self._unwritable() from None
-        self._create = True
-        try:
+        with locked(self.path, StoreError):
+            self._create = True
             yield
-        finally:
-            lock.release()
 
     def _unwritable(self) -> StoreError:
         return StoreError(f"{self.path} cannot be written; check the folder, or choose another --store.")

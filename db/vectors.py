@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from icebear.db.neurons import NeuronTables
 from icebear.db.sqlite import SqliteFile
 from icebear.errors import StoreError
 from icebear.extras import need
+from icebear.paths import append, written
 from icebear.records import Neuron
 from icebear.values import whole
 
@@ -67,16 +66,12 @@ class VectorFiles:
                 index = faiss.IndexScalarQuantizer(rows.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
             index.add(rows)
         path = self.path(name)
-        part = path.with_name(path.name + ".part")
         try:
-            faiss.write_index(index, str(part))
-            identity = digest(part)
-            with part.open("ab") as file:
-                file.write(MARK + bytes.fromhex(identity))
-            os.replace(part, path)
-        except (OSError, RuntimeError):
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+            with written(path, StoreError) as part:
+                faiss.write_index(index, str(part))
+                identity = digest(part)
+                append(part, MARK + bytes.fromhex(identity))
+        except (RuntimeError, StoreError):
             raise StoreError(
                 f"{path} cannot be written; make room or check the folder, then run the same command again."
             ) from None

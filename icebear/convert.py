@@ -170,7 +170,7 @@ class SavedRecord:
         if not overwrite and local(path).exists():
             raise InputError(f"{path} exists already; choose another path, or pass overwrite=True.")
         body = to_json(self, None, self.converter()).removesuffix("}")
-        write_file(path, f"{body}{_ending(body)}\n")
+        write_file(path, f"{body}{_ending(body)}\n", new=not overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -1,4 +1,4 @@
-"""Paths and text files: `~`, suffixes in capitals, compressed text, atomic writes."""
+"""Paths and files: `~`, suffixes in capitals, compressed text; every file that is written, and locks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import gzip
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -55,28 +57,94 @@ def read_text(path: str | Path, error: type[IcebearError] = InputError) -> str:
         raise error(f"{path} cannot be read ({reason.strerror}); check the path.") from None
 
 
-def write_file(path: str | Path, content: str | bytes, error: type[IcebearError] = InputError) -> None:
-    """Write a temporary file and rename it, so that an existing file is replaced atomically. Raises `error`."""
+def write_file(
+    path: str | Path, content: str | bytes, error: type[IcebearError] = InputError, new: bool = False
+) -> None:
+    """Write a file as `written` does. new: only if there is no file. Raises `error`."""
     data = content.encode() if isinstance(content, str) else content
-    try:
-        place = Path(os.path.realpath(local(path)))  # so that a link stays a link
-        if place.exists() and not place.is_file():  # such as /dev/stdout
-            _put(place, data, os.O_WRONLY | os.O_NONBLOCK)
-            return
-        part = place.with_name(f".icebear-{os.getpid()}-{secrets.token_hex(4)}.part")
+    with _explained(path, error):
+        target = _target(path)
+        if not new and target.exists() and not target.is_file():  # such as /dev/stdout
+            return _put(target, data, os.O_WRONLY | os.O_NONBLOCK)
+    with written(path, error, new) as part:
+        part.write_bytes(data)
+
+
+@contextmanager
+def written(path: str | Path, error: type[IcebearError] = InputError, new: bool = False) -> Iterator[Path]:
+    """Give a temporary path in the same folder, which replaces `path` at the end, when it is on the disk.
+
+    After any exception, an existing file stays as it was, and the temporary file is removed. Raises `error` if the
+    file cannot be written.
+    """
+    with _explained(path, error):
+        target = _target(path)
+        part = target.with_name(f".icebear-{os.getpid()}-{secrets.token_hex(4)}.part")
         try:
-            _put(part, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            if place.exists():
-                part.chmod(stat.S_IMODE(place.stat().st_mode))
-            os.replace(part, place)
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            yield part
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            if new:  # takes the name, on file systems without links too
+                os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            elif target.exists():
+                part.chmod(stat.S_IMODE(target.stat().st_mode))
+            os.replace(part, target)
         finally:
             part.unlink(missing_ok=True)
+
+
+def append(path: str | Path, data: bytes, error: type[IcebearError] = InputError) -> None:
+    """Add bytes at the end of a file; if not all of them fit, none. Raises `error`."""
+    with _explained(path, error), open(path, "ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(size)
+            raise
+
+
+@contextmanager
+def locked(path: str | Path, error: type[IcebearError] = InputError, seconds: float = 0) -> Iterator[None]:
+    """Hold the lock of a file or folder: a hidden file, which is removed at the end.
+
+    seconds: how long to wait for another process. Raises `error` if it still has the lock, or if nothing can be
+    written there.
+    """
+    from filelock import FileLock, Timeout
+
+    with _explained(path, error):
+        target = _target(path)
+        hidden = target / ".lock" if target.is_dir() else target.with_name(f".{target.name}.lock")
+        try:
+            lock = FileLock(hidden, timeout=seconds).acquire()
+        except Timeout:
+            raise error(f"Another process is writing to {path}; wait for it, or choose another path.") from None
+    with lock:
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # a process that waits for this file sees that it is gone, and makes another one
+                hidden.unlink()
+
+
+@contextmanager
+def _explained(path: str | Path, error: type[IcebearError]) -> Iterator[None]:
+    try:
+        yield
     except OSError as reason:
-        raise error(f"{path} cannot be written ({reason.strerror}); choose another path.") from None
+        raise error(f"{path} cannot be written ({reason.strerror or reason}); choose another path.") from None
 
 
-def _put(place: Path, data: bytes, flags: int) -> None:
-    with open(os.open(place, flags, 0o666), "wb") as file:
+def _target(path: str | Path) -> Path:
+    return Path(os.path.realpath(local(path)))  # so that a link stays a link
+
+
+def _put(device: Path, data: bytes, flags: int) -> None:
+    with open(os.open(device, flags), "wb") as file:
         os.set_blocking(file.fileno(), True)  # a pipe without reader has failed by now
         file.write(data)
 

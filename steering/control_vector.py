@@ -6,9 +6,12 @@ layer's FFN, at every token; there is none for layer 0 (`llama_adapter_cvec` and
 
 from __future__ import annotations
 
+import errno
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +20,7 @@ from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
 from icebear.edits import Edit
 from icebear.errors import RecipeError
+from icebear.paths import written
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 
@@ -69,9 +73,16 @@ def _check(model: Model, edit: Edit) -> None:
 
 def save_control_vectors(model: Model, vectors: dict[int, Tensor], path: str | Path) -> None:
     """Write a GGUF file for llama.cpp's ``--control-vector``. Raises `RecipeError` if it cannot be written."""
+    with written(path, RecipeError) as part:
+        _write(model, vectors, part)
+        if not _reads_back(part, vectors):  # numpy, which writes the tensors, is silent where the disk is full
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _write(model: Model, vectors: dict[int, Tensor], path: Path) -> None:
     from gguf import GGUFWriter
 
-    writer = GGUFWriter(str(path), ARCHITECTURE)
+    writer = GGUFWriter(path, ARCHITECTURE)
     writer.add_string(f"{ARCHITECTURE}.model_hint", str(model.config.model_type))
     writer.add_uint32(f"{ARCHITECTURE}.layer_count", len(vectors))
     for layer, vector in vectors.items():
@@ -80,10 +91,18 @@ def save_control_vectors(model: Model, vectors: dict[int, Tensor], path: str | P
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-    except OSError as reason:
-        raise RecipeError(f"{path} cannot be written ({reason.strerror}); choose another path.") from None
     finally:
         writer.close()
+
+
+def _reads_back(path: Path, vectors: dict[int, Tensor]) -> bool:
+    from gguf import GGUFReader
+
+    try:
+        tensors = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
+    except (ValueError, IndexError):  # the file is too short
+        return False
+    return all(np.array_equal(tensors.get(f"direction.{n}", ()), x.float().numpy()) for n, x in vectors.items())
 
 
 @torch.no_grad()

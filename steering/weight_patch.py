@@ -14,6 +14,7 @@ from icebear.concepts.models.dispatch import replaceable
 from icebear.concepts.models.linear import Linear
 from icebear.concepts.models.model import Model
 from icebear.errors import RecipeError
+from icebear.paths import write_file
 from icebear.recipe import Recipe
 from icebear.records import WRITERS
 from icebear.steering.apply import steer
@@ -69,7 +70,7 @@ def new_biases(model: Model, weights: dict[str, Tensor]) -> list[str]:
 
 def save_patch(model: Model, weights: dict[str, Tensor], path: str | Path) -> None:
     """Write a safetensors file for `apply_patch`. Raises `RecipeError` if it cannot be written."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     metadata = {
         "format": "pt",
@@ -78,10 +79,7 @@ def save_patch(model: Model, weights: dict[str, Tensor], path: str | Path) -> No
         "new_biases": " ".join(new_biases(model, weights)),
         "load_with": "icebear.apply_patch(net, file); load_state_dict leaves new biases out",
     }
-    try:
-        save_file({name: value.contiguous() for name, value in weights.items()}, str(path), metadata)
-    except Exception as error:  # safetensors has no class for what cannot be written
-        raise RecipeError(f"{path} cannot be written ({error}); choose another path.") from None
+    write_file(path, save({name: value.contiguous() for name, value in weights.items()}, metadata), RecipeError)
 
 
 def apply_patch(net: Any, file: str | Path) -> None:

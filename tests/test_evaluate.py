@@ -154,7 +154,7 @@ def test_a_damaged_folder_loses_nothing(tmp_path):
     part = Part({}, range(3), measure)
     runner.resume(tmp_path, settings, part)
     lines = tmp_path / "samples.jsonl"
-    damaged = lines.read_text().replace('{"number": 1}', '{"number"')
+    damaged = lines.read_text().replace('"number": 1}', '"number"')
     lines.write_text(damaged)
     with pytest.raises(InputError, match=r"samples\.jsonl"):
         runner.resume(tmp_path, settings, part)

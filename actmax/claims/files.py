@@ -10,13 +10,15 @@ import yaml
 
 from icebear.actmax.claims.claim import CONVERTER, Claim
 from icebear.errors import InputError
-from icebear.paths import existing, local, read_text, write_file
+from icebear.paths import existing, local, locked, read_text, write_file
 
 FORMAT = 1
 KEY = "icebear_claims"
 LARGEST = 1_000_000
 """The largest file, in bytes."""
 DEEPEST = 20
+WAITING = 60
+"""Seconds; an append takes milliseconds."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -95,8 +97,13 @@ def _write(path: str | Path, text: str) -> None:
 
 
 def append_claims(path: str | Path, claims: Sequence[Claim]) -> None:
-    """Add claims at the end of a file, which is made if it does not exist. What a person wrote there stays. Raises
-    `InputError`."""
+    """Add claims at the end of a file, which is made if it does not exist. What a person wrote there stays. Other
+    processes that append to the same file wait. Raises `InputError`."""
+    with locked(path, seconds=WAITING):
+        _append(path, claims)
+
+
+def _append(path: str | Path, claims: Sequence[Claim]) -> None:
     if not local(path).exists():
         return write_claims(path, claims)
     every = (*read_claims(path), *claims)

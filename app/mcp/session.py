@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.presets import PRESETS
 from icebear.db.store import Store, open_finished
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
-from icebear.paths import local
+from icebear.paths import local, write_file
 from icebear.steering.side_effects import HeldOutContexts
 
 NEWEST = 16
@@ -127,11 +126,5 @@ class Session:
     def write(self, name: str, text: str) -> Path:
         """Write a new file; no file is overwritten. Raises `InputError`."""
         place = self.place(name)
-        data = text.encode()
-        try:
-            handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        except OSError as error:
-            raise InputError(f"{name!r} cannot be written ({error.strerror}); choose another name.") from None
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        write_file(place, text, new=True)
         return place

@@ -145,10 +145,13 @@ def draw(place: Path, results: Results) -> list[Path]:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Save a figure as SVG and PNG. Returns the PNG's path."""
+    """Save a figure as SVG and PNG, the same bytes each time. Returns the PNG's path."""
+    from matplotlib import rc_context
+
     figure.tight_layout()
-    for suffix in (".svg", ".png"):
+    for suffix, metadata in ((".svg", {"Date": None}), (".png", {})):
         picture = io.BytesIO()
-        figure.savefig(picture, format=suffix[1:], dpi=150)
+        with rc_context({"svg.hashsalt": path.name}):  # without it, ids are random
+            figure.savefig(picture, format=suffix[1:], dpi=150, metadata=metadata)
         write_file(path.with_suffix(suffix), picture.getvalue())
     return path.with_suffix(".png")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from icebear.concepts.evaluation.protocol import Evaluation, Line, Part
 from icebear.concepts.evaluation.report import Results
 from icebear.concepts.models.model import versions
 from icebear.errors import InputError, NumericalError
-from icebear.paths import read_text, write_file
+from icebear.paths import append, locked, read_text, write_file
 
 OnProgress = Callable[[int, int], None]
 Progress = Callable[[str, int], AbstractContextManager[OnProgress | None]]
 """(name of a part, number of its samples) -> context."""
+KEY = "sample_number"
+"""The key of a sample's number in a line of samples.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -57,89 +60,107 @@ def run(
     Raises
     ------
     InputError
-        If a folder cannot be written, or holds an evaluation with other settings.
+        If a folder cannot be written, is in use by another process, or holds an evaluation with other settings.
     NumericalError
         If a number is NaN or infinite.
     """
-    for part in evaluation.parts(model):
-        folder = Path(out) / part.name
-        methods = {name: repr(part.methods.get(name)) for name in (*part.methods, *part.unable)}
-        settings = {
-            "evaluation": evaluation.name,
-            **(model.made_with if model else {"versions": versions()}),
-            "methods": methods,
-            **({"part": part.name} if part.name else {}),
-            **evaluation.settings(),
-            **part.settings,
-            "steps": list(evaluation.steps),
-        }
-        with progress(part.name or evaluation.name, len(part.samples)) as advance:
-            lines = resume(folder, settings, part, advance)
-        notes, tables = list(part.notes(lines)), {}
-        for name, table in part.of(lines).items():
-            measured = list(table.lines[0]["methods"]) if table.lines else []
-            shown = {method: methods.get(method, "") for method in (*(measured or methods), *part.unable)}
-            tables[name] = Results(
-                {**settings, "methods": shown}, dict(table.columns), notes, dict(part.unable), list(table.lines)
-            )
-            (folder / name).mkdir(exist_ok=True)
-            report.write(folder / name, tables[name])
-        part.write(folder, lines)
-        yield PartResult(part.name, folder, settings, tables, part.listings(lines), notes, part.unable)
+    make_folder(out)
+    with locked(out):
+        for part in evaluation.parts(model):
+            yield _measured(evaluation, model, Path(out) / part.name, part, progress)
+
+
+def make_folder(out: str | Path) -> Path:
+    """Return a folder, made if need be. Raises `InputError`."""
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({error.strerror}); choose another --out.") from None
+    return Path(out)
+
+
+def _measured(evaluation: Evaluation, model: Any, folder: Path, part: Part, progress: Progress) -> PartResult:
+    methods = {name: repr(part.methods.get(name)) for name in (*part.methods, *part.unable)}
+    settings = {
+        "evaluation": evaluation.name,
+        **(model.made_with if model else {"versions": versions()}),
+        "methods": methods,
+        **({"part": part.name} if part.name else {}),
+        **evaluation.settings(),
+        **part.settings,
+        "steps": list(evaluation.steps),
+    }
+    with progress(part.name or evaluation.name, len(part.samples)) as advance:
+        lines = resume(folder, settings, part, advance)
+    notes, tables = list(part.notes(lines)), {}
+    for name, table in part.of(lines).items():
+        measured = list(table.lines[0]["methods"]) if table.lines else []
+        shown = {method: methods.get(method, "") for method in (*(measured or methods), *part.unable)}
+        tables[name] = Results(
+            {**settings, "methods": shown}, dict(table.columns), notes, dict(part.unable), list(table.lines)
+        )
+        (folder / name).mkdir(exist_ok=True)
+        report.write(folder / name, tables[name])
+    part.write(folder, lines)
+    return PartResult(part.name, folder, settings, tables, part.listings(lines), notes, part.unable)
 
 
 def resume(
     folder: str | Path, settings: dict[str, Any], part: Part, on_progress: OnProgress | None = None
 ) -> list[Line]:
-    """Return a line for each sample of a part, kept in `samples.jsonl`; finished samples are not measured again.
+    """Return a line for each sample of a part, kept in `samples.jsonl` with the sample's number; finished samples are
+    not measured again.
 
     Killed at any moment, it keeps every finished sample, or batch of samples that are measured together.
     """
     path = prepare(folder, settings) / "samples.jsonl"
-    lines = finished(path)
+    lines = finished(path, len(part.samples))
     while True:
         if on_progress and lines:
             on_progress(len(lines), len(part.samples))
-        batch = part.samples[len(lines) : len(lines) + (part.batch_size or 1)]
+        missing = (number for number in range(len(part.samples)) if number not in lines)
+        batch = list(islice(missing, part.batch_size or 1))
         if not batch:
-            return lines
-        measured = part.measure(batch) if part.batch_size else [part.measure(batch[0])]
+            return [line for _, line in sorted(lines.items())]
+        samples = [part.samples[number] for number in batch]
+        results = part.measure(samples) if part.batch_size else [part.measure(samples[0])]
+        measured = dict(zip(batch, results, strict=True))
         try:
-            texts = [json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in measured]
+            texts = [json.dumps({KEY: n, **x}, ensure_ascii=False, allow_nan=False) + "\n" for n, x in measured.items()]
         except ValueError:
             raise NumericalError("A sample's result is NaN or infinite; try --dtype float32.") from None
-        with path.open("ab") as file:
-            file.write("".join(texts).encode())
-        lines += measured
+        append(path, "".join(texts).encode())
+        lines |= measured
 
 
 def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
     """Return the folder, made if need be, with its settings. Raises `InputError` where it holds others."""
-    place, text = Path(folder), json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        file = place / "settings.json"
-        if not file.exists():
-            write_file(file, text)
-        elif read_text(file) != text:
-            raise InputError(
-                f"The folder {folder} holds an evaluation with other settings; choose another --out, or delete this "
-                "folder."
-            )
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written ({error.strerror}); choose another --out.") from None
+    place, text = make_folder(folder), json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
+    file = place / "settings.json"
+    if not file.exists():
+        write_file(file, text)
+    elif read_text(file) != text:
+        raise InputError(
+            f"The folder {folder} holds an evaluation with other settings; choose another --out, or delete this folder."
+        )
     return place
 
 
-def finished(path: Path) -> list[Line]:
-    """Return the lines of a JSON lines file, and cut a last line off that was only partly written."""
+def finished(path: Path, samples: int) -> dict[int, Line]:
+    """Return the lines of a JSON lines file by the number of their sample, the first of each, and cut a last line off
+    that was only partly written."""
     text = path.read_bytes() if path.exists() else b""
-    whole = text.rfind(b"\n") + 1
-    if whole < len(text):
-        os.truncate(path, whole)
+    complete = text.rfind(b"\n") + 1
+    if complete < len(text):
+        os.truncate(path, complete)
+    lines: dict[int, Line] = {}
     try:
-        return [json.loads(line) for line in text[:whole].splitlines()]
-    except ValueError:
+        for row in text[:complete].splitlines():
+            line = json.loads(row)
+            lines.setdefault(range(samples)[line.pop(KEY)], line)
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise InputError(
-            f"{path} is damaged; delete the broken line and all lines after it, or change --out."
+            f"{path} is damaged, or of an older icebear; delete the broken line and all lines after it, or change "
+            "--out."
         ) from None
+    return lines

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from icebear.concepts.models.hooked_config import HookedConfig
 from icebear.concepts.models.hooked_net import Hooked, HookedForCausalLM, HookedForCausalOutputs, HookedForOutputs
 from icebear.concepts.models.words import Words
 from icebear.errors import IcebearError, ModelError
+from icebear.paths import write_file
 
 
 def same(x: Tensor) -> Tensor:
@@ -153,8 +154,8 @@ def convert(file: Path, folder: Path) -> None:
     weights = {
         name: x.detach().contiguous().clone() for name, x in state.items() if name.rpartition(".")[2] not in BUFFERS
     }
-    save_file(weights, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_file(folder / "model.safetensors", save(weights), ModelError)
+    write_file(folder / "config.json", json.dumps(config, indent=1) + "\n", ModelError)
 
 
 def main(arguments: Sequence[str]) -> None:
