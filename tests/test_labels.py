@@ -22,7 +22,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.evaluations import labels as evaluation
 from icebear.actmax.index import build as index
-from icebear.actmax.labels import auto, kinds, null, sample, scores
+from icebear.actmax.labels import kinds, null, sample, scores
 from icebear.actmax.labels.auto import control_name, label_neurons, score_label
 from icebear.actmax.labels.kinds import Evidence, Label
 from icebear.actmax.labels.meanings import benjamini_hochberg, most_significant
@@ -184,9 +184,9 @@ def test_chance_is_seldom_called_clear(indexed):
         assert max(clear.values()) <= 8
 
 
-def test_labels_are_the_same_killed_or_not(indexed, tmp_path, monkeypatch):
+def test_labels_are_the_same_killed_or_not(indexed, tmp_path):
+    """A killed run keeps the labels of every neuron that it has scored, and the next run adds the others."""
     model, path = indexed
-    monkeypatch.setattr(auto, "GROUP", 4)
     neurons = [Neuron(0, "ffn", number) for number in range(12)]
     result, checksums = [], set()
     for name in ("whole", "killed"):
@@ -196,12 +196,14 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path, monkeypatch):
     process = started_alone(_label_alone, tmp_path / "killed.db", neurons)
     deadline = time.monotonic() + 60
     with open_store(tmp_path / "killed.db") as store:
-        while time.monotonic() < deadline and not 0 < len(store.labels.all_meanings()) < 24:
+        while time.monotonic() < deadline and not store.labels.all_meanings():
             time.sleep(0.01)
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        assert 0 < len(store.labels.all_meanings()) < 24
+        scored = store.labels.meanings(neurons)
+        assert 0 < len(scored) < 24
+        assert {(neuron, "-") in scored for neuron, _ in scored} == {True}
     for name in ("whole", "killed"):
         with open_store(tmp_path / f"{name}.db") as store:
             label_neurons(model, store, neurons)
@@ -211,6 +213,7 @@ def test_labels_are_the_same_killed_or_not(indexed, tmp_path, monkeypatch):
     assert len(checksums) == 1
     assert len(result[0]) == 24
     assert result[0] == result[1]
+    assert {key: result[1][key] for key in scored} == scored
 
 
 def _copy(path, to):
@@ -220,7 +223,7 @@ def _copy(path, to):
 
 
 def _label_alone(path, neurons, started):
-    sample.SENTENCES, null.CONTROLS, auto.GROUP, sample.TOPICS = SENTENCES, 50, 4, 6
+    sample.SENTENCES, null.CONTROLS, sample.TOPICS = SENTENCES, 50, 6
     started.set()
     with open_store(path) as store:
         label_neurons(planted(), store, neurons, on_progress=lambda *done: time.sleep(0.02))  # to be killed in time

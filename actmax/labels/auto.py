@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,9 @@ def label_neurons(
 ) -> None:
     """Label both polarities of neurons and save the labels with their scores in the store.
 
-    Neurons with labels are skipped. Each group of `GROUP` neurons is committed; on_progress(done, total) counts
-    sentences and labels. Raises `StoreError` for an index by relevance, or with too few documents.
+    Neurons with labels are skipped, and each neuron's labels are committed, so a killed run can be run again for the
+    rest. on_progress(done, total) counts sentences and labels. Raises `StoreError` for an index by relevance, or with
+    too few documents.
     """
     store.check_activations(model.fingerprint, model.name, model.dtype_name)
     have = store.labels.meanings(neurons)
@@ -49,11 +51,12 @@ def label_neurons(
     advance = _counting(total, on_progress)
     for group in groups:
         values, known = measure_activations(model, store, parts, group, seed, advance)
-        meanings = []
-        for side in sides(store, parts, group, values):
-            meanings.append(score_candidates(side, side.candidates, known))
-            advance(1)
-        store.labels.set_meanings(meanings)
+        for _, both in groupby(sides(store, parts, group, values), lambda side: side.neuron):
+            meanings = []
+            for side in both:
+                meanings.append(score_candidates(side, side.candidates, known))
+                advance(1)
+            store.labels.set_meanings(meanings)  # of one neuron, so that a killed run keeps its work
 
 
 def _counting(total: int, on_progress: Callable[[int, int], None]) -> Callable[[int], None]:
