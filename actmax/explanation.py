@@ -401,6 +401,7 @@ def explain(
             raise InputError(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
             )
+        model.check_made(prompt.made_with["model"], "The relevance")
         read = Prompt(ids=prompt.prompt.ids[: prompt.prompt.encoder_length])
         return controlled(model, read, prompt, ranking, store=store)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}

@@ -69,11 +69,7 @@ def _same(saved: Any, model: Model | None) -> Model:
     """The model that was passed, if it is the one that was saved."""
     if model is None:
         raise InputError(f"The result was made with {saved['name']}; load this model, and pass it as model=.")
-    if saved["fingerprint"] != model.fingerprint:
-        raise InputError(
-            f"The result was made with {saved['name']} ({saved['fingerprint']}), not with {model.name} "
-            f"({model.fingerprint}); load the model that it was made with."
-        )
+    model.check_made(saved)
     return model
 
 

@@ -15,6 +15,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Objective, Token, objective_of
 from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit, parse_edits
+from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import Statistic, steer
 from icebear.values import seed_of, whole
@@ -28,7 +29,7 @@ TRIES = 20
 def random_edit_control(
     model: Model,
     prompt: PromptLike,
-    edits: Edit | str | Iterable[Edit | str],
+    edits: Recipe | Edit | str | Iterable[Edit | str],
     target: Token | None = None,
     contrast: Token | None = None,
     statistic: Statistic | None = None,
@@ -66,11 +67,15 @@ def random_edit_control(
     ------
     InputError
         For a token, a neuron or a unit that cannot be used.
+    RecipeError
+        For a recipe of another model.
 
     References
     ----------
     The p-value: Phipson & Smyth 2010.
     """
+    if isinstance(edits, Recipe):
+        edits.check(model)
     draws, seed = whole(draws, "The number of draws"), seed_of(seed)
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     ids = [None if token is None else model.answer_id(token, after=prompt) for token in (target, contrast)]

@@ -57,8 +57,9 @@ class Nodes:
     def of(cls, model: Model, relevance: Relevance, *sites: str) -> Nodes:
         """Return the nodes of a relevance, by default of the site ``ffn``.
 
-        Raises `InputError` if the relevance has not recorded all positions.
+        Raises `InputError` if the relevance is of another model, or has not recorded all positions.
         """
+        model.check_made(relevance.made_with["model"], "The relevance")
         if len(relevance.neurons.recorded) != len(relevance.tokens):
             raise InputError("Ablation needs the activations at all positions; pass record='all' to attribute.")
         if model.task.stacks == 2:
@@ -265,7 +266,8 @@ def ablation(
     Raises
     ------
     InputError
-        If not all positions were recorded, or patching the whole site changes nothing.
+        If the relevance is of another model, or not all positions were recorded, or patching the whole site changes
+        nothing.
 
     References
     ----------

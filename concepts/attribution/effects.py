@@ -125,20 +125,22 @@ def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 
     Raises
     ------
     InputError
-        If the values of the nodes were not recorded, or for a relevance that was read from a file.
+        If the values of the nodes were not recorded, or for a relevance of another model, or read from a file.
 
     References
     ----------
     Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
     """
+    patched = Patched(model, relevance)
     rows = relevance.top(whole(nodes, "The number of nodes"), position="all") if isinstance(nodes, int) else list(nodes)
-    return Patched(model, relevance).measure(rows)
+    return patched.measure(rows)
 
 
 class Patched:
     """Passes over the prompt of a relevance in which nodes take their counterfactual values."""
 
     def __init__(self, model: Model, relevance: Relevance) -> None:
+        model.check_made(relevance.made_with["model"], "The relevance")
         self.model, self.relevance, self.objective = model, relevance, relevance.explained()
         self.read = relevance.prompt.encoder_length
         self._here: Tensor | None = None

@@ -72,12 +72,13 @@ def matrix(
     Raises
     ------
     InputError
-        If the answer is empty, or the method is not a set of relevance rules.
+        If the answer is empty or of another model, or the method is not a set of relevance rules.
     """
     if not isinstance(answer, Answer):
         raise InputError(f"{shown(answer)} is not an answer object; get one from Model.answer.")
     if not isinstance(method, AttnLRP):
         raise InputError(f"{shown(method)} cannot compute an attribution matrix; use AttnLRP(...) or CP_LRP.")
+    answer.check(model)
     if not answer.ids:
         raise InputError("The answer is empty, so there is nothing to explain; give another prompt.")
     ids, begins = answer.before(len(answer.ids)), len(answer.prompt_ids)

@@ -103,6 +103,7 @@ def token_removal_control(
     A removed token has an embedding of zero. Sinks and tokens of a chat's template stay. If there are few other
     choices, all are measured; if all tokens stay, there is no control. Raises `InputError`.
     """
+    model.check_made(relevance.made_with["model"], "The relevance")
     excluded = {*relevance.prompt.sinks, *relevance.prompt.template}
     free = [place for place in range(len(relevance.tokens)) if place not in excluded]
     order = sorted(free, key=lambda place: -relevance.tokens[place].item())

@@ -243,6 +243,7 @@ def row_of_answer(
     model: Model, answer: Answer, span: Span | None, contrast: Token | Phrase | None, counterfactual: Any
 ) -> PromptRequest:
     """Return the request for a span of an answer, after all tokens before it. Raises `InputError`."""
+    answer.check(model)
     start, stop = answer.token_range(span)
     read, explained = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop]
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):

@@ -23,6 +23,7 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import InputError
+from icebear.values import shown
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def source_breakdown(
     Raises
     ------
     InputError
-        If the answer has no such span, or there is a counterfactual and a contrast.
+        If the answer is of another model or has no such span, or there is a counterfactual and a contrast.
 
     References
     ----------
@@ -109,6 +110,9 @@ def source_breakdown(
     """
     if counterfactual is not None and contrast is not None:
         raise InputError("Give a counterfactual or a contrast, not both.")
+    if not isinstance(answer, Answer):
+        raise InputError(f"{shown(answer)} is not an answer object; get one from Model.answer.")
+    answer.check(model)
     start, stop = answer.token_range(span)
     options: dict[str, Any] = {"number": number if contrast is None else None, "checkpoint": checkpoint}
     relevance = attribute(model, answer, contrast=contrast, span=(start, stop), method=CP_LRP, sites=(), **options)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from icebear.concepts.models.chat import Chat
 from icebear.errors import InputError
@@ -35,6 +36,8 @@ class Answer:
     """Whether the model ended the answer; else it reached the maximum number of tokens."""
     question: Chat | None = None
     """The chat that is answered."""
+    model: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """The name and fingerprint of the model; None for an answer that was not generated."""
 
     @cached_property
     def text(self) -> str:
@@ -52,6 +55,11 @@ class Answer:
             raise InputError("The last assistant message has calls of tools and no text; pass a text as its content.")
         ids = {"ids": [*last["ids"], *self.ids]} if "ids" in last else {}
         return self.question.of([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
+
+    def check(self, model: Model) -> None:
+        """Raise `InputError` if this is the answer of another model."""
+        if self.model is not None:
+            model.check_made(self.model, "The answer")
 
     def token_range(self, span: Span | None = None) -> tuple[int, int]:
         """Return the tokens [i, j) of a span, or all for None. Raises `InputError` if there are none."""

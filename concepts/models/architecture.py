@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -57,6 +57,7 @@ class Architecture:
         for module in self.net.modules():  # bitsandbytes would repack 4-bit weights, with rounded scales, on some CPUs
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
+        self._fingerprint: tuple[Any, str] = (None, "")
         self.name = name or net.config._name_or_path or type(net).__name__
         self.task = task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
         if self.task.reads_text and getattr(self.config, "vocab_size", None) is None:
@@ -102,10 +103,26 @@ class Architecture:
             )
         return family
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """Identifies the model, see `icebear.concepts.models.dispatch.fingerprint`."""
-        return dispatch.fingerprint(self.net, f"{self.net.config.model_type} {self.output_size}")
+        """Identifies the model, see `icebear.concepts.models.dispatch.fingerprint`.
+
+        It is computed again when weights were replaced, or changed in place; not when they were changed through
+        ``.data``, which torch does not count.
+        """
+        state = dispatch.weights_state(self.net)
+        if self._fingerprint[0] != state:
+            kind = f"{self.net.config.model_type} {self.output_size}"
+            self._fingerprint = state, dispatch.fingerprint(self.net, kind)
+        return self._fingerprint[1]
+
+    def check_made(self, saved: Mapping[str, Any], what: str = "The result") -> None:
+        """Raise `InputError` if something was made with another model. saved: its name and fingerprint."""
+        if saved["fingerprint"] != self.fingerprint:
+            raise InputError(
+                f"{what} was made with {saved['name']} ({saved['fingerprint']}), not with {self.name} "
+                f"({self.fingerprint}); load the model that it was made with."
+            )
 
     @cached_property
     def context_length(self) -> int:

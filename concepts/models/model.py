@@ -502,7 +502,7 @@ class Model(Architecture):
         new = new[:-1] if ended else new
         steps = zip(output.logits, new, strict=False)
         probabilities = tuple(scores[0].float().softmax(-1)[token].item() for scores, token in steps)
-        return Answer(tuple(ids), tuple(new), self.pieces(new), probabilities, ended, chat)
+        return Answer(tuple(ids), tuple(new), self.pieces(new), probabilities, ended, chat, self.made_with["model"])
 
     @property
     def ends(self) -> list[int]:
