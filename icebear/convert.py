@@ -84,7 +84,7 @@ def from_json(
     try:
         data = json.loads(text, parse_constant=_refused)
         json.dumps(data, ensure_ascii=False).encode()  # an unpaired surrogate is not text
-    except (ValueError, RecursionError) as reason:
+    except (TypeError, ValueError, RecursionError) as reason:
         raise error(f"{source} is not JSON ({reason}); check it, or save it again with icebear.") from None
     return _structured(data, kind, source, error, converter)
 
@@ -140,7 +140,13 @@ class Saved:
         return from_json(text, cls, f"The {cls.__name__.lower()}", RecipeError)
 
     def save(self, path: str | Path) -> None:
-        write_file(path, self.to_json() + "\n", RecipeError)
+        """Write a file that `load` reads. Raises `RecipeError`."""
+        try:
+            text = self.to_json()
+        except (TypeError, ValueError, RecursionError) as reason:
+            raise RecipeError(f"The {type(self).__name__.lower()} cannot be saved ({reason}); correct it.") from None
+        self.from_json(text)
+        write_file(path, text + "\n", RecipeError)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -9,8 +9,8 @@ from typing import Any
 
 from icebear.convert import Saved
 from icebear.edits import Edit, parse_edits
-from icebear.errors import RecipeError
-from icebear.values import real
+from icebear.errors import InputError, RecipeError
+from icebear.values import real, shown, text_of
 
 OF_THE_WHOLE = ("side_effects", "after")
 """Provenance that is measured with all edits at full strength."""
@@ -33,7 +33,7 @@ class Recipe(Saved):
     Raises
     ------
     InputError
-        If an edit cannot be used.
+        If an edit cannot be used, or a field has another type.
     """
 
     name: str
@@ -44,6 +44,10 @@ class Recipe(Saved):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "edits", tuple(parse_edits(self.edits)))
+        for name in ("name", "model_name", "model_fingerprint"):
+            text_of(getattr(self, name))
+        if not isinstance(self.provenance, dict):
+            raise InputError(f"The provenance of a recipe is a dict, not {shown(self.provenance)}.")
 
     def __iter__(self) -> Iterator[Edit]:
         return iter(self.edits)
@@ -67,6 +71,8 @@ class Recipe(Saved):
 
     def __add__(self, other: Recipe) -> Recipe:
         """Return the edits of both recipes. Raises `RecipeError` if they share a neuron or are for different models."""
+        if not isinstance(other, Recipe):
+            raise RecipeError(f"{shown(other)} is not a recipe; a recipe is combined with another recipe.")
         if other.model_fingerprint != self.model_fingerprint:
             raise RecipeError(
                 f"{self.name!r} and {other.name!r} are for different models; combine recipes of one model."

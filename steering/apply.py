@@ -21,7 +21,7 @@ from icebear.edits import Edit, acts_at, parse_edits
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import Neuron
-from icebear.values import real, whole
+from icebear.values import real, several, whole
 
 Statistic = Callable[[Neuron, str], float]
 
@@ -86,6 +86,7 @@ def steer(
         edits.check(model)
     if prompt_tokens is not None:
         prompt_tokens = whole(prompt_tokens, "The number of the prompt's tokens")
+    rows = None if rows is None else [whole(row, "A row of the batch", 0) for row in several(rows)]
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     most = torch.finfo(model.dtype).max
     for edit in wanted:

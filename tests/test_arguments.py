@@ -23,10 +23,16 @@ from icebear import (
     Recipe,
     Relevance,
 )
+from icebear.actmax.claims.claim import Provenance
 from icebear.actmax.index import build as index
 from icebear.concepts import calibration
+from icebear.concepts.evaluation.circuits import Circuits
+from icebear.concepts.evaluation.effects import Documents, EffectsHold
+from icebear.concepts.evaluation.faithfulness import Faithfulness
+from icebear.concepts.evaluation.pruning import Pruning
 from icebear.concepts.methods.registry import method_of
 from icebear.errors import IcebearError
+from icebear.steering.evaluations.truth import KnownMechanisms
 
 PROMPT, OTHER = "ice bear", "big cats"
 NAN, INF = float("nan"), float("inf")
@@ -60,6 +66,7 @@ def at(tmp_path_factory):
                 corpus=icebear.read_corpus(str(folder / "c.txt")),
                 new=icebear.Store(folder / "new.db", create=True),
                 relevance=icebear.attribute(model, PROMPT, counterfactual=OTHER),
+                effects=icebear.effects(model, icebear.attribute(model, PROMPT, counterfactual=OTHER), 2),
                 top=icebear.attribute(model, PROMPT, keep="top", k=3),
                 positions=icebear.attribute(model, PROMPT, method=icebear.PA_LRP, sites=()),
                 graph=icebear.circuit(model, PROMPT, counterfactual=OTHER, nodes=5),
@@ -105,6 +112,14 @@ DOORS = {
         lambda at, x: Recipe("r", x, "letters", at.model.fingerprint),
         [one for one in NO_EDIT if one != "L9.ffn.1*0"],
     ),
+    "Recipe.name": (lambda at, x: Recipe(x, (), "letters", "0"), (5, None, b"r", "\ud800")),
+    "Recipe.model_name": (lambda at, x: Recipe("r", (), x, "0"), (5, None, b"r", "\ud800")),
+    "Recipe.provenance": (
+        lambda at, x: Recipe("r", (), "letters", "0", x).save(at.folder / "r.json"),
+        (5, None, [1], {"a": {1, 2}}, {"a": b"x"}, {"a": "\ud800"}, {"a": object()}),
+    ),
+    "Recipe.from_json": (lambda at, x: Recipe.from_json(x), (None, 3, "", b"\xff", [], "[]")),
+    "Recipe + x": (lambda at, x: at.recipe + x, (1, None, "r", [])),
     "Recipe * x": (lambda at, x: at.recipe * x, (*NO_NUMBER, 2, -1)),
     "Concept * x": (lambda at, x: at.concept * x, (*NO_NUMBER, 0, -1)),
     # methods
@@ -355,6 +370,17 @@ DOORS = {
         lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method="w_out", words=x),
         ((), 3, [3]),
     ),
+    "units.relevance": (lambda at, x: icebear.units(x), ("x", None, 3)),
+    "Effects.words": (lambda at, x: at.effects.words(x), (99, -1, 2.5, "0", None)),
+    "Effects.words.k": (lambda at, x: at.effects.words(0, x), NO_COUNT),
+    "steer.rows": (lambda at, x: steered(at, [], rows=x), (-1, "x", [0.5], [None], 10**30)),
+    "evaluation.samples": (lambda at, x: Faithfulness(samples=x), (0, -1, 10**20)),
+    "evaluation.seed": (lambda at, x: Pruning(seed=x), (-1, 10**23)),
+    "evaluation of effects": (lambda at, x: EffectsHold(samples=x), (0, 10**20)),
+    "evaluation of circuits": (lambda at, x: Circuits(nodes=x), (0, 10**20)),
+    "evaluation of truth": (lambda at, x: KnownMechanisms(samples=x), (0, 10**20)),
+    "Documents": (lambda at, x: Documents(x), (["a b", "c"], [], [""])),
+    "Claim.seed": (lambda at, x: Provenance("m", "0", "float32", {}, x, "2026-01-31"), (-1, 2**70, 2.5, None)),
     "apply_patch": (lambda at, x: icebear.apply_patch(at.model.net, x), (3, None, "none.safetensors")),
     # files
     **{

@@ -440,7 +440,16 @@ def test_a_claim_of_a_label_breaks_where_its_neuron_is_another_one(run, indexed)
     assert {row.verdict for row in check(other, claims).rows} == {"broken"}
 
 
-@pytest.mark.parametrize("words", [[], ["L0.ffn.3"], ["--auto"], ["--auto", "L0.ffn.3", "--all"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["L0.ffn.3"],
+        ["--auto"],
+        ["--auto", "L0.ffn.3", "--all"],
+        ["L0.ffn.3", " ", "--score", "--claim", "c.yaml"],
+    ],
+)
 def test_a_label_command_that_says_too_little_or_too_much(words):
     assert CliRunner().invoke(main, ["label", *words]).exit_code == 2
 

@@ -12,7 +12,7 @@ from icebear.actmax.claims.kinds import KINDS
 from icebear.concepts.models.model import Model
 from icebear.convert import converter
 from icebear.errors import InputError
-from icebear.values import real
+from icebear.values import real, seed_of
 
 MARGIN = 0.05
 """The share of a value that its threshold leaves, if its standard error is not larger."""
@@ -34,6 +34,9 @@ class Provenance:
     seed: int
     date: str
     """As 2026-01-31."""
+
+    def __post_init__(self) -> None:
+        seed_of(self.seed)
 
     @classmethod
     def of(cls, model: Model, seed: int) -> Provenance:

@@ -69,7 +69,8 @@ class Effects(Tabled):
 
     def words(self, row: int, k: int = 4) -> tuple[list[str], list[str]]:
         """Return the k likely words that a node raises and lowers most, relative to the other likely tokens."""
-        return effect_words(self.tokens, self.matrix[row], k)
+        row = whole(row, "The row of a node", 0, len(self.nodes) - 1)
+        return effect_words(self.tokens, self.matrix[row], whole(k, "The number of words"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""

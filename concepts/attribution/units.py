@@ -13,8 +13,9 @@ from torch import Tensor
 
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.chat import Turn
+from icebear.errors import InputError
 from icebear.extras import need
-from icebear.values import one_of
+from icebear.values import one_of, shown
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,10 @@ def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]
     Raises
     ------
     InputError
-        If `by` is not a unit.
+        If `by` is not a unit, or `relevance` is no result.
     """
+    if not isinstance(relevance, Relevance):
+        raise InputError(f"{shown(relevance)} is not a Relevance; pass the result of attribute.")
     rows = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, by)
     return list(zip(rows, summed(relevance.tokens, rows).tolist(), strict=True))
 

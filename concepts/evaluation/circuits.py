@@ -84,6 +84,7 @@ class Circuits(Evaluation):
     nodes: Annotated[int, Setting()] = 60
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         pairs.pairs_of(self.tasks)
         if self.nodes < FEWEST:
             raise InputError(f"{self.nodes} nodes are too few to correlate their edges; give at least {FEWEST}.")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from icebear.concepts.methods.registry import methods_of
 from icebear.concepts.models.model import Model
+from icebear.values import seed_of, whole
 
 Line = dict[str, Any]
 """The measurements of a sample, JSON-ready. ``methods`` has the numbers, method -> column -> number; a line with a
@@ -97,6 +98,15 @@ class Evaluation:
     steps: ClassVar[Sequence[float]] = ()
     """The x values of the samples' curves."""
 
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises `InputError`."""
+        for name, option in self._options().items():
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if name == "seed":
+                seed_of(value)
+            elif type(value) is int:
+                whole(value, flag, option.least or 0)
+
     def parts(self, model: Model) -> Iterator[Part]:
         """Yield the parts; each is measured and reported before the next is asked for.
 
@@ -109,9 +119,11 @@ class Evaluation:
 
     def settings(self) -> dict[str, Any]:
         """Return the options that decide the numbers."""
+        return {name: getattr(self, name) for name, option in self._options().items() if option.decides}
+
+    def _options(self) -> dict[str, Setting]:
         hints = get_type_hints(type(self), include_extras=True)
-        options = {one.name: next(iter(hints[one.name].__metadata__)) for one in fields(self)}
-        return {name: getattr(self, name) for name, option in options.items() if option.decides}
+        return {one.name: next(iter(hints[one.name].__metadata__)) for one in fields(self)}
 
 
 @dataclass(frozen=True)
@@ -127,6 +139,7 @@ class MethodEvaluation(Evaluation):
     seed: Seed = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.chosen()
 
     def chosen(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _message(message: Any) -> dict[str, Any]:
         raise InputError(
             "A chat message needs a role and a content, and may have ids, a list of token ids; correct the messages."
         )
-    readable(json.dumps(message, ensure_ascii=False, default=str))
+    text_of(json.dumps(message, ensure_ascii=False, default=str))
     parts = message.get("content")
     if not isinstance(parts, list):
         return dict(message)
@@ -137,15 +137,6 @@ def _switches(template: Any) -> dict[str, Any]:
     if taken:
         raise InputError(f"icebear sets {taken} itself, and the template has no such switch; leave it out.")
     return dict(template)
-
-
-def readable(text: str) -> str:
-    """Return the text. Raises `InputError` if a tokenizer cannot read it."""
-    try:
-        text_of(text).encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"Character {error.start} of the text is not valid UTF-8; give the text in UTF-8.") from None
-    return text
 
 
 def rendered(model: Model, chat: Chat) -> list[int]:

@@ -45,8 +45,8 @@ def label(options: Options) -> None:
         return _automatic(options)
     if len(options.words) != 2 or options.prompt or options.all:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
-    if options.claim and not options.score:
-        raise click.UsageError("--claim needs a score: give --score, or --auto.")
+    if options.claim and not (options.score and options.words[1].strip()):
+        raise click.UsageError("--claim needs a score: give a TEXT and --score, or --auto.")
     from icebear.app.cli.terminal import labels_table
 
     neuron, text = Neuron.parse(options.words[0]), options.words[1]
