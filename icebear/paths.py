@@ -8,13 +8,17 @@ import gzip
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from icebear.errors import IcebearError, InputError
-from icebear.values import shown
+from icebear.values import shown, stable_hash
+
+STALE = 3600
+"""Seconds after which a temporary file belongs to no process any more."""
 
 
 def local(name: str | Path) -> Path:
@@ -79,7 +83,12 @@ def written(path: str | Path, error: type[IcebearError] = InputError, new: bool 
     """
     with _explained(path, error):
         target = _target(path)
-        part = target.with_name(f".icebear-{os.getpid()}-{secrets.token_hex(4)}.part")
+        parts = f".icebear-{stable_hash(target.name):016x}-"
+        for old in target.parent.glob(f"{parts}*.part"):  # of a process that was killed
+            with suppress(OSError):
+                if time.time() - old.stat().st_mtime > STALE:
+                    old.unlink()
+        part = target.with_name(f"{parts}{secrets.token_hex(4)}.part")
         try:
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             yield part

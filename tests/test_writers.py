@@ -2,10 +2,13 @@
 two processes at once lose nothing."""
 
 import ast
+import os
+import random
 import resource
 import time
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
 
 import pytest
 import torch
@@ -22,7 +25,7 @@ from icebear.app.mcp.session import Session
 from icebear.concepts.evaluation import report, runner
 from icebear.concepts.evaluation.protocol import Evaluation, Part
 from icebear.errors import IcebearError, InputError
-from icebear.paths import locked, written
+from icebear.paths import locked, write_file, written
 from icebear.steering.control_vector import control_vectors, save_control_vectors
 from icebear.steering.weight_patch import patch, save_patch
 
@@ -245,12 +248,54 @@ def test_an_exception_while_a_file_is_written_leaves_the_old_one(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_the_temporary_file_of_a_killed_process_goes_with_the_next_write(tmp_path):
+    """Not before an hour: another process may be writing it."""
+    with pytest.raises(KeyboardInterrupt), written(tmp_path / "a") as part:
+        name = part.name
+        raise KeyboardInterrupt
+    (tmp_path / name).write_text("half")
+    write_file(tmp_path / "a", "1")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", name}
+    os.utime(tmp_path / name, (0, 0))
+    write_file(tmp_path / "b", "1")
+    assert (tmp_path / name).exists()  # of another file
+    write_file(tmp_path / "a", "1")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+
+
+# --- killed ---
+
+
+def writing(folder, started):
+    started.set()
+    for number in count():
+        write_file(folder / "a", str(number % 10) * 500_000)
+        append_claims(folder / "c.yaml", [Claim(AnswerClaim(str(number), "b"), 0.5, 0.5)])
+
+
+def test_a_killed_process_leaves_complete_files(tmp_path):
+    """And no claim that was there is lost; the lock of a killed process keeps nobody out."""
+    generator, before = random.Random(0), 0
+    for _ in range(3):
+        process = started_alone(writing, tmp_path)
+        time.sleep(generator.uniform(0.1, 0.5))
+        process.kill()
+        process.join()
+        text = (tmp_path / "a").read_text()
+        assert text == text[0] * 500_000
+        claims = len(read_claims(tmp_path / "c.yaml")) if (tmp_path / "c.yaml").exists() else 0
+        assert claims >= before
+        before = claims
+    assert before
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"a", "c.yaml"}
+
+
 # --- two processes at once ---
 
 
 def appending(path, name, started):
     started.set()
-    for number in range(12):
+    for number in range(6):
         append_claims(path, [Claim(AnswerClaim(f"{name} {number}", "b"), 0.5, 0.5)])
 
 
@@ -261,7 +306,7 @@ def test_two_processes_that_append_claims_lose_none(tmp_path):
         process.join()
         assert process.exitcode == 0
     prompts = [claim.what.prompt for claim in read_claims(path)]
-    assert sorted(prompts) == sorted(f"{name} {number}" for name in ("left", "right") for number in range(12))
+    assert sorted(prompts) == sorted(f"{name} {number}" for name in ("left", "right") for number in range(6))
     assert list(tmp_path.iterdir()) == [path]
 
 
