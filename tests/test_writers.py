@@ -295,6 +295,8 @@ def test_a_killed_process_leaves_complete_files(tmp_path):
 
 def appending(path, name, started):
     started.set()
+    while not path.with_name("go").exists():  # both at once
+        time.sleep(0.001)
     for number in range(6):
         append_claims(path, [Claim(AnswerClaim(f"{name} {number}", "b"), 0.5, 0.5)])
 
@@ -302,18 +304,19 @@ def appending(path, name, started):
 def test_two_processes_that_append_claims_lose_none(tmp_path):
     path = tmp_path / "c.yaml"
     processes = [started_alone(appending, path, name) for name in ("left", "right")]
+    path.with_name("go").touch()
     for process in processes:
         process.join()
         assert process.exitcode == 0
     prompts = [claim.what.prompt for claim in read_claims(path)]
     assert sorted(prompts) == sorted(f"{name} {number}" for name in ("left", "right") for number in range(6))
-    assert list(tmp_path.iterdir()) == [path]
+    assert {path.name for path in tmp_path.iterdir()} == {"c.yaml", "go"}
 
 
 def holding(path, started):
     with locked(path):
         started.set()
-        time.sleep(600)
+        time.sleep(60)
 
 
 class Counting(Evaluation):
@@ -328,10 +331,12 @@ class Counting(Evaluation):
 def test_a_folder_has_one_evaluation_at_a_time(tmp_path):
     """Also after the other one was killed."""
     process = started_alone(holding, tmp_path)
-    with pytest.raises(InputError, match="Another process"):
-        list(runner.run(Counting(), None, tmp_path))
-    process.kill()
-    process.join()
+    try:
+        with pytest.raises(InputError, match="Another process"):
+            list(runner.run(Counting(), None, tmp_path))
+    finally:
+        process.kill()
+        process.join()
     (part,) = runner.run(Counting(), None, tmp_path)
     assert len(part.tables[""].samples) == 3
     assert not (tmp_path / ".lock").exists()
