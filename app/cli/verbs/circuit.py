@@ -10,7 +10,7 @@ import click
 
 import icebear
 from icebear.app.cli.claims import claim
-from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, answered, option, record, verb
+from icebear.app.cli.options import OUTPUT, ModelOptions, PromptOptions, answered, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
@@ -41,7 +41,7 @@ class Options:
         advanced=True,
     )
     claim: str | None
-    neuronpedia: str | None = option("Write the graph for Neuronpedia and circuit-tracer.", type=FILE, advanced=True)
+    neuronpedia: str | None = option("Write the graph for Neuronpedia and circuit-tracer.", type=OUTPUT, advanced=True)
     model: ModelOptions
 
 

@@ -13,7 +13,7 @@ import icebear
 from icebear.app.cli.claims import claim
 from icebear.app.cli.options import (
     AT_LEAST_1,
-    FILE,
+    OUTPUT,
     AttributionOptions,
     ModelOptions,
     exactly_one,
@@ -58,7 +58,9 @@ class Options:
         show_default="no circuit",
         advanced=True,
     )
-    png: str | None = option("With --image: write the image with its relevance to this file.", type=FILE, advanced=True)
+    png: str | None = option(
+        "With --image: write the image with its relevance to this file.", type=OUTPUT, advanced=True
+    )
     claim: str | None
     model: ModelOptions
 
