@@ -319,17 +319,27 @@ class AttributionOptions:
         """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first."""
         prompt = self.image or self.prompt.read()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
+        from icebear.concepts.attribution.answers import at_first_difference
+
         method = self.load_method()
-        base_model = loading.load(self.base_model) if self.base_model else None
+        base_model = loading.load(self.base_model) if self.base_model is not None else None
         model = loading.load()
         if model.task.reads_text is bool(self.image):
             way = "an image; give --image" if not self.image else "a text; give a PROMPT"
             raise click.UsageError(f"The input of {model.name} is {way}.")
-        names = ("target", "contrast", "target_text", "number", "prefix", "checkpoint")
+        other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
+        target, contrast = self.target, self.contrast
+        if self.span is not None:
+            prompt = answered(model, prompt, self.max_new_tokens)
+        elif self.target_text is None and self.at is None:
+            prompt, target, contrast, other = at_first_difference(model, prompt, target, contrast, other)
+        names = ("target_text", "number", "prefix", "checkpoint")
         return model, {
-            "prompt": prompt if self.span is None else answered(model, prompt, self.max_new_tokens),
+            "prompt": prompt,
+            "target": target,
+            "contrast": contrast,
             "span": None if self.span == "all" else self.span,
-            "counterfactual": counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None),
+            "counterfactual": other,
             "base_model": base_model,
             "method": method,
             "position": self.at,
