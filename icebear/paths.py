@@ -83,7 +83,7 @@ def written(path: str | Path, error: type[IcebearError] = InputError, new: bool 
     """
     with _explained(path, error):
         target = _target(path)
-        parts = f".icebear-{stable_hash(target.name):016x}-"
+        parts = f".icebear-{stable_hash(ascii(target.name)):016x}-"
         for old in target.parent.glob(f"{parts}*.part"):  # of a process that was killed
             with suppress(OSError):
                 if time.time() - old.stat().st_mtime > STALE:
@@ -156,6 +156,18 @@ def _put(device: Path, data: bytes, flags: int) -> None:
     with open(os.open(device, flags), "wb") as file:
         os.set_blocking(file.fileno(), True)  # a pipe without reader has failed by now
         file.write(data)
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise `InputError` for a file, or a folder of files, that cannot be written at this path."""
+    place = Path(os.path.realpath(local(path)))
+    around = place.parent if place.is_file() or not place.exists() else place
+    if place.exists() and not place.is_dir() and not place.is_file():  # such as /dev/stdout
+        return
+    if not around.is_dir():
+        raise InputError(f"{path} cannot be written (there is no folder {around}); choose another path.")
+    if not os.access(around, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written (no permission to write in {around}); choose another path.")
 
 
 def kind(path: str | Path) -> str:

@@ -77,7 +77,7 @@ def several(value: Any) -> list[Any]:
 
 
 def text_of(value: Any) -> str:
-    """Return a text. Raises `InputError` for any other value, also for a string with half of a character."""
+    """Return a text in UTF-8. Raises `InputError` for any other value, such as a stray byte of a terminal."""
     if not isinstance(value, str):
         raise InputError(f"{shown(value)} is not a text; give a text (a string).")
     try:

@@ -124,8 +124,6 @@ def test_a_full_memory_has_a_way_out(monkeypatch, error):
 
 @pytest.mark.usefixtures("smol")
 def test_targets():
-    message = fails("explain", PROMPT, "--target", "xylophone", message="'x'")
-    assert "--target-text" in message
     fails("explain", PROMPT, "--contrast", "Arctic", message="' Arctic'")
     fails("explain", PROMPT, "--target", " a", "--target-text", " b c", message="cannot be combined")
 
@@ -174,7 +172,7 @@ def test_models_devices_and_dtypes(tmp_path):
     fails("rank", PROMPT, "--model", str(tmp_path), message="could not be loaded")
     fails("rank", PROMPT, "--dtype", "float8_e4m3fn", message="float8_e4m3fn")
     fails("rank", PROMPT, "--dtype", "flaot32", message="'float32'")
-    fails("rank", PROMPT, "--device", "tpu", message="This machine has")
+    fails("rank", PROMPT, "--device", "tpu", message="one of: ")
 
 
 def test_unknown_family_says_what_is_known():

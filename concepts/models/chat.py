@@ -151,7 +151,7 @@ def rendered(model: Model, chat: Chat) -> list[int]:
     if not known:
         return _templated(model, texts, chat.template, tokenize=True)
     written = json.dumps(texts, ensure_ascii=False, default=str)
-    sign = next(sign for sign in map(chr, range(0xE000, 0xF900)) if sign not in written)  # private use: in no template
+    sign = "\ue000" * (written.count("\ue000") + 1)  # private use: in no template, and longer than in any message
     for place in known:
         texts[place] = {**texts[place], "content": f"{sign}{place}{sign}"}
     # What stands before and between the known answers, and their places.

@@ -33,8 +33,8 @@ def label(options: Options) -> None:
     """Label NEURON with your own TEXT, or find labels (--auto) and score them on held-out sentences.
 
     An empty TEXT removes your label. With --auto --prompt "The ice bear lives in the", the command labels the 20 most
-    relevant neurons for this prompt in about two minutes. --auto needs an index of at least 300 summaries. You can
-    interrupt the command at any time; run it again to resume.
+    relevant neurons for this prompt in about two minutes. --auto needs an index of about 1,200 sentences, such
+    as 300 summaries. You can interrupt the command at any time; run it again to resume.
 
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db
@@ -63,7 +63,8 @@ def label(options: Options) -> None:
         scored = {"scores": [meaning.to_dict() for meaning in scores]} if options.score else {}
         document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.own(neuron)[0], **scored}
     title = f"{neuron} as {text!r}, on held-out sentences"
-    show(options.json, document, *([labels_table(scores, title)] if scores else []))
+    saved = f"{neuron} is labeled {text.strip()!r}." if text.strip() else f"{neuron} has no label of yours any more."
+    show(options.json, document, saved, *([labels_table(scores, title)] if scores else []))
     if options.claim:
         _claim(options, model, scores)
 
