@@ -116,7 +116,7 @@ DOORS = {
     "Recipe.model_name": (lambda at, x: Recipe("r", (), x, "0"), (5, None, b"r", "\ud800")),
     "Recipe.provenance": (
         lambda at, x: Recipe("r", (), "letters", "0", x).save(at.folder / "r.json"),
-        (5, None, [1], {"a": {1, 2}}, {"a": b"x"}, {"a": "\ud800"}, {"a": object()}),
+        (5, None, [1], {"a": {1, 2}}, {"a": b"x"}, {"a": "\ud800"}, {"a": {"b": 1j}}),
     ),
     "Recipe.from_json": (lambda at, x: Recipe.from_json(x), (None, 3, "", b"\xff", [], "[]")),
     "Recipe + x": (lambda at, x: at.recipe + x, (1, None, "r", [])),

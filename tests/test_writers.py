@@ -44,6 +44,7 @@ ALLOWED = {
     "icebear/paths.py write_file": "to the path of `written`",
     "icebear/paths.py append": "samples and digests: cut back if they do not fit",
     "icebear/paths.py locked": "the lock",
+    "icebear/__main__.py _opened": "/dev/null in the place of a stream that is closed",
     "icebear/cache.py ensure": "a folder that is renamed when it is whole, under a lock",
     "icebear/cache.py extract_from_wheels": "inside such a folder",
     "icebear/cache.py _write": "a manifest that is renamed; a broken one only costs hashing",
@@ -226,6 +227,11 @@ def test_an_export_on_a_full_disk_fails(tiny_folder, tmp_path):
     assert done.exit_code == 1
     assert "Wrote" not in done.output
     assert (tmp_path / "good.gguf").read_bytes() == good
+
+
+def test_a_name_that_is_no_utf8_is_a_name(tmp_path):
+    write_file(tmp_path / "a\udcff", "1")
+    assert (tmp_path / "a\udcff").read_text() == "1"
 
 
 def test_a_new_file_replaces_none(tmp_path):
