@@ -14,6 +14,7 @@ from icebear.actmax.claims.files import read_claims
 from icebear.actmax.claims.kind import Measured
 from icebear.concepts.models.model import Model
 from icebear.errors import IcebearError, NumericalError
+from icebear.values import typed
 
 Verdict = Literal["passed", "broken", "control passes too", "cannot be measured here"]
 
@@ -87,6 +88,7 @@ class CheckedClaims:
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
+@typed
 def check(
     model: Model,
     claims: str | Path | Iterable[Claim],

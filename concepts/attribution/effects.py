@@ -22,7 +22,7 @@ from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked
-from icebear.values import whole
+from icebear.values import typed, whole
 
 if TYPE_CHECKING:
     import pandas
@@ -102,6 +102,7 @@ def likely_ids(logits: Tensor) -> list[int]:
     return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
 
 
+@typed
 def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 10) -> Effects:
     """Measure what nodes do to the likely next tokens, by activation patching of one node at a time.
 

@@ -130,10 +130,6 @@ class AttributionRequest:
     ) -> AttributionRequest:
         """Check the arguments. Raises `InputError`."""
         compares = base_model is not None or any(row.counterfactuals for row in prompts)
-        if base_model is not None and not isinstance(base_model, Model):
-            raise InputError(
-                f"base_model must be a loaded model, not {shown(base_model)}; pass the result of load_model."
-            )
         resolved = _method(method, compares)
         if base_model is not None and resolved not in (None, DIFFERENCE):
             raise InputError(f"Two models are compared by difference rules, not by {resolved!r}; leave out method.")

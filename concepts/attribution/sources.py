@@ -23,6 +23,7 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import InputError
+from icebear.values import typed
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class SourceBreakdown:
         return {**values, "parts": [vars(part) for part in self.parts], "remainder": self.remainder}
 
 
+@typed
 def source_breakdown(
     model: Model,
     answer: Answer,

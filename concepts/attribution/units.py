@@ -14,7 +14,7 @@ from torch import Tensor
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.chat import Turn
 from icebear.extras import need
-from icebear.values import one_of
+from icebear.values import one_of, typed
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Unit:
     """Whether the span belongs to the template of a chat."""
 
 
+@typed
 def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]]:
     """Sum the relevance of tokens over units. Tokens of a chat's template are units of their own.
 

@@ -33,7 +33,7 @@ from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place, as_edit, edits_by_place
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.records import EditedNeuron, FlipRecord
-from icebear.values import one_of, several, whole
+from icebear.values import one_of, several, typed, whole
 
 CANDIDATES = 24
 """Neurons that each round tries, at `LEVELS` strengths each."""
@@ -151,6 +151,7 @@ SLOPES = CHOOSERS["gradient"], CHOOSERS["relevance"]
 search, limits and budget."""
 
 
+@typed
 def flip(
     model: Model,
     prompt: PromptLike,
