@@ -142,11 +142,14 @@ def _batches(model: Model) -> Iterator[Batch]:
 
 
 def token_rows(model: Model) -> list[list[int]]:
-    """Return the token ids of the texts; random ones for a model whose tokenizer cannot read them."""
-    if not model.reads_any_text:
-        shape = (4 * BATCH, min(LONGEST, model.context_length))
-        return torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0)).tolist()
-    return [ids for ids in (model.token_ids(text, LONGEST) for text in TEXTS) if len(ids) > 1]
+    """Return the token ids of the texts; random ones for a model whose tokenizer does not know their words."""
+    texts = TEXTS if model.reads_any_text else []
+    rows = [ids for ids in (model.token_ids(text, LONGEST) for text in texts) if len(ids) > 1]
+    special = set(model.special_ids())
+    if any(set(ids[1:]) - special for ids in rows):
+        return rows
+    shape = (4 * BATCH, min(LONGEST, model.context_length))
+    return torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0)).tolist()
 
 
 @contextmanager
