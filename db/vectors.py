@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from icebear.db.neurons import NeuronTables
-from icebear.db.sqlite import SqliteFile
+from icebear.db.sqlite import SqliteFile, reads
 from icebear.errors import StoreError
 from icebear.extras import need
 from icebear.records import Neuron
@@ -98,12 +98,14 @@ class VectorFiles:
         except (OSError, RuntimeError):
             raise StoreError(f"The vector file {path} is missing or damaged; {again}") from None
 
+    @reads
     def has(self, name: str) -> bool:
         query = "SELECT count(*) FROM vectors WHERE name = ?"
         return bool(self.file.database.execute(query, (name,)).fetchone()[0])
 
     # --- factors from products with W_out rows to logits -------------------------------------------------------
 
+    @reads
     def w_out_norm(self, neuron: Neuron | str) -> float:
         query = "SELECT norm FROM w_out_norms WHERE neuron = ?"
         row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
@@ -111,6 +113,7 @@ class VectorFiles:
             raise self.missing()
         return row[0]
 
+    @reads
     def typical(self, layer: int) -> tuple[float, float] | None:
         layer, spreads = whole(layer, "A layer", 0), self.file.facts.all().get("typical")
         spread = spreads[whole(layer, "A layer of the index", 0, len(spreads) - 1)] if spreads else None
@@ -124,19 +127,23 @@ class VectorFiles:
 
     # --- the vocabulary, and the mean of all sentences --------------------------------------------------
 
+    @reads
     def token_ids(self, texts: Iterable[str]) -> list[int]:
         """Return the ids of the texts that are a single token."""
         query = "SELECT id FROM tokens WHERE text = ?"
         return sorted(row[0] for text in set(texts) for row in self.file.database.execute(query, (text,)))
 
+    @reads
     def token_texts(self, ids: Iterable[int]) -> list[str]:
         query = "SELECT text FROM tokens WHERE id = ?"
         return [self.file.database.execute(query, (token,)).fetchone()[0] for token in ids]
 
+    @reads
     def center(self) -> np.ndarray:
         """Return the mean vector of all sentences (D,)."""
         return np.array(self.file.facts.get("center"), dtype=np.float32)
 
+    @reads
     def standardized(self, rows: np.ndarray) -> np.ndarray:
         """Return sentence vectors (S, D) less the mean of all sentences, in units of their standard deviations: else a
         few dimensions with most of the variance decide."""
@@ -168,6 +175,7 @@ class VectorFiles:
             std[std > 0] = np.median(std[std > 0])
         self.file.insert("vectors_null", [(name, mean.tobytes(), std.tobytes())])
 
+    @reads
     def z(self, name: str, query: np.ndarray) -> np.ndarray:
         """Return the cosine of each row with a query (D,), relative to its null (`set_null`); 0 for an empty query."""
         index = self.get(name)

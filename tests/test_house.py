@@ -89,8 +89,8 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
-    data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css app/web/icon.svg app/web/examples/music.txt "
-    data += "app/web/examples/not-music.txt concepts/calibration.txt "
+    data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css app/web/examples/music.txt "
+    data += "app/web/icon.svg app/web/examples/not-music.txt concepts/calibration.txt "
     data += (
         "concepts/attribution/common.txt concepts/evaluation/words.json db/schema.sql __init__.pyi py.typed AGENTS.md"
     )
