@@ -252,10 +252,9 @@ class Store(SqliteFile):
     @reads
     def made_with(self) -> dict[str, Any]:
         """Return the provenance of the index, JSON-ready: model, versions, corpus and settings."""
-        facts = self.facts.all()
-        provenance = facts.get("made_with") or {"model": {key: facts.get(key) for key in ("fingerprint", "dtype")}}
+        facts, provenance = self.facts.all(), self.facts.get("made_with")
         settings = "corpus language limit documents order content k by max_tokens seed tokens statistics_tokens".split()
-        model = {"name": facts.get("model"), **provenance["model"]}
+        model = {"name": facts["model"], **provenance["model"]}
         return {**provenance, "model": model, "index": {key: facts[key] for key in settings if key in facts}}
 
     @reads

@@ -12,17 +12,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from icebear.cache import cache_folder
 from icebear.db.neurons import NeuronTables
 from icebear.db.sqlite import SqliteFile, reads
-from icebear.errors import StoreError
+from icebear.errors import InputError, StoreError
 from icebear.extras import need
+from icebear.paths import write_file
 from icebear.records import Neuron
 from icebear.values import whole
 
@@ -34,6 +36,8 @@ MARK = b"icebear vectors "
 TAIL = len(MARK) + 32
 BLOCK = 4096
 """The number of rows that are read at a time."""
+REMEMBERED = 100_000_000
+"""From this size in bytes on, the cache folder notes that a file has its digest; a smaller one is read in no time."""
 
 
 class VectorFiles:
@@ -87,13 +91,23 @@ class VectorFiles:
 
         Raises `StoreError` if the file is missing or damaged, or belongs to another store or to earlier results.
         """
+        return self._opened(name, is_verified)
+
+    def verify(self, name: str) -> None:
+        """Raise the `StoreError` of `get`, also for damage that left size and time of a file as they were."""
+        self._opened(name, lambda path, identity: digest(path) == identity)
+
+    @reads
+    def _opened(self, name: str, is_sound: Callable[[Path, str], bool]) -> Any:
         path, again = self.path(name), "run icebear index again with the same options to rebuild it."
         row = self.file.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
         try:
-            if (stored_digest(path),) != row:
+            if (identity := stored_digest(path),) != row:
                 raise StoreError(
                     f"The vector file {path} does not belong to the current results of this store; {again}"
                 )
+            if not is_sound(path, identity):
+                raise StoreError(f"The vector file {path} is damaged; {again}")
             return _read(path, path.stat().st_mtime_ns)
         except (OSError, RuntimeError):
             raise StoreError(f"The vector file {path} is missing or damaged; {again}") from None
@@ -221,6 +235,27 @@ def digest(path: Path) -> str:
             sha256.update(chunk)
             left -= len(chunk)
     return sha256.hexdigest()
+
+
+def is_verified(path: Path, identity: str) -> bool:
+    """Return whether a file has this digest, which is computed once for each size and time of the file."""
+    return _is_verified(path, path.stat().st_size, path.stat().st_mtime_ns, identity)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_verified(path: Path, size: int, modified: int, identity: str) -> bool:
+    note = f"{size} {modified} {identity}"
+    known = cache_folder() / "verified" / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
+    with suppress(OSError, ValueError):
+        if known.read_text() == note:
+            return True
+    if digest(path) != identity:
+        return False
+    if size >= REMEMBERED:
+        with suppress(OSError, InputError):  # without the note the digest is computed in each process
+            known.parent.mkdir(parents=True, exist_ok=True)
+            write_file(known, note)
+    return True
 
 
 @functools.lru_cache(maxsize=8)

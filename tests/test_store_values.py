@@ -12,7 +12,7 @@ from icebear.errors import IcebearError, InputError, StoreError
 from icebear.records import Meaning, Neuron
 
 NEURON = Neuron(1, "ffn", 3)
-VALUES = ("'nope'", "'[1,2]'", "'{}'", "-7", "x'ff'", "''")
+VALUES = ("'nope'", "'[1]'", "-7", "x'ff'")
 
 
 @pytest.fixture
@@ -78,10 +78,10 @@ def test_values_of_another_form_are_refused_in_a_sentence(model, path):
             store.database.execute("BEGIN")
             with suppress(sqlite3.IntegrityError):  # SQLite refuses the change
                 store.database.execute(change)
-            refused += refusals(store, model if "sentences" in change else None)  # passes of the model take long
+            refused += refusals(store, model if "DELETE" in change else None)  # passes of the model take long
             store.database.execute("ROLLBACK")
         assert refusals(store, model) == 0
-    assert refused > 300
+    assert refused > 200
 
 
 OBJECTS = {

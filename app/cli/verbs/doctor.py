@@ -44,7 +44,7 @@ def doctor(options: Options) -> None:
         with store_if_any(options.store, model) as store:
             if store:
                 for name in NAMES:
-                    store.vectors.get(name)  # raises StoreError for the vector files of another store
+                    store.vectors.verify(name)  # raises StoreError for a damaged file, and for that of another store
             facts["store"] = f"{store.path} fits the model" if store else "none"
             facts |= {"index": store.sample} if store else {}
     except IcebearError as error:
