@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from markupsafe import escape
 
+from icebear.actmax import screen
 from icebear.actmax.card import Card, describe
 from icebear.actmax.effect_map import effect_map
 from icebear.actmax.page import STYLE, card_fragment, groups_html, vocabulary_html
@@ -23,6 +25,7 @@ from icebear.actmax.sentences import (
     tokens_sentence,
 )
 from icebear.actmax.writes import FEW
+from icebear.concepts.attribution.answers import at_first_difference
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.controls import Ablation, Nodes, ablate, ablation
 from icebear.concepts.attribution.diff import Diff
@@ -132,7 +135,7 @@ class CheckedCircuit:
         return {"circuit": self.graph.to_dict(), "faithfulness": vars(self.faithfulness), "without": groups}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation(Tabled):
     """The explanation of a prediction: tokens, nodes, and controls of both."""
 
@@ -256,6 +259,13 @@ class Explanation(Tabled):
             "ranking": [node.to_dict() for node in self.nodes],
             **{name: value for name, value in optional.items() if value},
         }
+
+    def __repr__(self) -> str:
+        return screen.text(self)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, whose style leaves the notebook alone."""
+        return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
@@ -401,17 +411,18 @@ def explain(
             raise InputError(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
             )
-        read = Prompt(ids=prompt.prompt.ids[: prompt.prompt.encoder_length])
-        return controlled(model, read, prompt, ranking, store=store)
+        ids = prompt.prompt.ids[: prompt.prompt.encoder_length]
+        return controlled(model, Prompt(ids=ids), prompt, ranking, store=store)
+    read, target, contrast, counterfactual = at_first_difference(model, prompt, target, contrast, counterfactual)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
     if circuit_nodes is not None:
         if counterfactual is None:
             raise InputError("A circuit needs a counterfactual; give one.")
-        graph = circuit(model, prompt, target, contrast, **compared, nodes=circuit_nodes)
+        graph = circuit(model, read, target, contrast, **compared, nodes=circuit_nodes)
         relevance = graph.relevances[0]
     else:
-        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, method=method)
-    return controlled(model, prompt, relevance, ranking, store=store, graph=graph)
+        relevance = attribute(model, read, target, contrast, **compared, base_model=base_model, method=method)
+    return controlled(model, read, relevance, ranking, store=store, graph=graph)
 
 
 def controlled(

@@ -20,6 +20,8 @@ GROUPS_ABOUT = (
 )
 NAMED = 0.05
 """Sinks with at least this share of the difference are named."""
+SMALL = 1.0
+"""A difference of fewer logits is hardly one: single nodes recover several times as much, either way."""
 MOST, ENOUGH = 3, 0.95
 """Tokens are named until their shares sum to this, at most three."""
 
@@ -79,12 +81,19 @@ def group_text(group: ExplainedGroup) -> str:
 
 
 def shares_text(ablation: Ablation | None) -> str:
-    if ablation is None:
+    if ablation is None or hardly_differs(ablation):
         return ""
     return (
         f"; sufficiency {ablation.sufficiency:z.0%} [{ablation.random_sufficiency:z.0%}], "
         f"necessity {ablation.necessity:z.0%} [{ablation.random_necessity:z.0%}]"
     )
+
+
+def hardly_differs(ablation: Ablation) -> str:
+    """Say that shares of a difference of less than `SMALL` mean little; empty for a larger one."""
+    if abs(ablation.difference) >= SMALL:
+        return ""
+    return f"The difference is only {ablation.difference:+.2g} logits; shares of it mean little."
 
 
 def empty_shares(ablations: Sequence[Ablation]) -> dict[str, float]:
@@ -112,13 +121,16 @@ def reach_sentence(explanation: Explanation) -> str:
     row = explanation.together.ablation if explanation.together else None
     if row is None:
         return ""
+    if small := hardly_differs(row):
+        return small
     compared = explanation.relevance.counterfactual is not None
     values = "counterfactual values" if compared else "average on other texts"
     empty = "".join(f", no nodes {share:z.0%}" for share in empty_shares([row]).values())
     return (
-        f"These {row.nodes} nodes recover {row.sufficiency:z.0%} of the difference when all other nodes take their "
-        f"{values} (random nodes {row.random_sufficiency:z.0%}{empty}). When only these nodes take their {values}, "
-        f"{row.necessity:z.0%} of the difference is lost (random nodes {row.random_necessity:z.0%})."
+        f"These {row.nodes} nodes recover {row.sufficiency:z.0%} of the difference ({row.difference:+.1f} logits) when "
+        f"all other nodes take their {values} (random nodes {row.random_sufficiency:z.0%}{empty}). When only these "
+        f"nodes take their {values}, {row.necessity:z.0%} of the difference is lost (random nodes "
+        f"{row.random_necessity:z.0%})."
     )
 
 

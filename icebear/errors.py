@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 
@@ -52,13 +53,31 @@ class StoreError(IcebearError):
     """A store that is missing, damaged, locked, or made with another model or setting."""
 
 
+SYNONYMS = {"mlp": "ffn", "attention": "attn", "self_attn": "attn", "heads": "head", "gpu": "cuda"}
+"""What other tools call a site or a device."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the question `` Did you mean ...?`` with the most similar known name; empty without one."""
+    names = list(known)
+    near = [SYNONYMS[name]] if SYNONYMS.get(name) in names else difflib.get_close_matches(name, names, 1, 0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 class UnknownName(InputError):
     """A name that is not known; the message suggests the most similar one."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], then: str):
-        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"{name!r} is not a known {kind}.{hint} {then}")
+        super().__init__(f"{name!r} is not a known {kind}.{nearest(name, known)} {then}")
+
+
+def too_many_files(error: BaseException | None) -> IcebearError | None:
+    """Return an error that says what to do about too many open files; None for another error."""
+    while error is not None and getattr(error, "errno", None) != errno.EMFILE:
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return None
+    return InputError("Too many files are open; allow more, such as with: ulimit -n 1024")
 
 
 def out_of_memory(error: BaseException) -> IcebearError | None:

@@ -81,6 +81,18 @@ def _put(place: Path, data: bytes, flags: int) -> None:
         file.write(data)
 
 
+def check_writable(path: str | Path) -> None:
+    """Raise `InputError` for a file, or a folder of files, that cannot be written at this path."""
+    place = Path(os.path.realpath(local(path)))
+    around = place.parent if place.is_file() or not place.exists() else place
+    if place.exists() and not place.is_dir() and not place.is_file():  # such as /dev/stdout
+        return
+    if not around.is_dir():
+        raise InputError(f"{path} cannot be written (there is no folder {around}); choose another path.")
+    if not os.access(around, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written (no permission to write in {around}); choose another path.")
+
+
 def kind(path: str | Path) -> str:
     """Return the suffix in lower case, without ``.gz``."""
     name = Path(str(path).lower())

@@ -15,7 +15,9 @@ returns; `router`, the weights of experts, is in mixtures only."""
 WRITERS = ("ffn", "shared", "attn", "cross", "mixer")
 """The sites that write to the residual stream: the inputs of W_out."""
 
-_NEURON = re.compile(r"L(\d{1,9})\.([a-z]+)\.(\d{1,9})")
+SITES_AND_HEADS = (*SITES, "head")
+
+_NEURON = re.compile(r"L(\d{1,9})\.([a-z_]+)\.(\d{1,9})")
 _HOOK = re.compile(r"blocks\.(\d{1,9})\.(mlp\.hook_post|attn\.hook_z)\[(\d{1,9})\]")
 HOOKS = {"ffn": "mlp.hook_post", "head": "attn.hook_z"}
 """Site -> TransformerLens' name of the activation that has its neurons, or heads, along an axis."""
@@ -47,7 +49,7 @@ class Neuron:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer", whole(self.layer, "The layer of a neuron", 0))
         object.__setattr__(self, "index", whole(self.index, "The index of a neuron", 0))
-        one_of(self.site, "site", (*SITES, "head"))
+        one_of(self.site, "site", SITES_AND_HEADS)
 
     def __str__(self) -> str:
         return f"L{self.layer}.{self.site}.{self.index}"

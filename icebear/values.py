@@ -77,9 +77,13 @@ def several(value: Any) -> list[Any]:
 
 
 def text_of(value: Any) -> str:
-    """Return a text. Raises `InputError` for any other value."""
+    """Return a text in UTF-8. Raises `InputError` for any other value, such as a stray byte of a terminal."""
     if not isinstance(value, str):
         raise InputError(f"{shown(value)} is not a text; give a text (a string).")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"Character {error.start} of the text is not valid UTF-8; give the text in UTF-8.") from None
     return value
 
 

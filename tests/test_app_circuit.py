@@ -45,7 +45,7 @@ def test_prompts_without_a_circuit_say_what_to_do(environment):
     [(0.6, 0.02, False, "2%"), (0.1, 0.02, True, "2%"), (-0.001, 0.0, True, "no more"), (0.5, 0.6, False, "no more")],
 )
 def test_a_circuit_that_recovers_little_says_so(share, random, little, control):
-    said = sentence(Ablation("ffn", 25, share, 0.43, random, 0.01, 0.0, 0.0, 0.0), "neurons")
+    said = sentence(Ablation("ffn", 25, share, 0.43, random, 0.01, 0.0, 0.0, 0.0, 5.0), "neurons")
     assert ("not in this picture" in said) is little
     assert control in said
     assert "43%" in said
@@ -53,7 +53,7 @@ def test_a_circuit_that_recovers_little_says_so(share, random, little, control):
 
 
 def test_bars_stay_in_their_box():
-    shares = measures(Ablation("ffn", 25, -0.5, 1.7, 0.25, 0.0, 0.0, 0.0, 0.0), "neurons")
+    shares = measures(Ablation("ffn", 25, -0.5, 1.7, 0.25, 0.0, 0.0, 0.0, 0.0, 5.0), "neurons")
     assert [(bar.value, bar.number) for bar in shares] == [(0, "-50%"), (0.25, "25%"), (1, "170%"), (0, "0%")]
     html = bars([Bar("<b>", 3.0, "+3"), Bar("b", -1.0, "-1")])
     assert [float(part.split("%")[0]) for part in html.split('style="left:')[1:]] == [25, 0]

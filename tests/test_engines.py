@@ -29,8 +29,11 @@ def one_thread(monkeypatch):
     torch.set_num_threads(before)
 
 
-def test_ray_equals_local_even_when_a_worker_is_killed(model, corpus, tmp_path, one_thread, generator):
+def test_ray_equals_local_even_when_a_worker_is_killed(model, corpus, tmp_path, one_thread, generator, monkeypatch):
+    """In a folder of somebody else, whose files Ray would import."""
     pytest.importorskip("ray")
+    (tmp_path / "regex.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(tmp_path)
     killed = []
 
     def kill(progress):

@@ -17,9 +17,9 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.errors import ModelError
 
 RUN = CliRunner()
-OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--nodes"}
+OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--nodes", "--store"}
 """What these may be, and are by default, is a verb's own."""
-OWN_HELP = {"--site", "--samples", "--suppress", "--words", "--top", "--nodes", "--png"}
+OWN_HELP = {"--site", "--samples", "--suppress", "--words", "--top", "--nodes", "--png", "--file"}
 """The help of these differs: verbs take different sites, count, suppress and draw different things."""
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-PICTURES |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
-"""Unicode has a picture of each C0 control character."""
+from icebear.app.cli.streams import PICTURES
 
 
 class SafeConsole(Console):

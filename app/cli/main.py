@@ -6,6 +6,7 @@ import errno
 import os
 import shlex
 import sys
+import traceback
 from contextlib import suppress
 from importlib import import_module
 from pkgutil import iter_modules
@@ -16,7 +17,8 @@ import click
 from icebear.app.cli import verbs
 from icebear.app.cli.options import Verbs
 from icebear.app.cli.output import log_to_stderr
-from icebear.errors import IcebearError, InputError, SameAnswer, out_of_memory
+from icebear.app.cli.streams import filtered
+from icebear.errors import IcebearError, InputError, SameAnswer, out_of_memory, too_many_files
 
 ORDER = (
     "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate check app mcp doctor"
@@ -34,16 +36,26 @@ class Group(Verbs):
         ctx.obj = tuple(args)  # to repeat the command in an error
         return super().parse_args(ctx, args)
 
+    def main(self, *args: Any, **how: Any) -> Any:
+        with filtered():
+            return super().main(*args, **how)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as error:
-            known = error if isinstance(error, IcebearError) else out_of_memory(error) or _unwritable(error)
+            known = error if isinstance(error, IcebearError) else _explained(error)
             if known is None:
                 raise
+            if os.environ.get("ICEBEAR_DEBUG"):
+                traceback.print_exception(error)
             command = ("icebear", *ctx.obj, "--contrast", known.contrast) if isinstance(known, SameAnswer) else ()
             click.echo(f"icebear: {known}" + f" Try: {shlex.join(command)}" * bool(command), err=True)
             sys.exit(1)
+
+
+def _explained(error: Exception) -> IcebearError | None:
+    return out_of_memory(error) or too_many_files(error) or _unwritable(error)
 
 
 def _unwritable(error: Exception) -> IcebearError | None:

@@ -15,13 +15,15 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 import icebear
 from icebear.app.cli.progress import waiting
 from icebear.concepts.models.chat import Chat, other_prompt
-from icebear.errors import InputError
-from icebear.paths import local, read_text
-from icebear.values import LAST_SEED
+from icebear.errors import InputError, nearest
+from icebear.paths import check_writable, local, read_text
+from icebear.records import SITES_AND_HEADS
+from icebear.values import LAST_SEED, one_of
 
 Record = TypeVar("Record")
 
@@ -33,20 +35,63 @@ class File(click.Path):
         return super().convert(str(local(value)), param, ctx)
 
 
+class Output(File):
+    """A file that will be written: the path is checked before the work, not after it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        check_writable(path)
+        return path
+
+
+class StoreFile(File):
+    """A store that is read. One that is named must be there; the default may be missing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if param and ctx and ctx.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT:
+            with icebear.open_store(path) as store:
+                store.database  # noqa: B018 - which raises
+        return path
+
+
 class Position(click.ParamType):
     """``last``, ``all`` or a token's position."""
 
     name = "position"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value in ("last", "all") else click.INT.convert(value, param, ctx)
+        if value in ("last", "all"):
+            return value
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a position; give last, all or a number.", param, ctx)
+
+
+class Site(click.ParamType):
+    name = "site"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return one_of(value, "site", SITES_AND_HEADS)
+
+
+class Choice(click.Choice):
+    """A choice whose error names the nearest value."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return super().get_invalid_choice_message(value, ctx) + nearest(value, map(str, self.choices))
 
 
 FILE, FOLDER = File(dir_okay=False), File(file_okay=False)
+OUTPUT = Output(dir_okay=False)
 AT_LEAST_1 = click.IntRange(min=1)
 TYPES = {
     "file": FILE,
     "folder": FOLDER,
+    "output": OUTPUT,
+    "store": StoreFile(dir_okay=False),
+    "site": Site(),
     "count": AT_LEAST_1,
     "position": Position(),
     "not negative": click.FloatRange(min=0),
@@ -70,6 +115,14 @@ class Option(click.Option):
 
 class Verb(click.Command):
     """A command whose help lists advanced options under a heading of their own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if error.message.startswith("Got unexpected extra argument"):
+                raise click.UsageError(f"{error.message}; put a text that has spaces in quotes.", ctx) from None
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, advanced in (("Options", False), ("Advanced", True)):
@@ -145,7 +198,7 @@ def typed(kind: Any) -> dict[str, Any]:
     if kind is bool:
         return {"is_flag": True, "default": None if optional else False}
     if get_origin(kind) is Literal:
-        return {"type": click.Choice(get_args(kind))}
+        return {"type": Choice(get_args(kind))}
     return {"type": kind} if kind in (int, float) else {}
 
 
@@ -266,17 +319,27 @@ class AttributionOptions:
         """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first."""
         prompt = self.image or self.prompt.read()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
+        from icebear.concepts.attribution.answers import at_first_difference
+
         method = self.load_method()
-        base_model = loading.load(self.base_model) if self.base_model else None
+        base_model = loading.load(self.base_model) if self.base_model is not None else None
         model = loading.load()
         if model.task.reads_text is bool(self.image):
             way = "an image; give --image" if not self.image else "a text; give a PROMPT"
             raise click.UsageError(f"The input of {model.name} is {way}.")
-        names = ("target", "contrast", "target_text", "number", "prefix", "checkpoint")
+        other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
+        target, contrast = self.target, self.contrast
+        if self.span is not None:
+            prompt = answered(model, prompt, self.max_new_tokens)
+        elif self.target_text is None and self.at is None:
+            prompt, target, contrast, other = at_first_difference(model, prompt, target, contrast, other)
+        names = ("target_text", "number", "prefix", "checkpoint")
         return model, {
-            "prompt": prompt if self.span is None else answered(model, prompt, self.max_new_tokens),
+            "prompt": prompt,
+            "target": target,
+            "contrast": contrast,
             "span": None if self.span == "all" else self.span,
-            "counterfactual": counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None),
+            "counterfactual": other,
             "base_model": base_model,
             "method": method,
             "position": self.at,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
+from icebear.app.cli.streams import PICTURES, unfiltered
 from icebear.errors import NumericalError
 from icebear.paths import write_file
 
@@ -39,7 +40,7 @@ def stdout() -> Console:
     from icebear.app.cli.console import SafeConsole
 
     if sys.stdout.isatty():
-        return SafeConsole(highlight=False)
+        return SafeConsole(highlight=False, file=unfiltered(sys.stdout))
     wanted = os.environ.get("COLUMNS", "")
     width = int(wanted) if re.fullmatch("[1-9][0-9]{1,2}", wanted) else 110
     others = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # rich reads it as well
@@ -50,7 +51,7 @@ class _Trimmed:
     """stdout without trailing spaces, which fill the lines of tables."""
 
     def write(self, text: str) -> int:
-        return sys.stdout.write(re.sub(" +\n", "\n", text))
+        return unfiltered(sys.stdout).write(re.sub(" +\n", "\n", text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stdout, name)
@@ -63,9 +64,10 @@ def show(as_json: bool, document: Any, *renderables: Any) -> None:
     """
     if as_json:
         try:
-            return click.echo(json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False))
+            text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)
         except ValueError:
             raise NumericalError("A number of the result is NaN or infinite; try --dtype float32.") from None
+        return click.echo(text.translate({code: f"\\u{code:04x}" for code in PICTURES if code > 32}))
     for renderable in renderables:
         stdout().print(renderable, markup=False, emoji=False, soft_wrap=isinstance(renderable, str))
 

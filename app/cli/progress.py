@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import icebear
+from icebear.app.cli.streams import unfiltered
 from icebear.records import Neuron
 
 if TYPE_CHECKING:
@@ -41,11 +42,14 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def _drawn(what: str, total: int | None) -> Iterator[Callable[..., None]]:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from icebear.app.cli.console import SafeConsole
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as drawn:
+    with Progress(
+        *columns, TextColumn("{task.fields[note]}"), console=SafeConsole(file=unfiltered(sys.stderr))
+    ) as drawn:
         task = drawn.add_task(what, total=total, note="")
 
         def move(done: int, total: int | None = total, note: str = "") -> None:

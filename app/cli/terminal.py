@@ -18,7 +18,7 @@ from rich.tree import Tree
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import meanings
 from icebear.actmax.page import NOT_NEAR, RELMAX, WRITES, nearest_title, token_count_note, writes_about
-from icebear.actmax.sentences import empty_shares
+from icebear.actmax.sentences import empty_shares, hardly_differs
 from icebear.concepts.attribution.effect_words import effect_text
 from icebear.concepts.circuits.drawing import summary, top_sources
 from icebear.concepts.models.prompts import prompt_line
@@ -236,6 +236,7 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
     caption = [
         "random: as many other neurons of the same layers and tokens, or heads of the same tokens; median of sets.",
         "most changed: nodes whose activations change most.",
+        *dict.fromkeys(filter(None, map(hardly_differs, ablations))),
         *(f"No {site} nodes at all: sufficiency {share:z.2f}." for site, share in empty_shares(ablations).items()),
     ]
     return grid(

@@ -37,6 +37,7 @@ from icebear.actmax.sentences import (
 )
 from icebear.actmax.writes import FEW
 from icebear.app.mcp.session import Session
+from icebear.concepts.attribution.answers import at_first_difference
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
 from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, objective_text, token_removal_control
@@ -171,7 +172,8 @@ class Tools:
         `counterfactual` to the difference to another prompt. The control removes the two tokens that contribute most,
         and others."""
         model, read = self.session.model, _read(prompt, chat)
-        other = other_prompt(read, counterfactual)
+        asked = at_first_difference(model, read, target, contrast, other_prompt(read, counterfactual))
+        read, target, contrast, other = asked
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=())
         control = token_removal_control(model, read, relevance)
         explanation = Explanation.of(model, relevance, removal_control=control)
@@ -196,7 +198,8 @@ class Tools:
         active; with `counterfactual`, the nodes that change most are a harder control."""
         model, read = self.session.model, _read(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
-        other = other_prompt(read, counterfactual)
+        asked = at_first_difference(model, read, target, contrast, other_prompt(read, counterfactual))
+        read, target, contrast, other = asked
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
         sizes = sorted({k, *LISTS}) if counterfactual else []
         with self.session.store() as store:

@@ -11,9 +11,9 @@ import torch
 
 from icebear.concepts.attribution.paired import paired_relevance
 from icebear.concepts.attribution.request import (
-    AttributionOptions,
     AttributionRequest,
     PromptRequest,
+    checked_options,
     joint_objective,
     row_of_answer,
     rows_of,
@@ -66,7 +66,8 @@ def attribute(
         A text, token ids or a chat. Masked language models need a mask token in it. Image classifiers take a path, an
         image or pixels (C, H, W). An `Answer` of `Model.answer` explains the words of the answer itself.
     target : str or int, optional
-        The token or label that is explained. Default: the most probable one.
+        The token or label that is explained. Default: the most probable one. Of a text of several tokens it is the
+        first one in which target and contrast differ; what they share is appended to the prompts, and a log says so.
     contrast : str or int, optional
         Explain logit[target] - logit[contrast]. With `target_text` or an answer, the contrast is a phrase of any
         length; the explained number is then the sum of the centered logits minus the sum for the contrast, or the
@@ -112,7 +113,7 @@ def attribute(
     AttnLRP: Achtibat et al. 2024, arXiv 2402.05602, Eqs. 8, 9, 13-15 and 19.
     DeepLIFT: Shrikumar et al. 2017, arXiv 1704.02685.
     """
-    chosen = AttributionOptions(**options)
+    chosen = checked_options(options)
     prefix = chosen.prefix
     if isinstance(prompt, Answer):
         if any(value is not None for value in (target, target_text, prefix, position)):

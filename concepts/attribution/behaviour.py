@@ -18,7 +18,7 @@ from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.lrp import AttnLRP, Difference
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
-from icebear.errors import InputError
+from icebear.errors import InputError, UnknownName
 from icebear.paths import read_text
 from icebear.records import Neuron
 
@@ -139,15 +139,27 @@ def read_cases(path: str | Path, **defaults: Any) -> list[Case]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            cases.append(Case(row["prompt"], *(row.get(name) or defaults.get(name) for name in names)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            row = json.loads(line, object_pairs_hook=_with_single_keys)
+            prompt = row["prompt"]
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InputError(
                 f"Line {number} of {path} is not a JSON object with a prompt; correct this line."
             ) from None
+        for name in row:
+            if name not in ("prompt", *names):
+                raise UnknownName("key", name, ("prompt", *names), f"Correct line {number} of {path}.")
+        cases.append(Case(prompt, *(row.get(name) or defaults.get(name) for name in names)))
     if not cases:
         raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
     return cases
+
+
+def _with_single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises `ValueError` for a key that it has twice."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("a key stands twice")
+    return row
 
 
 def _explained(model: Model, cases: Sequence[Case], how: dict[str, Any]) -> Iterator[Relevance]:

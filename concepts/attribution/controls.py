@@ -236,6 +236,8 @@ class Ablation:
     most_changed_necessity: float
     empty_sufficiency: float
     """F of no nodes: what is there when all nodes take their counterfactual values."""
+    difference: float
+    """m(x) - m(c), in logits: what the shares are shares of."""
 
 
 def ablation(
@@ -299,6 +301,7 @@ def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation
         sufficiency[1],
         necessity[1],
         nodes.empty_share,
+        nodes.ends[0] - nodes.ends[1],
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from icebear.concepts.attribution.prompt import PromptTokens
 from icebear.concepts.passes.largest import Largest
 from icebear.errors import InputError
-from icebear.records import POLARITIES, Neuron, Ranked
+from icebear.records import POLARITIES, SITES_AND_HEADS, Neuron, Ranked
 from icebear.values import one_of, several, shown, whole
 
 Position = int | Literal["last", "all"]
@@ -85,6 +85,7 @@ class NeuronScores:
         """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
         if not isinstance(site, str) or site not in self.relevance:
             have = ", ".join(self.relevance) or "none"
+            one_of(site, "site", SITES_AND_HEADS)
             raise InputError(f"This relevance has no site {shown(site)} (it has: {have}); add it to sites=.")
         return self.relevance[site]
 

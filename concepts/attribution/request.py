@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from icebear.concepts.attribution.answers import at_first_difference, note_ending, note_space
 from icebear.concepts.attribution.prompt import Recorded, recorded_positions
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.two_models import ModelPair
@@ -24,7 +25,7 @@ from icebear.concepts.models.objective import (
     phrase_ids,
 )
 from icebear.concepts.models.prompts import Prompt, prompts_of
-from icebear.errors import InputError
+from icebear.errors import InputError, UnknownName
 from icebear.values import one_of, several, shown, whole
 
 Kept = Literal["all", "top"]
@@ -54,6 +55,16 @@ class AttributionOptions:
     """Keep one residual stream per layer and recompute the rest. Default: from 2,048 tokens on."""
     strict: bool = True
     """Raise `MissingRule` for an operation without a rule. False: warn, and list it in the result."""
+
+
+def checked_options(options: dict[str, Any]) -> AttributionOptions:
+    """Return the options of `attribute`. Raises `UnknownName`."""
+    known = [one.name for one in fields(AttributionOptions)]
+    arguments = "target contrast target_text counterfactual base_model method sites span position".split()
+    for name in options:
+        if name not in known:
+            raise UnknownName("argument of attribute", name, arguments + known, f"Others are {', '.join(known)}.")
+    return AttributionOptions(**options)
 
 
 @dataclass(frozen=True)
@@ -136,7 +147,9 @@ class AttributionRequest:
                 "A comparison with a base model explains logits, not log-odds; leave out number='log-odds'."
             )
         number = options.number or ("logit" if base_model else None)
-        rows = tuple(_with_objective(model, row, number) for row in prompts)
+        if len(prompts) == 1:
+            _note(model, prompts[0])
+        rows = tuple(_with_objective(model, _with_one_token(model, row), number) for row in prompts)
         models = ModelPair(model, base_model) if base_model is not None else None
         most = whole(options.k, "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
@@ -184,6 +197,24 @@ def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> 
     for site in sites:
         model.layers_with(site)
     return sites
+
+
+def _note(model: Model, row: PromptRequest) -> None:
+    """Say where a space in a prompt, or a missing one in an answer, makes the answer unlikely."""
+    note_ending(model, row.prompt)
+    for answer in (row.target, row.contrast):
+        if isinstance(answer, str) and model.task.is_causal:
+            note_space(model, row.prompt, answer)
+
+
+def _with_one_token(model: Model, row: PromptRequest) -> PromptRequest:
+    """Let answers of several tokens be explained at the first one in which they differ."""
+    if row.phrase is not None or row.contrast_phrase is not None or row.position is not None:
+        return row
+    prompt, target, contrast, others = at_first_difference(
+        model, row.prompt, row.target, row.contrast, list(row.counterfactuals)
+    )
+    return replace(row, prompt=prompt, target=target, contrast=contrast, counterfactuals=tuple(others))
 
 
 def _with_objective(model: Model, row: PromptRequest, number: ObjectiveName | None) -> PromptRequest:

@@ -105,7 +105,7 @@ def _message(message: Any) -> dict[str, Any]:
         raise InputError(
             "A chat message needs a role and a content, and may have ids, a list of token ids; correct the messages."
         )
-    readable(json.dumps(message, ensure_ascii=False, default=str))
+    text_of(json.dumps(message, ensure_ascii=False, default=str))
     parts = message.get("content")
     if not isinstance(parts, list):
         return dict(message)
@@ -139,15 +139,6 @@ def _switches(template: Any) -> dict[str, Any]:
     return dict(template)
 
 
-def readable(text: str) -> str:
-    """Return the text. Raises `InputError` if a tokenizer cannot read it."""
-    try:
-        text_of(text).encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"Character {error.start} of the text is not valid UTF-8; give the text in UTF-8.") from None
-    return text
-
-
 def rendered(model: Model, chat: Chat) -> list[int]:
     """Return the token ids of a chat by the model's template, up to where the model answers or continues its answer.
 
@@ -160,7 +151,7 @@ def rendered(model: Model, chat: Chat) -> list[int]:
     if not known:
         return _templated(model, texts, chat.template, tokenize=True)
     written = json.dumps(texts, ensure_ascii=False, default=str)
-    sign = next(sign for sign in map(chr, range(0xE000, 0xF900)) if sign not in written)  # private use: in no template
+    sign = "\ue000" * (written.count("\ue000") + 1)  # private use: in no template, and longer than in any message
     for place in known:
         texts[place] = {**texts[place], "content": f"{sign}{place}{sign}"}
     # What stands before and between the known answers, and their places.

@@ -22,15 +22,27 @@ from icebear.errors import DownloadError, InputError, ModelError
 
 def converted(path: Path, dtype: torch.dtype) -> Path:
     """Return a folder of a GGUF file's model and tokenizer, cached by the file's content."""
-    from gguf import GGUFReader
-
     if not path.is_file():
         raise ModelError(f"There is no file {path}; check the path.")
     folder = cache_folder() / "gguf" / f"{sha256(path)[:32]}-{str(dtype).removeprefix('torch.')}"
     if cached(folder):
         return folder
-    room = sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors) * dtype.itemsize
+    room = sum(int(tensor.n_elements) for tensor in _read_gguf(path).tensors) * dtype.itemsize
     return ensure(folder, lambda made: from_gguf([path], made, None, dtype), what=path.name, room=room)
+
+
+def _read_gguf(path: Path) -> Any:
+    from gguf import GGUFReader
+
+    class Bounded(GGUFReader):
+        """Refuses what lies behind the end of the file: a header may promise 2^60 items, which are read in a loop."""
+
+        def _get_field_parts(self, offset: int, kinds: Any) -> Any:
+            if offset >= self.data.nbytes:
+                raise ValueError("it is cut short")
+            return super()._get_field_parts(offset, kinds)
+
+    return Bounded(path)
 
 
 _READING = Lock()

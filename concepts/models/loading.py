@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.presets import PRESETS
 from icebear.concepts.models.tasks import TASKS, Task, auto_class_of, task_of
 from icebear.concepts.models.weight_index import check_weight_index
-from icebear.errors import IcebearError, InputError, ModelError, UnknownName, out_of_memory
+from icebear.errors import IcebearError, InputError, ModelError, UnknownName, nearest, out_of_memory, too_many_files
 from icebear.extras import need
 from icebear.paths import local
-from icebear.values import text_of
+from icebear.values import shown, text_of
 
 
 def load_model(
@@ -72,29 +72,24 @@ def load_model(
         For an unknown name, device or dtype, or options that exclude each other.
     """
     from huggingface_hub import snapshot_download
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    loud = logging.get_verbosity()
     place = _device(device)
     path = str(local(name))
     name = path if str(name).startswith("~") else str(name)  # a hub id is no path
     gguf = name.lower().endswith(".gguf")
+    if not gguf and not os.path.lexists(name) and (Path(name).is_absolute() or name.startswith(".")):
+        raise ModelError(f"There is no folder {name}; check the path.")
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
-    read = _reader(source)
-    kind = _dtype("float32" if dtype is None and read is hooked.read else dtype, place)
-    weights = _weight_options(device, device_map, bits, kind)
-    if weights and read is not _read:
-        kinds: dict[Any, str] = {
-            _read_adapter: "a LoRA adapter",
-            hooked.read: "in TransformerLens' format",
-        }
-        raise InputError(
-            f"{name} is {kinds[read]}, which cannot be quantized or split among devices; leave out bits and device_map."
-        )
-    if name in PRESETS:  # which load, despite transformers' warnings
-        logging.set_verbosity_error()
-    try:
+    with _explained(name):
+        read = _reader(source)
+        kind = _dtype("float32" if dtype is None and read is hooked.read else dtype, place)
+        weights = _weight_options(device, device_map, bits, kind)
+        if weights and read is not _read:
+            kinds: dict[Any, str] = {_read_adapter: "a LoRA adapter", hooked.read: "in TransformerLens' format"}
+            raise InputError(
+                f"{name} is {kinds[read]}, which cannot be quantized or split among devices; leave out bits and "
+                "device_map."
+            )
         if not os.path.exists(source) and not gguf and not hub_reachable():
             source = snapshot_download(name, local_files_only=True)
         if gguf:
@@ -103,11 +98,7 @@ def load_model(
         net, tokenizer, processor = read(source, weights, {"trust_remote_code": trust_remote_code})
         if not (device_map or getattr(net, "is_quantized", False)):
             net = net.to(place)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise _loading_error(name, error) from error
-    finally:
-        logging.set_verbosity(loud)
-    model = Model(net, tokenizer, name, processor)
+        model = Model(net, tokenizer, name, processor)
     if name in PRESETS:
         model.weights = f"{PRESETS[name].bits}-bit weights, dequantized"
     elif gguf:
@@ -115,6 +106,27 @@ def load_model(
     if bits:
         model.weights += f", then quantized to {bits} bits"
     return model
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Make whatever libraries raise while they load a model one sentence, and quiet them for presets."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    loud = logging.get_verbosity()
+    if name in PRESETS:  # which load, despite transformers' warnings
+        logging.set_verbosity_error()
+    try:
+        yield
+    except IcebearError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of tokenizers, in Rust
+            raise
+        raise _loading_error(name, error) from error
+    finally:
+        logging.set_verbosity(loud)
 
 
 Reader = Callable[[str, dict[str, Any], dict[str, Any]], tuple[Any, Any, Any]]
@@ -136,12 +148,27 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
 
     check_weight_index(source)
     auto, task = _auto_class(source, options)
-    net = getattr(transformers, auto).from_pretrained(source, **weights, **options)
+    net = complete(getattr(transformers, auto), source, **weights, **options)
     if not task.reads_text:
         return net, None, transformers.AutoImageProcessor.from_pretrained(source, **options)
     if _lacks_tokenizer(Path(source)):
         return net, None, None
     return net, transformers.AutoTokenizer.from_pretrained(source, **options), None
+
+
+def complete(kind: Any, source: str, **options: Any) -> Any:
+    """Load a network whose weights are all there: transformers makes random ones of those that lack.
+
+    kind: an auto class of transformers. Raises `ModelError`.
+    """
+    net, report = kind.from_pretrained(source, output_loading_info=True, **options)
+    lacking = sorted(report["missing_keys"])
+    if lacking:
+        raise ModelError(
+            f"{source} lacks {len(lacking)} weights of a {type(net).__name__}, such as {lacking[0]}; download it "
+            "again, or correct the model_type and architectures of its config.json."
+        )
+    return net
 
 
 def _auto_class(source: str, options: dict[str, Any], wanted: str | None = None) -> tuple[str, Task]:
@@ -183,7 +210,11 @@ def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any])
     auto, task = _auto_class(base, options, TASK_TYPES.get(config.task_type or ""))
     heads = [weight for name, weight in adapted.items() if name.endswith(HEADS)] if task.labelled else []
     labels = {"num_labels": heads[-1][0]} if heads else {}
-    net = getattr(transformers, auto).from_pretrained(base, **weights, **options, **labels)
+    kind = getattr(transformers, auto)
+    if heads:  # the adapter has the head that the base model lacks
+        net = kind.from_pretrained(base, **weights, **options, **labels)
+    else:
+        net = complete(kind, base, **weights, **options)
     own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
     tokenizer: Any = None
     if own or not _lacks_tokenizer(Path(base)):
@@ -258,15 +289,17 @@ def _weight_options(
     return options
 
 
-def _loading_error(name: str, error: Exception) -> IcebearError:
+def _loading_error(name: str, error: BaseException) -> IcebearError:
     from huggingface_hub import errors
 
     def says(*kinds: type) -> bool:
         return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
 
     reason = " ".join(str(error).split())[:200].rstrip(". ")
+    if not says(OSError, ValueError):  # such as KeyError: 'rope_theta'
+        reason = f"{type(error).__name__}: {reason}"
     where = "It is not a preset, a folder or a .gguf file, and {}; `icebear doctor` lists the presets."
-    if full := out_of_memory(error):
+    if full := out_of_memory(error) or too_many_files(error):
         return full
     if says(errors.GatedRepoError):
         return ModelError(
@@ -286,7 +319,7 @@ def _loading_error(name: str, error: Exception) -> IcebearError:
         )
     return ModelError(
         f"{name} could not be loaded ({reason}); check that it is a complete model, and that transformers "
-        f"{version('transformers')} knows its kind."
+        f"{version('transformers')} knows its kind. ICEBEAR_DEBUG=1 shows the whole error."
     )
 
 
@@ -296,7 +329,10 @@ def _device(name: str) -> torch.device:
     with suppress(RuntimeError):
         device = torch.device(available[0] if name == "auto" else text_of(name))
     if device is None or device.type not in available:
-        raise UnknownName("device", name, available, f"This machine has {', '.join(available)}.")
+        absent = device is not None and device.type in ("cuda", "mps")
+        why = f"PyTorch sees no {name} device on this machine" if absent else f"{shown(name)} is not a device"
+        also = nearest(text_of(name), ("cuda", "mps", "cpu")) * (not absent)
+        raise InputError(f"{why}; leave the device out, or use one of: {', '.join(available)}.{also}")
     return device
 
 

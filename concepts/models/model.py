@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.architecture import Architecture
 from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.chat import Marks, Turn, marks_of, readable, rendered, turns
+from icebear.concepts.models.chat import Marks, Turn, marks_of, rendered, turns
 from icebear.concepts.models.lock import FairLock, as_written, draws, replaced, unhooked
 from icebear.concepts.models.objective import objective_of
 from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
@@ -154,8 +154,8 @@ class Model(Architecture):
                 self.token_id(text_of(token), "token") if isinstance(token, str) else whole(token, "A token id", 0)
                 for token in prompt.tokens
             ]
-        text = readable(prompt.text or "")
-        ids = self._tokenizer()(text)["input_ids"] if prompt.pair is None else self._pair(text, readable(prompt.pair))
+        text = text_of(prompt.text or "")
+        ids = self._tokenizer()(text)["input_ids"] if prompt.pair is None else self._pair(text, text_of(prompt.pair))
         if not text.strip() and not set(ids) - self.special_ids():
             raise InputError("The prompt is empty; give a text.")
         return ids
@@ -221,7 +221,7 @@ class Model(Architecture):
 
     def tokens_of(self, text: str) -> list[int]:
         """Return the token ids of a part of a text, without special tokens."""
-        return self._tokenizer()(readable(text), add_special_tokens=False)["input_ids"]
+        return self._tokenizer()(text_of(text), add_special_tokens=False)["input_ids"]
 
     def continuation(self, text: str, after: PromptLike | None = None) -> list[int]:
         """Return the token ids of a text that continues a prompt: both are tokenized together.
@@ -282,7 +282,7 @@ class Model(Architecture):
 
     def token_ids(self, text: str, limit: int | None = None) -> list[int]:
         """Return the first `limit` token ids of a text, including special tokens."""
-        ids = self._tokenizer()(readable(text))["input_ids"]
+        ids = self._tokenizer()(text_of(text))["input_ids"]
         limit = self.context_length if limit is None else whole(limit, "The limit of tokens")
         return ids[: min(limit, self.context_length)]
 

@@ -54,7 +54,9 @@ def chat(options: Options) -> None:
     template_of(model)
     if not options.json:
         console.print(
-            f"Chat with {model.name}. /why WORDS explains words of the last answer; /help; /quit.", style="dim"
+            f"Chat with {model.name}. /why WORDS explains words of the last answer; /help; /quit.",
+            style="dim",
+            markup=False,
         )
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "seed")}
     conversation = _Conversation(model, console, sampling, messages, template)

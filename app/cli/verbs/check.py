@@ -6,7 +6,7 @@ import click
 from click.core import ParameterSource
 
 from icebear.app.cli.claims import models_of
-from icebear.app.cli.options import FILE, ModelOptions, argument, option, record, verb
+from icebear.app.cli.options import FILE, OUTPUT, ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 
@@ -15,7 +15,7 @@ from icebear.app.cli.progress import bar
 class Options:
     file: str = argument(type=FILE)
     json: bool
-    junit: str | None = option("Write JUnit XML to this file.", type=FILE)
+    junit: str | None = option("Write JUnit XML to this file.", type=OUTPUT)
     model: ModelOptions
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import icebear
 from icebear.app.cli.claims import claim
-from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, answered, option, record, verb
+from icebear.app.cli.options import OUTPUT, ModelOptions, PromptOptions, answered, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
@@ -41,7 +42,7 @@ class Options:
         advanced=True,
     )
     claim: str | None
-    neuronpedia: str | None = option("Write the graph for Neuronpedia and circuit-tracer.", type=FILE, advanced=True)
+    neuronpedia: str | None = option("Write the graph for Neuronpedia and circuit-tracer.", type=OUTPUT, advanced=True)
     model: ModelOptions
 
 
@@ -64,7 +65,11 @@ def circuit(options: Options) -> None:
     if single is (options.file is not None):
         raise click.UsageError("Give exactly one of a PROMPT, --messages and --file.")
     if single and len(options.counterfactual) != 1:
-        raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
+        raise click.UsageError(
+            "A circuit needs one counterfactual prompt; give --counterfactual once, such as the same prompt with "
+            "another name in it."
+        )
+    _check_size()
     prompt = options.prompt.read() if single else None
     need("circuits")
     model = options.model.load()
@@ -94,6 +99,14 @@ def circuit(options: Options) -> None:
         _claim(options.claim, model, graph, measured and measured[0], pairs)
 
 
+def _check_size() -> None:
+    """Raise `UsageError` for two sizes of a circuit."""
+    context = click.get_current_context()
+    named = [context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ("nodes", "sufficiency")]
+    if all(named):
+        raise click.UsageError("--nodes and --sufficiency both choose the size of the circuit; give one of them.")
+
+
 def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any, pairs: dict[str, Any]) -> None:
     from icebear.actmax.claims.writing import of_graph
 
@@ -104,13 +117,16 @@ def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any,
 
 
 def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]:
-    return {
-        "prompt": answered(model, prompt, options.max_new_tokens) if options.span else prompt,
-        "span": None if options.span == "all" else options.span,
-        "target": options.target,
-        "contrast": options.contrast,
-        "counterfactual": other_prompt(prompt, options.counterfactual[0]),
-    }
+    from icebear.concepts.attribution.answers import at_first_difference
+
+    target, contrast = options.target, options.contrast
+    other = other_prompt(prompt, options.counterfactual[0])
+    if options.span:
+        prompt = answered(model, prompt, options.max_new_tokens)
+    elif options.at is None:
+        prompt, target, contrast, other = at_first_difference(model, prompt, target, contrast, other)
+    span = None if options.span == "all" else options.span
+    return {"prompt": prompt, "span": span, "target": target, "contrast": contrast, "counterfactual": other}
 
 
 def _pairs(options: Options) -> dict[str, Any]:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 import icebear
 from icebear.app.cli.claims import claim
-from icebear.app.cli.options import FILE, ModelOptions, Verbs, argument, exactly_one, lines, option, record, verb
+from icebear.app.cli.options import (
+    FILE,
+    OUTPUT,
+    ModelOptions,
+    Verbs,
+    argument,
+    exactly_one,
+    lines,
+    option,
+    record,
+    verb,
+)
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
+from icebear.errors import StoreError
 from icebear.paths import local
+from icebear.records import SITES
+from icebear.values import one_of
 
 
 @click.group(cls=Verbs)
@@ -36,7 +50,9 @@ class Find:
         type=FILE,
         required=True,
     )
-    rank_by: str = option("How neurons are ranked: means, cna, relevance, w_out or search (docs/concepts.md).", "means")
+    rank_by: Literal["means", "cna", "relevance", "w_out", "search"] = option(
+        "How neurons are ranked (docs/concepts.md).", "means"
+    )
     words: str | None = option(
         "Words for the concept, separated by commas. They are needed with --rank-by relevance, w_out or search."
     )
@@ -44,7 +60,7 @@ class Find:
     claim: str | None
     site: str = option("Sites of the neurons, separated by commas: ffn, attn, q, k, v, ...", "ffn,attn")
     save: str | None
-    store: str
+    store: str = option(type=FILE)
     json: bool
     seed: int
     model: ModelOptions
@@ -63,6 +79,7 @@ def find(options: Find) -> None:
     from icebear.app.cli.terminal import concept_report
 
     texts = lines(options.with_), lines(options.without)
+    sites = [one_of(site.strip(), "site", SITES) for site in options.site.split(",")]
     model = options.model.load()
     with icebear.open_store(options.store, create=True) as store:
         store.check(model.fingerprint, model.name)
@@ -73,7 +90,7 @@ def find(options: Find) -> None:
                 name=options.name,
                 method=options.rank_by,
                 max_neurons=options.max_neurons,
-                sites=[site.strip() for site in options.site.split(",")],
+                sites=sites,
                 words=[word.strip() for word in (options.words or "").split(",") if word.strip()],
                 store=store,
                 seed=options.seed,
@@ -92,7 +109,7 @@ def find(options: Find) -> None:
 
 @record
 class List:
-    store: str
+    store: str = option(type=FILE)
     json: bool
 
 
@@ -116,7 +133,7 @@ def list_(options: List) -> None:
 @record
 class Show:
     name: str = argument()
-    store: str
+    store: str = option(type=FILE)
     json: bool
 
 
@@ -148,7 +165,7 @@ class Measure:
     texts: str | None = option("File of texts to measure instead of TEXT, one per line.", type=FILE)
     through: bool = option("Also measure how much of the prediction after TEXT passes through the concept.")
     html: str | None
-    store: str
+    store: str = option(type=FILE)
     json: bool
     model: ModelOptions
 
@@ -187,7 +204,7 @@ class Steer:
     temperature: float
     save: str | None
     json: bool
-    store: str
+    store: str = option(type=FILE)
     where: str = option("Tokens to edit: all, prompt, last, answer, ... (docs/steer.md)", "all", advanced=True)
     seed: int
     model: ModelOptions
@@ -221,8 +238,8 @@ def steer(options: Steer) -> None:
 @record
 class Export:
     name: str = argument()
-    file: str = argument(type=FILE)
-    store: str
+    file: str = argument(type=OUTPUT)
+    store: str = option(type=FILE)
     json: bool
 
 
@@ -242,7 +259,7 @@ def export(options: Export) -> None:
 class Compare:
     names: tuple[str, str] = argument(nargs=2, metavar="NAME OTHER")
     on: str = option("File of texts, one per line, in which both are measured.", type=FILE, required=True)
-    store: str
+    store: str = option(type=FILE)
     json: bool
 
 
@@ -268,6 +285,11 @@ def compare(options: Compare) -> None:
 def _read(name: str, store_path: str) -> icebear.Concept:
     if name.endswith(".json"):
         return icebear.Concept.load(name)
+    if not local(store_path).exists():
+        raise StoreError(
+            f"There is no store {store_path}, so no concept {name}; find one with: icebear concept find {name} "
+            f"--with FILE --without FILE --store {store_path}"
+        )
     with icebear.open_store(store_path) as store:
         return icebear.Concept.from_dict(store.concepts.get(name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import icebear
 from icebear.app.cli.options import record, verb
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import annotating, indexing
+from icebear.app.cli.streams import unfiltered
 from icebear.cache import cache_folder
 from icebear.extras import need
 from icebear.records import Neuron
@@ -43,7 +45,7 @@ def demo(options: Options) -> None:
     from icebear.app.cli.console import SafeConsole
 
     need("index")
-    show(options.json, _run(SafeConsole(stderr=True, highlight=False) if options.json else stdout()))
+    show(options.json, _run(SafeConsole(file=unfiltered(sys.stderr), highlight=False) if options.json else stdout()))
 
 
 def store_of(model: icebear.Model) -> Path:

@@ -50,6 +50,13 @@ class Evaluations(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         return command(resolve_name(EVALUATIONS[name][0])) if name in EVALUATIONS else None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in EVALUATIONS and not args[0].startswith("-"):
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=EVALUATIONS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in EVALUATIONS.items()])

@@ -14,6 +14,7 @@ from icebear.app.cli.claims import claim
 from icebear.app.cli.options import (
     AT_LEAST_1,
     FILE,
+    OUTPUT,
     AttributionOptions,
     ModelOptions,
     exactly_one,
@@ -47,7 +48,11 @@ class Options:
     store: str
     html: str | None
     json: bool
-    file: str | None = option(advanced=True)
+    file: str | None = option(
+        "With --base-model: read many prompts from this file instead of PROMPT; each line is a JSON object.",
+        type=FILE,
+        advanced=True,
+    )
     units: Literal["word", "sentence", "turn", "document"] | None = option(
         "Sum the relevance of tokens by word, sentence, ...", show_default="token", advanced=True
     )
@@ -58,7 +63,9 @@ class Options:
         show_default="no circuit",
         advanced=True,
     )
-    png: str | None = option("With --image: write the image with its relevance to this file.", type=FILE, advanced=True)
+    png: str | None = option(
+        "With --image: write the image with its relevance to this file.", type=OUTPUT, advanced=True
+    )
     claim: str | None
     model: ModelOptions
 
@@ -89,7 +96,8 @@ def explain(options: Options) -> None:
         names = ("prompt", "target", "contrast", "counterfactual", "span")
         with bar("edges", 1) as move:
             pair = {name: arguments[name] for name in names}
-            graph = icebear.circuit(model, **pair, nodes=options.nodes, on_progress=move)
+            heads = options.site == "head"
+            graph = icebear.circuit(model, **pair, nodes=options.nodes, heads=heads, on_progress=move)
         relevance = graph.relevances[0]
     else:
         graph, method = None, arguments["method"]
@@ -180,6 +188,8 @@ def _checked(options: Options) -> AttributionOptions:
     exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
+    if options.nodes and options.site not in (None, "ffn", "head"):
+        raise click.UsageError("--nodes draws FFN neurons, and heads with --site head; leave out --site.")
     if options.nodes and pairs != 1:
         raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs > 1:

@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 import icebear
-from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, verb
+from icebear.app.cli.options import AT_LEAST_1, FILE, Choice, ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import annotating, bar, indexing
 from icebear.app.cli.stores import neurons_named, store_if_any
@@ -32,7 +32,7 @@ class Options:
         type=AT_LEAST_1,
     )
 
-    site: tuple[str, ...] = option("Site of the neurons.", ("ffn",), multiple=True, type=click.Choice(SITES))
+    site: tuple[str, ...] = option("Site of the neurons.", ("ffn",), multiple=True, type=Choice(SITES))
     k: int = option("Number of examples for each neuron and polarity (sign of the activation).", 32, type=AT_LEAST_1)
     annotate: bool
     prompt: str | None
@@ -41,7 +41,7 @@ class Options:
         "Scan nothing; build the averaged Jacobian lens of the model. This needs no corpus. Do it once for each model."
     )
     status: bool = option("Scan nothing; show what the index has, and how far its scan is.")
-    store: str
+    store: str = option(type=FILE)
     json: bool
     max_tokens: int = option(default=256, advanced=True)
     examples_by: Literal["activation", "relevance"] = option(

@@ -63,7 +63,8 @@ def label(options: Options) -> None:
         scored = {"scores": [meaning.to_dict() for meaning in scores]} if options.score else {}
         document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.own(neuron)[0], **scored}
     title = f"{neuron} as {text!r}, on held-out sentences"
-    show(options.json, document, *([labels_table(scores, title)] if scores else []))
+    saved = f"{neuron} is labeled {text.strip()!r}." if text.strip() else f"{neuron} has no label of yours any more."
+    show(options.json, document, saved, *([labels_table(scores, title)] if scores else []))
     if options.claim:
         _claim(options, model, scores)
 

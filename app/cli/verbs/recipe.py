@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import FILE, ModelOptions, Verbs, argument, exactly_one, option, record, verb
+from icebear.app.cli.options import FILE, OUTPUT, ModelOptions, Verbs, argument, exactly_one, option, record, verb
 from icebear.app.cli.output import show
 from icebear.errors import RecipeError
 
@@ -95,8 +95,8 @@ def combine(options: Combine) -> None:
 @record
 class Export:
     file: str = argument(type=FILE)
-    patch: str | None = option("Write weights and biases to this .safetensors file, for transformers.", type=FILE)
-    gguf: str | None = option("Write a control vector to this .gguf file, for llama.cpp.", type=FILE)
+    patch: str | None = option("Write weights and biases to this .safetensors file, for transformers.", type=OUTPUT)
+    gguf: str | None = option("Write a control vector to this .gguf file, for llama.cpp.", type=OUTPUT)
     check_on: str = option("Prompt after which the result is compared with steering.", "The ice bear lives in the")
     json: bool
     model: ModelOptions

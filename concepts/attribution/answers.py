@@ -1,0 +1,122 @@
+"""Answers that are named by a text: of several tokens, the one that is explained; and what their spaces mean."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any
+
+from icebear.concepts.models.answer import Answer
+from icebear.concepts.models.model import Model
+from icebear.concepts.models.objective import Token
+from icebear.concepts.models.prompts import Prompt
+from icebear.errors import InputError
+
+
+def at_first_difference(
+    model: Model, prompt: Any, target: Token | None, contrast: Token | None, counterfactual: Any = None
+) -> tuple[Any, Any, Any, Any]:
+    """Return the arguments of `attribute` for the first token in which two answers of several tokens differ.
+
+    The tokens that they share are appended to the prompt and to each counterfactual. An answer of several tokens that
+    is compared with no other one, or with one that differs at once, is explained at its first token. Single tokens,
+    labels, and the answers of other models than causal ones stay as they are. What was chosen is logged.
+
+    Parameters
+    ----------
+    model
+    prompt, counterfactual
+        A prompt; a prompt, several prompts or None.
+    target, contrast
+
+    Raises
+    ------
+    InputError
+        If one answer begins with the other, or if a text is one token with a space, and several without.
+    """
+    named = {role: text for role, text in (("target", target), ("contrast", contrast)) if isinstance(text, str)}
+    if not named or isinstance(prompt, Answer) or not model.task.is_causal or model.labels:
+        return prompt, target, contrast, counterfactual
+    read = Prompt.of(prompt)
+    tokens = {"target": (target,), "contrast": (contrast,)} | {
+        role: _tokens(model, text, role, read) for role, text in named.items()
+    }
+    first, second = tokens["target"], tokens["contrast"]
+    if len(first) == len(second) == 1:
+        return prompt, target, contrast, counterfactual
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    shared = [token for token, _ in same]
+    if len(shared) == min(len(first), len(second)):
+        raise InputError(
+            f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ in a "
+            "token."
+        )
+    _say_which(model, named, shared, [None if token is None else model.text(token) for token in _at(tokens, shared)])
+    chosen = _at(tokens, shared)
+    if not shared:
+        return prompt, *chosen, counterfactual
+    several = isinstance(counterfactual, list) and not all(isinstance(part, int) for part in counterfactual)
+    others = [_continued(model, other, shared) for other in counterfactual] if several else counterfactual
+    if not several and counterfactual is not None:
+        others = _continued(model, counterfactual, shared)
+    return _continued(model, read, shared), *chosen, others
+
+
+def note_space(model: Model, prompt: Any, text: str) -> None:
+    """Log that an answer is likelier with the space that a word has in its token, if it is."""
+    spaced = model.continuation(f" {text}", prompt)
+    plain = model.continuation(text, prompt)
+    if text[:1].isspace() or len(spaced) != 1 or spaced == plain[:1]:
+        return
+    words = model.token_scores(model.next_logits(prompt), [*spaced, plain[0]])
+    if words[0].logit > words[1].logit:
+        say(f"{words[0].text!r} ({words[0].number}) is likelier than {text!r} ({words[1].number}).")
+
+
+def note_ending(model: Model, prompt: Any) -> None:
+    """Log that a prompt ends in a space, and what is likely without it: words have their space in their own token."""
+    text = Prompt.of(prompt).text
+    bare = (text or "").rstrip(" ")
+    if not model.task.is_causal or not bare or bare == text or model.pieces(model.ids(prompt))[-1].strip():
+        return
+    word = model.predict(bare, 1)[0]
+    say(f"The prompt ends in a space; without it, {word.text!r} ({word.number}) is the likeliest.")
+
+
+@lru_cache(1000)
+def say(sentence: str) -> None:
+    """Log a sentence, once."""
+    logging.getLogger("icebear").warning(sentence)
+
+
+def _tokens(model: Model, text: str, role: str, prompt: Prompt) -> tuple[Any, ...]:
+    """Return the tokens of an answer. Raises `InputError` if it is one token, but for its missing space."""
+    ids = tuple(model.continuation(text, prompt))
+    lacks_space = len(ids) > 1 and len(model.continuation(f" {text}", prompt)) == 1
+    return (model.token_id(text, role, prompt),) if not ids or lacks_space else ids
+
+
+def _at(tokens: dict[str, tuple[Any, ...]], shared: Sequence[Any]) -> list[Any]:
+    return [tokens[role][len(shared)] for role in ("target", "contrast")]
+
+
+def _say_which(model: Model, named: dict[str, str], shared: Sequence[int], chosen: Sequence[str | None]) -> None:
+    answers = " and ".join(repr(text) for text in named.values())
+    words = [repr(text) for text in chosen if text is not None]
+    if shared:
+        common = "".join(model.pieces(list(shared)))
+        say(f"{answers} begin with {common!r}, which is appended to each prompt; explained is {', not '.join(words)}.")
+    else:
+        say(f"Of {answers} the first token is explained: {', not '.join(words)}. --target-text explains all tokens.")
+
+
+def _continued(model: Model, prompt: Any, ids: Sequence[int]) -> Prompt:
+    """Return a prompt with tokens at its end: a text, where its tokenizer reads them so."""
+    read = Prompt.of(prompt)
+    known = [*model.ids(read), *ids]
+    text = (read.text or "") + "".join(model.pieces(list(ids)))
+    written = replace(read, text=text) if read.text is not None and read.pair is None else None
+    return written if written and model.ids(written) == known else Prompt(ids=tuple(known))

@@ -1,0 +1,146 @@
+"""Answers of several tokens, a missing space, a prompt that ends in one, misspelt arguments, and what `print` shows."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from icebear import Chat, attribute, circuit, explain
+from icebear.actmax.sentences import hardly_differs
+from icebear.app.cli.main import main
+from icebear.app.cli.screen import explanation_screen
+from icebear.concepts.attribution.answers import at_first_difference, say
+from icebear.concepts.attribution.behaviour import read_cases
+from icebear.concepts.models.prompts import Prompt
+from icebear.errors import InputError, UnknownName
+
+PROMPT, OTHER = "I live in", "I work in"
+YORK, JERSEY = " New York City", " New Jersey"
+
+
+@pytest.fixture(autouse=True)
+def _forgetful():
+    say.cache_clear()
+
+
+def test_the_first_token_in_which_two_answers_differ_is_explained(smol, caplog):
+    """As if the user had written what they share into both prompts."""
+    named = attribute(smol, PROMPT, YORK, JERSEY, counterfactual=OTHER, sites=())
+    written = attribute(smol, f"{PROMPT} New", " York", " Jersey", counterfactual=f"{OTHER} New", sites=())
+    assert named.prompt.ids == written.prompt.ids
+    assert (named.target, named.contrast) == (written.target, written.contrast)
+    assert named.tokens.equal(written.tokens)
+    assert [word in caplog.text for word in ("' New'", "' York'", "' Jersey'")] == [True] * 3
+
+
+def test_an_answer_alone_is_explained_at_its_first_token(smol, caplog):
+    assert attribute(smol, PROMPT, YORK, sites=()).target.text == " New"
+    assert "' New'" in caplog.text
+    assert attribute(smol, PROMPT, " London", JERSEY, sites=()).contrast.text == " New"
+
+
+def test_answers_of_single_tokens_stay_as_they_are(smol, caplog):
+    for target, contrast in ((" Paris", " Rome"), (None, " Rome"), (7, None), (None, None)):
+        assert at_first_difference(smol, PROMPT, target, contrast, OTHER) == (PROMPT, target, contrast, OTHER)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("answers", [(YORK, " New"), (" New", YORK), (" New York", YORK)])
+def test_an_answer_that_begins_another_is_refused(smol, answers):
+    with pytest.raises(InputError, match="begins with the other"):
+        attribute(smol, PROMPT, *answers, sites=())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "counterfactual"),
+    [
+        (PROMPT, [OTHER, "We live in"]),
+        (Chat([{"role": "user", "content": PROMPT}]), Chat([{"role": "user", "content": OTHER}])),
+        (Prompt(ids=(57, 2330, 281)), None),
+    ],
+    ids=["several", "chat", "ids"],
+)
+def test_what_two_answers_share_is_appended_to_prompts_of_every_kind(smol, prompt, counterfactual):
+    longer, target, contrast, others = at_first_difference(smol, prompt, YORK, JERSEY, counterfactual)
+    new = smol.answer_id(" New")
+    assert smol.ids(longer) == [*smol.ids(prompt), new]
+    assert (smol.text(target), smol.text(contrast)) == (" York", " Jersey")
+    for before, after in zip(*((x if isinstance(x, list) else [x]) for x in (counterfactual, others)), strict=True):
+        assert after is None or smol.ids(after) == [*smol.ids(before), new]
+
+
+def test_an_explanation_and_a_circuit_read_the_same_prompts(smol):
+    names = {"target": YORK, "contrast": JERSEY, "counterfactual": OTHER}
+    why = explain(smol, PROMPT, **names)
+    assert why.relevance.prompt.text.endswith(" New")
+    assert why.removal_control is not None
+    graph = circuit(smol, PROMPT, **names, nodes=3)
+    assert graph.relevances[0].prompt.ids == why.relevance.prompt.ids
+
+
+@pytest.mark.parametrize("target", ["Paris", " Paris", "paris"])
+def test_an_answer_without_its_space_is_said_to_be_unlikely(smol, caplog, target):
+    attribute(smol, "The capital of France is", target, sites=())
+    assert ("' Paris' (0.77) is likelier" in caplog.text) is (target == "Paris")
+
+
+@pytest.mark.parametrize("end", ["", " "])
+def test_a_prompt_that_ends_in_a_space_is_said_to(smol, caplog, end):
+    attribute(smol, f"The capital of France is{end}", sites=())
+    assert ("' Paris' (0.77)" in caplog.text) is bool(end)
+
+
+@pytest.mark.parametrize("wrong", ["countrefactual", "methd", "sitse", "Strict"])
+def test_a_misspelt_argument_names_the_nearest(model, wrong):
+    right = {"countrefactual": "counterfactual", "methd": "method", "sitse": "sites", "Strict": "strict"}[wrong]
+    with pytest.raises(UnknownName, match=f"Did you mean {right!r}"):
+        attribute(model, "abc", **{wrong: None})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt": "abc", "counterfactul": "cbc"}',
+        '{"prompt": "abc", "prompt": "cbc"}',
+        '{"prompt": "abc", "__class__": 1}',
+        '{"target": "a"}',
+    ],
+)
+def test_a_misspelt_key_of_a_file_is_refused(tmp_path, line):
+    (tmp_path / "cases.jsonl").write_text(f'{{"prompt": "abc", "target": null}}\n{line}\n')
+    with pytest.raises(InputError, match=r"[Ll]ine 2"):
+        read_cases(tmp_path / "cases.jsonl")
+
+
+def test_print_shows_the_screen(smol):
+    why = explain(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the")
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(explanation_screen(why))
+    shown = [line.rstrip(" …") for line in console.export_text().splitlines()]
+    assert all(own.startswith(line) for line, own in zip(shown, str(why).splitlines(), strict=True))
+    assert max(map(len, str(why).splitlines())) <= 100
+    assert why._repr_html_().startswith("<iframe srcdoc=")
+    assert "<script" not in why._repr_html_()
+
+
+def test_a_small_difference_has_no_shares(smol):
+    """Two plus two equals: single nodes recover several times a difference of half a logit."""
+    pair = "Two plus two equals", "Two plus three equals"
+    why = explain(smol, pair[0], target=" four", contrast=" five", counterfactual=pair[1])
+    large = explain(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the")
+    assert (bool(hardly_differs(why.together.ablation)), bool(hardly_differs(large.together.ablation))) == (True, False)
+    assert ("sufficiency" in str(why), "sufficiency" in str(large)) == (False, True)
+
+
+def test_heads_of_a_circuit_are_explained(tiny_folder):
+    words = ["explain", "abc", "--counterfactual", "cbc", "--contrast", "b", "--site", "head", "--nodes", "3"]
+    result = CliRunner().invoke(main, [*words, "--model", tiny_folder, "--json"])
+    assert result.exit_code == 0, result.output
+    assert {row["neuron"].split(".")[1] for row in json.loads(result.stdout)["ranking"]} == {"head"}
+    assert CliRunner().invoke(main, [*words[:-3], "q", "--nodes", "3", "--model", tiny_folder]).exit_code == 2
+
+
+def test_two_sizes_of_a_circuit_are_refused(tiny_folder):
+    words = ["circuit", "abc", "--counterfactual", "cbc", "--nodes", "3", "--sufficiency", ".5"]
+    assert CliRunner().invoke(main, [*words, "--model", tiny_folder]).exit_code == 2
