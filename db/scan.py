@@ -57,11 +57,11 @@ class ScanTables:
 
     @reads
     def shards(self) -> dict[int, int]:
-        return dict(self.file.database.execute("SELECT number, sentences FROM shards").fetchall())
+        return dict(self.file.rows("SELECT number, sentences FROM shards"))
 
     @reads
     def progress(self) -> dict[str, bytes]:
-        return dict(self.file.database.execute("SELECT part, packed FROM progress").fetchall())
+        return dict(self.file.rows("SELECT part, packed FROM progress"))
 
     def commit(
         self, shards: dict[int, list[tuple[Sentence, bytes]]], progress: dict[str, bytes], facts: dict[str, Any]

@@ -87,6 +87,11 @@ def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
     return hits
 
 
+def has_words(text: str) -> bool:
+    """Return whether a text can be searched for: a token may be a full stop."""
+    return re.search(r"\w", text) is not None
+
+
 def words_of(text: str) -> list[str]:
     words = re.findall(r"\w+", text) if isinstance(text, str) else []
     if not words:

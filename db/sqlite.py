@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
-from icebear.errors import StoreError
+from icebear.errors import IcebearError, StoreError, too_many_files
 from icebear.paths import existing, local
 from icebear.values import shown, text_of
 
@@ -90,6 +90,12 @@ class SqliteFile:
         if self._database is None:
             self._database = self._open()
         return self._database
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; none if the file is not there yet, which the first write makes."""
+        if self._database is None and self._create and not os.path.lexists(self.path):
+            return []
+        return self.database.execute(query).fetchall()
 
     def _open(self) -> Database:
         try:
@@ -246,9 +252,22 @@ class SqliteFile:
             return StoreError(f"{self.path} is damaged or not a SQLite file; restore a copy or choose another --store.")
         if "full" in text or code in WRITE_ERRORS:
             return StoreError(f"The disk (or quota) of {self.path} is full; make room and run the same command again.")
+        if "unable to open" in text and (too_many := _too_many_files()):
+            return StoreError(str(too_many))
         if "readonly" in text or "unable to open" in text:
             return self._unwritable()
         return StoreError(f"{self.path} cannot be used ({text}); restore a copy, or choose another --store.")
+
+
+def _too_many_files() -> IcebearError | None:
+    """Return an error if this process cannot open three files more, which SQLite does not tell from other reasons."""
+    try:
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(open(os.devnull))
+    except OSError as error:
+        return too_many_files(error)
+    return None
 
 
 def _create_tables(database: Database) -> None:
@@ -286,7 +305,7 @@ class JsonTable:
 
     @reads
     def all(self) -> dict[str, Any]:
-        rows = self.file.database.execute(f"SELECT name, value FROM {self.table} ORDER BY name")
+        rows = self.file.rows(f"SELECT name, value FROM {self.table} ORDER BY name")
         return {name: self._value(name, value) for name, value in rows}
 
     @reads

@@ -1,7 +1,9 @@
 """Stores that somebody changed by hand: what a store reads is ours, or one sentence says that it is not."""
 
+import os
+import resource
 import sqlite3
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -122,3 +124,26 @@ def test_a_store_that_is_closed_and_arguments_that_are_no_names(path):
     for read in (lambda: store.examples(NEURON), lambda: store.facts.all(), store.status, lambda: store.search("bear")):
         with pytest.raises(StoreError):
             read()
+
+
+def test_too_many_open_files_are_named(path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], 512), limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        with suppress(OSError):
+            while True:
+                stack.enter_context(open(os.devnull))
+        with pytest.raises(StoreError, match="open"), open_store(path):
+            pass
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC])
+def test_a_full_quota_is_no_damage(path, code):
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = code
+    with open_store(path) as store:
+        explained = str(store.explain(error))
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+        assert explained != str(store.explain(error))
+    assert "full" in explained
