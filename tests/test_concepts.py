@@ -351,7 +351,7 @@ def test_relevance_through_a_set(smol, few_contexts):
 
 
 def test_a_concept_without_neurons_and_one_of_heads_are_refused(model, few_texts):
-    neuron = Neuron(1, "ffn", 3)
+    neuron = Neuron(0, "ffn", 3)
     concept = Concept.of(model, "c", {(neuron, "+"): 1.0})
     nothing = replace(concept, parts=())
     weightless = replace(concept, parts=(replace(concept.parts[0], weight=0.0),))
@@ -364,8 +364,8 @@ def test_a_concept_without_neurons_and_one_of_heads_are_refused(model, few_texts
             with pytest.raises(InputError):
                 use()
     saved = concept.to_dict()
-    for part in ({"neuron": "L1.head.3"}, {"weight": -1.0}):
-        with pytest.raises(InputError):
+    for part in ({"neuron": "L0.head.3"}, {"weight": -1.0}):
+        with pytest.raises(RecipeError):
             Concept.from_dict({**saved, "parts": [{**saved["parts"][0], **part}]})
 
 
@@ -389,7 +389,7 @@ def test_a_concept_without_neurons_and_one_of_heads_are_refused(model, few_texts
     ],
 )
 def test_a_concept_with_any_provenance_is_shown(model, few_texts, provenance):
-    concept = replace(Concept.of(model, "c", {(Neuron(1, "ffn", 3), "+"): 1.0}), provenance=provenance)
+    concept = replace(Concept.of(model, "c", {(Neuron(0, "ffn", 3), "+"): 1.0}), provenance=provenance)
     whole = {"error", "tested_on"} <= set(provenance) and isinstance(provenance["auroc"], float)
     whole = whole and len(provenance["tested_on"]) == 2
     assert ("0.50" in concept.about) == whole

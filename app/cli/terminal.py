@@ -647,7 +647,7 @@ def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
         made = record["provenance"]
         tested = score_of(made)
         score = f"{tested.auroc:.3f} ± {tested.error:.3f}" if tested else "-"
-        row = (record["name"], str(len(record["parts"])), score, made.get("found_by", ""), record["model_name"])
+        row = (record["name"], str(len(record["parts"])), score, str(made.get("found_by", "")), record["model_name"])
         rows.append(row)
     return grid("concept", ">neurons", ">AUROC", "found by", "model", rows=rows)
 
