@@ -131,11 +131,11 @@ DOORS = {
     "attribute.method": (lambda at, x: icebear.attribute(at.model, PROMPT, method=x), ("x", 3, ["attnlrp"], AttnLRP)),
     "attribute.target": (
         lambda at, x: icebear.attribute(at.model, PROMPT, x),
-        ("", "ice", -1, 99, 2.5, ["a", "b"], [2.5], True, NAN),
+        ("", -1, 99, 2.5, ["a", "b"], [2.5], True, NAN),
     ),
     "attribute.contrast": (
         lambda at, x: icebear.attribute(at.model, PROMPT, "a", x),
-        ("", "ice", -1, 99, 2.5, ["c", "b"], True, NAN),
+        ("", -1, 99, 2.5, ["c", "b"], True, NAN),
     ),
     "attribute.target_text": (
         lambda at, x: icebear.attribute(at.model, PROMPT, target_text=x),

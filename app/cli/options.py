@@ -233,8 +233,9 @@ class ModelOptions:
 
     def load(self, name: str | None = None) -> icebear.Model:
         """Load this model, or another one with the same arguments."""
-        with waiting(f"Loading {name or self.model}"):
-            return icebear.load_model(name or self.model, **self.arguments)
+        name = self.model if name is None else name
+        with waiting(f"Loading {name}"):
+            return icebear.load_model(name, **self.arguments)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -175,8 +175,8 @@ class Tools:
         `counterfactual` to the difference to another prompt. The control removes the two tokens that contribute most,
         and others."""
         model, read = self.session.model, _read(prompt, chat)
-        asked = at_first_difference(model, read, target, contrast, other_prompt(read, counterfactual))
-        read, target, contrast, other = asked
+        other = other_prompt(read, counterfactual)
+        read, target, contrast, other = at_first_difference(model, read, target, contrast, other)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=())
         control = token_removal_control(model, read, relevance)
         explanation = Explanation.of(model, relevance, removal_control=control)
@@ -201,8 +201,8 @@ class Tools:
         active; with `counterfactual`, the nodes that change most are a harder control."""
         model, read = self.session.model, _read(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
-        asked = at_first_difference(model, read, target, contrast, other_prompt(read, counterfactual))
-        read, target, contrast, other = asked
+        other = other_prompt(read, counterfactual)
+        read, target, contrast, other = at_first_difference(model, read, target, contrast, other)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
         sizes = sorted({k, *LISTS}) if counterfactual else []
         with self.session.store() as store:

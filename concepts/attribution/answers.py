@@ -67,9 +67,10 @@ def at_first_difference(
 
 def note_space(model: Model, prompt: Any, text: str) -> None:
     """Log that an answer is likelier with the space that a word has in its token, if it is."""
-    spaced = model.continuation(f" {text}", prompt)
-    plain = model.continuation(text, prompt)
-    if text[:1].isspace() or len(spaced) != 1 or spaced == plain[:1]:
+    if not text.strip() or text[0].isspace():
+        return
+    spaced, plain = (model.continuation(words, prompt) for words in (f" {text}", text))
+    if len(spaced) != 1 or spaced == plain[:1]:
         return
     words = model.token_scores(model.next_logits(prompt), [*spaced, plain[0]])
     if words[0].logit > words[1].logit:

@@ -93,11 +93,9 @@ def explain(options: Options) -> None:
 
     if options.nodes:
         need("circuits")
-        names = ("prompt", "target", "contrast", "counterfactual", "span")
+        pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
         with bar("edges", 1) as move:
-            pair = {name: arguments[name] for name in names}
-            heads = options.site == "head"
-            graph = icebear.circuit(model, **pair, nodes=options.nodes, heads=heads, on_progress=move)
+            graph = icebear.circuit(model, **pair, nodes=options.nodes, heads=options.site == "head", on_progress=move)
         relevance = graph.relevances[0]
     else:
         graph, method = None, arguments["method"]
