@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -92,9 +93,16 @@ class SqliteFile:
         return self._database
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a query; none if the file is not there yet, which the first write makes."""
+        """Return the rows of a query; none if the file is not there yet, which the first write makes.
+
+        Raises `StoreError` if the file cannot be made, so that no work is lost.
+        """
         if self._database is None and self._create and not os.path.lexists(self.path):
-            return []
+            try:
+                with TemporaryFile(dir=self.path.absolute().parent):
+                    return []
+            except OSError:
+                raise self._unwritable() from None
         return self.database.execute(query).fetchall()
 
     def _open(self) -> Database:
