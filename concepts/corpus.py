@@ -336,7 +336,12 @@ def _documents(rows: Iterable[Any], column: str, name: str) -> Iterator[Document
                 columns = ", ".join(row) if isinstance(row, dict) else "none"
                 raise InputError(f"{name} has no column {column!r} (it has: {columns}); choose one with --column.")
             title, text = row.get("title"), row[column]
-            yield title if isinstance(title, str) else f"{name}:{number}", text if isinstance(text, str) else ""
+            if not isinstance(text, str | None):
+                raise InputError(
+                    f"The column {column!r} of {name} has no texts but values such as {shown(text)}; choose a column "
+                    "of texts with --column."
+                )
+            yield title if isinstance(title, str) else f"{name}:{number}", text or ""
     except InputError:
         raise
     except Exception as error:  # the libraries raise a dozen kinds
