@@ -25,7 +25,7 @@ from icebear.errors import InputError, UnknownName
 from icebear.extras import need
 from icebear.paths import check_text, existing, kind, local, opened
 from icebear.records import Sentence
-from icebear.values import shown, whole
+from icebear.values import shown, typed, whole
 
 WIKI, REVIEWS = "wiki-summaries", "imdb-reviews"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
@@ -145,6 +145,7 @@ def sentence_id(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8], "big") >> 2
 
 
+@typed
 def read_corpus(
     name: str,
     limit: int | None = None,

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, given, settings
+from conftest import SEED
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from test_arguments import OTHER, PROMPT, at  # noqa: F401
 
@@ -291,6 +292,7 @@ def test_nonsense_is_used_or_refused(at, tmp_path, monkeypatch):  # noqa: F811
             function(**own)
     names = st.sampled_from([(door, name) for door, (_, own) in doors.items() for name in own if name != "folder"])
 
+    @seed(SEED)
     @settings(max_examples=CALLS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def call(data):

@@ -30,7 +30,7 @@ from icebear.records import POLARITIES, Neuron
 from icebear.steering.apply import steer
 from icebear.steering.records import score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
-from icebear.values import POSITIVE, one_of, real, several
+from icebear.values import POSITIVE, one_of, real, several, typed
 
 if TYPE_CHECKING:
     import pandas
@@ -155,6 +155,7 @@ class Concept(Saved, Tabled):
                 f"The concept {self.name!r} has no neurons to steer or measure; find it again with other texts."
             )
 
+    @typed
     def check(self, model: Model) -> None:
         """Raise `InputError` if this concept was found in another model."""
         if self.model_fingerprint != model.fingerprint:
@@ -166,6 +167,7 @@ class Concept(Saved, Tabled):
             model.check(part.neuron)
 
     @classmethod
+    @typed
     def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
         """Make a concept by hand, of (neuron or its id, polarity) -> weight above 0; other keywords are provenance.
 
