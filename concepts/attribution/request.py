@@ -280,9 +280,8 @@ def row_of_answer(
     read, explained = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop]
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
         contrast = f" {contrast}"  # a span is found without its space too
-    contrast_phrase = (contrast,) if isinstance(contrast, int) else None
-    if contrast is not None and contrast_phrase is None:
-        contrast_phrase = phrase_ids(model, contrast, read)
+    against = (contrast,) if isinstance(contrast, int) else contrast
+    contrast_phrase = None if against is None else phrase_ids(model, against, read)
     (others,) = _counterfactuals(counterfactual, 1, True)
     compared = tuple(Prompt(ids=(*model.ids(other), *answer.ids[:start])) for other in others)
     row = PromptRequest(read, counterfactuals=compared, answer_start=len(answer.prompt_ids))
