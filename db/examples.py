@@ -9,7 +9,7 @@ from numbers import Real
 import numpy as np
 
 from icebear.db.neurons import NeuronTables
-from icebear.db.sqlite import SqliteFile, json_list, reads, typed
+from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.records import POLARITIES, Example, Neuron, Sentence
 from icebear.values import one_of, text_of, whole
 
@@ -70,7 +70,7 @@ class SentenceTables:
 
 
 def _sentence(row: Sequence) -> Sentence:
-    number, text, title, start, end, tokens = typed(row, int, str, str, int, int, str)
+    number, text, title, start, end, tokens = with_types(row, int, str, str, int, int, str)
     if not text.strip():
         raise ValueError(f"sentence {number} has no text")
     return Sentence(number, text, title, start, end, json_list(tokens, str))
@@ -78,9 +78,9 @@ def _sentence(row: Sequence) -> Sentence:
 
 def _example(row: Sequence, by: str) -> Example:
     value, token, relevance, *sentence = row
-    typed((value, token), float, int)
-    tokens = None if relevance is None else typed([json.loads(relevance)["tokens"]], list)[0]
-    example = Example(value, token, _sentence(sentence), tokens and typed(tokens, *[Real] * len(tokens)), by)
+    with_types((value, token), float, int)
+    tokens = None if relevance is None else with_types([json.loads(relevance)["tokens"]], list)[0]
+    example = Example(value, token, _sentence(sentence), tokens and with_types(tokens, *[Real] * len(tokens)), by)
     if not 0 <= token < len(example.sentence.tokens) == len(tokens or example.sentence.tokens):
         raise LookupError(f"sentence {example.sentence.id} has no token {token}")
     return example

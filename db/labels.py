@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from icebear.db.neurons import NeuronTables
-from icebear.db.sqlite import SqliteFile, json_list, reads, typed
+from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.records import POLARITIES, Meaning, Neuron, as_neuron
 from icebear.values import one_of, several, text_of
 
@@ -25,7 +25,7 @@ class LabelTables:
         row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
         if row is None:
             return None, {}
-        text, scores = typed(row, str, str)
+        text, scores = with_types(row, str, str)
         return text, {score["polarity"]: score for score in json_list(scores, dict)}
 
     def set_own(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
@@ -72,7 +72,9 @@ class LabelTables:
         )
         rows = self.file.database.execute(f"{query} ORDER BY score DESC, id, polarity")
         kinds = int, int, str, float, float
-        return [(number, "+-"[polarity], *rest) for number, polarity, *rest in (typed(row, *kinds) for row in rows)]
+        return [
+            (number, "+-"[polarity], *rest) for number, polarity, *rest in (with_types(row, *kinds) for row in rows)
+        ]
 
     @reads
     def name(self, neuron: Neuron | str, polarity: str) -> str | None:
@@ -90,8 +92,8 @@ class LabelTables:
 
 def _meaning(row: tuple) -> Meaning:
     layer, site, idx, polarity, kind, text, by, score, p, significant, record = row
-    typed((kind, text, by, score, p), str, str, str, float, float)
+    with_types((kind, text, by, score, p), str, str, str, float, float)
     neuron = Neuron(layer, site, idx)
     return Meaning(
-        neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), *typed([json.loads(record)], dict)
+        neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), *with_types([json.loads(record)], dict)
     )

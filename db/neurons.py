@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icebear.db.sqlite import SqliteFile, json_list, reads, typed
+from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.errors import StoreError
 from icebear.records import Neuron, NeuronStatistics, as_neuron
 from icebear.values import one_of
@@ -60,7 +60,7 @@ class NeuronTables:
         (row,) = self.file.database.query("SELECT * FROM neurons WHERE id = ?", (self.id(neuron),))
         numbers = {name: value for name, value in row.items() if name not in ("id", "layer", "site", "idx")}
         histogram = json_list(numbers.pop("histogram"), int)
-        typed(numbers.values(), *[Real] * len(numbers))
+        with_types(numbers.values(), *[Real] * len(numbers))
         known = {name: numbers.pop(name) for name in ("mean", "std", "min", "max", "positive")}
         return NeuronStatistics(as_neuron(neuron), **known, histogram=histogram, more=numbers)
 

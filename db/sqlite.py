@@ -60,7 +60,7 @@ def reads(function: Function) -> Function:
     return cast(Function, functools.wraps(function)(rows if inspect.isgeneratorfunction(function) else values))
 
 
-def typed(row: Iterable[Any], *kinds: Any) -> tuple[Any, ...]:
+def with_types(row: Iterable[Any], *kinds: Any) -> tuple[Any, ...]:
     """Return a row whose values have these types, which SQLite does not enforce. Raises `TypeError`."""
     values = tuple(row)
     for value, kind in zip(values, kinds, strict=True):
@@ -71,8 +71,8 @@ def typed(row: Iterable[Any], *kinds: Any) -> tuple[Any, ...]:
 
 def json_list(text: str, kind: type) -> tuple[Any, ...]:
     """Return a list of values of one type from its JSON. Raises `TypeError` or `ValueError`."""
-    (values,) = typed([json.loads(text)], list)
-    return typed(values, *[kind] * len(values))
+    (values,) = with_types([json.loads(text)], list)
+    return with_types(values, *[kind] * len(values))
 
 
 class SqliteFile:
@@ -326,7 +326,7 @@ class JsonTable:
         return row and self._value(name, row[0])
 
     def _value(self, name: str, text: str) -> Any:
-        return typed([json.loads(text)], self.kinds.get(name, object))[0]
+        return with_types([json.loads(text)], self.kinds.get(name, object))[0]
 
     def set(self, values: dict[str, Any]) -> None:
         rows = ((name, json.dumps(value, ensure_ascii=False)) for name, value in values.items())
