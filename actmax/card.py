@@ -23,6 +23,7 @@ from icebear.records import (
     Writes,
     as_neuron,
 )
+from icebear.values import typed
 
 if TYPE_CHECKING:
     import pandas
@@ -146,6 +147,7 @@ def _example(example: Example) -> dict[str, Any]:
     }
 
 
+@typed
 def describe(
     store: Store,
     neuron: Neuron | str,

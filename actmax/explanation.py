@@ -56,6 +56,7 @@ from icebear.errors import InputError
 from icebear.paths import write_file
 from icebear.records import WRITERS, Meaning, Projection, Ranked
 from icebear.steering.random_edits import random_edit_control
+from icebear.values import typed
 
 if TYPE_CHECKING:
     import pandas
@@ -361,6 +362,7 @@ class _Explained:
         return explained(together), tuple(map(explained, groups))
 
 
+@typed
 def explain(
     model: Model,
     prompt: PromptLike | Relevance,

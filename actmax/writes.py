@@ -40,6 +40,8 @@ def writes(model: Model, store: Store, neuron: Neuron, places: int = PLACES) -> 
     sets["random"] = random_places(store, places)
     limit = store.facts.get("max_tokens")
     rows = [model.token_ids(sentence.text, limit)[: token + 1] for one in sets.values() for sentence, token in one]
+    if not rows:
+        return {}
     measured = [part.split(list(map(len, sets.values()))) for part in patched_logits(model, neuron, average, rows)]
     parts = dict(zip(sets, zip(*measured, strict=True), strict=True))
     plain, patched, activations = parts["random"]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from icebear.cache import cache_folder
+from icebear.concepts.cached import Damaged, made_by, read_tensors, save_tensors
 from icebear.concepts.models import images
 from icebear.concepts.models.batch import Batch
 from icebear.concepts.models.linear import norm_divisor
@@ -28,8 +29,9 @@ from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
-from icebear.paths import write_file
 from icebear.records import WRITERS
+
+log = logging.getLogger("icebear")
 
 TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
 """162 lines: prose, facts, dialogue, code, numbers, eight languages; our own, and public domain."""
@@ -52,6 +54,15 @@ class Calibration:
     """(L, N) the mean activation of each neuron of the sites that write to the residual stream."""
     divisors: dict[str, tuple[float, float, float]]
     """From the path of a norm to the 10th, 50th and 90th percentile of its divisor."""
+    made_with: dict[str, Any]
+    """The model, the versions, the device and the threads that measured it."""
+
+    @property
+    def about(self) -> str:
+        """Who measured it, in one line."""
+        versions = ", ".join(f"{name} {number}" for name, number in self.made_with["versions"].items())
+        threads, dtype = self.made_with["threads"], self.made_with["model"]["dtype"]
+        return f"{versions}; {threads} thread{'s' * (threads != 1)}, {dtype} on {self.made_with['device']}"
 
     def share(self, place: tuple[int, int], value: float) -> float | None:
         """Return an activation of the FFN neuron (layer, index) as a multiple of the end of its activation range on the
@@ -73,7 +84,7 @@ def calibrate(model: Model) -> Calibration:
         if is_hooked(model):
             return _measured(model)
         large = sum(parameter.numel() for parameter in model.net.parameters()) >= KEPT_FROM
-        calibration = _read(_file(model), model) if large else None
+        calibration = cached_calibration(model) if large else None
         if calibration is None:
             calibration = _measured(model)
             if large:
@@ -89,9 +100,7 @@ def mean_activations(model: Model) -> dict[str, Tensor]:
 
 
 def _measured(model: Model) -> Calibration:
-    logging.getLogger("icebear").info(
-        "Calibrating activation ranges of %s on %d texts (one-time, cached)", model.name, len(TEXTS)
-    )
+    log.info("Calibrating activation ranges of %s on %d texts (one-time, cached)", model.name, len(TEXTS))
     sites = written_sites(model)
     low, high = torch.zeros(2, model.layers, model.ffn_width)
     sums = {site: torch.zeros(model.layers, model.width(site), dtype=torch.float64) for site in sites}
@@ -123,6 +132,7 @@ def _measured(model: Model) -> Calibration:
         high,
         {site: (x / counts.clamp(min=1)).float() for site, x in sums.items()},
         {path: tuple(three.tolist()) for path, three in quantiles.items()},  # type: ignore[misc]
+        made_by(model),
     )
 
 
@@ -142,11 +152,14 @@ def _batches(model: Model) -> Iterator[Batch]:
 
 
 def token_rows(model: Model) -> list[list[int]]:
-    """Return the token ids of the texts; random ones for a model whose tokenizer cannot read them."""
-    if not model.reads_any_text:
-        shape = (4 * BATCH, min(LONGEST, model.context_length))
-        return torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0)).tolist()
-    return [ids for ids in (model.token_ids(text, LONGEST) for text in TEXTS) if len(ids) > 1]
+    """Return the token ids of the texts; random ones for a model whose tokenizer does not know their words."""
+    texts = TEXTS if model.reads_any_text else []
+    rows = [ids for ids in (model.token_ids(text, LONGEST) for text in texts) if len(ids) > 1]
+    special = set(model.special_ids())
+    if any(set(ids[1:]) - special for ids in rows):
+        return rows
+    shape = (4 * BATCH, min(LONGEST, model.context_length))
+    return torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0)).tolist()
 
 
 @contextmanager
@@ -176,25 +189,25 @@ def _file(model: Model) -> Path:
     return cache_folder() / "calibration" / f"{name_of(model)}.safetensors"
 
 
-def _read(file: Path, model: Model) -> Calibration | None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def cached_calibration(model: Model) -> Calibration | None:
+    """Return the calibration in the cache; None if there is none, or if it is damaged."""
+    file = _file(model)
     try:
-        tensors = load_file(file)
+        tensors, made_with = read_tensors(file)
         low, high = tensors.pop("low"), tensors.pop("high")
         means = {site: tensors.pop(f"mean.{site}") for site in written_sites(model)}
-    except (OSError, SafetensorError, KeyError):
+        divisors = {path: tuple(values.tolist()) for path, values in tensors.items()}
+        return Calibration(low, high, means, divisors, made_with)  # type: ignore[arg-type]
+    except FileNotFoundError:
         return None
-    return Calibration(low, high, means, {path: tuple(values.tolist()) for path, values in tensors.items()})  # type: ignore[misc]
+    except (Damaged, KeyError):
+        log.warning("The cached calibration %s is damaged, or of an older icebear; it is measured again.", file)
+        return None
 
 
 def _write(file: Path, calibration: Calibration) -> None:
     """Write the cache; a failure only costs time later."""
-    from safetensors.torch import save
-
     values = {path: torch.tensor(quantiles) for path, quantiles in calibration.divisors.items()}
     means = {f"mean.{site}": x for site, x in calibration.means.items()}
     with suppress(OSError, InputError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, save({"low": calibration.low, "high": calibration.high, **means, **values}))
+        save_tensors(file, {"low": calibration.low, "high": calibration.high, **means, **values}, calibration.made_with)

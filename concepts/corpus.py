@@ -25,7 +25,7 @@ from icebear.errors import InputError, UnknownName
 from icebear.extras import need
 from icebear.paths import check_text, existing, kind, local, opened
 from icebear.records import Sentence
-from icebear.values import shown, whole
+from icebear.values import shown, typed, whole
 
 WIKI, REVIEWS = "wiki-summaries", "imdb-reviews"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
@@ -145,6 +145,7 @@ def sentence_id(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8], "big") >> 2
 
 
+@typed
 def read_corpus(
     name: str,
     limit: int | None = None,
@@ -336,7 +337,12 @@ def _documents(rows: Iterable[Any], column: str, name: str) -> Iterator[Document
                 columns = ", ".join(row) if isinstance(row, dict) else "none"
                 raise InputError(f"{name} has no column {column!r} (it has: {columns}); choose one with --column.")
             title, text = row.get("title"), row[column]
-            yield title if isinstance(title, str) else f"{name}:{number}", text if isinstance(text, str) else ""
+            if not isinstance(text, str | None):
+                raise InputError(
+                    f"The column {column!r} of {name} has no texts but values such as {shown(text)}; choose a column "
+                    "of texts with --column."
+                )
+            yield title if isinstance(title, str) else f"{name}:{number}", text or ""
     except InputError:
         raise
     except Exception as error:  # the libraries raise a dozen kinds

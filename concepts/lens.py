@@ -6,7 +6,7 @@ writes (W_out of the FFN, the attention output projection). W_out row -> J -> un
 
 from __future__ import annotations
 
-import json
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,12 +23,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from icebear.cache import cache_folder
 from icebear.concepts import calibration
+from icebear.concepts.cached import Damaged, made_by, read_tensors, save_tensors
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import hooks, is_hooked
 from icebear.concepts.vocabulary import direct_row, gives_answers, unembed, w_out_rows
-from icebear.errors import InputError
-from icebear.paths import write_file
+from icebear.errors import InputError, ModelError
 from icebear.records import WRITERS, Neuron, Reliability
 
 TEXTS = 48
@@ -39,6 +39,7 @@ BLOCK = 32
 BEST = 5
 WIDEST = 2048
 """Without a GPU, `icebear index --lens` does not build the lens of wider models."""
+REBUILD = "is damaged, or of an older icebear; build it again with: icebear index --lens"
 
 Place = tuple[str, int]
 """A site that writes, and a layer."""
@@ -58,11 +59,15 @@ class MeanLens:
     """The model and the versions of the software."""
 
     def jacobian(self, site: str, layer: int) -> Tensor:
-        """Return J (D, D), in float32: from an output of the site's writing module to the final norm's output."""
-        from safetensors import safe_open
+        """Return J (D, D), in float32: from an output of the site's writing module to the final norm's output.
 
-        with safe_open(self.file, "pt") as file:
-            return file.get_tensor(f"{site}.{layer}")
+        Raises `ModelError` if the file is damaged.
+        """
+        name = f"{site}.{layer}"
+        try:
+            return read_tensors(self.file, name)[0][name]
+        except (Damaged, FileNotFoundError):
+            raise ModelError(f"The lens {self.file} {REBUILD}") from None
 
     def rows(self, model: Model, neurons: Sequence[Neuron]) -> Tensor:
         """Return J @ w_out (N, D) of neurons."""
@@ -76,19 +81,19 @@ class MeanLens:
 
 def mean_lens(model: Model) -> MeanLens | None:
     """Return the lens of a model if `build_mean_lens` has built it; None inside `steer`."""
-    from safetensors import SafetensorError, safe_open
-
     if is_hooked(model):
         return None
-    file = _file(model)
+    file, names = _file(model), ("reliability", "direct")
     try:
-        with safe_open(file, "pt") as opened:
-            measured = [opened.get_tensor(name) for name in ("reliability", "direct")]
-            made_with = json.loads(opened.metadata()["made_with"])
-    except (OSError, SafetensorError):
+        measured, made_with = read_tensors(file, *names)
+    except FileNotFoundError:
+        return None
+    except Damaged:
+        logging.getLogger("icebear").warning("The lens %s %s", file, REBUILD)
         return None
     mean, direct = (
-        tuple(None if torch.isnan(row).any() else Reliability(*row.tolist()) for row in rows) for rows in measured
+        tuple(None if torch.isnan(row).any() else Reliability(*row.tolist()) for row in measured[name])
+        for name in names
     )
     return MeanLens(file, mean, direct, made_with)
 
@@ -98,20 +103,17 @@ def build_mean_lens(model: Model, on_progress: OnProgress = lambda done, total: 
 
     An interrupted build continues where it stopped. on_progress: called with the steps done and all steps.
     """
-    from safetensors.torch import load_file, save
-
     if is_hooked(model):
         raise InputError("The averaged Jacobian lens is of the model without edits; build the lens outside of steer.")
     file, width, total = _file(model), model.config.hidden_size, model.config.hidden_size + model.layers
     folder = file.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
     parts = [folder / f"{start:06}.safetensors" for start in range(0, width, BLOCK)]
-    missing = [number for number, part in enumerate(parts) if not part.exists()]
+    missing = [number for number, part in enumerate(parts) if not _is_whole(part)]
     if missing:
         rows = _jacobian_rows(model, [range(n * BLOCK, min((n + 1) * BLOCK, width)) for n in missing], on_progress)
         for number, block in zip(missing, rows, strict=True):
-            write_file(parts[number], save(block))
-    blocks = [load_file(part) for part in parts]
+            save_tensors(parts[number], block, made_by(model))
+    blocks = [read_tensors(part)[0] for part in parts]
     tensors = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
     del blocks
     measured = torch.full((2, model.layers, 3), torch.nan)
@@ -119,13 +121,20 @@ def build_mean_lens(model: Model, on_progress: OnProgress = lambda done, total: 
         on_progress(width + layer, total)
         if gives_answers(model, layer) and layer in model.layers_with("ffn"):
             measured[:, layer] = _reliability(model, layer, tensors[f"ffn.{layer}"])
-    tensors |= {"reliability": measured[0].contiguous(), "direct": measured[1].contiguous()}
-    write_file(file, save(tensors, {"made_with": json.dumps(model.made_with)}))
+    save_tensors(file, {**tensors, "reliability": measured[0], "direct": measured[1]}, made_by(model))
     rmtree(folder, ignore_errors=True)
     on_progress(total, total)
     lens = mean_lens(model)
     assert lens
     return lens
+
+
+def _is_whole(part: Path) -> bool:
+    try:
+        read_tensors(part)
+    except (Damaged, FileNotFoundError):
+        return False
+    return True
 
 
 def mean_rows(model: Model, neurons: Sequence[Neuron]) -> Tensor:

@@ -16,12 +16,13 @@ from icebear.concepts.vocabulary import direct_row, direct_rows, gives_answers, 
 from icebear.db.search import ABOVE, kurtosis, random_rows
 from icebear.errors import InputError
 from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion
-from icebear.values import one_of, whole
+from icebear.values import one_of, typed, whole
 
 ROWS = 4096
 """At most so many rows of a layer give the covariance of random rows."""
 
 
+@typed
 def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["direct", "mean"] = "direct") -> Projection:
     """Project the W_out row of a neuron onto the vocabulary.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Real
 
 import numpy as np
 
 from icebear.db.neurons import NeuronTables
-from icebear.db.sqlite import SqliteFile
+from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.records import POLARITIES, Example, Neuron, Sentence
-from icebear.values import one_of, whole
+from icebear.values import one_of, text_of, whole
 
 COLUMNS = 'id, text, title, "start", "end", tokens'
 
@@ -21,23 +22,27 @@ class SentenceTables:
     def __init__(self, file: SqliteFile) -> None:
         self.file = file
 
+    @reads
     def of(self, ids: Sequence[int]) -> dict[int, Sentence]:
         """Return id -> sentence."""
         query = f"SELECT {COLUMNS} FROM sentences WHERE id IN (SELECT value FROM json_each(?))"
         rows = self.file.database.execute(query, [json.dumps(list(ids))])
         return {row[0]: _sentence(row) for row in rows}
 
+    @reads
     def starting_at(self, start: int) -> Iterator[Sentence]:
         """Yield all sentences in order of id from `start` on, which is a random order because ids are hashes."""
         for condition in (">=", "<"):
             query = f"SELECT {COLUMNS} FROM sentences WHERE id {condition} ? ORDER BY id"
             yield from map(_sentence, self.file.database.execute(query, (start,)))
 
+    @reads
     def tokens(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the ids of all sentences, ascending, with their tokens."""
         for identity, tokens in self.file.database.execute("SELECT id, tokens FROM sentences ORDER BY id"):
-            yield identity, json.loads(tokens)
+            yield identity, list(json_list(tokens, str))
 
+    @reads
     def matching(self, query: str, k: int) -> list[int]:
         """Return the ids of the k sentences that match the full-text query best."""
         rows = self.file.database.execute(
@@ -45,11 +50,13 @@ class SentenceTables:
         )
         return [row[0] for row in rows]
 
+    @reads
     def count(self, query: str) -> int:
         """Return how many sentences match the full-text query."""
         rows = self.file.database.execute("SELECT COUNT(*) FROM sentences_fts WHERE sentences_fts MATCH ?", (query,))
         return rows.fetchone()[0]
 
+    @reads
     def vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids (S,) and vectors (S, D) of these sentences, or of all."""
         query = "SELECT sentence, vector FROM sentence_vectors"
@@ -63,8 +70,20 @@ class SentenceTables:
 
 
 def _sentence(row: Sequence) -> Sentence:
-    number, text, title, start, end, tokens = row
-    return Sentence(number, text, title, start, end, tuple(json.loads(tokens)))
+    number, text, title, start, end, tokens = with_types(row, int, str, str, int, int, str)
+    if not text.strip():
+        raise ValueError(f"sentence {number} has no text")
+    return Sentence(number, text, title, start, end, json_list(tokens, str))
+
+
+def _example(row: Sequence, by: str) -> Example:
+    value, token, relevance, *sentence = row
+    with_types((value, token), float, int)
+    tokens = None if relevance is None else with_types([json.loads(relevance)["tokens"]], list)[0]
+    example = Example(value, token, _sentence(sentence), tokens and with_types(tokens, *[Real] * len(tokens)), by)
+    if not 0 <= token < len(example.sentence.tokens) == len(tokens or example.sentence.tokens):
+        raise LookupError(f"sentence {example.sentence.id} has no token {token}")
+    return example
 
 
 class ExampleTables:
@@ -73,6 +92,7 @@ class ExampleTables:
     def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
         self.file, self.neurons = file, neurons
 
+    @reads
     def of(self, neuron: Neuron | str, polarity: str, k: int | None, method: str, by: str) -> list[Example]:
         """Return the examples of a neuron, see `Store.examples`. by: ``activation`` or ``relevance``."""
         rows = self.file.database.execute(
@@ -80,19 +100,23 @@ class ExampleTables:
             "FROM examples e JOIN sentences s ON s.id = e.sentence LEFT JOIN attributions a ON a.neuron = e.neuron "
             "AND a.polarity = e.polarity AND a.sentence = e.sentence AND a.method = ? "
             "WHERE e.neuron = ? AND e.polarity = ? ORDER BY rank LIMIT ?",
-            (method, self.neurons.id(neuron), _sign(polarity), -1 if k is None else whole(k, "The number of examples")),
+            (
+                text_of(method),
+                self.neurons.id(neuron),
+                _sign(polarity),
+                -1 if k is None else whole(k, "The number of examples"),
+            ),
         )
-        return [
-            Example(value, token, _sentence(row), tuple(json.loads(relevance)["tokens"]) if relevance else None, by)
-            for value, token, relevance, *row in rows
-        ]
+        return [_example(row, by) for row in rows]
 
+    @reads
     def keys(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return 2 * neuron id + (polarity is -) of each example (E,), ascending; its sentence (E,) and token (E,)."""
         query = "SELECT 2 * neuron + polarity, sentence, token FROM examples ORDER BY neuron, polarity, rank"
         rows = np.fromiter(self.file.database.execute(query), dtype=np.dtype("i8, i8, i8"))
         return rows["f0"], rows["f1"], rows["f2"]
 
+    @reads
     def matching(self, query: str, sides: int) -> np.ndarray:
         """Return the number of examples (sides,) that match the full-text query, at 2 * neuron id + (polarity is -)."""
         rows = self.file.database.execute(
@@ -102,6 +126,7 @@ class ExampleTables:
         )
         return np.bincount(np.fromiter((row[0] for row in rows), dtype=np.int64), minlength=sides)
 
+    @reads
     def total(self, side: int) -> int:
         """Return the number of examples at 2 * neuron id + (polarity is -)."""
         query = "SELECT COUNT(*) FROM examples WHERE neuron = ? AND polarity = ?"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from icebear.db.neurons import NeuronTables
-from icebear.db.sqlite import SqliteFile
+from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.records import POLARITIES, Meaning, Neuron, as_neuron
 from icebear.values import one_of, several, text_of
 
@@ -18,11 +18,15 @@ class LabelTables:
     def __init__(self, file: SqliteFile, neurons: NeuronTables) -> None:
         self.file, self.neurons = file, neurons
 
+    @reads
     def own(self, neuron: Neuron | str) -> tuple[str | None, dict[str, dict[str, Any]]]:
         """Return the label that a person wrote, and polarity -> its scores (`Meaning.to_dict`), if it was scored."""
         query = "SELECT text, scores FROM labels WHERE neuron = ?"
         row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
-        return (row[0], {score["polarity"]: score for score in json.loads(row[1])}) if row else (None, {})
+        if row is None:
+            return None, {}
+        text, scores = with_types(row, str, str)
+        return text, {score["polarity"]: score for score in json_list(scores, dict)}
 
     def set_own(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
         """Save a label with its scores; an empty text removes the label."""
@@ -43,6 +47,7 @@ class LabelTables:
         )
         self.file.insert("meanings", rows)
 
+    @reads
     def meanings(self, neurons: Neuron | str | Iterable[Neuron | str]) -> dict[tuple[Neuron, str], Meaning]:
         """Return (neuron, polarity) -> automatic label; neurons without label are absent."""
         query = "SELECT * FROM meanings WHERE layer = ? AND site = ? AND idx = ? ORDER BY polarity"
@@ -53,19 +58,25 @@ class LabelTables:
         )
         return {(meaning.neuron, meaning.polarity): meaning for meaning in map(_meaning, rows)}
 
+    @reads
     def all_meanings(self) -> list[Meaning]:
         """Return all automatic labels, without their records."""
         query = "SELECT layer, site, idx, polarity, kind, text, by, score, p, significant, '{}' FROM meanings"
         return list(map(_meaning, self.file.database.execute(query)))
 
+    @reads
     def significant(self) -> list[tuple[int, str, str, float, float]]:
         """Return neuron id, polarity, text, score and p of the significant automatic labels, best first."""
         query = (
             "SELECT id, polarity, text, score, p FROM meanings JOIN neurons USING (layer, site, idx) WHERE significant"
         )
         rows = self.file.database.execute(f"{query} ORDER BY score DESC, id, polarity")
-        return [(number, "+-"[polarity], *rest) for number, polarity, *rest in rows]
+        kinds = int, int, str, float, float
+        return [
+            (number, "+-"[polarity], *rest) for number, polarity, *rest in (with_types(row, *kinds) for row in rows)
+        ]
 
+    @reads
     def name(self, neuron: Neuron | str, polarity: str) -> str | None:
         """Return the label that a person wrote, or else the significant automatic label with its score, or None."""
         neuron, polarity = as_neuron(neuron), one_of(polarity, "polarity", (*POLARITIES, ""))
@@ -81,5 +92,8 @@ class LabelTables:
 
 def _meaning(row: tuple) -> Meaning:
     layer, site, idx, polarity, kind, text, by, score, p, significant, record = row
+    with_types((kind, text, by, score, p), str, str, str, float, float)
     neuron = Neuron(layer, site, idx)
-    return Meaning(neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), json.loads(record))
+    return Meaning(
+        neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), *with_types([json.loads(record)], dict)
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icebear.db.sqlite import SqliteFile
+from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.errors import StoreError
 from icebear.records import Neuron, NeuronStatistics, as_neuron
 from icebear.values import one_of
@@ -23,6 +23,7 @@ class NeuronTables:
     def __init__(self, file: SqliteFile) -> None:
         self.file = file
 
+    @reads
     def id(self, neuron: Neuron | str) -> int:
         """Return the id of a neuron. Raises `StoreError` if the index does not have it."""
         neuron = as_neuron(neuron)
@@ -36,34 +37,41 @@ class NeuronTables:
             raise StoreError(f"{path} does not have {neuron} ({why}); run icebear index --store {path}.")
         return row[0]
 
+    @reads
     def of(self, ids: Iterable[int]) -> dict[int, Neuron]:
         query = "SELECT layer, site, idx FROM neurons WHERE id = ?"
         return {identity: Neuron(*self.file.database.execute(query, (identity,)).fetchone()) for identity in ids}
 
+    @reads
     def all(self) -> list[Neuron]:
         """Return all neurons in order of layer, site and index."""
         rows = self.file.database.execute("SELECT layer, site, idx FROM neurons ORDER BY layer, site, idx")
         return [Neuron(*row) for row in rows]
 
+    @reads
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return site -> the number of layers, and of neurons in each."""
         rows = self.file.database.execute("SELECT site, MAX(layer) + 1, MAX(idx) + 1 FROM neurons GROUP BY site")
         return {site: (layers, width) for site, layers, width in rows}
 
+    @reads
     def statistics(self, neuron: Neuron | str) -> NeuronStatistics:
         """Return the statistics of a neuron. Raises `StoreError` if the index does not have it."""
         (row,) = self.file.database.query("SELECT * FROM neurons WHERE id = ?", (self.id(neuron),))
         numbers = {name: value for name, value in row.items() if name not in ("id", "layer", "site", "idx")}
-        histogram = tuple(json.loads(numbers.pop("histogram")))
+        histogram = json_list(numbers.pop("histogram"), int)
+        with_types(numbers.values(), *[Real] * len(numbers))
         known = {name: numbers.pop(name) for name in ("mean", "std", "min", "max", "positive")}
         return NeuronStatistics(as_neuron(neuron), **known, histogram=histogram, more=numbers)
 
+    @reads
     def statistic(self, neuron: Neuron | str, unit: str) -> float:
         """Return the ``max`` (largest magnitude) or ``std`` of a neuron, for edits in these units."""
         statistics = self.statistics(neuron)
         known = {"max": max(abs(statistics.max), abs(statistics.min)), "std": statistics.std}
         return known[one_of(unit, "statistic of a neuron", known)]
 
+    @reads
     def largest(self) -> np.ndarray:
         """Return the largest magnitude of the activation of each neuron (N,)."""
         return np.array(self.file.database.execute("SELECT MAX(max, -min) FROM neurons ORDER BY id").fetchall())[:, 0]
@@ -72,6 +80,7 @@ class NeuronTables:
         """Save the class of each 2 * neuron id + (polarity is -)."""
         self.file.refill("classes", ((number // 2, number % 2, name) for number, name in enumerate(classes)))
 
+    @reads
     def classes(self, neuron: Neuron | str) -> dict[str, str]:
         """Return polarity -> class, see actmax/index/classes.py."""
         query = "SELECT polarity, class FROM classes WHERE neuron = ? ORDER BY polarity"
@@ -83,6 +92,7 @@ class NeuronTables:
             )
         return classes
 
+    @reads
     def table(self) -> DataFrame:
         """Return a row for each neuron: name, layer, site, index, statistics, classes at both polarities, label.
 

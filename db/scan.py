@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from icebear.db.sqlite import SqliteFile
+from icebear.db.sqlite import LATE_INDEX, SqliteFile, reads
 from icebear.db.vectors import LENS, NAMES, VectorFiles
 from icebear.errors import StoreError
 from icebear.records import Sentence
@@ -24,6 +24,7 @@ class ScanTables:
     def __init__(self, file: SqliteFile, vectors: VectorFiles) -> None:
         self.file, self.vectors = file, vectors
 
+    @reads
     def finished_with(self, facts: dict[str, Any]) -> bool:
         """Return whether the index has these facts and is finished; False if a scan can start or continue.
 
@@ -54,11 +55,13 @@ class ScanTables:
             )
         return "finished" in have and have["limit"] == limit
 
+    @reads
     def shards(self) -> dict[int, int]:
-        return dict(self.file.database.execute("SELECT number, sentences FROM shards").fetchall())
+        return dict(self.file.rows("SELECT number, sentences FROM shards"))
 
+    @reads
     def progress(self) -> dict[str, bytes]:
-        return dict(self.file.database.execute("SELECT part, packed FROM progress").fetchall())
+        return dict(self.file.rows("SELECT part, packed FROM progress"))
 
     def commit(
         self, shards: dict[int, list[tuple[Sentence, bytes]]], progress: dict[str, bytes], facts: dict[str, Any]
@@ -102,7 +105,7 @@ class ScanTables:
             query = f"INSERT OR REPLACE INTO neurons ({names}) VALUES ({', '.join('?' * len(statistics))})"
             self.file.database.conn.executemany(query, zip(*statistics.values(), strict=True))
             self.file.insert("examples", examples)
-            self.file.database.execute("CREATE INDEX examples_by_sentence ON examples (sentence)")
+            self.file.database.execute(LATE_INDEX)
             self.file.facts.set(facts)
         with suppress(sqlite3.Error):  # without disk space for a copy the file keeps its size
             self.file.database.execute("VACUUM")  # deleted rows took as much space as the results

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from icebear.db import vectors
+from icebear.db.sqlite import reads
 from icebear.errors import InputError
 from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron
 from icebear.values import one_of, shown, whole
@@ -46,6 +47,7 @@ NOTABLE = 2.0
 Neighbours = list[tuple[int, str, float]]
 
 
+@reads
 def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
     """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own.
 
@@ -85,6 +87,11 @@ def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
     return hits
 
 
+def has_words(text: str) -> bool:
+    """Return whether a text can be searched for: a token may be a full stop."""
+    return re.search(r"\w", text) is not None
+
+
 def words_of(text: str) -> list[str]:
     words = re.findall(r"\w+", text) if isinstance(text, str) else []
     if not words:
@@ -92,6 +99,7 @@ def words_of(text: str) -> list[str]:
     return words
 
 
+@reads
 def absent(store: Store, text: str) -> list[str]:
     """Return the words of a text that no sentence of the index has."""
     return [word for word in dict.fromkeys(words_of(text)) if not store.sentences.count(_query([word]))]
@@ -145,6 +153,7 @@ def _examples_text(store: Store) -> str:
     return "examples" if store.by == "activation" else f"examples by {store.by}"
 
 
+@reads
 def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
     one_of(by, "kind of similarity", NEAR)
     one_of(polarity, "polarity", POLARITIES)
@@ -211,6 +220,7 @@ def _kurtosis_by_chance(store: Store, name: str) -> dict[str, float]:
     return chance
 
 
+@reads
 def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
     """Return the median and the largest cosine of random neurons to their nearest neighbor."""
     measured = store.controls.get("nearest")
@@ -220,12 +230,14 @@ def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
     return median, largest
 
 
+@reads
 def nearest(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str = "+") -> list[Hit]:
     """Return the hits of `Store.similar` that are more similar than any random neuron's nearest neighbor."""
     largest = nearest_by_chance(store, by)[1]
     return [hit for hit in store.similar(neuron, k, by, polarity) if hit.score > largest]
 
 
+@reads
 def vocabulary_projection(store: Store, neuron: Neuron | str, k: int, rows: str = "w_out") -> Projection:
     """Return what `Store.vocabulary` does. rows: the vector index that is projected; only W_out rows give logits."""
     neuron, k = as_neuron(neuron), whole(k, "The number of tokens")

@@ -2,22 +2,76 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
+import re
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
 
 from sqlite_utils import Database
 
-from icebear.errors import StoreError
+from icebear.errors import IcebearError, StoreError, too_many_files
 from icebear.paths import existing, local, locked
+from icebear.values import shown, text_of
 
 VERSION = 9
 """The version of the tables; a store of another version must be built again."""
 BUSY_SECONDS = 10.0
+WRITE_ERRORS = {
+    *(sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC),
+    *(sqlite3.SQLITE_IOERR_TRUNCATE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP),
+}
+"""SQLite's codes of writes that the system refuses, such as above a quota."""
+LATE_INDEX = "CREATE INDEX examples_by_sentence ON examples (sentence)"
+"""A scan drops this index while it writes its results."""
+FACTS = {
+    **dict.fromkeys(("model", "fingerprint", "dtype", "corpus", "content", "by"), str),
+    **dict.fromkeys(("k", "max_tokens", "seed", "shard", "tokens", "statistics_tokens"), int),
+    **dict.fromkeys(("limit", "claimed_limit", "documents"), int | None),
+    **dict.fromkeys(("sites", "center", "spread", "typical"), list),
+    **{"ceilings": list | None, "counts": dict, "made_with": dict, "finished": bool, "gated": bool},
+}
+"""The fact of an index -> its type in JSON."""
+UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What Python raises at values of another form: JSON that is cut off, a number instead of a list, a missing row."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def reads(function: Function) -> Function:
+    """Raise `StoreError` where a function of a store, or of its tables, meets what icebear did not write."""
+
+    def values(tables: Any, *args: Any, **options: Any) -> Any:
+        with getattr(tables, "file", tables).reading():
+            return function(tables, *args, **options)
+
+    def rows(tables: Any, *args: Any, **options: Any) -> Iterator[Any]:
+        with getattr(tables, "file", tables).reading():
+            yield from function(tables, *args, **options)
+
+    return cast(Function, functools.wraps(function)(rows if inspect.isgeneratorfunction(function) else values))
+
+
+def with_types(row: Iterable[Any], *kinds: Any) -> tuple[Any, ...]:
+    """Return a row whose values have these types, which SQLite does not enforce. Raises `TypeError`."""
+    values = tuple(row)
+    for value, kind in zip(values, kinds, strict=True):
+        if not isinstance(value, kind):
+            raise TypeError(f"{shown(value)} is not of type {getattr(kind, '__name__', kind)}")
+    return values
+
+
+def json_list(text: str, kind: type) -> tuple[Any, ...]:
+    """Return a list of values of one type from its JSON. Raises `TypeError` or `ValueError`."""
+    (values,) = with_types([json.loads(text)], list)
+    return with_types(values, *[kind] * len(values))
 
 
 class SqliteFile:
@@ -26,7 +80,7 @@ class SqliteFile:
     def __init__(self, path: str | Path, create: bool = False):
         self.path, self._create = local(path), create
         self._database: Database | None = None
-        self.facts = JsonTable(self, "icebear", "{path} has no index yet; run icebear index --store {path}.")
+        self.facts = JsonTable(self, "icebear", "{path} has no index yet; run icebear index --store {path}.", FACTS)
         if not create and os.path.lexists(self.path):
             self._open()
 
@@ -36,6 +90,19 @@ class SqliteFile:
         if self._database is None:
             self._database = self._open()
         return self._database
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; none if the file is not there yet, which the first write makes.
+
+        Raises `StoreError` if the file cannot be made, so that no work is lost.
+        """
+        if self._database is None and self._create and not os.path.lexists(self.path):
+            try:
+                with TemporaryFile(dir=self.path.absolute().parent):
+                    return []
+            except OSError:
+                raise self._unwritable() from None
+        return self.database.execute(query).fetchall()
 
     def _open(self) -> Database:
         try:
@@ -86,10 +153,21 @@ class SqliteFile:
         if version == 0:
             with self.writing():
                 if _version(database) == 0:  # no other process was faster
-                    for statement in Path(__file__).with_name("schema.sql").read_text().split(";\n"):
-                        database.execute(statement)
-                    database["sentences"].enable_fts(["text"], create_triggers=True)  # type: ignore[union-attr]
+                    _create_tables(database)
                     database.execute(f"PRAGMA user_version = {VERSION}")
+        self._check_tables(database)
+
+    def _check_tables(self, database: Database) -> None:
+        """Raise `StoreError` for a table, index, view or trigger that icebear did not define, and for a missing one.
+
+        A view in the place of a table could compute forever, and a trigger could change what is read.
+        """
+        actual, (needed, known) = _definitions(database), _defined()
+        for kind, name in {row[:2] for row in actual - known} or {row[:2] for row in needed - actual}:
+            raise StoreError(
+                f"{self.path} is not as icebear defines a store (see its {kind} {name}); restore a copy, or delete it "
+                f"and build it again with: icebear index --store {self.path}"
+            )
 
     def insert(self, table: str, rows: Iterable[tuple], conflict: str = "REPLACE") -> None:
         """Insert rows that have all columns of the table."""
@@ -105,6 +183,19 @@ class SqliteFile:
     def close(self) -> None:
         if self._database is not None:
             self._database.conn.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise `StoreError` for values that icebear did not write."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self.explain(error) from None
+        except UNEXPECTED as error:
+            raise StoreError(
+                f"{self.path} has values that icebear did not write ({type(error).__name__}: {error}); restore a copy, "
+                f"or delete it and build it again with: icebear index --store {self.path}"
+            ) from error
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -150,33 +241,82 @@ class SqliteFile:
         return StoreError(f"Another process is writing to {self.path}; wait for it, or use another --store.")
 
     def explain(self, error: sqlite3.Error) -> StoreError:
-        text = str(error)
+        text, code = str(error), getattr(error, "sqlite_errorcode", 0)
+        if "closed" in text:
+            return StoreError(f"The store {self.path} is closed; open it again.")
         if "locked" in text or "busy" in text:
             return self._busy()
         if "not a database" in text or "malformed" in text or "disk image" in text:
             return StoreError(f"{self.path} is damaged or not a SQLite file; restore a copy or choose another --store.")
-        if "full" in text:
-            return StoreError(f"The disk of {self.path} is full; make room and run the same command again.")
+        if "full" in text or code in WRITE_ERRORS:
+            return StoreError(f"The disk (or quota) of {self.path} is full; make room and run the same command again.")
+        if "unable to open" in text and (too_many := _too_many_files()):
+            return StoreError(str(too_many))
         if "readonly" in text or "unable to open" in text:
             return self._unwritable()
         return StoreError(f"{self.path} cannot be used ({text}); restore a copy, or choose another --store.")
 
 
+def _too_many_files() -> IcebearError | None:
+    """Return an error if this process cannot open three files more, which SQLite does not tell from other reasons."""
+    try:
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(open(os.devnull))
+    except OSError as error:
+        return too_many_files(error)
+    return None
+
+
+def _create_tables(database: Database) -> None:
+    for statement in Path(__file__).with_name("schema.sql").read_text().split(";\n"):
+        database.execute(statement)
+    database["sentences"].enable_fts(["text"], create_triggers=True)  # type: ignore[union-attr]
+
+
+@functools.cache
+def _defined() -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
+    """Return the definitions that a store has, and those that it may have (`ANALYZE` of SQLite adds some)."""
+    database = Database(memory=True)
+    _create_tables(database)
+    needed = _definitions(database)
+    database.execute(LATE_INDEX)
+    database.execute("ANALYZE")
+    return needed, _definitions(database)
+
+
+def _definitions(database: Database) -> set[tuple[str, ...]]:
+    """Return the kind, name and definition of each table, index, view and trigger, without quotes and spaces, which
+    depend on versions, and without the columns that statistics of neurons add."""
+    rows = database.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master")
+    added = re.compile(r'(, "\w+")+\)$')
+    return {(kind, name, re.sub(r'[\s"\[\]]', "", added.sub(")", sql)).lower()) for kind, name, sql in rows}
+
+
 class JsonTable:
-    def __init__(self, file: SqliteFile, table: str, missing: str = "") -> None:
-        """missing: the message of the `StoreError` for an unknown name; if empty, `get` returns None."""
-        self.file, self.table, self.missing = file, table, missing
+    def __init__(
+        self, file: SqliteFile, table: str, missing: str = "", kinds: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """missing: the message of the `StoreError` for an unknown name; if empty, `get` returns None. kinds: name ->
+        the type of its value, if that is not any."""
+        self.file, self.table, self.missing, self.kinds = file, table, missing, kinds
 
+    @reads
     def all(self) -> dict[str, Any]:
-        rows = self.file.database.execute(f"SELECT name, value FROM {self.table} ORDER BY name")
-        return {name: json.loads(value) for name, value in rows}
+        rows = self.file.rows(f"SELECT name, value FROM {self.table} ORDER BY name")
+        return {name: self._value(name, value) for name, value in rows}
 
+    @reads
     def get(self, name: str) -> Any:
-        row = self.file.database.execute(f"SELECT value FROM {self.table} WHERE name = ?", (name,)).fetchone()
+        query = f"SELECT value FROM {self.table} WHERE name = ?"
+        row = self.file.database.execute(query, (text_of(name),)).fetchone()
         if row is None and self.missing:
             known = ", ".join(map(repr, self.all())) or "none"
             raise StoreError(self.missing.format(path=self.file.path, name=name, known=known))
-        return row and json.loads(row[0])
+        return row and self._value(name, row[0])
+
+    def _value(self, name: str, text: str) -> Any:
+        return with_types([json.loads(text)], self.kinds.get(name, object))[0]
 
     def set(self, values: dict[str, Any]) -> None:
         rows = ((name, json.dumps(value, ensure_ascii=False)) for name, value in values.items())

@@ -14,7 +14,7 @@ from icebear.db.examples import ExampleTables, SentenceTables
 from icebear.db.labels import LabelTables
 from icebear.db.neurons import NeuronTables
 from icebear.db.scan import ScanTables
-from icebear.db.sqlite import JsonTable, SqliteFile
+from icebear.db.sqlite import JsonTable, SqliteFile, reads
 from icebear.errors import StoreError
 from icebear.records import Example, Hit, Neuron, Projection
 from icebear.values import one_of
@@ -94,16 +94,19 @@ class Store(SqliteFile):
         self.scan = ScanTables(self, self.vectors)
 
     @property
+    @reads
     def by(self) -> str:
         """The number that examples are ranked by, ``activation`` or ``relevance``; polarities are its signs."""
         return self.facts.all().get("by", "activation")
 
     @property
+    @reads
     def is_complete(self) -> bool:
         """Whether the scan is finished, with vectors and classes, which are made last."""
         classes = self.database.execute("SELECT 1 FROM classes LIMIT 1").fetchone()
         return "finished" in self.facts.all() and classes is not None
 
+    @reads
     def examples(
         self, neuron: Neuron | str, polarity: str = "+", k: int | None = None, method: str = "attnlrp"
     ) -> list[Example]:
@@ -130,6 +133,7 @@ class Store(SqliteFile):
         """
         return self.example_tables.of(neuron, polarity, k, method, self.by)
 
+    @reads
     def search(self, text: str, k: int = 20) -> list[Hit]:
         """Return the neurons and polarities that best match a text, with reasons.
 
@@ -162,6 +166,7 @@ class Store(SqliteFile):
         """
         return search.by_words(self, text, k)[:k]
 
+    @reads
     def similar(self, neuron: Neuron | str, k: int = 10, by: str = "writes", polarity: str = "+") -> list[Hit]:
         """Return the neurons nearest to a neuron, with the polarity that is near.
 
@@ -188,6 +193,7 @@ class Store(SqliteFile):
         """
         return search.similar(self, neuron, k, by, polarity)
 
+    @reads
     def vocabulary(self, neuron: Neuron | str, k: int = 20) -> Projection:
         """Return the vocabulary projection of w_out without the model (`icebear.project` uses the model).
 
@@ -210,6 +216,7 @@ class Store(SqliteFile):
         """
         return search.vocabulary_projection(self, neuron, k)
 
+    @reads
     def check(self, fingerprint: str, name: str, dtype: str | None = None) -> None:
         """Raise `StoreError` if the index was made with another model or dtype.
 
@@ -231,6 +238,7 @@ class Store(SqliteFile):
             raise StoreError(f"{self.path} is an index by {self.by}, not by activation; use another --store.")
 
     @property
+    @reads
     def sample(self) -> str:
         """Which documents of which corpus a finished index holds, as a phrase."""
         facts = self.facts.all()
@@ -241,14 +249,15 @@ class Store(SqliteFile):
             return f"the first {limit:,} documents of {corpus}"
         return f"{limit:,} of {size:,} documents of {corpus}, drawn at random with a fixed seed"
 
+    @reads
     def made_with(self) -> dict[str, Any]:
         """Return the provenance of the index, JSON-ready: model, versions, corpus and settings."""
-        facts = self.facts.all()
-        provenance = facts.get("made_with") or {"model": {key: facts.get(key) for key in ("fingerprint", "dtype")}}
+        facts, provenance = self.facts.all(), self.facts.get("made_with")
         settings = "corpus language limit documents order content k by max_tokens seed tokens statistics_tokens".split()
-        model = {"name": facts.get("model"), **provenance["model"]}
+        model = {"name": facts["model"], **provenance["model"]}
         return {**provenance, "model": model, "index": {key: facts[key] for key in settings if key in facts}}
 
+    @reads
     def status(self) -> dict[str, Any]:
         """Return how far the scan is, and how many rows the index has of each kind, JSON-ready."""
         shards, scanned = self.scan.shards(), "finished" in self.facts.all()
@@ -257,6 +266,7 @@ class Store(SqliteFile):
         rows = {table: self.count(table) for table in tables}
         return {"state": state, "shards": len(shards), "sentences": sum(shards.values()), **rows}
 
+    @reads
     def count(self, table: str) -> int:
         """Return the number of rows of a table."""
         return self.database[one_of(table, "table", self.database.table_names())].count
@@ -266,6 +276,7 @@ class Store(SqliteFile):
         log = self.path.with_name(self.path.name + "-wal")
         return max(path.stat().st_mtime_ns for path in (self.path, log) if path.exists())
 
+    @reads
     def checksum(self) -> str:
         """Return the SHA-256 of all results: the rows of the tables in key order, and the vector indexes.
 

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from icebear.cache import cache_folder
 from icebear.db.neurons import NeuronTables
-from icebear.db.sqlite import SqliteFile
-from icebear.errors import StoreError
+from icebear.db.sqlite import SqliteFile, reads
+from icebear.errors import InputError, StoreError
 from icebear.extras import need
-from icebear.paths import append, written
+from icebear.paths import append, write_file, written
 from icebear.records import Neuron
 from icebear.values import whole
 
@@ -33,6 +36,8 @@ MARK = b"icebear vectors "
 TAIL = len(MARK) + 32
 BLOCK = 4096
 """The number of rows that are read at a time."""
+REMEMBERED = 100_000_000
+"""From this size in bytes on, the cache folder notes that a file has its digest; a smaller one is read in no time."""
 
 
 class VectorFiles:
@@ -82,23 +87,35 @@ class VectorFiles:
 
         Raises `StoreError` if the file is missing or damaged, or belongs to another store or to earlier results.
         """
+        return self._opened(name, is_verified)
+
+    def verify(self, name: str) -> None:
+        """Raise the `StoreError` of `get`, also for damage that left size and time of a file as they were."""
+        self._opened(name, lambda path, identity: digest(path) == identity)
+
+    @reads
+    def _opened(self, name: str, is_sound: Callable[[Path, str], bool]) -> Any:
         path, again = self.path(name), "run icebear index again with the same options to rebuild it."
         row = self.file.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
         try:
-            if (stored_digest(path),) != row:
+            if (identity := stored_digest(path),) != row:
                 raise StoreError(
                     f"The vector file {path} does not belong to the current results of this store; {again}"
                 )
+            if not is_sound(path, identity):
+                raise StoreError(f"The vector file {path} is damaged; {again}")
             return _read(path, path.stat().st_mtime_ns)
         except (OSError, RuntimeError):
             raise StoreError(f"The vector file {path} is missing or damaged; {again}") from None
 
+    @reads
     def has(self, name: str) -> bool:
         query = "SELECT count(*) FROM vectors WHERE name = ?"
         return bool(self.file.database.execute(query, (name,)).fetchone()[0])
 
     # --- factors from products with W_out rows to logits -------------------------------------------------------
 
+    @reads
     def w_out_norm(self, neuron: Neuron | str) -> float:
         query = "SELECT norm FROM w_out_norms WHERE neuron = ?"
         row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
@@ -106,6 +123,7 @@ class VectorFiles:
             raise self.missing()
         return row[0]
 
+    @reads
     def typical(self, layer: int) -> tuple[float, float] | None:
         layer, spreads = whole(layer, "A layer", 0), self.file.facts.all().get("typical")
         spread = spreads[whole(layer, "A layer of the index", 0, len(spreads) - 1)] if spreads else None
@@ -119,19 +137,23 @@ class VectorFiles:
 
     # --- the vocabulary, and the mean of all sentences --------------------------------------------------
 
+    @reads
     def token_ids(self, texts: Iterable[str]) -> list[int]:
         """Return the ids of the texts that are a single token."""
         query = "SELECT id FROM tokens WHERE text = ?"
         return sorted(row[0] for text in set(texts) for row in self.file.database.execute(query, (text,)))
 
+    @reads
     def token_texts(self, ids: Iterable[int]) -> list[str]:
         query = "SELECT text FROM tokens WHERE id = ?"
         return [self.file.database.execute(query, (token,)).fetchone()[0] for token in ids]
 
+    @reads
     def center(self) -> np.ndarray:
         """Return the mean vector of all sentences (D,)."""
         return np.array(self.file.facts.get("center"), dtype=np.float32)
 
+    @reads
     def standardized(self, rows: np.ndarray) -> np.ndarray:
         """Return sentence vectors (S, D) less the mean of all sentences, in units of their standard deviations: else a
         few dimensions with most of the variance decide."""
@@ -163,6 +185,7 @@ class VectorFiles:
             std[std > 0] = np.median(std[std > 0])
         self.file.insert("vectors_null", [(name, mean.tobytes(), std.tobytes())])
 
+    @reads
     def z(self, name: str, query: np.ndarray) -> np.ndarray:
         """Return the cosine of each row with a query (D,), relative to its null (`set_null`); 0 for an empty query."""
         index = self.get(name)
@@ -208,6 +231,27 @@ def digest(path: Path) -> str:
             sha256.update(chunk)
             left -= len(chunk)
     return sha256.hexdigest()
+
+
+def is_verified(path: Path, identity: str) -> bool:
+    """Return whether a file has this digest, which is computed once for each size and time of the file."""
+    return _is_verified(path, path.stat().st_size, path.stat().st_mtime_ns, identity)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_verified(path: Path, size: int, modified: int, identity: str) -> bool:
+    note = f"{size} {modified} {identity}"
+    known = cache_folder() / "verified" / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
+    with suppress(OSError, ValueError):
+        if known.read_text() == note:
+            return True
+    if digest(path) != identity:
+        return False
+    if size >= REMEMBERED:
+        with suppress(OSError, InputError):  # without the note the digest is computed in each process
+            known.parent.mkdir(parents=True, exist_ok=True)
+            write_file(known, note)
+    return True
 
 
 @functools.lru_cache(maxsize=8)

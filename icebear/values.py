@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Collection, Iterable
+import inspect
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 from icebear.errors import InputError, UnknownName
 
@@ -85,6 +87,51 @@ def text_of(value: Any) -> str:
     except UnicodeEncodeError as error:
         raise InputError(f"Character {error.start} of the text is not valid UTF-8; give the text in UTF-8.") from None
     return value
+
+
+TYPES = {
+    "Model": "pass the result of load_model",
+    "Store": "pass the store that open_store yields",
+    "Relevance": "pass the result of attribute",
+    "Answer": "pass the result of model.answer",
+    "Corpus": "pass the result of read_corpus",
+    "Neuron": "write it like L29.ffn.860",
+    "Path": "give a path",
+    "str": "give a text",
+    "bool": "give True or False",
+}
+"""The types that `typed` checks, and what to give. Numbers are checked where their range is known."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def typed(function: Function) -> Function:
+    """Make a public function refuse, with an `InputError`, what is not of the type that its signature names.
+
+    It reads the annotations of which every alternative is one of `TYPES` or None, by their names: without imports.
+    """
+    signature, wanted = inspect.signature(function), {}
+    for name, parameter in signature.parameters.items():
+        alternatives = {part.strip() for part in str(parameter.annotation).split("|")}
+        if alternatives <= {*TYPES, "None"} and parameter.kind is not parameter.VAR_KEYWORD:
+            wanted[name] = alternatives
+
+    closed = all(parameter.kind is not parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+
+    @functools.wraps(function)
+    def checked(*values: Any, **named: Any) -> Any:
+        for name in named.keys() - signature.parameters.keys() if closed else ():
+            others = ", ".join(signature.parameters)
+            raise UnknownName(f"argument of {function.__name__}", name, signature.parameters, f"It has {others}.")
+        arguments = signature.bind(*values, **named).arguments
+        for name in wanted.keys() & arguments.keys():
+            value, known = arguments[name], wanted[name]
+            if not known & {kind.__name__ for kind in type(value).__mro__} and not (value is None and "None" in known):
+                kind = next(one for one in TYPES if one in known)
+                raise InputError(f"{name} must be a {kind}, not {shown(value)}; {TYPES[kind]}.")
+        return function(*values, **named)
+
+    return checked  # type: ignore[return-value]
 
 
 def stable_hash(text: str) -> int:

@@ -21,7 +21,7 @@ from icebear.edits import Edit, acts_at, parse_edits
 from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import Neuron
-from icebear.values import real, several, whole
+from icebear.values import real, several, typed, whole
 
 Statistic = Callable[[Neuron, str], float]
 
@@ -42,6 +42,7 @@ class Act:
     after: float
 
 
+@typed
 @contextmanager
 def steer(
     model: Model,

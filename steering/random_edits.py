@@ -18,7 +18,7 @@ from icebear.edits import Edit, parse_edits
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import Statistic, steer
-from icebear.values import seed_of, whole
+from icebear.values import seed_of, typed, whole
 
 TOKENS = 256
 """Rows times tokens of a forward pass."""
@@ -26,6 +26,7 @@ TRIES = 20
 """Tries for each draw, to find neurons that were not drawn yet."""
 
 
+@typed
 def random_edit_control(
     model: Model,
     prompt: PromptLike,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from icebear.convert import CONVERTER, Record
 from icebear.errors import RecipeError
@@ -152,3 +153,24 @@ def from_provenance(name: str, provenance: dict[str, Any], key: str, kind: type[
         raise RecipeError(
             f"The provenance of the recipe {name!r} cannot be read ({error}); make the recipe again."
         ) from None
+
+
+class Score(NamedTuple):
+    """The AUROC of a concept on test texts with it (positive) and without (negative), with its error."""
+
+    auroc: float
+    error: float
+    positive: int
+    negative: int
+
+
+def score_of(provenance: Mapping[str, Any]) -> Score | None:
+    """Return the score of a concept that was tested; None for others, such as those made by hand."""
+    match provenance:
+        case {
+            "auroc": int() | float() as auroc,
+            "error": int() | float() as error,
+            "tested_on": [int() as positive, int() as negative],
+        }:
+            return Score(auroc, error, positive, negative)
+    return None

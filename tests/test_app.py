@@ -9,8 +9,10 @@ import threading
 import time
 import weakref
 from html import escape
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import URLError
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
@@ -18,7 +20,7 @@ import torch
 from appview import fine, set_up, shown, text, visit
 from conftest import ICE_BEAR
 from few import FEW
-from serving import started
+from serving import serving, started
 
 from icebear import attribute
 from icebear.actmax.explanation import explain_groups
@@ -295,6 +297,31 @@ def test_the_second_visitor_does_not_load_the_model_again(environment, no_groups
     fine(visit(prompt="Hi"))
     fine(visit("chat"))
     assert len(loads) == 1
+
+
+def answer(address, host, upgrade):
+    """The status and headers of a request whose browser was sent to `host`, or of a WebSocket from its page."""
+    connection = HTTPConnection(urlsplit(address).netloc, timeout=20)
+    keys = {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "x3JJHMbDL1EzLkh9GBhXDw=="}
+    socket = {"Connection": "Upgrade", "Upgrade": "websocket", "Origin": f"http://{host}", **keys}
+    connection.request(
+        "GET", "/_stcore/stream" if upgrade else "/", headers={"Host": host} | (socket if upgrade else {})
+    )
+    response = connection.getresponse()
+    connection.close()
+    return response.status, response.headers
+
+
+def test_the_app_answers_to_no_other_host_and_in_no_frame(tmp_path):
+    with serving(tmp_path / "none.db") as address:
+        for host in ("localhost:8501", "127.0.0.1", "[::1]:8501", "LOCALHOST"):
+            status, headers = answer(address, host, upgrade=False)
+            assert (status, headers["X-Frame-Options"]) == (200, "DENY")
+            assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+            assert answer(address, host, upgrade=True)[0] == 101
+        for host in ("evil.com:8501", "localhost.evil.com", "127.0.0.1.evil.com", "evil.com:localhost", "", "[::2]"):
+            assert answer(address, host, upgrade=False)[0] == 403
+            assert answer(address, host, upgrade=True)[0] in (400, 403)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])

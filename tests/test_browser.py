@@ -127,8 +127,9 @@ def test_a_sorted_table_opens_the_card_of_the_row_that_is_seen(chromium, address
 
 
 def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address):
-    """On a phone by day, and in a window that is made large at night."""
-    page = chromium.new_page()
+    """On a phone by day, and in a window that is made large at night; and no view asks another host."""
+    page, requests = chromium.new_page(), []
+    page.on("request", lambda request: requests.append(request.url))
     for query in VIEWS:
         for width, scheme in ((390, "light"), (1280, "dark")):
             page.set_viewport_size({"width": width, "height": 900})
@@ -143,6 +144,8 @@ def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address):
             assert page.locator("[data-testid=stAlert], [data-testid=stException]").count() == 0, query
             dark = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
             assert (sum(map(int, dark[4:-1].split(","))) < 300) == (scheme == "dark"), dark
+    assert [url for url in requests if not url.startswith((address, "blob:", "data:"))] == []
+    assert requests
     page.close()
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import statistics
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from conftest import printed
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
@@ -19,6 +21,7 @@ from sklearn.metrics import roc_auc_score
 
 from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
+from icebear.app.cli.terminal import concept_report, concepts_table
 from icebear.concepts.concept import reading
 from icebear.concepts.concept import topics as latent_topics
 from icebear.concepts.concept.choosing import universal
@@ -345,6 +348,63 @@ def test_relevance_through_a_set(smol, few_contexts):
     assert one.target == " Arctic"
     # In the last layer relevance that goes through a neuron at the last token goes nowhere else.
     assert one.relevance == pytest.approx(relevance.ffn[29, :, 860].sum().item() / one.logit, abs=2e-3)
+
+
+def test_a_concept_without_neurons_and_one_of_heads_are_refused(model, few_texts):
+    neuron = Neuron(0, "ffn", 3)
+    concept = Concept.of(model, "c", {(neuron, "+"): 1.0})
+    nothing = replace(concept, parts=())
+    weightless = replace(concept, parts=(replace(concept.parts[0], weight=0.0),))
+    for unusable in (nothing, weightless):
+        for use in (
+            lambda: unusable.measure(model, "abc"),
+            lambda: unusable.recipe(model, kl=0.1),
+            lambda: unusable.recipe(model, strength=1.0),
+        ):
+            with pytest.raises(InputError):
+                use()
+    saved = concept.to_dict()
+    for part in ({"neuron": "L0.head.3"}, {"weight": -1.0}):
+        with pytest.raises(RecipeError):
+            Concept.from_dict({**saved, "parts": [{**saved["parts"][0], **part}]})
+
+
+@pytest.mark.parametrize(
+    "provenance",
+    [
+        {"auroc": 0.5},
+        {"auroc": "x", "error": 0.1, "tested_on": [1, 2]},
+        {"auroc": 0.5, "error": 0.1, "tested_on": [1]},
+        {"auroc": 0.5, "error": 0.1, "tested_on": [3, 4]},
+        {
+            "auroc": 0.5,
+            "error": 0.1,
+            "tested_on": [3, 4],
+            "examples": 1,
+            "others": 1,
+            "path": [5, {}],
+            "universal": [6],
+        },
+        {"found_by": ["x"]},
+    ],
+)
+def test_a_concept_with_any_provenance_is_shown(model, few_texts, provenance):
+    concept = replace(Concept.of(model, "c", {(Neuron(0, "ffn", 3), "+"): 1.0}), provenance=provenance)
+    whole = {"error", "tested_on"} <= set(provenance) and isinstance(provenance["auroc"], float)
+    whole = whole and len(provenance["tested_on"]) == 2
+    assert ("0.50" in concept.about) == whole
+    assert ("AUROC 0.500" in printed(concept_report(concept, {}))) == whole
+    assert ("0.500" in printed(concepts_table([concept.to_dict()]))) == whole
+
+
+def test_a_name_that_means_a_file_is_refused(tiny_folder, tmp_path):
+    (tmp_path / "x.txt").write_text("The bear.")
+    texts = ("--with", str(tmp_path / "x.txt"), "--without", str(tmp_path / "x.txt"))
+    command = ["concept", "find", "x.json", *texts, "--model", tiny_folder, "--store", str(tmp_path / "i.db")]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert ".json" in result.output
+    assert not (tmp_path / "i.db").exists()
 
 
 # --- the repository's topics ------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear import open_store, read_corpus
+from icebear import build_index, open_store, read_corpus
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.progress import indexing
@@ -240,3 +240,16 @@ def test_duplicates_are_found_in_little_room(monkeypatch, tmp_path):
     tracemalloc.stop()
     assert count == len(expected)
     assert room < 40 * count
+
+
+@pytest.mark.parametrize("value", [5, [1], {"a": "b"}, True])
+def test_a_column_that_is_no_text_is_refused_and_leaves_no_store(model, tmp_path, value):
+    path = tmp_path / "n.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in ("The ice bear.", None, value)))
+    with pytest.raises(InputError, match="text"), open_store(tmp_path / "n.db", create=True) as store:
+        build_index(model, read_corpus(str(path)), store)
+    assert not (tmp_path / "n.db").exists()
+    path.write_text('{"text": "a"}')
+    with pytest.raises(InputError, match="one token"), open_store(tmp_path / "n.db", create=True) as store:
+        build_index(model, read_corpus(str(path)), store)
+    assert not (tmp_path / "n.db").exists()

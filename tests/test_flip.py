@@ -197,7 +197,8 @@ def test_an_index_is_asked_and_tells_examples(letters):
         def examples(self, neuron, polarity, k):
             return [Example(1.0, 0, Sentence(1, f"{neuron} {polarity}", "t", 0, 1, ("a",)))]
 
-    prompt, (first, *_, wanted) = "the ice bear", letters.predict("the ice bear", 3)
+    prompt, (first, *others) = "the ice bear", letters.predict("the ice bear", 9)
+    wanted = next(token for token in others[1:] if token.text.isalpha())
     recipe = flip(letters, prompt, wanted.id, source="a source prompt", store=Index())
     assert request == [(letters.fingerprint, letters.name), wanted.text.strip()]
     for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
@@ -206,6 +207,22 @@ def test_an_index_is_asked_and_tells_examples(letters):
     for row in FlipRecord.of(recipe).neurons:
         place = row.neuron.layer, -1, row.neuron.index
         assert row.relevance == pytest.approx(explained.ffn[place].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("to", [".", ")"])
+def test_an_index_is_not_asked_for_a_token_without_letters(letters, to):
+    class Index:
+        def check(self, fingerprint, name):
+            pass
+
+        def search(self, text, k):
+            return pytest.fail(text)
+
+        def examples(self, neuron, polarity, k):
+            return []
+
+    recipe = flip(letters, "the ice bear", to, store=Index(), unbounded=True, max_neurons=40)
+    assert recipe.edits == flip(letters, "the ice bear", to, unbounded=True, max_neurons=40).edits
 
 
 def test_what_cannot_be_done_says_how_near_it_came(letters):

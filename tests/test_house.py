@@ -22,7 +22,7 @@ def room_files(room):
 
 def test_what_streamlit_runs_is_alone_in_its_folder():
     """Streamlit puts that folder first where Python looks, where other files would hide packages of their names."""
-    assert {path.name for path in (ROOT / "app/web/script").glob("*.py")} == {"__init__.py", "main.py"}
+    assert {path.name for path in (ROOT / "app/web/script").glob("*.py")} == {"__init__.py", "main.py", "server.py"}
 
 
 def test_importing_is_quick():
@@ -90,7 +90,7 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
     data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css app/web/examples/music.txt "
-    data += "app/web/examples/not-music.txt concepts/calibration.txt "
+    data += "app/web/icon.svg app/web/examples/not-music.txt concepts/calibration.txt "
     data += (
         "concepts/attribution/common.txt concepts/evaluation/words.json db/schema.sql __init__.pyi py.typed AGENTS.md"
     )

@@ -145,6 +145,30 @@ def test_a_truncated_file_is_said_to_be_one(tmp_path):
         load_model(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..\\up.safetensors",
+        "C:\\x.safetensors",
+        "pytorch_model.bin",
+        "a/../../b.safetensors",
+    ],
+)
+def test_an_index_of_weights_names_files_of_its_folder_only(tmp_path, name):
+    net = random_model(LLAMA).net
+    net.save_pretrained(tmp_path, max_shard_size="20kB")
+    assert load_model(str(tmp_path)).layers == 3
+    index = tmp_path / "model.safetensors.index.json"
+    weights = json.loads(index.read_text())
+    weights["weight_map"]["lm_head.weight"] = name
+    for damaged in (json.dumps(weights), "[]", "{", '{"weight_map": 5}'):
+        index.write_text(damaged)
+        with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
+            load_model(str(tmp_path))
+
+
 def test_a_full_memory_while_loading_has_a_way_out(tmp_path, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

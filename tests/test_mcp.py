@@ -577,6 +577,10 @@ NO_MESSAGES = {
     b'{"jsonrpc": "1.0", "id": "a", "method": "ping"}': ("a", -32600),
     b'{"jsonrpc": "2.0", "id": 9, "method": "ping", "params": {"x": "\\ud800"}}': (9, -32600),  # half of a pair
     b'{"jsonrpc": "2.0", "id": 8, "method": "no/such"}': (8, -32601),
+    **{
+        b'{"jsonrpc": "2.0", "id": %s, "method": "tools/list"}' % identity: (None, -32600)
+        for identity in (b"null", b"1.5", b"true", b"{}", b"[1]")
+    },
 }
 
 
@@ -601,6 +605,52 @@ def test_what_is_no_message_is_answered(session, monkeypatch):
             assert ask(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}') == {"jsonrpc": "2.0", "id": 1, "result": {}}
         serving.join(20)
         assert not serving.is_alive()
+
+
+def test_the_server_ends_when_nobody_reads_its_answers():
+    """Although stdin stays open, and without another request."""
+    command = [sys.executable, "-m", "icebear", "mcp"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("name", ["rank", "suggest_counterfactuals"])
+def test_tools_without_progress_are_cancelled_too(session, monkeypatch, name):
+    """Between two operations of torch."""
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def endless(*args, **arguments):
+        until = time.monotonic() + 10
+        try:
+            while time.monotonic() < until:
+                torch.ones(1) + 1
+                begun.set()
+        except BaseException:
+            cancelled.set()
+            raise
+
+    monkeypatch.setattr(tools, "suggest_counterfactuals" if name != "rank" else "attribute", endless)
+
+    async def run():
+        async with Client(server(session)) as client, anyio.create_task_group() as group:
+            group.start_soon(client.call_tool, name, {"prompt": PROMPT})
+            await anyio.to_thread.run_sync(begun.wait, 30)
+            group.cancel_scope.cancel()
+
+    with anyio.from_thread.start_blocking_portal() as portal:
+        portal.start_task_soon(run)
+        assert cancelled.wait(20)
+
+
+@pytest.mark.parametrize("arguments", [{"counterfactul": OTHER}, {"__class__": "x"}, {"ctx": {}}, {"self": 1}])
+def test_an_unknown_argument_is_refused(session, arguments):
+    text = refused(session, "rank", prompt=PROMPT, **arguments)
+    assert next(iter(arguments)) in text
+    assert ("Did you mean 'counterfactual'?" in text) == ("counterfactul" in arguments)
 
 
 @pytest.mark.parametrize(

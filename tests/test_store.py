@@ -471,3 +471,46 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
         text = f"{median:.2f} in the median and {most:.2f} at most"
         assert text in printed(card_report(card_)).replace("\n", " ")
         assert text in card_.to_html()
+
+
+def test_a_flipped_bit_of_vectors_is_refused_and_mended(model, corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(vectors, "REMEMBERED", 0)
+    with open_store(tmp_path / "i.db", create=True) as store:
+        build_index(model, corpus, store, k=K)
+        for name in vectors.NAMES:
+            path = store.vectors.path(name)
+            sound = path.read_bytes()
+            damaged = bytearray(sound)
+            damaged[len(sound) // 2] ^= 1  # the digest at the end is as it was
+            path.write_bytes(damaged)
+            for _ in range(2):
+                with pytest.raises(StoreError, match=name):
+                    store.vectors.get(name)
+            build_index(model, corpus, store, k=K)
+            assert path.read_bytes() == sound
+            store.vectors.get(name)
+            times = path.stat()
+            path.write_bytes(damaged)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+            store.vectors.get(name)  # was verified at this time
+            with pytest.raises(StoreError, match=name):
+                store.vectors.verify(name)
+            path.write_bytes(sound)
+
+
+def test_a_digest_is_computed_once_for_each_file_and_time(model, corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(vectors, "REMEMBERED", 0)
+    calls, digest = [], vectors.digest
+    with open_store(tmp_path / "i.db", create=True) as store:
+        build_index(model, corpus, store, k=K)
+        monkeypatch.setattr(vectors, "digest", lambda path: calls.append(path) or digest(path))
+        vectors._is_verified.cache_clear()  # as in another process
+        store.search("bear")
+        assert not calls
+        os.utime(store.vectors.path("tokens"))
+        for _ in range(2):
+            vectors._is_verified.cache_clear()
+            store.search("bear")
+        assert calls == [store.vectors.path("tokens")]

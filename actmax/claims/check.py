@@ -13,7 +13,8 @@ from icebear.actmax.claims.claim import Claim
 from icebear.actmax.claims.files import read_claims
 from icebear.actmax.claims.kind import Measured
 from icebear.concepts.models.model import Model
-from icebear.errors import IcebearError, NumericalError
+from icebear.errors import IcebearError, InputError, NumericalError
+from icebear.values import several, shown, typed
 
 Verdict = Literal["passed", "broken", "control passes too", "cannot be measured here"]
 
@@ -87,6 +88,7 @@ class CheckedClaims:
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
+@typed
 def check(
     model: Model,
     claims: str | Path | Iterable[Claim],
@@ -113,7 +115,10 @@ def check(
     InputError
         If the file cannot be read.
     """
-    every = read_claims(claims) if isinstance(claims, str | Path) else tuple(claims)
+    every = read_claims(claims) if isinstance(claims, str | Path) else tuple(several(claims))
+    for claim in every:
+        if not isinstance(claim, Claim):
+            raise InputError(f"{shown(claim)} is not a claim; give a file of claims, or the claims that it has.")
     rows = []
     for done, claim in enumerate(every):
         on_progress(done, len(every))

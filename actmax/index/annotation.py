@@ -16,7 +16,7 @@ from icebear.concepts.passes.run import Activations, Conservation, forward_backw
 from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.records import Example, Neuron
-from icebear.values import several, shown, whole
+from icebear.values import several, shown, typed, whole
 
 BATCH = 8
 """The largest number of examples of a pass."""
@@ -25,6 +25,7 @@ OVERHEAD = 50
 """The time that a layer takes besides the time for its tokens, as a number of tokens."""
 
 
+@typed
 def annotate(
     model: Model,
     store: Store,

@@ -23,7 +23,7 @@ from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.extras import need
 from icebear.records import Sentence
-from icebear.values import several
+from icebear.values import several, typed
 
 SHARD = 256
 """The number of sentences of a shard. Batches are formed inside a shard, so an index depends on it."""
@@ -42,6 +42,7 @@ class Progress:
     """The time since this run began."""
 
 
+@typed
 def build_index(
     model: Model,
     corpus: Corpus,

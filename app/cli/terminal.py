@@ -25,7 +25,7 @@ from icebear.concepts.models.prompts import prompt_line
 from icebear.concepts.render import color, hexadecimal, ink, normalized, visible
 from icebear.db.search import BY, NO_NEURON, absence
 from icebear.records import Example, Hit, Meaning, Place, Projection, Promotion, TokenScore
-from icebear.steering.records import FlipRecord, SideEffects
+from icebear.steering.records import FlipRecord, SideEffects, score_of
 
 if TYPE_CHECKING:
     import icebear
@@ -613,31 +613,41 @@ def concept_report(
 
 
 def provenance_lines(concept: icebear.Concept) -> list[str]:
-    record = concept.provenance
-    if "auroc" not in record:
-        return [f"made by {record.get('found_by', 'hand')}"]
-    positive, negative = record["tested_on"]
-    tried = ", ".join(
-        dict.fromkeys(f"{row['neurons']} by {row['detector']} {row['auroc']:.2f}" for row in record["path"])
-    )
+    record, score = concept.provenance, score_of(concept.provenance)
+    by = str(record.get("found_by", "hand"))
+    if score is None:
+        return [f"made by {by}"]
     lines = [
-        f"AUROC {record['auroc']:.3f} ± {record['error']:.3f} on {positive} positive / {negative} negative "
+        f"AUROC {score.auroc:.3f} ± {score.error:.3f} on {score.positive} positive / {score.negative} negative "
         f"test texts (chance 0.5)",
-        f"ranked by {RANKED_BY.get(record['found_by'], record['found_by'])}, {record['examples']} positive / "
-        f"{record['others']} negative texts",
-        f"validation AUROC by number of neurons: {tried}",
     ]
-    universal = record["universal"]
-    few = ", ".join(universal[:5]) + (" ..." if len(universal) > 5 else "")
+    match record:
+        case {"examples": int() as examples, "others": int() as others, "path": [*path], "universal": [*universal]}:
+            tried = filter(None, map(_tried, path))
+            lines += [
+                f"ranked by {RANKED_BY.get(by, by)}, {examples} positive / {others} negative texts",
+                f"validation AUROC by number of neurons: {', '.join(dict.fromkeys(tried))}",
+            ]
+        case _:
+            return lines
+    few = ", ".join(map(str, universal[:5])) + (" ..." if len(universal) > 5 else "")
     return lines + ([f"excluded because they are large in every text: {few}"] if universal else [])
+
+
+def _tried(row: Any) -> str:
+    match row:
+        case {"neurons": neurons, "detector": detector, "auroc": int() | float() as auroc}:
+            return f"{neurons} by {detector} {auroc:.2f}"
+    return ""
 
 
 def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
     rows = []
     for record in records:
         made = record["provenance"]
-        score = f"{made['auroc']:.3f} ± {made['error']:.3f}" if "auroc" in made else "-"
-        row = (record["name"], str(len(record["parts"])), score, made.get("found_by", ""), record["model_name"])
+        tested = score_of(made)
+        score = f"{tested.auroc:.3f} ± {tested.error:.3f}" if tested else "-"
+        row = (record["name"], str(len(record["parts"])), score, str(made.get("found_by", "")), record["model_name"])
         rows.append(row)
     return grid("concept", ">neurons", ">AUROC", "found by", "model", rows=rows)
 

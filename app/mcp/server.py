@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import sys
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any
@@ -12,11 +15,12 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.stdio import stdio_server
 from mcp.shared.message import SessionMessage
-from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, ToolAnnotations
+from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCNotification, ToolAnnotations
 from pydantic import ValidationError
 
 from icebear.app.mcp.session import Session
 from icebear.app.mcp.tools import Tools
+from icebear.errors import nearest
 from icebear.values import shown
 
 ABOUT = """icebear finds the neurons that a language model uses for a prediction, shows what they mean, and steers them.
@@ -29,10 +33,20 @@ READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hi
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
 
+CLOSED = 1.0
+"""Seconds between two looks whether the client still reads."""
+
+
 class Server(MCPServer):
-    """Also answers lines that are no message, which the SDK ignores; reports invalid arguments in one line."""
+    """Also answers lines that are no message, and requests whose id is none, which the SDK ignores; refuses unknown
+    arguments; reports invalid ones in one line; ends when nobody reads its answers."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        tool = self._tool_manager.get_tool(name)
+        known = tool.parameters["properties"] if tool else arguments
+        for unknown in [one for one in arguments if one not in known]:
+            hint = nearest(unknown, known)
+            raise ToolError(f"{name} has no argument {shown(unknown)}.{hint} It has {', '.join(known)}.")
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
@@ -42,6 +56,7 @@ class Server(MCPServer):
 
     async def run_stdio_async(self) -> None:
         async with AsyncExitStack() as stack:
+            wire = os.dup(sys.stdout.fileno())  # the SDK points the descriptor at stderr
             received, answers = await stack.enter_async_context(stdio_server())
             forwarded, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
             group = await stack.enter_async_context(anyio.create_task_group())
@@ -51,11 +66,31 @@ class Server(MCPServer):
                     async for message in received:
                         if isinstance(message, Exception):
                             await answers.send(SessionMessage(_refusal(message)))
+                        elif _lacks_id(message):
+                            await answers.send(SessionMessage(_invalid("The id of a request is an integer or a text.")))
                         else:
                             await forwarded.send(message)
 
             group.start_soon(sort)
+            group.start_soon(_end_without_reader, wire)
             await self._lowlevel_server.run(messages, answers, self._lowlevel_server.create_initialization_options())
+            group.cancel_scope.cancel()
+
+
+async def _end_without_reader(wire: int) -> None:
+    """End the process when nobody reads its answers any more: a thread that waits for stdin cannot be ended."""
+    if hasattr(select, "poll"):  # not on Windows
+        poll = select.poll()
+        poll.register(wire, 0)  # errors and hang-ups only
+        while not poll.poll(0):
+            await anyio.sleep(CLOSED)
+        os._exit(0)
+
+
+def _lacks_id(message: SessionMessage) -> bool:
+    """Return whether this is a request whose id is neither an integer nor a text: the SDK reads a notification."""
+    inner = message.message
+    return isinstance(inner, JSONRPCNotification) and not inner.method.startswith("notifications/")
 
 
 def _one_line(error: ValidationError) -> str:
@@ -77,11 +112,12 @@ def _refusal(error: Exception) -> JSONRPCError:
         except (ValueError, RecursionError):
             return JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=PARSE_ERROR, message="This is not JSON."))
     identity = message.get("id") if isinstance(message, dict) else None
-    return JSONRPCError(
-        jsonrpc="2.0",
-        id=identity if isinstance(identity, (int, str)) and not isinstance(identity, bool) else None,
-        error=ErrorData(code=INVALID_REQUEST, message="This is not a JSON-RPC message of Unicode text."),
-    )
+    is_id = isinstance(identity, (int, str)) and not isinstance(identity, bool)
+    return _invalid("This is not a JSON-RPC message of Unicode text.", identity if is_id else None)
+
+
+def _invalid(reason: str, identity: int | str | None = None) -> JSONRPCError:
+    return JSONRPCError(jsonrpc="2.0", id=identity, error=ErrorData(code=INVALID_REQUEST, message=reason))
 
 
 def server(session: Session) -> MCPServer:

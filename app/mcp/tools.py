@@ -46,6 +46,7 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.passes.interrupt import Checked
 from icebear.concepts.projection import both_projections
 from icebear.db.search import BY, absence, absent, by_words
 from icebear.edits import parse_edits
@@ -85,11 +86,13 @@ def short(value: Any) -> Any:
 
 
 def tool(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Run one call at a time, with short numbers; an error of icebear reaches the agent as its sentence."""
+    """Run one call at a time, with short numbers, until the client cancels it; an error of icebear reaches the agent as
+    its sentence."""
 
     def work(self: Tools, *args: Any, **options: Any) -> Any:
         try:
-            with redirect_stdout(sys.stderr):  # stdout is the wire
+            # stdout is the wire
+            with redirect_stdout(sys.stderr), Checked(anyio.from_thread.check_cancelled):
                 return short(run(self, *args, **options))
         except Exception as error:
             known = error if isinstance(error, IcebearError) else out_of_memory(error)
@@ -442,8 +445,6 @@ class Tools:
         """Generate with more (or less) of a concept, within a limit of side effects. The control makes the same edits
         to random neurons, twenty times, and measures those texts by the concept. It takes half a minute."""
         model, read, used, report = self.session.model, _read(prompt, chat), self._concept(concept), reporting(ctx)
-        if not any(part.weight for part in used.parts):
-            raise InputError(f"The concept {used.name!r} has no neurons to steer; find it again with other texts.")
         recipe = used.recipe(model, kl=kl, suppress=suppress, held_out=self.session.held_out)
         edits = list(recipe)
         each = [[], edits, *random_edits(model, edits, DRAWS)]

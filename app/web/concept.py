@@ -73,7 +73,7 @@ def _choose() -> None:
             _take(Concept.from_json(uploaded.getvalue().decode("utf-8", errors="replace")))
         names = _names()
         if names:
-            st.pills("Or one of the index", names, key="stored_concept", on_change=_take_stored)
+            st.pills("Or one of the index", names, format_func=ui.plain, key="stored_concept", on_change=_take_stored)
 
 
 def _examples() -> None:

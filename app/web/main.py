@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import streamlit as st
 
 from icebear.app.web import header, ui
 from icebear.errors import IcebearError, out_of_memory
 
+ICON = Path(__file__).with_name("icon.svg")
+"""A file of ours: for an emoji or a Material icon the browser asks a foreign host."""
 STYLE = """<style>
 .stMainBlockContainer{padding-top:4rem;max-width:72rem}
 .stMain h4{padding-top:.4rem}
@@ -20,7 +23,7 @@ STYLE = """<style>
 
 
 def main() -> None:
-    st.set_page_config("icebear", ":material/search_insights:", layout="wide", initial_sidebar_state="collapsed")
+    st.set_page_config("icebear", ICON, layout="wide", initial_sidebar_state="collapsed")
     st.html(STYLE)
     view = st.navigation([ui.page(name) for name in ui.VIEWS], position="top")
     st.session_state["came"] = st.session_state.get("view") != view.title

@@ -26,6 +26,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Phrase, Token, per_prompt
 from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.errors import InputError
+from icebear.values import typed
 
 BATCH_SIZE = 16
 """Prompts that go through the model at once, however many there are."""
@@ -41,6 +42,7 @@ def attribute(
 ) -> list[Relevance]: ...
 
 
+@typed
 @torch.inference_mode(False)
 def attribute(
     model: Model,

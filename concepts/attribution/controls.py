@@ -30,7 +30,7 @@ from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.errors import InputError
 from icebear.records import TokenScore
-from icebear.values import seed_of, shown, whole
+from icebear.values import seed_of, typed, whole
 
 ROWS = 24
 """The number of node sets that go through the model at once."""
@@ -241,6 +241,7 @@ class Ablation:
     """m(x) - m(c), in logits: what the shares are shares of."""
 
 
+@typed
 def ablation(
     model: Model, relevance: Relevance, k: int, site: str = "ffn", seed: int = 0, by: By = "positive"
 ) -> Ablation:
@@ -275,10 +276,6 @@ def ablation(
     ----------
     Faithfulness and completeness: Marks et al. 2024, arXiv 2403.19647.
     """
-    if not isinstance(relevance, Relevance):
-        raise InputError(
-            f"{shown(relevance)} is not a Relevance; pass the result of attribute(..., counterfactual=...)."
-        )
     k, seed = whole(k, "The number of nodes"), seed_of(seed)
     nodes, ranked = Nodes.of(model, relevance, site), relevance.top(k, site, position="all", by=by)
     return ablate(nodes, relevance.mask(ranked, site), torch.Generator().manual_seed(seed))

@@ -17,7 +17,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.prefix import Prefix
 from icebear.errors import InputError
-from icebear.values import whole
+from icebear.values import typed, whole
 
 COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
 """The 200 most common English words."""
@@ -43,6 +43,7 @@ class Suggestion:
     """Of prompt and answer together, in nats."""
 
 
+@typed
 def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) -> list[Suggestion]:
     """Suggest counterfactual prompts for `attribute`.
 

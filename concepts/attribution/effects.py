@@ -22,7 +22,7 @@ from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked
-from icebear.values import whole
+from icebear.values import several, shown, typed, whole
 
 if TYPE_CHECKING:
     import pandas
@@ -103,6 +103,7 @@ def likely_ids(logits: Tensor) -> list[int]:
     return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
 
 
+@typed
 def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 10) -> Effects:
     """Measure what nodes do to the likely next tokens, by activation patching of one node at a time.
 
@@ -132,9 +133,13 @@ def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 
     ----------
     Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
     """
-    patched = Patched(model, relevance)
-    rows = relevance.top(whole(nodes, "The number of nodes"), position="all") if isinstance(nodes, int) else list(nodes)
-    return patched.measure(rows)
+    if isinstance(nodes, int):
+        return Patched(model, relevance).measure(relevance.top(whole(nodes, "The number of nodes"), position="all"))
+    rows = several(nodes)
+    for row in rows:
+        if not isinstance(row, Ranked):
+            raise InputError(f"{shown(row)} is not a ranked node; pass a number of nodes, or rows of relevance.top.")
+    return Patched(model, relevance).measure(rows)
 
 
 class Patched:

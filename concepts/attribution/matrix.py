@@ -17,7 +17,7 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
-from icebear.values import shown
+from icebear.values import shown, typed
 
 if TYPE_CHECKING:
     import pandas
@@ -45,6 +45,7 @@ class Matrix:
         return pandas.DataFrame(self.values.numpy(), [row.text.strip() for row in self.rows], names)
 
 
+@typed
 def matrix(
     model: Model, answer: Answer, by: str = "sentence", method: AttnLRP = ATTNLRP, checkpoint: bool | None = None
 ) -> Matrix:

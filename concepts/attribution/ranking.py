@@ -53,11 +53,12 @@ class Ranking:
 
     def positions(self, prompt: PromptTokens) -> list[int]:
         count, position = len(prompt.ids), self.position
-        if position == "all":
+        named = position if isinstance(position, str) else ""
+        if named == "all":
             excluded = {*(() if self.include_sinks else prompt.sinks)}
             excluded |= {*(() if self.include_template else prompt.template)}
             return [t for t in range(count) if t not in excluded]
-        if position == "last":
+        if named == "last":
             return list(prompt.target_positions)
         if isinstance(position, Integral) and not isinstance(position, bool) and -count <= position < count:
             return [int(position) % count]

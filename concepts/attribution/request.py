@@ -64,7 +64,17 @@ def checked_options(options: dict[str, Any]) -> AttributionOptions:
     for name in options:
         if name not in known:
             raise UnknownName("argument of attribute", name, arguments + known, f"Others are {', '.join(known)}.")
-    return AttributionOptions(**options)
+    chosen = AttributionOptions(**options)
+    one_of(chosen.keep, "value of keep", get_args(Kept))
+    if chosen.number is not None:
+        one_of(chosen.number, "number to explain", get_args(ObjectiveName))
+    for name in ("checkpoint", "strict"):
+        if not isinstance(options.get(name), bool | None):
+            raise InputError(f"{name} must be True or False, not {shown(options[name])}.")
+    record = chosen.record if isinstance(chosen.record, str) else tuple(several(chosen.record))
+    if not record:
+        raise InputError("record names no position; give all, last or positions, or record no neurons (sites=()).")
+    return replace(chosen, record=record)
 
 
 @dataclass(frozen=True)
@@ -130,17 +140,11 @@ class AttributionRequest:
     ) -> AttributionRequest:
         """Check the arguments. Raises `InputError`."""
         compares = base_model is not None or any(row.counterfactuals for row in prompts)
-        if base_model is not None and not isinstance(base_model, Model):
-            raise InputError(
-                f"base_model must be a loaded model, not {shown(base_model)}; pass the result of load_model."
-            )
         resolved = _method(method, compares)
         if base_model is not None and resolved not in (None, DIFFERENCE):
             raise InputError(f"Two models are compared by difference rules, not by {resolved!r}; leave out method.")
         record, keep = options.record, options.keep
-        if keep not in get_args(Kept):
-            raise InputError(f"keep must be 'all' or 'top', not {shown(keep)}.")
-        if keep == "top" and isinstance(record, str) and record == "all":
+        if keep == "top" and record == "all":
             record = "last"
         if base_model is not None and options.number == "log-odds":
             raise InputError(
@@ -219,8 +223,6 @@ def _with_one_token(model: Model, row: PromptRequest) -> PromptRequest:
 
 def _with_objective(model: Model, row: PromptRequest, number: ObjectiveName | None) -> PromptRequest:
     """Set the objective of a prompt; a phrase and its contrast phrase become token ids."""
-    if number is not None:
-        one_of(number, "number to explain", get_args(ObjectiveName))
     compares = bool(row.counterfactuals) or row.contrast is not None or row.contrast_phrase is not None
     if number == "log-odds" and compares:
         raise InputError(
@@ -279,7 +281,8 @@ def row_of_answer(
     read, explained = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop]
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
         contrast = f" {contrast}"  # a span is found without its space too
-    contrast_phrase = (contrast,) if isinstance(contrast, int) else contrast and phrase_ids(model, contrast, read)
+    against = (contrast,) if isinstance(contrast, int) else contrast
+    contrast_phrase = None if against is None else phrase_ids(model, against, read)
     (others,) = _counterfactuals(counterfactual, 1, True)
     compared = tuple(Prompt(ids=(*model.ids(other), *answer.ids[:start])) for other in others)
     row = PromptRequest(read, counterfactuals=compared, answer_start=len(answer.prompt_ids))

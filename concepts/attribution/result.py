@@ -25,7 +25,7 @@ from icebear.concepts.render import page, relevance_fragment
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.records import Neuron, Ranked, TokenScore, as_neuron
-from icebear.values import whole
+from icebear.values import typed, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -250,6 +250,7 @@ class Relevance(SavedResult, Tabled):
         """Return (L, P, H) relevance of the outputs of the attention heads; (L, T, H) with ``keep="top"``."""
         return self.neurons.heads()
 
+    @typed
     def top(
         self,
         k: int = 20,

@@ -23,7 +23,7 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import InputError
-from icebear.values import shown
+from icebear.values import typed
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class SourceBreakdown:
         return {**values, "parts": [vars(part) for part in self.parts], "remainder": self.remainder}
 
 
+@typed
 def source_breakdown(
     model: Model,
     answer: Answer,
@@ -110,8 +111,6 @@ def source_breakdown(
     """
     if counterfactual is not None and contrast is not None:
         raise InputError("Give a counterfactual or a contrast, not both.")
-    if not isinstance(answer, Answer):
-        raise InputError(f"{shown(answer)} is not an answer object; get one from Model.answer.")
     answer.check(model)
     start, stop = answer.token_range(span)
     options: dict[str, Any] = {"number": number if contrast is None else None, "checkpoint": checkpoint}

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.models.chat import Turn
-from icebear.errors import InputError
 from icebear.extras import need
-from icebear.values import one_of, shown
+from icebear.values import one_of, typed
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,7 @@ class Unit:
     """Whether the span belongs to the template of a chat."""
 
 
+@typed
 def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]]:
     """Sum the relevance of tokens over units. Tokens of a chat's template are units of their own.
 
@@ -47,10 +47,8 @@ def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]
     Raises
     ------
     InputError
-        If `by` is not a unit, or `relevance` is no result.
+        If `by` is not a unit.
     """
-    if not isinstance(relevance, Relevance):
-        raise InputError(f"{shown(relevance)} is not a Relevance; pass the result of attribute.")
     rows = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, by)
     return list(zip(rows, summed(relevance.tokens, rows).tolist(), strict=True))
 

@@ -25,9 +25,10 @@ from icebear.concepts.passes.prefix import after_common_beginning
 from icebear.concepts.passes.run import Place
 from icebear.concepts.passes.sites import neuron_site
 from icebear.errors import InputError
-from icebear.values import POSITIVE, real, whole
+from icebear.values import POSITIVE, real, typed, whole
 
 
+@typed
 def circuit(
     model: Model,
     prompt: PromptLike | Prompts,

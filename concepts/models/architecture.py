@@ -244,7 +244,7 @@ class Architecture:
 
     def layers_with(self, site: str) -> Sequence[int]:
         """Return the layers that have a site. Raises `InputError` if the model lacks the site."""
-        if site not in self.sites:
+        if not isinstance(site, str) or site not in self.sites:
             raise InputError(f"{shown(site)} is not a site of {self.name}; its sites are {', '.join(self.sites)}.")
         return self._layers_with[site]
 

@@ -20,6 +20,7 @@ from icebear.concepts.models.conversion import converted, fetch
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.presets import PRESETS
 from icebear.concepts.models.tasks import TASKS, Task, auto_class_of, task_of
+from icebear.concepts.models.weight_index import check_weight_index
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, nearest, out_of_memory, too_many_files
 from icebear.extras import need
 from icebear.paths import local
@@ -145,6 +146,7 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
     """
     import transformers
 
+    check_weight_index(source)
     auto, task = _auto_class(source, options)
     net = complete(getattr(transformers, auto), source, **weights, **options)
     if not task.reads_text:
@@ -203,6 +205,7 @@ def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any])
             "weight, so that it cannot be merged; icebear loads adapters of weights, such as LoRA."
         )
     base, adapted = config.base_model_name_or_path, _adapter_weights(source)
+    check_weight_index(base)
     options = {**options, **({"revision": config.revision} if config.revision else {})}  # of the base model
     auto, task = _auto_class(base, options, TASK_TYPES.get(config.task_type or ""))
     heads = [weight for name, weight in adapted.items() if name.endswith(HEADS)] if task.labelled else []

@@ -526,7 +526,7 @@ class Model(Architecture):
                 f"The prompt has {length} tokens, and {self.name} reads at most {self.context_length}. Generate at "
                 f"most {room} tokens instead of {max_new_tokens}, or shorten the prompt."
             )
-        if temperature != 0:
+        if real(temperature, "The temperature", 0):
             real(temperature, "A temperature other than 0", 1e-6, 1e6)  # beyond, a float32 softmax degenerates
         seed = seed_of(seed)
         padding = *(getattr(self.tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")), 0

@@ -28,8 +28,9 @@ from icebear.errors import InputError
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
 from icebear.steering.apply import steer
+from icebear.steering.records import score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
-from icebear.values import POSITIVE, one_of, real, several
+from icebear.values import POSITIVE, one_of, real, several, typed
 
 if TYPE_CHECKING:
     import pandas
@@ -93,7 +94,10 @@ class ConceptNeuron:
 
     def __post_init__(self) -> None:
         one_of(self.polarity, "polarity", POLARITIES)
-        for name in ("weight", "mean", "max_activation"):
+        if self.neuron.site == "head":
+            raise InputError(f"{self.neuron} is a whole head, and a concept consists of neurons; leave it out.")
+        real(self.weight, f"The weight of {self.neuron}", 0)
+        for name in ("mean", "max_activation"):
             real(getattr(self, name), f"The {name} of {self.neuron}")
         real(self.std, f"The standard deviation of {self.neuron}", POSITIVE)
 
@@ -130,11 +134,11 @@ class Concept(Saved, Tabled):
     def about(self) -> str:
         """Describe in one line how many neurons it has, and their AUROC on held-out texts."""
         count = f"{len(self)} neuron{'s' * (len(self) != 1)} of {self.model_name}"
-        score = self.provenance.get("auroc")
-        if score is None:
+        tested = score_of(self.provenance)
+        if tested is None:
             return f"{count}; not measured on other texts"
-        held = " and ".join(map(str, self.provenance.get("tested_on", [])))
-        return f"{count}; AUROC {score:.2f} on {held} other texts with it and without (chance 0.5)"
+        held = f"{tested.positive} and {tested.negative}"
+        return f"{count}; AUROC {tested.auroc:.2f} on {held} other texts with it and without (chance 0.5)"
 
     def __mul__(self, weight: float) -> Concept:
         """Multiply the weight of each neuron."""
@@ -143,6 +147,15 @@ class Concept(Saved, Tabled):
 
     __rmul__ = __mul__
 
+    def check_usable(self, model: Model) -> None:
+        """Raise `InputError` if this concept was found in another model, or has no neurons to measure and to steer."""
+        self.check(model)
+        if not any(part.weight for part in self.parts):
+            raise InputError(
+                f"The concept {self.name!r} has no neurons to steer or measure; find it again with other texts."
+            )
+
+    @typed
     def check(self, model: Model) -> None:
         """Raise `InputError` if this concept was found in another model."""
         if self.model_fingerprint != model.fingerprint:
@@ -154,6 +167,7 @@ class Concept(Saved, Tabled):
             model.check(part.neuron)
 
     @classmethod
+    @typed
     def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
         """Make a concept by hand, of (neuron or its id, polarity) -> weight above 0; other keywords are provenance.
 
@@ -202,7 +216,7 @@ class Concept(Saved, Tabled):
 
     def measures(self, model: Model, texts: Sequence[PromptLike]) -> list[Measured]:
         """Return `measure` of many texts, which are read in batches."""
-        self.check(model)
+        self.check_usable(model)
         rows = [model.ids(text) for text in several(texts)]
         counted = [counts(model, ids) for ids in rows]
         values = [np.zeros(len(ids)) for ids in rows]
@@ -264,9 +278,10 @@ class Concept(Saved, Tabled):
         Raises
         ------
         InputError
-            If the off-target KL cannot be reached, or if both or neither of `strength` and `kl` are given.
+            If the off-target KL cannot be reached, if both or neither of `strength` and `kl` are given, or if the
+            concept has no neurons.
         """
-        self.check(model)
+        self.check_usable(model)
         if (strength is None) is (kl is None):
             raise InputError("Give either a strength or an off-target KL (kl).")
         if kl is not None:
@@ -274,9 +289,7 @@ class Concept(Saved, Tabled):
         else:
             real(strength, "The strength of a concept", 0)
         cost: dict[str, float] = {}
-        if not self.parts:
-            strength = 0.0
-        elif kl is not None:
+        if kl is not None:
             contexts = held_out or HeldOutContexts(model)
             strength, cost["off_target_kl"] = strength_at(
                 kl, lambda strength: contexts.off_target_kl(self._edits(strength, where, decay, suppress))

@@ -14,7 +14,7 @@ from icebear.concepts.statistics import auroc, auroc_error
 from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.steering.concept.concept import Concept, ConceptNeuron
-from icebear.values import one_of, seed_of, several, text_of, whole
+from icebear.values import one_of, seed_of, several, text_of, typed, whole
 
 FEWEST = 16
 """The minimum number of texts of each kind; with fewer, too few are left to test on."""
@@ -23,6 +23,7 @@ PARTS = (0.5, 0.75)
 MAX_NEURONS = 20
 
 
+@typed
 def find_concept(
     model: Model,
     examples: Sequence[str],

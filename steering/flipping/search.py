@@ -24,6 +24,7 @@ from icebear.concepts.calibration import calibrate
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.prompts import Prompt, PromptLike, prompt_json, prompt_line
+from icebear.db.search import has_words
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -33,7 +34,7 @@ from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place, as_edit, edits_by_place
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.records import EditedNeuron, FlipRecord
-from icebear.values import one_of, several, whole
+from icebear.values import one_of, several, typed, whole
 
 CANDIDATES = 24
 """Neurons that each round tries, at `LEVELS` strengths each."""
@@ -151,6 +152,7 @@ SLOPES = CHOOSERS["gradient"], CHOOSERS["relevance"]
 search, limits and budget."""
 
 
+@typed
 def flip(
     model: Model,
     prompt: PromptLike,
@@ -221,7 +223,7 @@ def flip(
     if paraphrases and (wanted is None or suppress or len(wanted) > 1):
         raise InputError("Paraphrases work only for a single wanted token; make `to` one token.")
     state = _start(model, prompt, wanted, source, top_k if suppress else None, unbounded, paraphrases, choose)
-    hits = store.search(state.text.strip(), k=20) if store and state.text.strip() else []
+    hits = store.search(state.text.strip(), k=20) if store and has_words(state.text) else []
     prefer = tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn")
     state = replace(state, prefer=prefer, max_neurons=max_neurons, on_progress=on_progress)
     state, result = _flipped(state, source is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from icebear.app.cli.options import FILE, ModelOptions, option, record, verb
 from icebear.app.cli.output import log_to_stderr
 from icebear.errors import InputError
 from icebear.extras import need
+from icebear.stopping import SIGNALS
 
 SETTINGS = (
     "--server.address=localhost",
@@ -67,7 +69,9 @@ def _serve(port: int) -> None:
     from streamlit.web.cli import main as streamlit
 
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
-    script = str(Path(__file__).parents[2] / "web" / "script" / "main.py")
+    script = str(Path(__file__).parents[2] / "web" / "script" / "server.py")
+    for number in SIGNALS:  # the server ends in order, and then sends itself the signal again
+        signal.signal(number, lambda *_: None)
     # In this process: a server in a process of its own would survive the end of this one.
     try:
         streamlit(["run", script, f"--server.port={port}", *SETTINGS], prog_name="streamlit")

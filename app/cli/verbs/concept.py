@@ -22,7 +22,7 @@ from icebear.app.cli.options import (
 )
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
-from icebear.errors import StoreError
+from icebear.errors import InputError, StoreError
 from icebear.paths import local
 from icebear.records import SITES
 from icebear.values import one_of
@@ -78,6 +78,10 @@ def find(options: Find) -> None:
     """
     from icebear.app.cli.terminal import concept_report
 
+    if options.name.endswith(".json"):  # other commands would look for a file of this name
+        raise InputError(
+            f"A concept cannot be named {options.name!r} because .json means a file; leave out the ending."
+        )
     texts = lines(options.with_), lines(options.without)
     sites = [one_of(site.strip(), "site", SITES) for site in options.site.split(",")]
     model = options.model.load()

@@ -44,7 +44,7 @@ def doctor(options: Options) -> None:
         with store_if_any(options.store, model) as store:
             if store:
                 for name in NAMES:
-                    store.vectors.get(name)  # raises StoreError for the vector files of another store
+                    store.vectors.verify(name)  # raises StoreError for a damaged file, and for that of another store
             facts["store"] = f"{store.path} fits the model" if store else "none"
             facts |= {"index": store.sample} if store else {}
     except IcebearError as error:
@@ -85,8 +85,10 @@ def _preset(preset: dict[str, Any]) -> str:
 
 
 def _model_facts(model: icebear.Model) -> dict[str, Any]:
+    from icebear.concepts.calibration import cached_calibration
     from icebear.concepts.selftest import selftest
 
+    calibration = cached_calibration(model)
     test = selftest(model)
     return {
         "model": f"{model.name}, {model.layers} layers, {model.dtype_name}, {model.device}",
@@ -99,6 +101,7 @@ def _model_facts(model: icebear.Model) -> dict[str, Any]:
         "LRP rules": f"none for {', '.join(test.missing)}" if test.missing else "all operations covered",
         **{law.name: law.finding for law in test.laws},
         "sinks": list(test.sinks),
+        "calibration": calibration.about if calibration else "not in the cache; it is measured when it is needed",
         "cost": f"{test.cost:.2f}x the time of gradient x input",
         "verdict": test.verdict,
     }

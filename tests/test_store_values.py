@@ -1,0 +1,149 @@
+"""Stores that somebody changed by hand: what a store reads is ours, or one sentence says that it is not."""
+
+import os
+import resource
+import sqlite3
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from icebear import Concept, Store, annotate, build_index, describe, open_store
+from icebear.app.cli.terminal import card_report
+from icebear.db.search import absent, nearest
+from icebear.errors import IcebearError, InputError, StoreError
+from icebear.records import Meaning, Neuron
+
+NEURON = Neuron(1, "ffn", 3)
+VALUES = ("'nope'", "'[1]'", "-7", "x'ff'")
+
+
+@pytest.fixture
+def path(model, corpus, tmp_path):
+    """A store with something in each table."""
+    with open_store(tmp_path / "i.db", create=True) as store:
+        build_index(model, corpus, store, k=4)
+        annotate(model, store, [NEURON], 4)
+        store.labels.set_own(NEURON, "bears")
+        store.labels.set_meanings([Meaning(NEURON, "+", "words", "ice", "token", 0.9, 0.001, True, {})])
+        concept = Concept.of(model, "cold", {(NEURON, "+"): 1.0})
+        store.concepts.set({concept.name: concept.to_dict()})
+    return tmp_path / "i.db"
+
+
+def card(store, model):
+    described = describe(store, NEURON, model, 4)
+    described.to_html(), described.to_frame(), described.to_dict(), card_report(described)
+
+
+READERS = [
+    card,
+    lambda store, model: store.search("bear", 5),
+    lambda store, model: absent(store, "bear"),
+    lambda store, model: [nearest(store, NEURON, 3, by) for by in ("writes", "reads", "examples")],
+    lambda store, model: store.vocabulary(NEURON, 3),
+    lambda store, model: store.neurons.table(),
+    lambda store, model: (store.neurons.all(), store.neurons.statistic(NEURON, "max"), store.neurons.largest()),
+    lambda store, model: [store.labels.name(NEURON, side) for side in "+-"],
+    lambda store, model: (store.labels.own(NEURON), store.labels.all_meanings(), store.labels.significant()),
+    lambda store, model: (store.status(), store.made_with(), store.sample, store.checksum()),
+    lambda store, model: [Concept.from_dict(row) for row in store.concepts.all().values()],
+    lambda store, model: (list(store.sentences.starting_at(0)), list(store.sentences.tokens())),
+]
+
+
+def refusals(store, model):
+    """How many of the readers refuse the store."""
+    refused = 0
+    for reader in READERS:
+        try:
+            reader(store, model)
+        except IcebearError:
+            refused += 1
+    return refused
+
+
+def changes(store):
+    """Each column set to each value, and each table emptied."""
+    for table in store.database.table_names():
+        if not table.startswith("sentences_fts"):
+            for column in store.database[table].columns:
+                yield from (f'UPDATE OR REPLACE {table} SET "{column.name}" = {value}' for value in VALUES)
+            yield f"DELETE FROM {table}"
+
+
+def test_values_of_another_form_are_refused_in_a_sentence(model, path):
+    refused = 0
+    with open_store(path) as store:
+        assert refusals(store, model) == 0
+        for change in changes(store):
+            store.database.execute("PRAGMA foreign_keys = OFF")
+            store.database.execute("BEGIN")
+            with suppress(sqlite3.IntegrityError):  # SQLite refuses the change
+                store.database.execute(change)
+            refused += refusals(store, model if "DELETE" in change else None)  # passes of the model take long
+            store.database.execute("ROLLBACK")
+        assert refusals(store, model) == 0
+    assert refused > 200
+
+
+OBJECTS = {
+    "view": "DROP TABLE classes; CREATE VIEW classes AS WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 "
+    "FROM r) SELECT x AS neuron, 0 AS polarity, 'other' AS class FROM r",
+    "one more view": "CREATE VIEW more AS SELECT 1",
+    "trigger": "CREATE TRIGGER t AFTER INSERT ON labels BEGIN DELETE FROM concepts; END",
+    "other trigger": "DROP TRIGGER sentences_ai; CREATE TRIGGER sentences_ai AFTER INSERT ON sentences BEGIN SELECT 1; "
+    "END",
+    "column": "ALTER TABLE labels ADD COLUMN more",
+    "generated column": "ALTER TABLE neurons ADD COLUMN more AS (hex(zeroblob(1000000)))",
+    "table": "DROP TABLE concepts",
+    "index": "CREATE INDEX more ON labels (text)",
+    "virtual table": "CREATE VIRTUAL TABLE more USING fts5(x)",
+}
+
+
+@pytest.mark.parametrize("change", OBJECTS)
+def test_tables_that_are_not_ours_are_refused(path, change):
+    with sqlite3.connect(path) as connection:
+        connection.executescript("ANALYZE; PRAGMA optimize")
+    with open_store(path):
+        pass
+    with sqlite3.connect(path) as connection:
+        connection.executescript(OBJECTS[change])
+    with pytest.raises(StoreError), open_store(path):
+        pass
+
+
+def test_a_store_that_is_closed_and_arguments_that_are_no_names(path):
+    store = Store(path)
+    for wrong in ([], None, 5):
+        with pytest.raises(InputError):
+            store.concepts.get(wrong)
+        with pytest.raises(InputError):
+            store.examples(NEURON, method=wrong)
+    store.close()
+    for read in (lambda: store.examples(NEURON), lambda: store.facts.all(), store.status, lambda: store.search("bear")):
+        with pytest.raises(StoreError):
+            read()
+
+
+def test_too_many_open_files_are_named(path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], 512), limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        with suppress(OSError):
+            while True:
+                stack.enter_context(open(os.devnull))
+        with pytest.raises(StoreError, match="open"), open_store(path):
+            pass
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC])
+def test_a_full_quota_is_no_damage(path, code):
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = code
+    with open_store(path) as store:
+        explained = str(store.explain(error))
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+        assert explained != str(store.explain(error))
+    assert "full" in explained
