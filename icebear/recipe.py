@@ -10,7 +10,7 @@ from typing import Any
 from icebear.convert import Saved
 from icebear.edits import Edit, parse_edits
 from icebear.errors import InputError, RecipeError
-from icebear.values import real, shown, text_of
+from icebear.values import of_type, real, shown, text_of
 
 OF_THE_WHOLE = ("side_effects", "after")
 """Provenance that is measured with all edits at full strength."""
@@ -57,6 +57,7 @@ class Recipe(Saved):
 
     @classmethod
     def for_model(cls, model: Any, name: str, edits: Iterable[Edit | str], **provenance: Any) -> Recipe:
+        of_type(model, "model", {"Model"})
         provenance = {**provenance, "made_with": model.made_with}
         return cls(name, tuple(parse_edits(edits)), model.name, model.fingerprint, provenance)
 

@@ -102,6 +102,14 @@ TYPES = {
 }
 """The types that `typed` checks, and what to give. Numbers are checked where their range is known."""
 
+
+def of_type(value: Any, name: str, known: Collection[str]) -> None:
+    """Raise `InputError` if an argument is of none of these types, which are named as in `TYPES`, or None."""
+    if not {*known} & {kind.__name__ for kind in type(value).__mro__} and not (value is None and "None" in known):
+        kind = next(one for one in TYPES if one in known)
+        raise InputError(f"{name} must be a {kind}, not {shown(value)}; {TYPES[kind]}.")
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -125,10 +133,7 @@ def typed(function: Function) -> Function:
             raise UnknownName(f"argument of {function.__name__}", name, signature.parameters, f"It has {others}.")
         arguments = signature.bind(*values, **named).arguments
         for name in wanted.keys() & arguments.keys():
-            value, known = arguments[name], wanted[name]
-            if not known & {kind.__name__ for kind in type(value).__mro__} and not (value is None and "None" in known):
-                kind = next(one for one in TYPES if one in known)
-                raise InputError(f"{name} must be a {kind}, not {shown(value)}; {TYPES[kind]}.")
+            of_type(arguments[name], name, wanted[name])
         return function(*values, **named)
 
     return checked  # type: ignore[return-value]
