@@ -54,7 +54,7 @@ ALLOWED = {
     "concepts/corpus.py make": "inside such a folder",
     "concepts/evaluation/runner.py finished": "cuts a last line off that was only partly written",
     "concepts/evaluation/report.py save": "to memory, for write_file",
-    "db/sqlite.py rows": "a temporary file without a name, for rows that do not fit in memory",
+    "db/sqlite.py rows": "asks whether the folder can be written; the file has no name",
     "db/vectors.py save": "faiss, to the path of `written`",
     "steering/control_vector.py _write": "GGUFWriter, to the path of `written`",
     "app/cli/main.py _unwritable": "/dev/null in the place of a stdout that nobody reads",
