@@ -26,6 +26,7 @@ from icebear.concepts.lens import mean_lens, mean_rows
 from icebear.concepts.models.model import Model
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.vocabulary import direct_row, unembedding
+from icebear.errors import InputError
 from icebear.records import Neuron, Ranked
 
 PARAPHRASES = {
@@ -290,7 +291,10 @@ class Documents:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         self.words = TfidfVectorizer(sublinear_tf=True)
-        self.matrix = self.words.fit_transform(texts)
+        try:
+            self.matrix = self.words.fit_transform(texts)
+        except ValueError:  # an empty vocabulary
+            raise InputError("The corpus has no words of two or more letters; give another --corpus.") from None
 
     def near(self, texts: Sequence[str], two: Sequence[Pair]) -> np.ndarray:
         """Return (W, 2) the cosine of the documents that words are in with those that each pair is in."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from icebear.concepts.evaluation import report
 from icebear.concepts.evaluation.protocol import Evaluation, Line, Part
 from icebear.concepts.evaluation.report import Results
 from icebear.concepts.models.model import versions
-from icebear.errors import InputError, NumericalError
-from icebear.paths import read_text, write_file
+from icebear.errors import IcebearError, InputError, NumericalError
+from icebear.paths import existing, read_text, write_file
 
 OnProgress = Callable[[int, int], None]
 Progress = Callable[[str, int], AbstractContextManager[OnProgress | None]]
 """(name of a part, number of its samples) -> context."""
+SAMPLES = "samples.jsonl"
+DAMAGED = "{} is damaged; delete the broken line and all lines after it, or change --out."
 
 
 @dataclass(frozen=True)
@@ -73,19 +75,38 @@ def run(
             **part.settings,
             "steps": list(evaluation.steps),
         }
+        resumed = (folder / SAMPLES).exists()
         with progress(part.name or evaluation.name, len(part.samples)) as advance:
             lines = resume(folder, settings, part, advance)
-        notes, tables = list(part.notes(lines)), {}
-        for name, table in part.of(lines).items():
-            measured = list(table.lines[0]["methods"]) if table.lines else []
-            shown = {method: methods.get(method, "") for method in (*(measured or methods), *part.unable)}
-            tables[name] = Results(
-                {**settings, "methods": shown}, dict(table.columns), notes, dict(part.unable), list(table.lines)
-            )
-            (folder / name).mkdir(exist_ok=True)
-            report.write(folder / name, tables[name])
-        part.write(folder, lines)
-        yield PartResult(part.name, folder, settings, tables, part.listings(lines), notes, part.unable)
+        with _damage_of(folder / SAMPLES) if resumed else nullcontext():
+            result = _reported(part, folder, settings, lines)
+        yield result
+
+
+def _reported(part: Part, folder: Path, settings: dict[str, Any], lines: Sequence[Line]) -> PartResult:
+    methods = settings["methods"]
+    notes, tables = list(part.notes(lines)), {}
+    for name, table in part.of(lines).items():
+        measured = list(table.lines[0]["methods"]) if table.lines else []
+        shown = {method: methods.get(method, "") for method in (*(measured or methods), *part.unable)}
+        tables[name] = Results(
+            {**settings, "methods": shown}, dict(table.columns), notes, dict(part.unable), list(table.lines)
+        )
+        (folder / name).mkdir(exist_ok=True)
+        report.write(folder / name, tables[name])
+    part.write(folder, lines)
+    return PartResult(part.name, folder, settings, tables, part.listings(lines), notes, part.unable)
+
+
+@contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """Explain what fails on lines that somebody changed."""
+    try:
+        yield
+    except IcebearError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+        raise InputError(DAMAGED.format(path)) from error
 
 
 def resume(
@@ -95,8 +116,8 @@ def resume(
 
     Killed at any moment, it keeps every finished sample, or batch of samples that are measured together.
     """
-    path = prepare(folder, settings) / "samples.jsonl"
-    lines = finished(path)
+    path = prepare(folder, settings) / SAMPLES
+    lines = finished(path, len(part.samples))
     while True:
         if on_progress and lines:
             on_progress(len(lines), len(part.samples))
@@ -131,15 +152,23 @@ def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
     return place
 
 
-def finished(path: Path) -> list[Line]:
-    """Return the lines of a JSON lines file, and cut a last line off that was only partly written."""
-    text = path.read_bytes() if path.exists() else b""
+def finished(path: Path, most: int) -> list[Line]:
+    """Return the lines of a JSON lines file, and cut a last line off that was only partly written.
+
+    Raises `InputError` for a file that no evaluation of at most so many samples has written.
+    """
+    text = existing(path).read_bytes() if os.path.lexists(path) else b""
     whole = text.rfind(b"\n") + 1
     if whole < len(text):
         os.truncate(path, whole)
     try:
-        return [json.loads(line) for line in text[:whole].splitlines()]
-    except ValueError:
-        raise InputError(
-            f"{path} is damaged; delete the broken line and all lines after it, or change --out."
-        ) from None
+        lines = [json.loads(line, parse_constant=_no_number) for line in text[:whole].splitlines()]
+    except (ValueError, RecursionError):
+        raise InputError(DAMAGED.format(path)) from None
+    if len(lines) > most or not all(isinstance(line, dict) for line in lines):
+        raise InputError(DAMAGED.format(path))
+    return lines
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
