@@ -9,7 +9,7 @@ from typing import Any
 from icebear.db.neurons import NeuronTables
 from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.records import POLARITIES, Meaning, Neuron, as_neuron
-from icebear.values import one_of, several, text_of
+from icebear.values import one_of, several, shown, text_of
 
 
 class LabelTables:
@@ -26,7 +26,10 @@ class LabelTables:
         if row is None:
             return None, {}
         text, scores = with_types(row, str, str)
-        return text, {score["polarity"]: score for score in json_list(scores, dict)}
+        rows = json_list(scores, dict)
+        for score in rows:
+            with_types((score["score"], score["by"]), float, str)
+        return text, {score["polarity"]: score for score in rows}
 
     def set_own(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
         """Save a label with its scores; an empty text removes the label."""
@@ -93,7 +96,24 @@ class LabelTables:
 def _meaning(row: tuple) -> Meaning:
     layer, site, idx, polarity, kind, text, by, score, p, significant, record = row
     with_types((kind, text, by, score, p), str, str, str, float, float)
+    if by not in ("token", "sentence"):
+        raise ValueError(f"{shown(by)} is not a unit")
     neuron = Neuron(layer, site, idx)
-    return Meaning(
-        neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), *with_types([json.loads(record)], dict)
-    )
+    return Meaning(neuron, "+-"[polarity], kind, text, by, score, p, bool(significant), _checked(json.loads(record)))
+
+
+def _checked(record: Any) -> dict[str, Any]:
+    """Return the record of a label: empty, or with what a card shows of it. Raises `KeyError` and `TypeError`."""
+    (record,) = with_types([record], dict)
+    if record:
+        thresholds, examples, _ = with_types(
+            (record[name] for name in ("thresholds", "examples", "label")), dict, dict, dict
+        )
+        some = ("responsiveness", "purity", "similar_sentences", "other_neuron", "train")
+        known = [record[name] for name in some if record[name] is not None]
+        numbers = [*known, record["share"], record["token_mean"], record["auroc"]["token"], *thresholds.values()]
+        with_types(numbers, *[float | int] * len(numbers))
+        with_types([record["sentences"]["test"]], int)
+        for row in (row for rows in examples.values() for row in rows):
+            with_types((row["sentence"], row["token"], row["value"]), int, int, float | int)
+    return record

@@ -94,11 +94,7 @@ def _structured(
 ) -> Record:
     version = data.get(_name(kind)) if isinstance(data, dict) else None
     if version != FORMAT:
-        if isinstance(version, int):
-            raise error(
-                f"{source} has format version {version}, but this version of icebear reads format version {FORMAT}; "
-                "make the file again with this version."
-            )
+        check_version(version, FORMAT, source, error)
         name = kind.__name__.lower()
         raise error(
             f"{source} is not an icebear {name}, because it lacks {_name(kind)!r}: {FORMAT}; choose one that icebear "
@@ -111,6 +107,15 @@ def _structured(
     except Exception as reason:  # of cattrs
         why = f"it lacks {reason}" if isinstance(reason, KeyError) else str(reason).rstrip(".")
         raise error(f"{source} cannot be read ({why}); save it again with icebear.") from None
+
+
+def check_version(version: Any, known: int, source: str, error: type[IcebearError]) -> None:
+    """Raise the error for the version of another format; what is no number is no version."""
+    if isinstance(version, int | float) and version != known:
+        raise error(
+            f"{source} has format version {version}, but this version of icebear reads format version {known}; make "
+            "the file again with this version."
+        )
 
 
 def _name(kind: type) -> str:

@@ -164,10 +164,20 @@ def check_writable(path: str | Path) -> None:
     around = place.parent if place.is_file() or not place.exists() else place
     if place.exists() and not place.is_dir() and not place.is_file():  # such as /dev/stdout
         return
+    if place.is_file() and (what := _precious(place)):
+        raise InputError(f"{path} is {what}, which would be lost; choose another path.")
     if not around.is_dir():
         raise InputError(f"{path} cannot be written (there is no folder {around}); choose another path.")
     if not os.access(around, os.W_OK | os.X_OK):
         raise InputError(f"{path} cannot be written (no permission to write in {around}); choose another path.")
+
+
+def _precious(place: Path) -> str:
+    """Return what a file is that no other command can make again soon; empty for any other file."""
+    with suppress(OSError), place.open("rb") as file:
+        if file.read(16) == b"SQLite format 3\0":
+            return "a database (a store)"
+    return "a file of a model" if place.with_name("config.json").is_file() else ""
 
 
 def kind(path: str | Path) -> str:

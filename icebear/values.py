@@ -40,7 +40,8 @@ def whole(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
         return value
     value = scalar(value)
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:  # type: ignore[operator]
-        limits = f"of at least {least}" if most == MOST else f"from {least} to {most}"
+        too_large = isinstance(value, Integral) and value > most  # type: ignore[operator]
+        limits = f"from {least} to {most}" if too_large or most != MOST else f"of at least {least}"
         raise InputError(f"{what} must be a whole number {limits}, not {shown(value)}.")
     return int(value)
 

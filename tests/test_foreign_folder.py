@@ -5,11 +5,14 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
+from streamlit import config
+from streamlit.runtime.secrets import Secrets
 
 from icebear import cache
 from icebear.app.cli.main import main
@@ -43,6 +46,32 @@ def test_a_locale_without_utf8_runs_nothing_of_the_current_folder(tmp_path):
     assert done.returncode == 1
     assert "none.json" in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_streamlit_takes_no_settings_of_the_current_folder(tmp_path, monkeypatch):
+    """config.toml can open the app to other websites; each line of secrets.toml becomes an environment variable."""
+    theirs = tmp_path / ".streamlit"
+    theirs.mkdir()
+    (theirs / "config.toml").write_text(
+        "[server]\nenableCORS = false\nbaseUrlPath = 'x'\n[theme]\nbase = 'http://[::]:9/x'"
+    )
+    (theirs / "secrets.toml").write_text('ICEBEAR_APP = \'{"model": "evil", "trust_remote_code": true}\'')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ICEBEAR_APP", "{}")
+    monkeypatch.delenv("ICEBEAR_APP")  # and again at the end
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(config, "get_config_files", config.get_config_files)
+    given = []
+    monkeypatch.setattr("streamlit.web.cli.main", lambda words, prog_name: given.extend(words))
+    assert CliRunner().invoke(main, ["app", "--port", "8599"]).exit_code == 0
+    config.get_config_options(force_reparse=True)
+    assert config.get_option("server.enableCORS")
+    assert not config.get_option("server.baseUrlPath")
+    asked = os.environ["ICEBEAR_APP"]
+    assert not Secrets().load_if_toml_exists()
+    assert os.environ["ICEBEAR_APP"] == asked
+    assert {"--server.enableCORS=true", "--server.enableXsrfProtection=true"} <= set(given)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

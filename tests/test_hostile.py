@@ -1,24 +1,34 @@
 """Command lines that nobody means: each ends with a sentence, never with a traceback, and leaves other files alone."""
 
+import gzip
 import io
 import json
+import math
 import os
+import re
 import shlex
 import shutil
 import socket
 import sqlite3
+import tarfile
+import zlib
+from ast import literal_eval
 from pathlib import Path
 
+import pandas
 import pytest
 from click.testing import CliRunner
 from rich.text import Text
+from safetensors.torch import load_file, save_file
 
-from icebear import build_index, load_model, open_store, read_corpus
+from icebear import Concept, build_index, load_model, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.app.cli.console import SafeConsole
 from icebear.app.cli.main import main
 from icebear.concepts import calibration
+from icebear.records import Neuron
 
+CONTROLS = set(map(chr, range(32))) - set("\n\t") | set(map(chr, range(0x7F, 0xA0))) | set("\u202e\u2066\u2067")
 RECIPE = {"icebear_recipe": 2, "name": "r", "model_name": "tiny", "model_fingerprint": "", "edits": ["L1.ffn.3=2"]}
 
 LINES = r"""
@@ -245,6 +255,368 @@ nonsense --help
 --nonsense
 """
 
+MORE = r"""
+explain --model tiny "a" --model none --model tiny --top 3 --top nan
+explain --model tiny "a" --html page.html --html folder
+explain --model tiny "a" --counterfactual "" --counterfactual ""
+explain --model tiny "a" --counterfactual "b" --counterfactual "a"
+explain --model tiny "a" --target b --target-text "b c"
+explain --model tiny "a" --target-text "a" --contrast "a"
+explain --model tiny "a" --target "\ud800"
+explain --model tiny --pair b a
+explain --model tiny --chat --pair b a
+explain --model tiny --chat a --template-option =1
+explain --model tiny --chat a --template-option enable
+explain --model tiny a --template-option x=1
+explain --model tiny --chat a --template-option messages=[]
+explain --model chatty --chat a --template-option messages=7
+explain --model chatty --chat a --template-option tokenize=true
+explain --model chatty --chat a --template-option chat_template=nope
+explain --model chatty --chat a --template-option add_generation_prompt=null
+explain --model chatty --chat "" --system ""
+explain --model chatty --chat "<|user|>" --system "</s><s>"
+explain --model tiny a --number logit --contrast b --number log-odds
+explain --model tiny a --prefix b
+explain --model tiny a --at -1 --span all
+explain --model tiny a --at 9223372036854775808
+explain --model tiny a --span "3:1" --target b
+explain --model tiny a --span "-1:"
+explain --model tiny a --span "0:1" --max-new-tokens 3 --sources
+explain --model tiny a --site head --nodes 3
+explain --model tiny a --site mixer
+explain --model tiny a --units document --json
+explain --model tiny a --position 00
+explain --model tiny a --position 1e9
+explain --model tiny a --png x.png
+explain --model tiny a --image cut.png
+explain --model tiny --file prompts.jsonl --base-model tiny a
+explain --model tiny a --base-model tiny --counterfactual b
+explain --model tiny a --method "gxi@midpoint@midpoint"
+explain --model tiny a --method "AttnLRP(linear=Epsilon(0))"
+explain --model tiny a --method "Mean(AttnLRP(), AttnLRP(), n=99999999999999)"
+explain --model tiny a --method "lambda: 1"
+explain --model tiny a --method "{long}"
+explain --model tiny "{tokens}"
+explain --model tiny "\n\n\n"
+explain --model tiny "شكرا \u2067 לילה" --target "ש"
+explain --model tiny -- --help
+explain --model tiny - --json
+explain --model tiny a --suggest --store none.db
+explain --model nan a
+explain --model nan a --json --target b
+explain --model tiny a --dtype float16 --attention flash_attention_9
+explain --model tiny a --device meta
+explain --model tiny a --device cpu:99
+explain --model tiny a --device-map "{long}"
+explain --model tiny a --device cpu --device-map cpu
+explain --model tiny a --claim page.html
+explain --model tiny a --claim claims-99.yaml
+explain --model tiny a --claim good.db
+explain --model circle-a a
+explain --model "" a
+explain --model . a
+explain --model tiny/config.json a
+explain --model "\udcff\udcfe" a
+explain --model -tiny a
+explain --model hf://a/b/c a
+explain --model "../../../../../../etc" a
+explain --model tiny --messages messages-empty.json
+explain --model tiny --messages messages-object.json
+explain --model chatty --messages messages-half.json
+explain --model chatty --messages messages-parts.json
+explain --model chatty --messages messages-ids.json
+explain --model chatty --messages messages-negative.json
+explain --model chatty --messages messages-surrogate.json
+explain --model chatty --messages messages-roles.json
+explain --model chatty --messages messages-answer.json
+explain --model tiny --messages -dash.json
+explain --model tiny --messages socket
+explain --model tiny --messages circle-a/x.json
+explain --model tiny --messages "b\udcff.json"
+rank --model tiny --file twice.jsonl
+rank --model tiny --file null.jsonl
+rank --model tiny --file prompts.jsonl --target b
+rank --model tiny --file mixed.jsonl
+rank --model tiny --file surrogate.jsonl
+rank --model tiny a --base-model nan
+rank --model tiny a --claim claims-anchor.yaml --ablate
+rank --model tiny a --polarity + --polarity -
+rank --model tiny a --by positive --by worst
+rank --model tiny a --top 4294967296 --html /dev/null
+rank --model tiny a --store circle-a
+circuit --model tiny a --counterfactual b --nodes 4 --heads --sufficiency 0.5
+circuit --model tiny a --counterfactual "a b c" --nodes 2
+circuit --model tiny "" --counterfactual "" --nodes 2
+circuit --model tiny a --counterfactual b --nodes 2 --neuronpedia x.json --neuronpedia folder
+circuit --model tiny --file prompts.jsonl --counterfactual b
+neuron L1.ffn.3+ --model tiny
+neuron L1.ffn.3 --model tiny --base-model ""
+neuron L1.ffn.3 --top 0 --model tiny
+neuron --significant --model tiny --store none.db
+neuron L1.ffn.3 L1.ffn.4 --model tiny
+neuron "L1.ffn.\udcff" --model tiny
+index --status --annotate --store good.db
+index --lens --corpus text.txt --model tiny
+index --annotate L1.ffn.3 --corpus text.txt --store good.db
+explain --model tiny a --device-map "{{"
+explain --model tiny a --html good.db --store good.db
+explain --model tiny a --html tiny/config.json
+explain --model tiny --messages /dev/zero
+check /dev/zero --model tiny
+index --model tiny --corpus /dev/zero --store {new}.db
+index --model tiny --corpus /proc/self/mem --store {new}.db
+recipe show /proc/self/mem
+recipe show /dev/urandom
+recipe show /dev/tty
+recipe show .
+recipe show /
+recipe show /proc/self/environ
+recipe show "good.db/../recipe.json"
+recipe show tiny/../recipe.json
+explain --model tiny --messages text.txt/
+explain --model tiny a --html /dev/null/x.html
+explain --model tiny a --html ""
+explain --model tiny a --html " "
+explain --model tiny a --html "-"
+explain --model tiny a --html "a\nb.html"
+explain --model tiny a --html "\udcff.html"
+explain --model tiny a --html "\u202e.html"
+explain --model tiny a --html socket
+explain --model tiny a --html circle-a
+recipe export recipe-own.json --patch tiny/model.safetensors --model tiny
+recipe export recipe-own.json --patch own.safetensors --check-on "" --model tiny
+recipe export recipe-own.json --gguf own.gguf --model tiny
+recipe export recipe-own.json --patch own.txt --model tiny
+steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature inf
+steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature 1e400
+steer --model chatty --chat a --edit "L1.ffn.3=1@turn:99" --max-new-tokens 1
+steer --model chatty --chat a --edit "L1.ffn.3=1@seen:" --max-new-tokens 1
+steer --model chatty --chat a --edit "L1.ffn.3=1@step:5-2" --max-new-tokens 1
+steer --model chatty --chat a --edit "L1.ffn.3=1@position:9999999999999" --max-new-tokens 1
+chat --model chatty --temperature inf
+chat --model chatty --system "{tokens}"
+explain --model raises --chat a
+explain --model silent --chat a
+explain --model extended a
+explain --model eos a --span all --max-new-tokens 2
+neuron L1.ffn.3 --model tiny --store wrong-vectors.db
+search bear --store wrong-vectors.db
+neuron L1.ffn.3 --store good.db --model chatty
+doctor --store wrong-vectors.db --model tiny
+neuron L1.ffn.3 --store good.db --html good.db --model tiny
+concept export cold good.db --store good.db
+rank --model tiny a --top 1 --html "recipe.json/../x.html"
+concept find x --with text.txt --without other.txt --save tiny/model.safetensors --model tiny
+search a b --store good.db
+search "\udcff" --store good.db
+search "\"" --store good.db --json
+search "\n" --store good.db
+search "{tokens}" --store good.db --top 1
+search a --store circle-a
+search a --store "good.db?mode=memory"
+search a --store good.db/x
+index --model tiny --corpus null.jsonl --store {new}.db
+index --model tiny --corpus numbers.csv --store {new}.db
+index --model tiny --corpus twocolumns.csv --store {new}.db
+index --model tiny --corpus twocolumns.csv --column a --column none --store {new}.db
+index --model tiny --corpus nul.csv --store {new}.db
+index --model tiny --corpus surrogate.jsonl --store {new}.db --column prompt
+index --model tiny --corpus newlines.txt --store {new}.db
+index --model tiny --corpus gz.gz --store {new}.db
+index --model tiny --corpus text.tar.gz --store {new}.db
+index --model tiny --corpus tail.txt.gz --store {new}.db
+index --model tiny --corpus object.json --store {new}.db
+index --model tiny --corpus integers.parquet --store {new}.db
+index --model tiny --corpus png.parquet --store {new}.db
+index --model tiny --corpus socket --store {new}.db
+index --model tiny --corpus circle-b --store {new}.db
+index --model tiny --corpus text.txt --store {new}.db --k 99999999999999999999
+index --model tiny --corpus text.txt --store {new}.db --max-tokens 99999999
+index --model tiny --corpus text.txt --store {new}.db --workers 3
+index --model tiny --corpus text.txt --store {new}.db --address nowhere:1
+index --model tiny --corpus text.txt --store {new}.db --engine ray --address "::::"
+index --model tiny --status --store none.db
+index --model tiny --corpus text.txt --annotate L1.ffn.3 --store {new}.db
+index --model nan --corpus text.txt --store {new}.db
+index --model tiny --corpus text.txt --store good.db
+index --model tiny --corpus text.txt --store tiny
+index L1.ffn.3 --model tiny --corpus text.txt --store {new}.db
+label L1.ffn.3 --store good.db
+label --auto L1.ffn.3 "x" --store good.db
+label --auto --all --top 3 --model tiny --store good.db
+label L1.ffn.3 "{tokens}" --store newer.db
+label L1.ffn.3 x --score --store good.db --model nan
+label L1.ffn.3 "\u202e\u2066" --store half.db
+steer --model tiny a --edit "L1.ffn.3=1;L1.ffn.4=2"
+steer --model tiny a --edit "L1.ffn.3=1@answer@last"
+steer --model tiny a --edit "L1.ffn.0..99999999999=1"
+steer --model tiny a --edit "L1.ffn.9..2=1"
+steer --model tiny a --edit "L1.ffn.3=-0" --edit "L1.ffn.3*-0"
+steer --model tiny a --edit "L0..99.ffn.3=1"
+steer --model tiny a --edit "L1.ffn.3=1e400"
+steer --model tiny a --edit "L1.ffn.3=१"
+steer --model tiny a
+steer --model tiny a --edit "L1.ffn.3=1" --recipe recipe.json
+steer --model tiny a --recipe recipe.json --recipe recipe.json
+steer --model tiny a --recipe recipe-name.json
+steer --model tiny a --recipe recipe-format.json
+steer --model tiny a --recipe recipe-print.json
+steer --model nan a --edit "L1.ffn.3=1" --temperature 1
+flip --model tiny a --to b --suppress
+flip --model tiny a --to "" --max-neurons 1
+flip --model tiny a --to b --paraphrases null.jsonl --max-neurons 1
+flip --model tiny a --to b --held-out newlines.txt --max-neurons 1
+flip --model tiny a --to b --top-k 0
+flip --model tiny a --to b --budget inf --unbounded
+flip --model nan a --to b --max-neurons 1
+concept find x --with text.txt --without text.txt --rank-by relevance --model tiny
+concept find x --with text.txt --without other.txt --rank-by w_out --words "," --model tiny
+concept find x --with text.txt --without other.txt --site ffn,,attn --model tiny
+concept find ../../x --with newlines.txt --without other.txt --model tiny
+concept find x --with null.jsonl --without circle-a --model tiny
+concept list --store text.txt
+concept show concept-nan.json
+concept show concept-none.json
+concept show concept-twice.json
+concept show concept-flat.json
+concept show "\udcff" --store good.db
+concept show "" --store good.db
+concept measure concept-far.json a --model tiny
+concept measure concept-nan.json a --model tiny
+concept measure concept-none.json a --model tiny
+concept measure concept-flat.json a --model tiny
+concept measure concept.json a --texts text.txt --model tiny
+concept measure concept.json --model tiny
+concept measure concept.json "" --through --model tiny
+concept measure concept.json --texts newlines.txt --model tiny
+concept measure concept.json a --model nan
+concept compare concept.json --on text.txt
+concept compare concept.json concept.json concept.json --on text.txt
+concept compare concept.json concept-far.json --on text.txt
+concept steer concept.json a --strength nan --model tiny
+concept steer concept.json a --strength 1 --kl 1 --model tiny
+concept steer concept.json a --kl -1 --model tiny
+concept steer concept.json a --kl 0 --model tiny
+concept steer concept.json a --strength 1 --where nowhere --model tiny
+concept steer concept.json a --strength inf --suppress --model tiny
+concept export x folder --store good.db
+recipe show recipe-format.json
+recipe show recipe-name.json --json
+recipe show recipe-print.json
+recipe show recipe-bom.json
+recipe show socket
+recipe show circle-a
+recipe combine recipe.json --share -0.1 --save s.json
+recipe combine recipe.json --share 1e400 --save s.json
+recipe combine recipe.json recipe-other.json --save folder
+recipe combine --save s.json
+recipe combine recipe.json recipe-other.json --save s.json
+recipe export recipe.json --patch x.safetensors --gguf x.safetensors --model tiny
+recipe export recipe.json --patch folder --model tiny
+recipe export recipe.json --patch x.gguf --check-on "" --model tiny
+recipe export recipe-other.json --gguf x.gguf --model tiny
+recipe check recipe.json --model tiny
+recipe check recipe.json recipe-format.json --model tiny
+recipe check --model tiny
+check claims-anchor.yaml --model tiny
+check claims-99.yaml --model tiny
+check claims-none.yaml --model tiny
+check claims-nan.yaml --model tiny
+check claims-tag.yaml --model tiny
+check claims-date.yaml --model tiny
+check claims-kind.yaml --model tiny
+check claims-more.yaml --model tiny
+check claims-twice.yaml --model tiny
+check claims-huge.yaml --model tiny
+check claims-empty.yaml --model tiny
+check claims-far.yaml --model tiny
+check claims-store.yaml --model tiny
+check claims-pipe.yaml --model tiny
+check claims-tab.yaml --model tiny
+check claims-bool.yaml --model tiny
+check claims-escape.yaml --model tiny
+check claims-good.yaml --model tiny --junit folder
+check claims-good.yaml --model nan
+check claims-good.yaml --model tiny --junit none-such/where.xml
+check /dev/null --model tiny
+check socket --model tiny
+evaluate faithfulness --model tiny --out out-null --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-list --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-keys --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-nan --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-texts --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-bytes --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-more --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-folder --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-settings --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-pipe --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out out-results --samples 2 --methods gxi --corpus text.txt
+evaluate faithfulness --model tiny --out circle-a --samples 1 --corpus text.txt
+evaluate faithfulness --model tiny --out /dev/null --samples 1 --corpus text.txt
+evaluate faithfulness --model tiny --out /proc/self/out --samples 1 --corpus text.txt
+evaluate faithfulness --model tiny --out {long} --samples 1 --corpus text.txt
+evaluate faithfulness --model tiny --out {new} --samples 1 --methods "gxi,gxi" --corpus text.txt
+evaluate faithfulness --model tiny --out {new} --samples 1 --methods "gxi,,random" --corpus newlines.txt
+evaluate faithfulness --model tiny --out {new} --samples 1e3 --corpus text.txt
+evaluate faithfulness --model tiny --out {new} --samples 1 --task sva --corpus text.txt
+evaluate groundtruth --model tiny --out {new} --data prompts.jsonl --samples 1
+evaluate groundtruth --model tiny --out {new} --tokens nothing --samples 1
+evaluate pruning --model tiny --out {new} --site mixer --samples 1 --corpus text.txt
+evaluate ablation --model tiny --out {new} --data null.jsonl --samples 1
+evaluate ablation --model tiny --out {new} --tasks "" --samples 1
+evaluate circuits --model tiny --out {new} --nodes 0 --samples 1
+evaluate effects --model tiny --out {new} --corpus newlines.txt --samples 1
+evaluate truth --out {new} --programs nothing --samples 1
+evaluate truth --out {new} --programs -1 --samples 1
+evaluate truth --out {new} --pairs none.json --samples 1
+evaluate flips --model tiny --out {new} --data null.jsonl
+evaluate labels --model tiny --out {new} --store good.db --neurons 0
+evaluate labels --model tiny --out {new} --store none.db
+evaluate steering --model tiny --out {new} --concepts none --corpus text.txt
+evaluate
+doctor --model nan
+doctor --model chatty/chat_template.jinja
+doctor --store good.db --checksum good.db --model tiny
+doctor --checksum circle-a
+doctor --checksum good.db.none
+doctor --model "tiny/"
+mcp --folder none --model tiny
+mcp --folder folder --store none.db --model nan/none
+app --store folder --port {port}
+app --port 0
+app --port 65536
+chat --model tiny --messages messages-empty.json
+chat --model tiny --temperature inf
+chat --model chatty --messages messages-answer.json --max-new-tokens 1
+COLUMNS=0 rank --model tiny a --top 2
+COLUMNS=99999999 neuron L1.ffn.3 --model tiny
+COLUMNS=wide explain --model tiny a
+COLUMNS=-3 recipe show recipe.json
+COLUMNS=1 explain --model tiny "a b"
+LINES=0 TERM=dumb rank --model tiny a
+FORCE_COLOR=1 rank --model tiny a --top 2
+NO_COLOR=1 FORCE_COLOR=1 TERM=none explain --model tiny a
+ICEBEAR_CACHE=text.txt explain --model tiny a
+ICEBEAR_CACHE=text.txt explain a
+ICEBEAR_CACHE=pipe index --model tiny --corpus text.txt --store {new}.db
+ICEBEAR_CACHE=/dev/null/x doctor --model tiny
+ICEBEAR_CACHE=/proc/x rank --model tiny a
+ICEBEAR_CACHE=circle-a concept measure concept.json a --model tiny
+ICEBEAR_CACHE= explain --model none a
+ICEBEAR_CACHE=cache explain --model tiny a
+HOME=/none explain --model tiny a --html "~/x.html"
+HOME=text.txt recipe show "~/recipe.json"
+HOME=/none recipe show "~nobody-such/recipe.json"
+OMP_NUM_THREADS=many explain --model tiny a
+OMP_NUM_THREADS=-1 rank --model tiny a
+TMPDIR=/none rank --model tiny a --html p.html
+HF_HOME=text.txt explain --model none/such a
+PATH= doctor --model tiny
+LC_ALL=xx_YY.ISO-8859-15 explain --model tiny "é"
+ICEBEAR_DEBUG= recipe show none.json
+PYTHONUTF8=x recipe show recipe.json
+"""
+
 
 @pytest.fixture(scope="module")
 def place(tiny_folder, tmp_path_factory):
@@ -289,10 +661,163 @@ def place(tiny_folder, tmp_path_factory):
         patch.setattr(calibration, "TEXTS", calibration.TEXTS[::8])
         patch.chdir(folder)
         build_index(load_model("tiny"), read_corpus("text.txt"), store, k=2)
+        more_files(folder, load_model("tiny"))
     shutil.copy(folder / "good.db", folder / "newer.db")
     sqlite3.connect(folder / "newer.db").execute("PRAGMA user_version = 999").connection.close()
     (folder / "half.db").write_bytes((folder / "good.db").read_bytes()[:9000])
     return folder
+
+
+CLAIM = """icebear_claims: 1
+claims:
+- what: {kind: answer, prompt: a, answer: b}
+  threshold: 0.1
+  control_below: 0.9
+"""
+CLAIMS = {
+    "good": CLAIM,
+    "anchor": CLAIM.replace("prompt: a", "prompt: &p a"),
+    "99": CLAIM.replace("1", "99", 1),
+    "none": "icebear_claims: 1\nclaims: []\n",
+    "nan": CLAIM.replace("0.1", ".nan"),
+    "tag": CLAIM.replace("prompt: a", "prompt: !!python/object/apply:os.system [id]"),
+    "date": CLAIM.replace("answer: b", "answer: 2026-01-31"),
+    "kind": CLAIM.replace("kind: answer", "kind: magic"),
+    "more": CLAIM + '  "\\e[2J": 1\n',
+    "twice": CLAIM + "  threshold: 0.2\n",
+    "huge": CLAIM.replace("0.1", "1" + "0" * 400),
+    "empty": CLAIM.replace("prompt: a", "prompt: ''").replace("answer: b", "answer: ''"),
+    "far": CLAIM.replace("answer, prompt: a, answer: b", "effect, neuron: L99.ffn.1, raised: [a], lowered: [b]"),
+    "store": CLAIM.replace(
+        "answer, prompt: a, answer: b",
+        "label, store: folder, neuron: L1.ffn.3, polarity: +, text: x, by: token, label: {kind: words, words: [x]}",
+    ),
+    "pipe": CLAIM.replace(
+        "answer, prompt: a, answer: b",
+        "label, store: pipe, neuron: L1.ffn.3, polarity: +, text: x, by: token, label: {kind: words, words: [x]}",
+    ),
+    "tab": CLAIM.replace("  threshold", "\tthreshold"),
+    "bool": CLAIM.replace("0.1", "yes"),
+    "escape": CLAIM.replace("prompt: a", 'prompt: "\\e]0;title\\a"'),
+}
+MESSAGES = {
+    "empty": [],
+    "object": {"messages": 7},
+    "half": [{"role": "user"}],
+    "parts": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}],
+    "ids": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "ids": [10**9]}],
+    "negative": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "ids": [-1]}],
+    "surrogate": [{"role": "user", "content": "\ud800"}],
+    "roles": [{"role": ["user"], "content": "a"}],
+    "answer": [{"role": "assistant", "content": "b"}],
+}
+LINE = {"prompt": "a", "target": "b"}
+
+
+def more_files(folder, model):
+    """Files that are nearly right, and others that nobody would name."""
+    concept = Concept.of(model, "cold", {(Neuron(1, "ffn", 3), "+"): 1.0}).to_dict()
+    (part,) = concept["parts"]
+    concepts = {
+        "concept": concept,
+        "concept-nan": {**concept, "parts": [{**part, "weight": math.nan}]},
+        "concept-none": {**concept, "parts": []},
+        "concept-twice": {**concept, "parts": [part, part]},
+        "concept-flat": {**concept, "parts": [{**part, "std": 0.0}]},
+        "concept-far": {**concept, "parts": [{**part, "neuron": "L99.ffn.3"}]},
+        "recipe-own": {**RECIPE, "model_fingerprint": model.fingerprint},
+        "recipe-name": {**RECIPE, "name": {"a": 1}},
+        "recipe-format": {**RECIPE, "icebear_recipe": 2.5},
+        "recipe-print": {**RECIPE, "model_fingerprint": 7},
+        "recipe-other": {**RECIPE, "edits": ["L1.ffn.3+2", "L2.attn.1*0"]},
+        **{f"messages-{name}": data for name, data in MESSAGES.items()},
+        "object": {"text": "a bear"},
+    }
+    lines = {
+        "prompts": [LINE, LINE],
+        "null": [{"prompt": None, "text": None}, None],
+        "mixed": [LINE, ["a"], "a"],
+        "surrogate": [{"prompt": "\ud800"}],
+    }
+    texts = {
+        **{f"claims-{name}.yaml": text for name, text in CLAIMS.items()},
+        **{f"{name}.json": json.dumps(data) for name, data in concepts.items()},
+        **{f"{name}.jsonl": "".join(json.dumps(line) + "\n" for line in data) for name, data in lines.items()},
+        "twice.jsonl": '{"prompt": "a", "prompt": "b"}\n',
+        "recipe-bom.json": "\ufeff" + json.dumps(RECIPE),
+        "-dash.json": json.dumps(MESSAGES["answer"]),
+        "b\udcff.json": "[]",
+        "numbers.csv": "1\n2\n3\n",
+        "twocolumns.csv": "a,b\nThe bear,the ice\n",
+        "nul.csv": "text\nThe\0 bear\n",
+        "newlines.txt": "\n" * 99,
+        "cut.png": "\x89PNG",
+        "page.html": "<p>",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    packed = gzip.compress((folder / "text.txt").read_bytes())
+    (folder / "gz.gz").write_bytes(gzip.compress(packed))
+    (folder / "tail.txt.gz").write_bytes(packed[:-4])
+    with tarfile.open(folder / "text.tar.gz", "w:gz") as archive:
+        archive.add(folder / "text.txt", "text.txt")
+    pandas.DataFrame({"text": [1, 2, 3]}).to_parquet(folder / "integers.parquet")
+    (folder / "png.parquet").write_bytes(b"\x89PNG" + bytes(99))
+    (folder / "circle-a").symlink_to("circle-b")
+    (folder / "circle-b").symlink_to("circle-a")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket")
+    for name in ("chatty", "nan"):
+        shutil.copytree(folder / "tiny", folder / name)
+    (folder / "chatty" / "chat_template.jinja").write_text(TEMPLATE)
+    weights = load_file(folder / "nan" / "model.safetensors")
+    weights["model.norm.weight"].fill_(math.nan)
+    save_file(weights, folder / "nan" / "model.safetensors", {"format": "pt"})
+    for name, template in TEMPLATES.items():
+        shutil.copytree(folder / "tiny", folder / name)
+        (folder / name / "chat_template.jinja").write_text(template)
+    shutil.copytree(folder / "tiny", folder / "eos")
+    (folder / "eos" / "generation_config.json").write_text('{"eos_token_id": [99999, -1]}')
+    for path in folder.glob("good.db*"):
+        shutil.copy(path, folder / path.name.replace("good", "wrong-vectors"))
+    for path in folder.glob("wrong-vectors.db.*.faiss"):
+        path.write_bytes(b"IxF2" + bytes(99))
+    damaged_results(folder)
+
+
+TEMPLATES = {
+    "raises": "{{ raise_exception('\x1b[2J' * 999) }}",
+    "silent": "",
+    "extended": "{% extends 'a' %}{% include '/etc/passwd' %}",
+}
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+
+
+def damaged_results(folder):
+    """Folders of an evaluation of which somebody changed the results."""
+    words = "evaluate faithfulness --model tiny --out out-good --samples 2 --methods gxi --corpus text.txt"
+    result = CliRunner().invoke(main, words.split())
+    assert result.exit_code == 0, result.output
+    line = json.loads((folder / "out-good" / "samples.jsonl").read_text().splitlines()[0])
+    lines = {
+        "null": b"null\nnull\n",
+        "list": b"[]\n{}\n",
+        "keys": json.dumps({**line, "methods": {"none": {}}}).encode() + b"\n",
+        "nan": json.dumps(line).replace("0.", "NaN, 0.", 1).encode() + b"\n",
+        "texts": json.dumps({**line, "methods": "many"}).encode() + b"\n",
+        "bytes": bytes(range(256)) * 9 + b"\n",
+        "more": (json.dumps(line).encode() + b"\n") * 5,
+    }
+    for name, data in lines.items():
+        shutil.copytree(folder / "out-good", folder / f"out-{name}")
+        (folder / f"out-{name}" / "samples.jsonl").write_bytes(data)
+    for name, file in {"folder": "samples.jsonl", "settings": "settings.json", "results": "index.html"}.items():
+        shutil.copytree(folder / "out-good", folder / f"out-{name}")
+        (folder / f"out-{name}" / file).unlink()
+        (folder / f"out-{name}" / file).mkdir()
+    shutil.copytree(folder / "out-good", folder / "out-pipe")
+    (folder / "out-pipe" / "samples.jsonl").unlink()
+    os.mkfifo(folder / "out-pipe" / "samples.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -304,29 +829,43 @@ def port():
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.suffix != ".lock"}
+    """The files that no command may change."""
+    paths = [path for where in (folder, folder / "tiny", folder / "chatty") for path in where.iterdir()]
+    return {path: path.read_bytes() for path in paths if path.is_file() and path.suffix != ".lock"}
 
 
-@pytest.mark.parametrize("line", LINES.strip().splitlines())
+def words_of(line, **values):
+    """The environment and the words of a line, with escapes such as \\udcff, a stray byte."""
+    words = [re.sub(r"\\u....|\\n", lambda code: literal_eval(f"'{code[0]}'"), word) for word in shlex.split(line)]
+    words = [word.format(**values) if "{" in word else word for word in words]
+    number = next(number for number, word in enumerate(words) if not re.match("[A-Z_0-9]+=", word))
+    return dict(word.split("=", 1) for word in words[:number]), words[number:]
+
+
+@pytest.mark.parametrize("line", [*LINES.strip().splitlines(), *MORE.strip().splitlines()])
 def test_a_hostile_line_gets_a_sentence(place, port, monkeypatch, line):
     monkeypatch.chdir(place)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("ICEBEAR_APP", "{}")  # which `icebear app` sets for the rest of its process
     monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[::8])
+    new = f"new-{zlib.crc32(line.encode())}"
+    environment, words = words_of(line, long="n" * 300, port=port, tokens="bear " * 10_000, new=new)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     before = contents(place)
-    words = [word.format(long="n" * 300, port=port) if "{" in word else word for word in shlex.split(line)]
     result = CliRunner().invoke(main, words)
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code in (0, 1, 2), result.output
     assert "Traceback" not in result.output
+    assert not CONTROLS & set(re.sub("\x1b\\[[0-9;]*m" if "FORCE_COLOR" in line else "$^", "", result.output))
     if result.exit_code == 1:
         last = result.stderr.strip().splitlines()[-1] if result.stderr.strip() else result.stdout
-        assert last.startswith(("icebear: ", "error")) or "error" in result.stdout, result.output
+        known = "error" in result.stdout or "of 1 claims passed" in result.stdout
+        assert last.startswith(("icebear: ", "error")) or known, result.output
+    if line.startswith(("label", "index --annotate", "concept find")):
+        del before[place / "good.db"]
     after = contents(place)
-    made = {"good.db"} if line.startswith(("label", "index --annotate", "concept find")) else set()
-    assert {name: after.get(name) for name in before if name not in made} == {
-        name: data for name, data in before.items() if name not in made
-    }
+    assert {path.name for path in before if after.get(path) != before[path]} == set()
 
 
 def test_a_token_cannot_steer_the_terminal():

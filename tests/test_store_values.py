@@ -1,5 +1,6 @@
 """Stores that somebody changed by hand: what a store reads is ours, or one sentence says that it is not."""
 
+import json
 import os
 import resource
 import sqlite3
@@ -84,6 +85,43 @@ def test_values_of_another_form_are_refused_in_a_sentence(model, path):
             store.database.execute("ROLLBACK")
         assert refusals(store, model) == 0
     assert refused > 200
+
+
+RECORD = {
+    "label": {"kind": "tokens", "scope": "here", "forms": ["ice"]},
+    "thresholds": {"circular_shift": 0.6, "other_neuron": 0.7},
+    "sentences": {"test": 300},
+    "auroc": {"token": 0.9},
+    **dict.fromkeys(["responsiveness", "purity", "share", "similar_sentences"], 0.5),
+    **dict.fromkeys(["other_neuron", "train", "token_mean"], 0.5),
+}
+
+
+def records(record):
+    """The record of a label, changed in one entry, at any depth."""
+    for name, value in record.items():
+        yield {key: record[key] for key in record if key != name}
+        inner = value if isinstance(value, dict) else {}
+        for wrong in ("nope", [1], {"a": "nope"}, {"hits": [7]}, *({**inner, key: "nope"} for key in inner)):
+            yield {**record, name: wrong}
+
+
+def test_records_of_labels_of_another_form_are_refused(path):
+    with open_store(path) as store:
+
+        def is_shown(record, by="token"):
+            store.database.execute("UPDATE meanings SET by = ?, record = ?", (by, json.dumps(record)))
+            try:
+                card(store, None)
+            except StoreError:
+                return False
+            return True
+
+        number = next(iter(store.sentences.tokens()))[0]
+        record = {**RECORD, "examples": {"hits": [{"sentence": number, "token": 0, "value": 1.5}]}}
+        assert is_shown(record)
+        assert not is_shown(record, by="nope")
+        assert not any(map(is_shown, (one for one in records(record) if one.get("label") == RECORD["label"])))
 
 
 OBJECTS = {

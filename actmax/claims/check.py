@@ -113,9 +113,11 @@ def check(
     Raises
     ------
     InputError
-        If the file cannot be read.
+        If the file cannot be read, or there is no claim.
     """
     every = read_claims(claims) if isinstance(claims, str | Path) else tuple(several(claims))
+    if not every:
+        raise InputError("There is no claim to check; write claims with --claim (docs/claims.md).")
     for claim in every:
         if not isinstance(claim, Claim):
             raise InputError(f"{shown(claim)} is not a claim; give a file of claims, or the claims that it has.")

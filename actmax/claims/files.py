@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import yaml
 
 from icebear.actmax.claims.claim import CONVERTER, Claim
+from icebear.convert import check_version
 from icebear.errors import InputError
 from icebear.paths import existing, local, locked, read_text, write_file
 
@@ -29,6 +30,13 @@ class _PlainLoader(_Loader):
         first: [(tag, pattern) for tag, pattern in rows if not tag.endswith(":timestamp")]
         for first, rows in _Loader.yaml_implicit_resolvers.items()
     }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def read_claims(path: str | Path) -> tuple[Claim, ...]:
@@ -65,7 +73,9 @@ def _parsed(text: str, source: str) -> tuple[Claim, ...]:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
         raise InputError(f"{source} is not YAML{where}; correct the file.") from None
-    if not isinstance(data, dict) or data.get(KEY) != FORMAT or not isinstance(data.get("claims"), list):
+    version = data.get(KEY) if isinstance(data, dict) else None
+    check_version(version, FORMAT, source, InputError)
+    if not isinstance(data, dict) or version != FORMAT or not isinstance(data.get("claims"), list):
         raise InputError(f"{source} is not a file of claims; add {KEY!r}: {FORMAT} and a list of claims.")
     if set(data) - {KEY, "claims"}:
         more = ", ".join(map(repr, sorted(map(str, set(data) - {KEY, "claims"}))))

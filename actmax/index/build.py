@@ -175,6 +175,8 @@ def _scan(
             store.scan.commit(waiting, _pack(table), facts)
             waiting, last = {}, time.monotonic()
     whole = merge(table, short)
+    if not sentences and not done:
+        raise InputError("The corpus has no text; check the file, or choose another column with --column.")
     if not whole.counted:
         raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")
     store.scan.commit(waiting, _pack(table), facts)

@@ -204,7 +204,7 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
         if 4 * len(drawn) < SENTENCES[part]:
             raise StoreError(
                 f"{store.path} is too small to score labels: the {part} part has {len(drawn)} of {SENTENCES[part]} "
-                "sentences, and needs at least {-(-SENTENCES[part] // 4)}. Index more documents (--limit)."
+                f"sentences, and needs at least {-(-SENTENCES[part] // 4)}. Index more documents (--limit)."
             )
     codes = Codes()
     samples = {part: Sample(rows[part], codes) for part in rows}

@@ -44,6 +44,18 @@ class Output(File):
         return path
 
 
+class ClaimsFile(Output):
+    """A file to which claims are appended: one that exists is read before the work."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if Path(path).exists():
+            from icebear.actmax.claims.files import read_claims
+
+            read_claims(path)
+        return path
+
+
 class StoreFile(File):
     """A store that is read. One that is named must be there; the default may be missing."""
 
@@ -90,6 +102,7 @@ TYPES = {
     "file": FILE,
     "folder": FOLDER,
     "output": OUTPUT,
+    "claims": ClaimsFile(dir_okay=False),
     "store": StoreFile(dir_okay=False),
     "site": Site(),
     "count": AT_LEAST_1,

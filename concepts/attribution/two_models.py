@@ -247,7 +247,7 @@ class Causes:
         own, there = (x.to(dtype) for x in self.embedded[stack])
         g = gradient[0].to(dtype)
         caused = g * (own - there) / 2  # (2, T, D)
-        if self.batch.pixels is None and caused.any():
+        if self.pair.embeddings and caused.any():
             ids = self.batch.decoder.ids if stack and self.batch.decoder else self.batch.ids
             names = self.pair.embeddings
             part = replace(

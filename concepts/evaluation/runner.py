@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,14 +15,16 @@ from icebear.concepts.evaluation import report
 from icebear.concepts.evaluation.protocol import Evaluation, Line, Part
 from icebear.concepts.evaluation.report import Results
 from icebear.concepts.models.model import versions
-from icebear.errors import InputError, NumericalError
-from icebear.paths import append, locked, read_text, write_file
+from icebear.errors import IcebearError, InputError, NumericalError
+from icebear.paths import append, existing, locked, read_text, write_file
 
 OnProgress = Callable[[int, int], None]
 Progress = Callable[[str, int], AbstractContextManager[OnProgress | None]]
 """(name of a part, number of its samples) -> context."""
 KEY = "sample_number"
 """The key of a sample's number in a line of samples.jsonl."""
+SAMPLES = "samples.jsonl"
+DAMAGED = "{} is damaged, or of an older icebear; delete the broken line and all lines after it, or change --out."
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,15 @@ def _measured(evaluation: Evaluation, model: Any, folder: Path, part: Part, prog
         **part.settings,
         "steps": list(evaluation.steps),
     }
+    resumed = (folder / SAMPLES).exists()
     with progress(part.name or evaluation.name, len(part.samples)) as advance:
         lines = resume(folder, settings, part, advance)
+    with _damage_of(folder / SAMPLES) if resumed else nullcontext():
+        return _reported(part, folder, settings, lines)
+
+
+def _reported(part: Part, folder: Path, settings: dict[str, Any], lines: Sequence[Line]) -> PartResult:
+    methods = settings["methods"]
     notes, tables = list(part.notes(lines)), {}
     for name, table in part.of(lines).items():
         measured = list(table.lines[0]["methods"]) if table.lines else []
@@ -105,6 +114,17 @@ def _measured(evaluation: Evaluation, model: Any, folder: Path, part: Part, prog
     return PartResult(part.name, folder, settings, tables, part.listings(lines), notes, part.unable)
 
 
+@contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """Explain what fails on lines that somebody changed."""
+    try:
+        yield
+    except IcebearError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+        raise InputError(DAMAGED.format(path)) from error
+
+
 def resume(
     folder: str | Path, settings: dict[str, Any], part: Part, on_progress: OnProgress | None = None
 ) -> list[Line]:
@@ -113,7 +133,7 @@ def resume(
 
     Killed at any moment, it keeps every finished sample, or batch of samples that are measured together.
     """
-    path = prepare(folder, settings) / "samples.jsonl"
+    path = prepare(folder, settings) / SAMPLES
     lines = finished(path, len(part.samples))
     while True:
         if on_progress and lines:
@@ -148,19 +168,20 @@ def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
 
 def finished(path: Path, samples: int) -> dict[int, Line]:
     """Return the lines of a JSON lines file by the number of their sample, the first of each, and cut a last line off
-    that was only partly written."""
-    text = path.read_bytes() if path.exists() else b""
+    that was only partly written. Raises `InputError` for a file that no evaluation of so many samples has written."""
+    text = existing(path).read_bytes() if os.path.lexists(path) else b""
     complete = text.rfind(b"\n") + 1
     if complete < len(text):
         os.truncate(path, complete)
     lines: dict[int, Line] = {}
     try:
         for row in text[:complete].splitlines():
-            line = json.loads(row)
+            line = json.loads(row, parse_constant=_no_number)
             lines.setdefault(range(samples)[line.pop(KEY)], line)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise InputError(
-            f"{path} is damaged, or of an older icebear; delete the broken line and all lines after it, or change "
-            "--out."
-        ) from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise InputError(DAMAGED.format(path)) from None
     return lines
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -121,7 +121,7 @@ def _is_content(message: Mapping[str, Any]) -> bool:
     return isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))
 
 
-OURS = "conversation chat_template add_generation_prompt continue_final_message tokenize return_dict".split()
+OURS = "conversation messages chat_template add_generation_prompt continue_final_message tokenize return_dict".split()
 """Arguments of `apply_chat_template` that are no switches of a template."""
 
 

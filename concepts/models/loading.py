@@ -77,7 +77,13 @@ def load_model(
     path = str(local(name))
     name = path if str(name).startswith("~") else str(name)  # a hub id is no path
     gguf = name.lower().endswith(".gguf")
-    if not gguf and not os.path.lexists(name) and (Path(name).is_absolute() or name.startswith(".")):
+    if not gguf and os.path.isfile(name):
+        raise ModelError(f"{name} is a file; give the folder of a model, or a .gguf file.")
+    if (
+        not gguf
+        and not os.path.exists(name)
+        and (Path(name).is_absolute() or name.startswith(".") or os.path.islink(name))
+    ):
         raise ModelError(f"There is no folder {name}; check the path.")
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
     with _explained(name):

@@ -336,14 +336,14 @@ class Model(Architecture):
         """Return the float32 logits (V,) of the next token (or of labels)."""
         objective = objective_of(self, [prompt], position=position)
         with self.lock:
-            return self.logits(objective.batch, list(objective.positions[0][:1]))[0, 0].float()
+            return not_nan(self.logits(objective.batch, list(objective.positions[0][:1]))[0, 0].float())
 
     @torch.no_grad()
     def continuation_logits(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Tensor:
         """Return the float32 logits (S, V) that predict each of the S token `ids` after a prompt."""
         read = [*prompt_ids, *ids[:-1]]
         with self.lock:
-            return self.logits(self.read_ids([read]), list(range(len(prompt_ids) - 1, len(read))))[0].float()
+            return not_nan(self.logits(self.read_ids([read]), list(range(len(prompt_ids) - 1, len(read))))[0].float())
 
     def logits(self, batch: Batch, positions: list[int]) -> Tensor:
         """Return the logits (B, P, V) at P positions, or of labels. All positions would cost a quarter of a pass."""
@@ -364,7 +364,7 @@ class Model(Architecture):
 
     def token_scores(self, logits: Tensor, tokens: list[int]) -> list[TokenScore]:
         """Return each token's logit, and its probability under all `logits` (V,)."""
-        logs = self.task.log_probabilities(self, logits)
+        logs = self.task.log_probabilities(self, not_nan(logits))
         probabilities = [None] * len(tokens) if logs is None else logs[tokens].exp().tolist()
         rows = zip(tokens, logits[tokens].tolist(), probabilities, strict=True)
         return [TokenScore(token, self.answer_text(token), logit, probability) for token, logit, probability in rows]
@@ -534,7 +534,7 @@ class Model(Architecture):
         options = {"do_sample": temperature > 0, "pad_token_id": padding_id, **options}
         if temperature > 0:
             options = {"temperature": float(temperature), "top_k": 0, **options}
-        options["logits_processor"] = [*options.get("logits_processor", ()), _numbers]
+        options["logits_processor"] = [*options.get("logits_processor", ()), lambda _, scores: not_nan(scores)]
         names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")  # no penalties, no limits
         only_ids = GenerationConfig(**{name: getattr(self.net.generation_config, name) for name in names})
         beginning = ExitStack()  # restores the generation_config before another thread can generate
@@ -576,11 +576,11 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("icebear", "torch", "transformers")}
 
 
-def _numbers(ids: Tensor, scores: Tensor) -> Tensor:
-    """Return the scores of the next token. Raises `NumericalError` for NaN."""
-    if scores.isnan().any():
+def not_nan(logits: Tensor) -> Tensor:
+    """Return the logits. Raises `NumericalError` for NaN."""
+    if logits.isnan().any():
         raise NumericalError("The logits are NaN; try --dtype float32, and smaller values if neurons are edited.")
-    return scores
+    return logits
 
 
 def at(logits: Tensor, positions: list[int]) -> Tensor:

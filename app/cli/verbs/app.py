@@ -23,6 +23,8 @@ SETTINGS = (
     "--server.address=localhost",
     "--server.headless=true",
     "--server.fileWatcherType=none",
+    "--server.enableCORS=true",  # also where the user's own apps, or their environment, switch these two off
+    "--server.enableXsrfProtection=true",
     "--browser.gatherUsageStats=false",
     "--client.toolbarMode=minimal",
     "--runner.postScriptGC=false",  # 0.3 s with torch, and no other thread runs: half of the time between two polls
@@ -66,8 +68,12 @@ def _serve(port: int) -> None:
     click.echo(f"icebear app: {url}  (press Ctrl-C to stop)", err=True)
     if sys.stdout.isatty():
         threading.Timer(3, webbrowser.open, (url,)).start()
+    from streamlit import config, file_util
     from streamlit.web.cli import main as streamlit
 
+    # Without config.toml and secrets.toml of the current folder, which may be somebody else's: the former can open the
+    # app to other hosts, and each line of the latter becomes an environment variable.
+    config.get_config_files = lambda file_name: [file_util.get_streamlit_file_path(file_name)]
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     script = str(Path(__file__).parents[2] / "web" / "script" / "server.py")
     for number in SIGNALS:  # the server ends in order, and then sends itself the signal again

@@ -72,6 +72,10 @@ def index(options: Options) -> None:
       icebear index --annotate L29.ffn.860 --k 2 --store wiki.db
       icebear index --lens
     """
+    modes = {"--status": options.status, "--annotate": options.annotate, "--lens": options.lens}
+    chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
+    if len(chosen) > 1 or (chosen and options.corpus is not None):
+        raise click.UsageError(f"{' and '.join([*chosen, '--corpus'][:2])} exclude each other; give one of them.")
     if options.status:
         return _status(options)
     if options.annotate:

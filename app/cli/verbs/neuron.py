@@ -58,12 +58,12 @@ def neuron(options: Options) -> None:
     wanted = Neuron.parse(options.neuron)
     if wanted.site == "head":
         return _head(wanted, options)
-    if not (options.effects or options.annotate or options.base_model):
+    if not (options.effects or options.annotate) and options.base_model is None:
         with store_alone(options.store, options.model.model) as store:
             if store:
                 return _card(None, wanted, store, options)
     model = options.model.load()
-    if options.base_model:
+    if options.base_model is not None:
         return _vocabulary(model, wanted, options)
     with store_if_any(options.store, model) as store:
         if store:
@@ -95,7 +95,7 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
     first, other = (*(projection.to_dict() for projection in words), None)[:2]
     document: dict[str, Any] = {"neuron": str(wanted), "vocabulary": first, "other_lens": other}
     tables: list[Any] = [*projections_report(words), *([] if words[0].reliability else [NOT_MEASURED])]
-    if options.base_model:
+    if options.base_model is not None:
         base = options.model.load(options.base_model)
         base_words, cosines = icebear.project(base, wanted, options.top), neuron_similarity(model, base, wanted)
         document["base_model"] = {**base_words.to_dict(), "cosines": cosines}
