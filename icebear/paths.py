@@ -60,7 +60,7 @@ def write_file(path: str | Path, content: str | bytes, error: type[IcebearError]
     """Write a temporary file and rename it, so that an existing file is replaced atomically. Raises `error`."""
     data = content.encode() if isinstance(content, str) else content
     try:
-        place = Path(os.path.realpath(local(path)))  # so that a link stays a link
+        place = _target(path)
         if place.exists() and not place.is_file():  # such as /dev/stdout
             _put(place, data, os.O_WRONLY | os.O_NONBLOCK)
             return
@@ -76,6 +76,14 @@ def write_file(path: str | Path, content: str | bytes, error: type[IcebearError]
         raise error(f"{path} cannot be written ({reason.strerror}); choose another path.") from None
 
 
+def _target(path: str | Path) -> Path:
+    """Return where a link leads, so that it stays a link. Raises `OSError` for links in a circle."""
+    place = Path(os.path.realpath(local(path)))
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return place
+
+
 def _put(place: Path, data: bytes, flags: int) -> None:
     with open(os.open(place, flags, 0o666), "wb") as file:
         os.set_blocking(file.fileno(), True)  # a pipe without reader has failed by now
@@ -84,12 +92,17 @@ def _put(place: Path, data: bytes, flags: int) -> None:
 
 def check_writable(path: str | Path) -> None:
     """Raise `InputError` for a file, or a folder of files, that cannot be written at this path."""
-    place = Path(os.path.realpath(local(path)))
-    around = place.parent if place.is_file() or not place.exists() else place
+    try:
+        place = _target(path)
+    except OSError as reason:
+        raise InputError(f"{path} cannot be written ({reason.strerror}); choose another path.") from None
     if place.exists() and not place.is_dir() and not place.is_file():  # such as /dev/stdout
+        if place.is_socket():
+            raise InputError(f"{path} cannot be written (it is a socket); choose another path.")
         return
     if place.is_file() and (what := _precious(place)):
         raise InputError(f"{path} is {what}, which would be lost; choose another path.")
+    around = place.parent if place.is_file() or not place.exists() else place
     if not around.is_dir():
         raise InputError(f"{path} cannot be written (there is no folder {around}); choose another path.")
     if not os.access(around, os.W_OK | os.X_OK):
