@@ -149,7 +149,11 @@ def _explained(path: str | Path, error: type[IcebearError]) -> Iterator[None]:
 
 
 def _target(path: str | Path) -> Path:
-    return Path(os.path.realpath(local(path)))  # so that a link stays a link
+    """Return where a link leads, so that it stays a link. Raises `OSError` for links in a circle."""
+    place = Path(os.path.realpath(local(path)))
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return place
 
 
 def _put(device: Path, data: bytes, flags: int) -> None:
@@ -160,12 +164,17 @@ def _put(device: Path, data: bytes, flags: int) -> None:
 
 def check_writable(path: str | Path) -> None:
     """Raise `InputError` for a file, or a folder of files, that cannot be written at this path."""
-    place = Path(os.path.realpath(local(path)))
-    around = place.parent if place.is_file() or not place.exists() else place
+    try:
+        place = _target(path)
+    except OSError as reason:
+        raise InputError(f"{path} cannot be written ({reason.strerror}); choose another path.") from None
     if place.exists() and not place.is_dir() and not place.is_file():  # such as /dev/stdout
+        if place.is_socket():
+            raise InputError(f"{path} cannot be written (it is a socket); choose another path.")
         return
     if place.is_file() and (what := _precious(place)):
         raise InputError(f"{path} is {what}, which would be lost; choose another path.")
+    around = place.parent if place.is_file() or not place.exists() else place
     if not around.is_dir():
         raise InputError(f"{path} cannot be written (there is no folder {around}); choose another path.")
     if not os.access(around, os.W_OK | os.X_OK):

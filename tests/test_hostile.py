@@ -438,6 +438,7 @@ index --model tiny --corpus text.txt --store {new}.db --engine ray --address "::
 index --model tiny --status --store none.db
 index --model tiny --corpus text.txt --annotate L1.ffn.3 --store {new}.db
 index --model nan --corpus text.txt --store {new}.db
+index --model nan-layer --corpus text.txt --store {new}.db
 index --model tiny --corpus text.txt --store good.db
 index --model tiny --corpus text.txt --store tiny
 index L1.ffn.3 --model tiny --corpus text.txt --store {new}.db
@@ -767,12 +768,13 @@ def more_files(folder, model):
     (folder / "circle-b").symlink_to("circle-a")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
-    for name in ("chatty", "nan"):
+    for name in ("chatty", "nan", "nan-layer"):
         shutil.copytree(folder / "tiny", folder / name)
     (folder / "chatty" / "chat_template.jinja").write_text(TEMPLATE)
-    weights = load_file(folder / "nan" / "model.safetensors")
-    weights["model.norm.weight"].fill_(math.nan)
-    save_file(weights, folder / "nan" / "model.safetensors", {"format": "pt"})
+    for name, weight in {"nan": "model.norm.weight", "nan-layer": "model.layers.1.mlp.up_proj.weight"}.items():
+        weights = load_file(folder / name / "model.safetensors")
+        weights[weight].fill_(math.nan)
+        save_file(weights, folder / name / "model.safetensors", {"format": "pt"})
     for name, template in TEMPLATES.items():
         shutil.copytree(folder / "tiny", folder / name)
         (folder / name / "chat_template.jinja").write_text(template)
@@ -866,6 +868,42 @@ def test_a_hostile_line_gets_a_sentence(place, port, monkeypatch, line):
         del before[place / "good.db"]
     after = contents(place)
     assert {path.name for path in before if after.get(path) != before[path]} == set()
+
+
+CAUSES = {
+    "explain --model tiny/config.json a": "is a file",
+    "explain --model circle-a a": "no folder",
+    "explain --model chatty --chat a --template-option messages=7": "sets messages itself",
+    "explain --model tiny a --html good.db --store good.db": "database",
+    "explain --model tiny a --html tiny/config.json": "file of a model",
+    "explain --model tiny a --html circle-a": "symbolic links",
+    "explain --model tiny a --html socket": "socket",
+    "explain --model tiny a --claim claims-99.yaml": "version 99",
+    "rank --model tiny a --base-model nan": "NaN",
+    "rank --model tiny a --top 4294967296": "from 1 to",
+    "neuron L1.ffn.3 --model tiny --base-model ''": "not a path",
+    "flip --model nan a --to b --max-neurons 1": "NaN",
+    "index --model nan --corpus text.txt --store {new}.db": "NaN",
+    "index --model nan-layer --corpus text.txt --store {new}.db": "layer 1",
+    "index --model tiny --corpus newlines.txt --store {new}.db": "no text",
+    "index --model tiny --corpus text.txt --store {new}.db --workers 3": "--engine ray",
+    "index --lens --corpus text.txt --model tiny": "exclude",
+    "label --auto --all --top 3 --model tiny --store good.db": "at least 75",
+    "recipe show recipe-format.json": "version 2.5",
+    "check claims-twice.yaml --model tiny": "'threshold'",
+    "check claims-none.yaml --model tiny": "no claim",
+    "evaluate faithfulness --model tiny --out out-pipe --samples 2 --methods gxi --corpus text.txt": "a pipe",
+    "evaluate faithfulness --model tiny --out out-more --samples 2 --methods gxi --corpus text.txt": "damaged",
+}
+
+
+@pytest.mark.parametrize("line", CAUSES)
+def test_a_hostile_line_gets_the_true_cause(place, monkeypatch, line):
+    monkeypatch.chdir(place)
+    _, words = words_of(line, new=f"cause-{zlib.crc32(line.encode())}")
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code in (1, 2), repr(result.exception)
+    assert CAUSES[line] in result.stderr.strip().splitlines()[-1]
 
 
 def test_a_token_cannot_steer_the_terminal():

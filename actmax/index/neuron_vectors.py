@@ -18,7 +18,7 @@ from icebear.concepts.vocabulary import direct_rows, typical, unembedding, vocab
 from icebear.db import vectors
 from icebear.db.search import measure_chance
 from icebear.db.store import Store
-from icebear.errors import StoreError
+from icebear.errors import NumericalError, StoreError
 
 BLOCK = 4096
 """The number of rows of a block."""
@@ -85,6 +85,10 @@ def _rows(model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor
             rows = matrix(model, site, layer) if layer in model.layers_with(site) else None
             if rows is None:
                 rows = torch.zeros(model.width(site), model.config.hidden_size, device=model.device)
+            if not torch.isfinite(rows).all():
+                raise NumericalError(
+                    f"The weights of layer {layer} or of the unembedding are NaN or infinite; try --dtype float32."
+                )
             yield rows.cpu().numpy()
 
 

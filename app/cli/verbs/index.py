@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import click
+from click.core import ParameterSource
 
 import icebear
 from icebear.app.cli.options import AT_LEAST_1, FILE, Choice, ModelOptions, argument, option, record, verb
@@ -84,6 +85,10 @@ def index(options: Options) -> None:
         raise click.UsageError("NEURONS and --prompt need --annotate; add it, or leave them out.")
     if options.lens:
         return _lens(options)
+    source = click.get_current_context().get_parameter_source
+    for name in ("workers", "address"):
+        if options.engine != "ray" and source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name} needs --engine ray; add it, or leave --{name} out.")
     from icebear.actmax.index.engines import in_process, on_ray
 
     need("index")
