@@ -12,7 +12,7 @@ from typing import Any
 from icebear.concepts.models.answer import Answer
 from icebear.concepts.models.model import Model
 from icebear.concepts.models.objective import Token
-from icebear.concepts.models.prompts import Prompt
+from icebear.concepts.models.prompts import Prompt, prompts_of
 from icebear.errors import InputError
 
 
@@ -41,7 +41,7 @@ def at_first_difference(
     if not named or isinstance(prompt, Answer) or not model.task.is_causal or model.labels:
         return prompt, target, contrast, counterfactual
     read = Prompt.of(prompt)
-    tokens = {"target": (target,), "contrast": (contrast,)} | {
+    tokens: dict[str, tuple[Any, ...]] = {"target": (target,), "contrast": (contrast,)} | {
         role: _tokens(model, text, role, read) for role, text in named.items()
     }
     first, second = tokens["target"], tokens["contrast"]
@@ -54,15 +54,13 @@ def at_first_difference(
             f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ in a "
             "token."
         )
-    _say_which(model, named, shared, [None if token is None else model.text(token) for token in _at(tokens, shared)])
-    chosen = _at(tokens, shared)
+    chosen = first[len(shared)], second[len(shared)]
+    _say_which(model, named, shared, [model.text(token) for token in chosen if token is not None])
     if not shared:
         return prompt, *chosen, counterfactual
-    several = isinstance(counterfactual, list) and not all(isinstance(part, int) for part in counterfactual)
-    others = [_continued(model, other, shared) for other in counterfactual] if several else counterfactual
-    if not several and counterfactual is not None:
-        others = _continued(model, counterfactual, shared)
-    return _continued(model, read, shared), *chosen, others
+    others, alone = ([], True) if counterfactual is None else prompts_of(counterfactual)
+    longer = [_continued(model, other, shared) for other in others]
+    return _continued(model, read, shared), *chosen, next(iter(longer), None) if alone else longer
 
 
 def note_space(model: Model, prompt: Any, text: str) -> None:
@@ -100,23 +98,17 @@ def _tokens(model: Model, text: str, role: str, prompt: Prompt) -> tuple[Any, ..
     return (model.token_id(text, role, prompt),) if not ids or lacks_space else ids
 
 
-def _at(tokens: dict[str, tuple[Any, ...]], shared: Sequence[Any]) -> list[Any]:
-    return [tokens[role][len(shared)] for role in ("target", "contrast")]
-
-
-def _say_which(model: Model, named: dict[str, str], shared: Sequence[int], chosen: Sequence[str | None]) -> None:
-    answers = " and ".join(repr(text) for text in named.values())
-    words = [repr(text) for text in chosen if text is not None]
+def _say_which(model: Model, named: dict[str, str], shared: Sequence[int], chosen: Sequence[str]) -> None:
+    answers, words = (" and ".join(map(repr, named.values())), ", not ".join(map(repr, chosen)))
     if shared:
         common = "".join(model.pieces(list(shared)))
-        say(f"{answers} begin with {common!r}, which is appended to each prompt; explained is {', not '.join(words)}.")
+        say(f"{answers} begin with {common!r}, which is appended to each prompt; explained is {words}.")
     else:
-        say(f"Of {answers} the first token is explained: {', not '.join(words)}. --target-text explains all tokens.")
+        say(f"Of {answers} the first token is explained: {words}. --target-text explains all tokens.")
 
 
-def _continued(model: Model, prompt: Any, ids: Sequence[int]) -> Prompt:
+def _continued(model: Model, read: Prompt, ids: Sequence[int]) -> Prompt:
     """Return a prompt with tokens at its end: a text, where its tokenizer reads them so."""
-    read = Prompt.of(prompt)
     known = [*model.ids(read), *ids]
     text = (read.text or "") + "".join(model.pieces(list(ids)))
     written = replace(read, text=text) if read.text is not None and read.pair is None else None

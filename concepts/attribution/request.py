@@ -216,9 +216,10 @@ def _with_one_token(model: Model, row: PromptRequest) -> PromptRequest:
     if row.phrase is not None or row.contrast_phrase is not None or row.position is not None:
         return row
     prompt, target, contrast, others = at_first_difference(
-        model, row.prompt, row.target, row.contrast, list(row.counterfactuals)
+        model, row.prompt, row.target, row.contrast, list(row.counterfactuals) or None
     )
-    return replace(row, prompt=prompt, target=target, contrast=contrast, counterfactuals=tuple(others))
+    compared = tuple(others or ())
+    return replace(row, prompt=prompt, target=target, contrast=contrast, counterfactuals=compared)
 
 
 def _with_objective(model: Model, row: PromptRequest, number: ObjectiveName | None) -> PromptRequest:
