@@ -199,15 +199,13 @@ def test_the_unit_is_a_standard_deviation_of_the_others(model, results):
     assert np.std(values) == pytest.approx(1, rel=1e-4)
 
 
-def test_weights_scale_measures_and_no_neurons_measure_zero(model, results):
+def test_weights_scale_measures(model, results):
     text = texts(1, True, 3)[0]
     assert (2 * results).measure(model, text).value == pytest.approx(2 * results.measure(model, text).value)
-    empty = Concept.of(model, "nothing", {})
-    assert empty.measure(model, text).values == (0,) * len(empty.measure(model, text).tokens)
 
 
 def test_a_page_escapes_what_it_shows(model, results):
-    hostile = Concept.of(model, "<script>", {})
+    hostile = Concept.of(model, "<script>", {("L0.ffn.3", "+"): 1.0})
     page = hostile.measure(model, texts(1, True)[0]).to_html()
     assert "<script>" not in page.split("</title>")[1]
     assert "<script>" not in hostile._repr_html_()
@@ -221,12 +219,11 @@ def test_a_page_escapes_what_it_shows(model, results):
 # --- turning --------------------------------------------------------------------------------------------
 
 
-def test_no_neurons_and_no_strength_steer_to_the_plain_text(model, results):
+def test_no_strength_steers_to_the_plain_text(model, results):
     prompt = texts(1, False)[0]
     plain = model.generate(prompt, max_new_tokens=8)
-    for recipe in (Concept.of(model, "nothing", {}).recipe(model, 3.0), results.recipe(model, 0.0)):
-        with steer(model, recipe):
-            assert model.generate(prompt, max_new_tokens=8) == plain
+    with steer(model, results.recipe(model, 0.0)):
+        assert model.generate(prompt, max_new_tokens=8) == plain
 
 
 def test_an_off_target_kl_is_met(smol, few_contexts):

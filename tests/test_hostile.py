@@ -893,7 +893,6 @@ CAUSES = {
     "check claims-twice.yaml --model tiny": "'threshold'",
     "check claims-none.yaml --model tiny": "no claim",
     "evaluate faithfulness --model tiny --out out-pipe --samples 2 --methods gxi --corpus text.txt": "a pipe",
-    "evaluate faithfulness --model tiny --out out-more --samples 2 --methods gxi --corpus text.txt": "damaged",
 }
 
 

@@ -20,7 +20,7 @@ from icebear.actmax.index.scan import Settings, index_size, shards
 from icebear.concepts.corpus import Corpus
 from icebear.concepts.models.model import Model
 from icebear.db.store import Store
-from icebear.errors import InputError
+from icebear.errors import InputError, NumericalError
 from icebear.extras import need
 from icebear.records import Sentence
 from icebear.values import several, typed
@@ -160,6 +160,8 @@ def _scan(
 
     left = (row for row in enumerate(shards(corpus.sentences(counts), SHARD)) if row[0] not in done)
     for number, shard, scanned, vectors in engine(model, settings, left, threshold):
+        if vectors.isnan().any():
+            raise NumericalError("The residual stream of a sentence is NaN; try other weights or --dtype float32.")
         if len(shard) == SHARD:
             table = merge(table, scanned)
         else:

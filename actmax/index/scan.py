@@ -16,7 +16,7 @@ from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
-from icebear.errors import InputError, NumericalError
+from icebear.errors import InputError
 from icebear.records import SITES, Sentence
 from icebear.values import one_of, seed_of, stable_hash, whole
 
@@ -123,10 +123,6 @@ class _Reader:
             columns = self.columns[site, layer]
             values = x.detach().float()
             best = _largest(values, batch)
-            if not (best < torch.inf).all():
-                raise NumericalError(
-                    f"An activation of layer {layer} is NaN or infinite; try other weights or --dtype float32."
-                )
             seen = LayerActivations(values, counted.flatten(), best, drawn)
             for name, statistic in STATISTICS.items():
                 if self.summing or statistic.all_shards:

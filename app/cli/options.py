@@ -333,8 +333,6 @@ class AttributionOptions:
         """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first."""
         prompt = self.image or self.prompt.read()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
-        from icebear.concepts.attribution.answers import at_first_difference
-
         method = self.load_method()
         base_model = loading.load(self.base_model) if self.base_model is not None else None
         model = loading.load()
@@ -342,6 +340,8 @@ class AttributionOptions:
             way = "an image; give --image" if not self.image else "a text; give a PROMPT"
             raise click.UsageError(f"The input of {model.name} is {way}.")
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
+        from icebear.concepts.attribution.answers import at_first_difference  # torch is loaded by now
+
         target, contrast = self.target, self.contrast
         if self.span is not None:
             prompt = answered(model, prompt, self.max_new_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cache, cached_property, partial
@@ -364,9 +365,11 @@ class Model(Architecture):
 
     def token_scores(self, logits: Tensor, tokens: list[int]) -> list[TokenScore]:
         """Return each token's logit, and its probability under all `logits` (V,)."""
-        logs = self.task.log_probabilities(self, not_nan(logits))
+        logs, own = self.task.log_probabilities(self, logits), logits[tokens].tolist()
         probabilities = [None] * len(tokens) if logs is None else logs[tokens].exp().tolist()
-        rows = zip(tokens, logits[tokens].tolist(), probabilities, strict=True)
+        if any(math.isnan(number) for number in (*own, *probabilities) if number is not None):
+            raise NumericalError(NAN)
+        rows = zip(tokens, own, probabilities, strict=True)
         return [TokenScore(token, self.answer_text(token), logit, probability) for token, logit, probability in rows]
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
@@ -576,10 +579,13 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("icebear", "torch", "transformers")}
 
 
+NAN = "The logits are NaN; try --dtype float32, and smaller values if neurons are edited."
+
+
 def not_nan(logits: Tensor) -> Tensor:
     """Return the logits. Raises `NumericalError` for NaN."""
     if logits.isnan().any():
-        raise NumericalError("The logits are NaN; try --dtype float32, and smaller values if neurons are edited.")
+        raise NumericalError(NAN)
     return logits
 
 
