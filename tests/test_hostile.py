@@ -884,7 +884,7 @@ CAUSES = {
     "neuron L1.ffn.3 --model tiny --base-model ''": "not a path",
     "flip --model nan a --to b --max-neurons 1": "NaN",
     "index --model nan --corpus text.txt --store {new}.db": "NaN",
-    "index --model nan-layer --corpus text.txt --store {new}.db": "layer 1",
+    "index --model nan-layer --corpus text.txt --store {new}.db": "NaN",
     "index --model tiny --corpus newlines.txt --store {new}.db": "no text",
     "index --model tiny --corpus text.txt --store {new}.db --workers 3": "--engine ray",
     "index --lens --corpus text.txt --model tiny": "exclude",
