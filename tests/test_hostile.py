@@ -619,6 +619,13 @@ PYTHONUTF8=x recipe show recipe.json
 """
 
 
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """What `icebear app` and `icebear mcp` set for the rest of their process."""
+    for name, value in {"ICEBEAR_APP": "{}", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="module")
 def place(tiny_folder, tmp_path_factory):
     """A folder of files that nobody means."""
@@ -847,8 +854,6 @@ def words_of(line, **values):
 @pytest.mark.parametrize("line", [*LINES.strip().splitlines(), *MORE.strip().splitlines()])
 def test_a_hostile_line_gets_a_sentence(place, port, monkeypatch, line):
     monkeypatch.chdir(place)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("ICEBEAR_APP", "{}")  # which `icebear app` sets for the rest of its process
     monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[::8])
     new = f"new-{zlib.crc32(line.encode())}"
     environment, words = words_of(line, long="n" * 300, port=port, tokens="bear " * 10_000, new=new)
