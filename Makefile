@@ -45,7 +45,7 @@ dist: install
 	$(BIN)/pytest -m release
 
 # Type checkers and import-linter find a package in folders only: build/typed has links, laid out as they are installed.
-FOLDERS := concepts actmax steering db app
+FOLDERS := app claims explanation evaluation actmax steering concepts lrp models db
 
 lint: install
 	$(BIN)/ruff format --check .

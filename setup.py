@@ -2,7 +2,7 @@
 
 from setuptools import find_packages, setup
 
-FOLDERS = ("concepts", "actmax", "steering", "db", "app")
+FOLDERS = "app claims explanation evaluation actmax steering concepts lrp models db".split()
 
 setup(
     packages=["icebear", *(f"icebear.{name}" for folder in FOLDERS for name in find_packages(include=[f"{folder}*"]))],

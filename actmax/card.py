@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from icebear import values
 from icebear.actmax.page import STYLE, card_fragment
-from icebear.concepts.render import page
 from icebear.convert import SavedRecord, Tabled
 from icebear.db.search import nearest, nearest_by_chance
 from icebear.db.store import Store
@@ -23,12 +22,13 @@ from icebear.records import (
     Writes,
     as_neuron,
 )
+from icebear.render import page
 from icebear.values import typed
 
 if TYPE_CHECKING:
     import pandas
 
-    from icebear.concepts.models.model import Model
+    from icebear.models.model import Model
 
 LARGE = 1 << 30
 """The size of a vector index in bytes from which a card leaves out the nearest neurons (16 GB for an 8B model)."""
@@ -224,7 +224,7 @@ def _of_model(
 ) -> tuple[list[Projection], dict[str, Writes]]:
     """Return the projections and the measured effects. Only this part of a card imports torch."""
     from icebear.actmax.writes import writes
-    from icebear.concepts.projection import both_projections
+    from icebear.concepts.vocabulary.projection import both_projections
 
     vocabulary = [] if neuron.site in SILENT["writes"] else both_projections(model, neuron, k)
     return vocabulary, writes(model, store, neuron, places) if places else {}

@@ -1,4 +1,4 @@
-"""Cards of neurons, and of groups of nodes, as HTML."""
+"""Cards of neurons as HTML."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
-from icebear.actmax.sentences import group_text, sum_text
-from icebear.concepts.attribution.effect_words import BY_LENS
-from icebear.concepts.render import NEGATIVE, POSITIVE, render, visible
+from icebear.concepts.results.effect_words import BY_LENS
 from icebear.records import HISTOGRAM_EDGES, POLARITIES, Example, Place, Projection, Promotion, Writes
+from icebear.render import NEGATIVE, POSITIVE, render, visible
 
 if TYPE_CHECKING:
     from icebear.actmax.card import Card
-    from icebear.actmax.explanation import ExplainedGroup
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 NEAREST = {
@@ -73,11 +71,6 @@ def card_fragment(card: Card) -> Markup:
         vocabulary=projections_html(card.projections),
         relmax=RELMAX if card.by == "relevance" else "",
     )
-
-
-def groups_html(groups: Sequence[ExplainedGroup]) -> Markup:
-    """Return a card for each group: its joint effect, its controls, and its strongest nodes."""
-    return render("icebear.actmax/groups.html", groups=groups, group_text=group_text, sum_text=sum_text)
 
 
 def statistics_line(card: Card) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.effect_words import effect_words
-from icebear.concepts.attribution.effects import likely_ids
-from icebear.concepts.calibration import mean_activations
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import hooks
+from icebear.concepts.results.effect_words import effect_words
+from icebear.concepts.results.effects import likely_ids
+from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.db.store import Store
+from icebear.models.model import Model
 from icebear.records import PLACES, Neuron, Place, Writes
 
 FEW = 6

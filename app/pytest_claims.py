@@ -36,7 +36,7 @@ class ClaimsFile(pytest.File):
     """A file of claims."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from icebear.actmax.claims.files import read_claims
+        from icebear.claims.files import read_claims
 
         try:
             claims = read_claims(self.path)
@@ -54,7 +54,7 @@ class ClaimItem(pytest.Item):
         self.claim = claim
 
     def runtest(self) -> None:
-        from icebear.actmax.claims.check import check_claim
+        from icebear.claims.check import check_claim
 
         made = self.claim.provenance
         row = check_claim(_model(self.config.getoption("--claims-model") or (made and made.model)), self.claim)
@@ -74,6 +74,6 @@ class ClaimItem(pytest.Item):
 
 @cache
 def _model(name: str | None) -> Any:
-    from icebear.concepts.models import loading
+    from icebear.models.loading import loading
 
     return loading.load_model(name) if name else loading.load_model()

@@ -16,8 +16,8 @@ from attribution import arguments, memory, tokens
 from resident import peak
 
 from icebear import attribute, load_model
-from icebear.concepts.models.answer import Answer
 from icebear.concepts.passes.inputs import Inputs
+from icebear.models.text.answer import Answer
 
 ANSWER = 16
 

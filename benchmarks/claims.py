@@ -17,24 +17,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from icebear.actmax.claims import writing
-from icebear.actmax.claims.check import check_claim
-from icebear.actmax.claims.claim import Claim
-from icebear.actmax.claims.kind import Kind, most_relevant
-from icebear.actmax.claims.kinds.answer import AnswerClaim
-from icebear.actmax.claims.kinds.flip import FlipClaim
-from icebear.actmax.claims.kinds.nodes import NecessityClaim, SufficiencyClaim
-from icebear.actmax.claims.kinds.similar import SimilarClaim
-from icebear.actmax.claims.kinds.steer import SteerClaim
-from icebear.actmax.explanation import Explanation
 from icebear.app.recipes import EXAMPLE_RECIPE
+from icebear.claims import writing
+from icebear.claims.check import check_claim
+from icebear.claims.claim import Claim
+from icebear.claims.kind import Kind, most_relevant
+from icebear.claims.kinds.answer import AnswerClaim
+from icebear.claims.kinds.flip import FlipClaim
+from icebear.claims.kinds.nodes import NecessityClaim, SufficiencyClaim
+from icebear.claims.kinds.similar import SimilarClaim
+from icebear.claims.kinds.steer import SteerClaim
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.ranking import Ranking
 from icebear.concepts.circuits.circuit import circuit
-from icebear.concepts.models.loading import load_model
-from icebear.concepts.models.model import Model
+from icebear.concepts.results.ranking import Ranking
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.explanation.explanation import Explanation
+from icebear.models.loading.loading import load_model
+from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.steering.concept.finding import find_concept
 from icebear.steering.records import FlipRecord

@@ -12,14 +12,14 @@ from statistics import fmean
 import torch
 from torch.nn.functional import cross_entropy
 
-from icebear.concepts.evaluation.truth import judged
 from icebear.concepts.methods.registry import method_of
-from icebear.concepts.models.hooked_config import HookedConfig
-from icebear.concepts.models.hooked_net import HookedForCausalOutputs
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.words import Words
-from icebear.concepts.truth.compiler import Compiled
-from icebear.concepts.truth.pairs import Pair
+from icebear.evaluation.truth.judge.nodes import judged
+from icebear.evaluation.truth.judge.pairs import Pair
+from icebear.evaluation.truth.programs.compiler import Compiled
+from icebear.models.loading.hooked_config import HookedConfig
+from icebear.models.loading.hooked_net import HookedForCausalOutputs
+from icebear.models.model import Model
+from icebear.models.text.words import Words
 
 METHODS = ("difference", "ig@path", "gxi@midpoint", "gxi@prompt")
 CONTROLS = ("difference-rounds", "random")

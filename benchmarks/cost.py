@@ -16,12 +16,12 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from icebear.app.cli.verbs.evaluate import command
-from icebear.concepts.evaluation.protocol import Evaluation, Methods, Part, Setting
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import able_and_unable, methods_of
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective, objective_of
 from icebear.concepts.selftest import seconds
+from icebear.evaluation.protocol import Evaluation, Methods, Part, Setting
+from icebear.models.model import Model
+from icebear.models.objective import Objective, objective_of
 
 COLUMNS = {
     "seconds": "median [quartiles] over rounds, lower is better",

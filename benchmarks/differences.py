@@ -13,15 +13,15 @@ from statistics import median
 
 import torch
 
-from icebear.concepts.evaluation import pairs
-from icebear.concepts.evaluation.pairs import Pair
-from icebear.concepts.lrp.pairs import partner
 from icebear.concepts.methods.lrp import DIFFERENCE
-from icebear.concepts.models.loading import load_model
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.evaluation.data import pairs
+from icebear.evaluation.data.pairs import Pair
+from icebear.lrp.pairs import partner
+from icebear.models.loading.loading import load_model
+from icebear.models.model import Model
+from icebear.models.objective import objective_of
 
 
 def errors(model: Model, pair: Pair) -> tuple[float, float]:

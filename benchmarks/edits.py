@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from icebear.app.cli.verbs.evaluate import command
-from icebear.concepts.calibration import calibrate
-from icebear.concepts.evaluation.protocol import Evaluation, Part, Seed, Setting
-from icebear.concepts.models.model import Model
-from icebear.concepts.vocabulary import direct_rows, unembedding
+from icebear.concepts.vocabulary.calibration import calibrate
+from icebear.concepts.vocabulary.vocabulary import direct_rows, unembedding
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
+from icebear.models.model import Model
 from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept

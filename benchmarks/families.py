@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from configurations import dense, mixtures, others
 
 from icebear import Model, attribute
-from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.selftest import seconds
+from icebear.models.objective import objective_of
 
 
 class Masked:

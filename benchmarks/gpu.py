@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("concepts", "actmax", "steering", "db", "app")
+FOLDERS = "app claims explanation evaluation actmax steering concepts lrp models db".split()
 """The folders that are installed as parts of `icebear`."""
 NEEDED = ("torch", "transformers", "numpy", "safetensors", "attrs", "cattrs")
 PLAN = (

@@ -24,12 +24,12 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Mi
 
 from icebear import Model, attribute, steer
 from icebear.actmax.index.scan import BATCH, Settings, scan_shard
-from icebear.concepts.attribution.effects import effects
-from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.concepts.results.effects import effects
+from icebear.concepts.results.result import Relevance
 from icebear.concepts.selftest import seconds
+from icebear.models.objective import objective_of
 from icebear.records import Ranked, Sentence
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -28,8 +28,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from icebear import Recipe, load_model, open_store
-from icebear.actmax.claims.files import read_claims
 from icebear.app.cli.main import main as icebear
+from icebear.claims.files import read_claims
 from icebear.errors import IcebearError
 
 WORDS = (

@@ -16,12 +16,12 @@ import torch
 
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.evaluation.protocol import Evaluation, Part, Seed, Setting
 from icebear.concepts.methods.common import ROWS, log_probability
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import objective_of
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
+from icebear.models.model import Model
+from icebear.models.objective import objective_of
 from icebear.paths import read_text
 from icebear.records import Neuron
 from icebear.steering.apply import steer

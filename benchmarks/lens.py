@@ -25,9 +25,16 @@ from pathlib import Path
 import torch
 
 from icebear import load_model
+from icebear.actmax.index.corpus import held_out
 from icebear.cache import cache_folder
-from icebear.concepts.corpus import held_out
-from icebear.concepts.lens import OTHERS, Contexts, build_mean_lens, correlation, predicted_and_measured, ratio
+from icebear.concepts.vocabulary.lens import (
+    OTHERS,
+    Contexts,
+    build_mean_lens,
+    correlation,
+    predicted_and_measured,
+    ratio,
+)
 
 LAYERS = (5, 10, 15, 20, 22, 25, 28)
 HEAD = (

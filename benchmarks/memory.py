@@ -18,8 +18,8 @@ from resident import peak
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from icebear import Model, attribute
-from icebear.concepts.models.conversion import fetch
-from icebear.concepts.models.presets import PRESETS
+from icebear.models.loading.conversion import fetch
+from icebear.models.loading.presets import PRESETS
 
 ONE_BILLION = LlamaConfig(
     hidden_size=2048,

@@ -41,9 +41,9 @@ def environment() -> Path:
 def icebear(folder: str) -> tuple[Work, Work]:
     """AttnLRP, and gradient x input."""
     from icebear import attribute, load_model
-    from icebear.concepts.models.objective import objective_of
     from icebear.concepts.passes.inputs import Inputs
     from icebear.concepts.passes.run import Logits, forward_backward
+    from icebear.models.objective import objective_of
 
     model = load_model(folder)
     plain = lambda ids: forward_backward(model, Logits(objective_of(model, [ids])), [Inputs()])  # noqa: E731
@@ -124,8 +124,8 @@ def main() -> None:
             work(tokens[:8])
             peak(lambda: work(tokens))
         return
-    from icebear.concepts.models.conversion import fetch
-    from icebear.concepts.models.presets import PRESETS
+    from icebear.models.loading.conversion import fetch
+    from icebear.models.loading.presets import PRESETS
 
     folder = str(fetch(PRESETS["smollm2-135m"]))
     pythons = {"icebear": Path(sys.executable), "lxt": options.python or environment()}

@@ -18,8 +18,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=3)
     options = parser.parse_args()
 
-    from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
-    from icebear.concepts.models.loading import load_model
+    from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
+    from icebear.models.loading.loading import load_model
 
     model = load_model("smollm2-135m", dtype="float32", device="cpu")
     print("| prompt, answer | proposed, its answer, nats | by chance |\n| --- | --- | --- |")
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def answer(model, prompt: str) -> str:
-    from icebear.concepts.attribution import counterfactuals as proposals
+    from icebear.concepts.answers import counterfactuals as proposals
 
     ids = model.token_ids(prompt)
     ((best, probability, log_probability),) = proposals._answers(model, [ids])
@@ -42,7 +42,7 @@ def answer(model, prompt: str) -> str:
 
 def by_chance(model, prompt: str) -> str:
     """A random word of one token in the place of one that is not the first or the last, until the answer changes."""
-    from icebear.concepts.attribution import counterfactuals as proposals
+    from icebear.concepts.answers import counterfactuals as proposals
 
     draw = random.Random(0)
     ids = model.token_ids(prompt)

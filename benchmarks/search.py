@@ -21,8 +21,8 @@ import numpy as np
 
 from icebear import Model, Store, build_index, load_model, open_store, read_corpus
 from icebear.actmax.index.neuron_vectors import ensure_vectors
-from icebear.concepts.concept.topics import CONCEPTS
 from icebear.db.search import _by_output, absent, by_words, words_of
+from icebear.evaluation.data.topics import CONCEPTS
 from icebear.records import POLARITIES
 from icebear.values import stable_hash
 
@@ -108,7 +108,7 @@ def folds(store: Store) -> dict[str, int]:
 
 class Judge:
     """Says which share of a side's test examples are of a topic: of articles whose first sentence has one of its words
-    (`topics` of concepts/concept/topics.py does the same)."""
+    (`topics` of evaluation/data/topics.py does the same)."""
 
     def __init__(self, store: Store, test: int) -> None:
         first, fold = first_sentences(store), folds(store)

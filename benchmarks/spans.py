@@ -18,17 +18,17 @@ from torch import Tensor
 
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.calibration import TEXTS
-from icebear.concepts.evaluation.groundtruth import tokens_between
-from icebear.concepts.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import able_and_unable, methods_of
-from icebear.concepts.models.answer import Answer
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.stream import Stream
 from icebear.concepts.statistics import localization_metrics
+from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.errors import InputError
+from icebear.evaluation.explanations.groundtruth import tokens_between
+from icebear.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
+from icebear.models.model import Model
+from icebear.models.text.answer import Answer
 
 COLUMNS = {
     "pointing": "the largest score of the context is evidence, higher is better",

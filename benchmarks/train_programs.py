@@ -1,4 +1,5 @@
-"""Train programs into small transformers by interchange interventions, and write them to concepts/truth/trained.
+"""Train programs into small transformers by interchange interventions, and write them to
+evaluation/truth/programs/trained.
 
     python benchmarks/train_programs.py [--steps 4000] [NAME ...]
 
@@ -22,11 +23,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from icebear.concepts.models.hooked_net import HookedForCausalOutputs, HookedForOutputs
-from icebear.concepts.truth.pairs import one_changed
-from icebear.concepts.truth.program import Program, Variables
-from icebear.concepts.truth.programs import PROGRAMS
-from icebear.concepts.truth.trained_programs import FOLDER, SHAPE, config_of
+from icebear.evaluation.truth.judge.pairs import one_changed
+from icebear.evaluation.truth.programs.program import Program, Variables
+from icebear.evaluation.truth.programs.programs import PROGRAMS
+from icebear.evaluation.truth.programs.trained_programs import FOLDER, SHAPE, config_of
+from icebear.models.loading.hooked_net import HookedForCausalOutputs, HookedForOutputs
 
 PAIRS, BATCH, RATE = 30_000, 128, 4e-3
 Answers = list[str | None]

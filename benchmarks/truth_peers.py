@@ -20,14 +20,14 @@ import torch
 from captum.attr import LayerDeepLift, LayerIntegratedGradients
 from torch import Tensor, nn
 
-from icebear.concepts.evaluation.truth import VARIANTS
 from icebear.concepts.methods.registry import method_of
-from icebear.concepts.models.model import Model
-from icebear.concepts.truth.judging import SITES, Judge, candidates_of, relevances, scores_of
-from icebear.concepts.truth.pairs import Pair, pairs_of
-from icebear.concepts.truth.programs import PROGRAMS
-from icebear.concepts.truth.search import truth_of
-from icebear.concepts.truth.trained_programs import names, trained
+from icebear.evaluation.truth.judge.judging import SITES, Judge, candidates_of, relevances, scores_of
+from icebear.evaluation.truth.judge.nodes import VARIANTS
+from icebear.evaluation.truth.judge.pairs import Pair, pairs_of
+from icebear.evaluation.truth.judge.search import truth_of
+from icebear.evaluation.truth.programs.programs import PROGRAMS
+from icebear.evaluation.truth.programs.trained_programs import names, trained
+from icebear.models.model import Model
 
 OURS = ("difference", "difference-rounds", "gxi@midpoint", "ig@path")
 COLUMNS = ("at_k", "at_2k", "area", "zero")

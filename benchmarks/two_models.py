@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from icebear.concepts.answers.restoring import Restoring, of_same_size
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.diff import Change, Diff, ranked_changes
-from icebear.concepts.attribution.restoring import Restoring, of_same_size
-from icebear.concepts.attribution.two_models import ChangedWeights, ModelPair
-from icebear.concepts.models.loading import load_model
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.run import Logits
+from icebear.concepts.results.diff import Change, Diff, ranked_changes
+from icebear.concepts.results.two_models import ChangedWeights, ModelPair
+from icebear.models.loading.loading import load_model
+from icebear.models.model import Model
 from icebear.steering.side_effects import HELD_OUT_TEXTS
 
 SIZES = (10, 100, 1000, 3000, 10000, 30000, 60000)

@@ -12,8 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from icebear import Model, Neuron, project
-from icebear.concepts.calibration import calibrate
-from icebear.concepts.vocabulary import direct_row
+from icebear.concepts.vocabulary.calibration import calibrate
+from icebear.concepts.vocabulary.vocabulary import direct_row
 
 CONFIG = LlamaConfig(
     hidden_size=2048,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.models.model import Model
+from icebear.models.model import Model
 from icebear.paths import write_file
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from icebear import convert
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
-from icebear.concepts.models.model import Model
 from icebear.convert import SavedRecord
 from icebear.errors import InputError
+from icebear.models.model import Model
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bool)}
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.lrp import CP_LRP
-from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.sites import hooks
+from icebear.concepts.results.result import Relevance
 from icebear.errors import MissingRule
+from icebear.models.batch import Batch
+from icebear.models.model import Model
+from icebear.models.text.prompts import PromptLike
 from icebear.records import WRITERS
 from icebear.values import several
 

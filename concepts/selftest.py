@@ -12,15 +12,15 @@ from functools import partial
 import torch
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.calibration import token_rows
 from icebear.concepts.laws import Law, laws_of
-from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import objective_of
-from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Conservation, Logits, forward_backward
+from icebear.concepts.vocabulary.calibration import token_rows
+from icebear.lrp.context import relevance_rules
+from icebear.models.model import Model
+from icebear.models.objective import objective_of
+from icebear.models.text.prompts import PromptLike
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Of the rest that conservation leaves, as a share of the target; coarser types get 0.1."""
@@ -82,7 +82,7 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
     if parity > tolerance:
         troubles.append(f"The logits change by {parity:.1e} under the rules; please report this model.")
     if missing:
-        troubles.append(f"No rule for {', '.join(missing)}: add it to concepts/lrp/operations.py.")
+        troubles.append(f"No rule for {', '.join(missing)}: add it to lrp/operations.py.")
     elif abs(conserved.remainder) > tolerance * max(abs(conserved.target), abs(conserved.tokens)):
         troubles.append(f"Relevance is not conserved (remainder {conserved.remainder:.1e}); try --dtype float32.")
     if not model.has_family:

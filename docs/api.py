@@ -16,7 +16,11 @@ import griffe
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 ROOMS = {
-    "concepts": "Explaining",
+    "explanation": "Explaining",
+    "concepts": "Relevance",
+    "models": "Models",
+    "lrp": "Rules",
+    "claims": "Claims",
     "actmax": "What neurons mean",
     "steering": "Turning neurons",
     "db": "Stores",

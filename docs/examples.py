@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear import Chat, attribute, flip, load_model
-from icebear.actmax.explanation import explain_groups
 from icebear.app.web import measured
 from icebear.app.web.ui import read_prompt
-from icebear.concepts.models.model import Model
+from icebear.explanation.explanation import explain_groups
+from icebear.models.model import Model
 from icebear.steering.outcome import outcome_of
 
 FOLDER = Path(__file__).parents[1] / "app" / "web" / "examples"

@@ -19,9 +19,9 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from icebear import Model
-from icebear.concepts.models.tasks import SHIPPED
 from icebear.concepts.selftest import TOLERANCE, SelfTest, selftest
 from icebear.errors import IcebearError
+from icebear.models.tasks import SHIPPED
 
 PAGE = Path(__file__).resolve().parent / "families.md"
 HEAD = """# Families

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.models import images
-from icebear.concepts.models.chat import Turn
-from icebear.concepts.models.lock import replaced
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.sites import hooks
 from icebear.edits import Edit, acts_at, parse_edits
 from icebear.errors import InputError
+from icebear.models.lock import replaced
+from icebear.models.model import Model
+from icebear.models.text import images
+from icebear.models.text.chat import Turn
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.values import real, several, typed, whole

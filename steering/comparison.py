@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import Prompt, PromptLike, Prompts, prompt_json
 from icebear.edits import Edit
+from icebear.models.model import Model
+from icebear.models.text.prompts import Prompt, PromptLike, Prompts, prompt_json
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
 from icebear.steering.apply import Statistic, steer

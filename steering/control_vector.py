@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.concepts.concept.reading import vector_added
-from icebear.concepts.models.linear import Linear
-from icebear.concepts.models.model import Model
 from icebear.edits import Edit
 from icebear.errors import RecipeError
+from icebear.models.model import Model
+from icebear.models.parts.linear import Linear
 from icebear.paths import written
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
+from icebear.steering.concept.reading import vector_added
 
 ARCHITECTURE = "controlvector"
 

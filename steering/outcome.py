@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from icebear.concepts.attribution.random_controls import DRAWS
-from icebear.concepts.models.model import Model
+from icebear.concepts.nodes.random_controls import DRAWS
 from icebear.convert import CONVERTER
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.steering.comparison import both_texts
 from icebear.steering.flipping.last_token import LastToken, edits_by_place

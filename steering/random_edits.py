@@ -10,11 +10,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, objective_text
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective, Token, objective_of
-from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.nodes.random_controls import DRAWS, RandomControl, objective_text
 from icebear.edits import Edit, parse_edits
+from icebear.models.model import Model
+from icebear.models.objective import Objective, Token, objective_of
+from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import Statistic, steer

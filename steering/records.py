@@ -13,7 +13,7 @@ from icebear.records import Neuron, TokenScore
 from icebear.values import whole
 
 if TYPE_CHECKING:
-    from icebear.concepts.models.model import Model
+    from icebear.models.model import Model
 
 FLIP, SIDE_EFFECTS = "flip", "side_effects"
 

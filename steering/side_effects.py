@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from icebear.concepts import calibration
-from icebear.concepts.calibration import calibrate
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.prefix import Prefix
+from icebear.concepts.vocabulary import calibration
+from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 from icebear.steering.comparison import both_texts
@@ -51,7 +51,7 @@ def side_effects(
     """Measure the side effects of a recipe.
 
     texts: texts whose beginnings are the held-out contexts.
-    perplexity_texts: sentences for the perplexity, such as `icebear.concepts.corpus.held_out` gives.
+    perplexity_texts: sentences for the perplexity, such as `icebear.actmax.index.corpus.held_out` gives.
     budget: the highest acceptable off-target KL in nats; `SideEffects.warnings` reports a higher one.
     """
     recipe.check(model)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.models.dispatch import replaceable
-from icebear.concepts.models.linear import Linear
-from icebear.concepts.models.model import Model
 from icebear.errors import RecipeError
+from icebear.models.model import Model
+from icebear.models.parts.dispatch import replaceable
+from icebear.models.parts.linear import Linear
 from icebear.paths import write_file
 from icebear.recipe import Recipe
 from icebear.records import WRITERS

@@ -25,9 +25,9 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Pr
 from icebear import Model, Recipe, build_index, flip, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.cache import cache_folder, ensure
-from icebear.concepts import calibration
-from icebear.concepts.models import loading
-from icebear.concepts.models.presets import PRESETS
+from icebear.concepts.vocabulary import calibration
+from icebear.models.loading import loading
+from icebear.models.loading.presets import PRESETS
 
 LLAMA = LlamaConfig(
     vocab_size=50,
@@ -310,8 +310,8 @@ def environment(folder, monkeypatch):
 @pytest.fixture
 def no_groups(monkeypatch):
     """Groups and suggestions take seconds."""
-    monkeypatch.setattr("icebear.actmax.explanation.explain_groups", lambda *arguments: (None, ()))
-    monkeypatch.setattr("icebear.concepts.attribution.counterfactuals.suggest_counterfactuals", lambda *arguments: [])
+    monkeypatch.setattr("icebear.explanation.explanation.explain_groups", lambda *arguments: (None, ()))
+    monkeypatch.setattr("icebear.concepts.answers.counterfactuals.suggest_counterfactuals", lambda *arguments: [])
 
 
 @pytest.fixture
@@ -324,5 +324,5 @@ def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     set_up(monkeypatch, model=tiny_folder, store=str(tmp_path / "none.db"))
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(background.shared(), "builds", {})
-    monkeypatch.setattr("icebear.concepts.corpus.read_corpus", lambda name, limit: corpus)
+    monkeypatch.setattr("icebear.actmax.index.corpus.read_corpus", lambda name, limit: corpus)
     return tmp_path

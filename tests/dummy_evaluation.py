@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from icebear.concepts.evaluation.protocol import Evaluation, Part, Seed, Setting
+from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
 
 MEASURED = []
 

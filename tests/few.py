@@ -7,19 +7,19 @@ from functools import partial
 
 import pytest
 
-from icebear.concepts import calibration
-from icebear.concepts.corpus import held_out
+from icebear.actmax.index.corpus import held_out
+from icebear.concepts.vocabulary import calibration
 
 FEW = {
-    "icebear.actmax.explanation.READ": 200,
-    "icebear.actmax.claims.kinds.steer.DRAWS": 1,
+    "icebear.explanation.explanation.READ": 200,
+    "icebear.claims.kinds.steer.DRAWS": 1,
     "icebear.app.web.card.FEW": 2,
     "icebear.app.web.concept.DRAWS": 1,
     "icebear.app.web.concept.NEW_TOKENS": 8,
-    "icebear.concepts.attribution.controls.DRAWS": 1,
-    "icebear.concepts.attribution.controls.DRAWS_OF_HEADS": 1,
+    "icebear.concepts.nodes.controls.DRAWS": 1,
+    "icebear.concepts.nodes.controls.DRAWS_OF_HEADS": 1,
     "icebear.concepts.circuits.checks.DRAWS": 1,
-    "icebear.concepts.corpus.held_out": partial(held_out, 2),
+    "icebear.actmax.index.corpus.held_out": partial(held_out, 2),
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
     "icebear.steering.outcome.KL_DRAWS": 1,
     "icebear.steering.outcome.NEW_TOKENS": 8,

@@ -11,13 +11,13 @@ from test_cli import run
 from test_differences import OTHER
 
 from icebear import attribute
-from icebear.concepts.attribution.controls import Nodes, ablation, largest, random_nodes, recovered_shares
-from icebear.concepts.calibration import calibrate
-from icebear.concepts.evaluation import ablation as evaluation
-from icebear.concepts.evaluation import pairs
 from icebear.concepts.methods.registry import methods_of
-from icebear.concepts.models.objective import objective_of
+from icebear.concepts.nodes.controls import Nodes, ablation, largest, random_nodes, recovered_shares
+from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, UnknownName
+from icebear.evaluation.data import pairs
+from icebear.evaluation.explanations import ablation as evaluation
+from icebear.models.objective import objective_of
 
 
 @pytest.fixture(scope="module")

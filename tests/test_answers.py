@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from test_chat import MODELS
 
 from icebear import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, source_breakdown, units
+from icebear.concepts.answers.units import units_of
 from icebear.concepts.attribution.attribute import of_prompts
 from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
-from icebear.concepts.attribution.units import units_of
-from icebear.concepts.models.answer import Answer, read_span
-from icebear.concepts.models.objective import objective_of
-from icebear.concepts.models.prompts import Prompt
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward, new_accounting
 from icebear.errors import InputError
+from icebear.models.objective import objective_of
+from icebear.models.text.answer import Answer, read_span
+from icebear.models.text.prompts import Prompt
 
 WRITTEN = (11, 4, 7, 30, 2, 9)
 OTHER = [7, 3, 15, 40, 5, 3, 21, 9]

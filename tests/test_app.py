@@ -23,17 +23,17 @@ from few import FEW
 from serving import serving, started
 
 from icebear import attribute
-from icebear.actmax.explanation import explain_groups
 from icebear.app.web import gallery, live, ui
 from icebear.app.web.background import Job, Shared
 from icebear.app.web.continuations import share
 from icebear.app.web.finding import Finding
-from icebear.concepts.attribution import counterfactuals
-from icebear.concepts.attribution.counterfactuals import Suggestion
-from icebear.concepts.models import loading
-from icebear.concepts.models.families import FAMILIES
-from icebear.concepts.render import heatmap
+from icebear.concepts.answers import counterfactuals
+from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.errors import IcebearError
+from icebear.explanation.explanation import explain_groups
+from icebear.models.loading import loading
+from icebear.models.parts.families import FAMILIES
+from icebear.render import heatmap
 
 ROOT = Path(__file__).parent.parent
 FRANCE = "The capital of France is"
@@ -185,7 +185,7 @@ def test_messages_leave_out_what_only_a_command_line_knows():
 def test_groups_are_measured_once(environment, no_groups, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "icebear.actmax.explanation.explain_groups", lambda *arguments: calls.append(arguments) or (None, ())
+        "icebear.explanation.explanation.explain_groups", lambda *arguments: calls.append(arguments) or (None, ())
     )
     for prompt in ("A bear lives in the", "A bear lives in the", "A cat lives in the"):
         fine(visit(prompt=prompt))

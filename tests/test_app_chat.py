@@ -8,8 +8,8 @@ from appview import fine, shown, text, visit
 
 from icebear import Chat, attribute, source_breakdown
 from icebear.app.web import words
-from icebear.concepts.models.answer import answer_of
-from icebear.concepts.render import heatmap
+from icebear.models.text.answer import answer_of
+from icebear.render import heatmap
 
 
 def conversation(page):

@@ -5,7 +5,7 @@ from appview import fine, text, visit
 
 from icebear.app.web.bars import Bar, bars
 from icebear.app.web.checks import measures, sentence
-from icebear.concepts.attribution.controls import Ablation
+from icebear.concepts.nodes.controls import Ablation
 
 
 def buttons_of(page, label):

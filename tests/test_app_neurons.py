@@ -15,9 +15,9 @@ from icebear.actmax.page import WRITES
 from icebear.app.web import background, card, ui
 from icebear.app.web.background import STOPPED, shared
 from icebear.app.web.neurons import PAGE
-from icebear.concepts.models import loading
 from icebear.db.search import BY, by_words
 from icebear.errors import DownloadError
+from icebear.models.loading import loading
 from icebear.records import Meaning
 
 
@@ -352,7 +352,7 @@ def test_a_first_visit_without_a_network(first_visit, monkeypatch):
         raise DownloadError("The texts could not be fetched; check the network.")
 
     with monkeypatch.context() as broken:
-        broken.setattr("icebear.concepts.corpus.read_corpus", offline)
+        broken.setattr("icebear.actmax.index.corpus.read_corpus", offline)
         visit("neurons").get_by_key("build_small_page").click().run()
         first = built()
         page = visit("neurons")

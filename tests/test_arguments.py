@@ -23,16 +23,16 @@ from icebear import (
     Recipe,
     Relevance,
 )
-from icebear.actmax.claims.claim import Provenance
 from icebear.actmax.index import build as index
-from icebear.concepts import calibration
-from icebear.concepts.evaluation.circuits import Circuits
-from icebear.concepts.evaluation.effects import Documents, EffectsHold
-from icebear.concepts.evaluation.faithfulness import Faithfulness
-from icebear.concepts.evaluation.pruning import Pruning
+from icebear.claims.claim import Provenance
 from icebear.concepts.methods.registry import method_of
+from icebear.concepts.vocabulary import calibration
 from icebear.errors import IcebearError
-from icebear.steering.evaluations.truth import KnownMechanisms
+from icebear.evaluation.explanations.circuits import Circuits
+from icebear.evaluation.explanations.effects import Documents, EffectsHold
+from icebear.evaluation.explanations.faithfulness import Faithfulness
+from icebear.evaluation.explanations.pruning import Pruning
+from icebear.evaluation.truth.judge.evaluation import KnownMechanisms
 
 PROMPT, OTHER = "ice bear", "big cats"
 NAN, INF = float("nan"), float("inf")

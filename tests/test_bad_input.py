@@ -19,9 +19,9 @@ from conftest import LLAMA, random_model
 from icebear import attribute, cache, load_model
 from icebear.app.cli.main import main
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.concepts.models import conversion
-from icebear.concepts.models.presets import PRESETS
 from icebear.errors import DownloadError, InputError, ModelError
+from icebear.models.loading import conversion
+from icebear.models.loading.presets import PRESETS
 
 RUN = CliRunner()
 PROMPT = "The ice bear lives in the"

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from icebear import Chat
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
-from icebear.concepts.models.chat import rendered
 from icebear.edits import parse_edits
+from icebear.models.text.chat import rendered
 
 LINES = {
     'rank "a b" --site mlp': "'ffn'",

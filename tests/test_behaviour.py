@@ -11,8 +11,8 @@ from conftest import LLAMA, random_model
 
 from icebear import CP_LRP, attribute
 from icebear.app.cli.main import main
-from icebear.concepts.attribution import behaviour as module
-from icebear.concepts.attribution.behaviour import Case, behaviour, read_cases
+from icebear.concepts.answers import behaviour as module
+from icebear.concepts.answers.behaviour import Case, behaviour, read_cases
 from icebear.errors import InputError
 
 CASES = [

@@ -8,11 +8,11 @@ from conftest import LLAMA_BIASES, random_model
 from transformers import LlamaConfig
 
 from icebear import CP_LRP, AttnLRP, Edit, Model, Neuron, Recipe, attribute, project, steer
-from icebear.concepts.lrp.linear_rules import Gamma
-from icebear.concepts.models.dispatch import packed
-from icebear.concepts.models.linear import Linear
-from icebear.concepts.models.loading import load_model
 from icebear.errors import InputError, ModelError, RecipeError
+from icebear.lrp.linear_rules import Gamma
+from icebear.models.loading.loading import load_model
+from icebear.models.parts.dispatch import packed
+from icebear.models.parts.linear import Linear
 from icebear.steering.weight_patch import patch
 
 PROMPT = "Paris Rome A"

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from icebear import attribute, load_model
-from icebear.concepts.models.conversion import _read_gguf
 from icebear.errors import IcebearError, InputError, ModelError
+from icebear.models.loading.conversion import _read_gguf
 
 VALUES = (None, "many", [], {"a": [1]}, -3, 0, 2.5, True, 7)
 """Taken in turn, three for each field of a configuration."""
@@ -86,7 +86,7 @@ def test_weights_of_another_kind_of_model_are_refused(tiny_folder, tmp_path, cha
 
 
 def test_a_folder_that_cannot_be_there_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr("icebear.concepts.models.loading.hub_reachable", lambda: pytest.fail("asked the hub"))
+    monkeypatch.setattr("icebear.models.loading.loading.hub_reachable", lambda: pytest.fail("asked the hub"))
     for name in (str(tmp_path / "none"), "./none", "../none/"):
         with pytest.raises(ModelError, match="no folder"):
             load_model(name)

@@ -8,10 +8,10 @@ from conftest import LLAMA, random_model
 from safetensors.torch import load_file, save_file
 
 from icebear import Neuron
-from icebear.concepts import calibration, lens
 from icebear.concepts.cached import Damaged, read_tensors, save_tensors
-from icebear.concepts.models.model import Model
+from icebear.concepts.vocabulary import calibration, lens
 from icebear.errors import ModelError
+from icebear.models.model import Model
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from icebear import Chat, Model, attribute, matrix, units
 from icebear.app.cli.options import template_switches
-from icebear.concepts.models.prompts import Prompt, prompt_json
 from icebear.errors import InputError
+from icebear.models.text.prompts import Prompt, prompt_json
 
 ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
 TALK = [*ASKED, {"role": "assistant", "content": "In the Arctic."}, {"role": "user", "content": "And\ncamels? 😀"}]

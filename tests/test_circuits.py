@@ -27,14 +27,14 @@ from torch.autograd.functional import jacobian
 from transformers import LlamaConfig
 
 from icebear import attribute, steer
-from icebear.concepts.attribution.controls import ablate
-from icebear.concepts.calibration import calibrate
 from icebear.concepts.circuits import drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.groups import grouped
 from icebear.concepts.circuits.records import Group, Node, Remainder, Token
+from icebear.concepts.nodes.controls import ablate
 from icebear.concepts.passes import prefix
 from icebear.concepts.passes.sites import hooks
+from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("few_texts")

@@ -20,24 +20,24 @@ from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
 
 from icebear import Edit, Model, Neuron, attribute, check, circuit, find_concept, load_model, steer
-from icebear.actmax.claims import files, writing
-from icebear.actmax.claims.claim import Claim
-from icebear.actmax.claims.files import append_claims, read_claims, write_claims
-from icebear.actmax.claims.kind import Measured, NodeId, most_relevant
-from icebear.actmax.claims.kinds import KINDS
-from icebear.actmax.claims.kinds.answer import AnswerClaim
-from icebear.actmax.claims.kinds.concept import ConceptClaim
-from icebear.actmax.claims.kinds.edge import EdgeClaim
-from icebear.actmax.claims.kinds.effect import EffectClaim
-from icebear.actmax.claims.kinds.flip import FlipClaim
-from icebear.actmax.claims.kinds.label import LabelClaim
-from icebear.actmax.claims.kinds.nodes import NecessityClaim, SufficiencyClaim
-from icebear.actmax.claims.kinds.relevance import RelevanceClaim
-from icebear.actmax.claims.kinds.similar import SimilarClaim
-from icebear.actmax.claims.kinds.steer import SteerClaim
-from icebear.actmax.claims.schema import text as schema_text
 from icebear.actmax.labels.kinds import Label
 from icebear.app.cli.main import main
+from icebear.claims import files, writing
+from icebear.claims.claim import Claim
+from icebear.claims.files import append_claims, read_claims, write_claims
+from icebear.claims.kind import Measured, NodeId, most_relevant
+from icebear.claims.kinds import KINDS
+from icebear.claims.kinds.answer import AnswerClaim
+from icebear.claims.kinds.concept import ConceptClaim
+from icebear.claims.kinds.edge import EdgeClaim
+from icebear.claims.kinds.effect import EffectClaim
+from icebear.claims.kinds.flip import FlipClaim
+from icebear.claims.kinds.label import LabelClaim
+from icebear.claims.kinds.nodes import NecessityClaim, SufficiencyClaim
+from icebear.claims.kinds.relevance import RelevanceClaim
+from icebear.claims.kinds.similar import SimilarClaim
+from icebear.claims.kinds.steer import SteerClaim
+from icebear.claims.schema import text as schema_text
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.errors import InputError
 from icebear.steering.side_effects import HeldOutContexts
@@ -441,7 +441,7 @@ def test_a_kind_is_one_class_in_one_file():
 
 
 def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, desert, few_contexts, monkeypatch):
-    monkeypatch.setattr("icebear.actmax.claims.kinds.flip.DRAWS", 3)
+    monkeypatch.setattr("icebear.claims.kinds.flip.DRAWS", 3)
     effects = SimpleNamespace(off_target_kl=HeldOutContexts(smol).off_target_kl(list(desert)))
     ((what, _),) = writing.of_recipe(desert, effects)
     claim = Claim.of(smol, what)
@@ -461,7 +461,7 @@ def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, d
 
 def test_verbs_refuse_a_concept_and_a_flip_that_chance_does_as_well(tiny_folder, tmp_path, monkeypatch, few_contexts):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("icebear.concepts.corpus.held_out", lambda *_: [])
+    monkeypatch.setattr("icebear.actmax.index.corpus.held_out", lambda *_: [])
     draw = np.random.default_rng(0)
     for name in ("with.txt", "without.txt"):
         rows = [" ".join(draw.choice(["A", "B", "C", "D", "is", "are"], 8)) for _ in range(40)]

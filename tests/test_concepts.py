@@ -22,18 +22,17 @@ from sklearn.metrics import roc_auc_score
 from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.terminal import concept_report, concepts_table
-from icebear.concepts.concept import reading
-from icebear.concepts.concept import topics as latent_topics
-from icebear.concepts.concept.choosing import universal
-from icebear.concepts.concept.reading import read, stream_means, vector_added
-from icebear.concepts.concept.topics import CONCEPTS, split_of, topics
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
+from icebear.evaluation.data import topics as latent_topics
+from icebear.evaluation.data.topics import CONCEPTS, split_of, topics
+from icebear.evaluation.uses import concepts as evaluation
 from icebear.records import Neuron
-from icebear.steering.concept import finding
+from icebear.steering.concept import finding, reading
+from icebear.steering.concept.choosing import universal
 from icebear.steering.concept.concept import ConceptSimilarity, concept_similarity, nearest
-from icebear.steering.evaluations import concepts as evaluation
+from icebear.steering.concept.reading import read, stream_means, vector_added
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, strength_at
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -513,7 +512,7 @@ def test_the_verbs(smol, few_contexts, tmp_path):
 def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
     """A small one: tables for detection and each off-target KL, the frontier's figure, and off-target KLs as
     requested."""
-    monkeypatch.setattr("icebear.concepts.evaluation.report.draw", lambda *_: [])
+    monkeypatch.setattr("icebear.evaluation.report.draw", lambda *_: [])
     small = {"find": 6, "choose": 4, "report": 4}
     monkeypatch.setattr(latent_topics, "ENOUGH", small)
     monkeypatch.setattr(latent_topics, "FEWEST", 4)

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icebear import build_index, open_store, read_corpus
+from icebear.actmax.index import corpus as actmax_corpus
+from icebear.actmax.index.corpus import sentence_id
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.progress import indexing
-from icebear.concepts import corpus as actmax_corpus
-from icebear.concepts.corpus import sentence_id
 from icebear.errors import InputError
 
 

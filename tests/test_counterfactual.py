@@ -13,11 +13,11 @@ from test_differences import OTHER, pair_of
 from test_tasks import make
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, explain, load_model, steer
-from icebear.actmax.sentences import tokens_sentence
 from icebear.app.cli.main import main
-from icebear.concepts.attribution.counterfactuals import COMMON, suggest_counterfactuals
+from icebear.concepts.answers.counterfactuals import COMMON, suggest_counterfactuals
 from icebear.concepts.attribution.paired import alignment
 from icebear.errors import InputError, SameAnswer
+from icebear.explanation.sentences import tokens_sentence
 
 SITES = ("ffn", "attn")
 
@@ -212,7 +212,7 @@ def test_as_many_prompts_as_to_compare_with(model):
 @pytest.fixture
 def few_tried(monkeypatch):
     """Fewer words in each place."""
-    monkeypatch.setattr("icebear.concepts.attribution.counterfactuals.TRIED", 16)
+    monkeypatch.setattr("icebear.concepts.answers.counterfactuals.TRIED", 16)
 
 
 def test_of_a_chat_words_of_its_messages_are_exchanged(smol, few_tried):
@@ -273,7 +273,7 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, f
     assert max(map(len, text.splitlines())) <= 100
     assert "Compared with" in page.read_text()
     assert "Arctic" in page.read_text()
-    monkeypatch.setattr("icebear.actmax.explanation.READ", 60)
+    monkeypatch.setattr("icebear.explanation.explanation.READ", 60)
     assert "account" in run("explain", ICE_BEAR, "--target-text", " Arctic and", *camel)
     ranked = run("rank", ICE_BEAR, *camel, "--site", "ffn", "--top", "3", "--ablate")
     assert "counterfactual" in ranked

@@ -15,15 +15,15 @@ from test_reference import IN_FLOAT32, NO_SDPA, ONLY_SDPA
 from test_tasks import make, prompt
 
 from icebear import ATTNLRP, DIFFERENCE, attribute
-from icebear.concepts.evaluation import pairs
-from icebear.concepts.lrp import differences, operations
-from icebear.concepts.lrp.context import relevance_rules
-from icebear.concepts.lrp.pairs import BLOCK, partner
-from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import MissingRule
+from icebear.evaluation.data import pairs
+from icebear.lrp import differences, operations
+from icebear.lrp.context import relevance_rules
+from icebear.lrp.pairs import BLOCK, partner
+from icebear.models.objective import objective_of
 
 OTHER = [7, 3, 14, 44, 8, 3, 21, 9]
 FAMILIES = [

@@ -12,8 +12,8 @@ from transformers import LlamaConfig
 
 from icebear import Edit, Model, Neuron, attribute, circuit, project, steer
 from icebear.app.cli.main import main
-from icebear.concepts.models.loading import load_model
 from icebear.errors import InputError
+from icebear.models.loading.loading import load_model
 
 CONFIGS = {**dense(), **mixtures(), "llama, tied": LlamaConfig(**{**LLAMA.to_dict(), "tie_word_embeddings": True})}
 PARTS = ("model.embed_tokens", *(f"model.layers.{n}" for n in range(3)), "model.norm", "model.rotary_emb", "lm_head")

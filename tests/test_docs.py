@@ -33,15 +33,17 @@ from pages import (
 )
 
 import icebear
-from icebear.actmax import explanation, writes
-from icebear.actmax.claims import check
+from icebear.actmax import writes
 from icebear.app.cli.main import main
-from icebear.concepts import lens
-from icebear.concepts.attribution import controls, counterfactuals
-from icebear.concepts.attribution.effects import Patched
-from icebear.concepts.models import loading
-from icebear.concepts.models.model import Model
+from icebear.claims import check
+from icebear.concepts.answers import counterfactuals
+from icebear.concepts.nodes import controls
+from icebear.concepts.results.effects import Patched
+from icebear.concepts.vocabulary import lens
 from icebear.db.store import Store
+from icebear.explanation import explanation
+from icebear.models.loading import loading
+from icebear.models.model import Model
 from icebear.steering.concept import finding
 from icebear.steering.flipping import search as flipping
 
@@ -114,9 +116,9 @@ def once(smol, desert):
         patch.setattr(counterfactuals, "TRIED", 12)
         patch.setattr(lens, "TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
-        patch.setattr("icebear.concepts.evaluation.circuits.LEARN", 1)
-        patch.setattr("icebear.concepts.evaluation.circuits.EDGES", (30, None))
-        patch.setattr("icebear.concepts.evaluation.report.draw", lambda *_: [])
+        patch.setattr("icebear.evaluation.explanations.circuits.LEARN", 1)
+        patch.setattr("icebear.evaluation.explanations.circuits.EDGES", (30, None))
+        patch.setattr("icebear.evaluation.report.draw", lambda *_: [])
         patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:3], 2)))
         patch.setattr(
             loading,

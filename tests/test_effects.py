@@ -12,13 +12,13 @@ from conftest import IDS, Letters, random_model
 from torch.testing import assert_close
 
 from icebear import Edit, Model, Neuron, attribute, effects, steer
-from icebear.concepts import calibration
-from icebear.concepts.attribution.effect_words import effect_words
-from icebear.concepts.attribution.effects import LIKELY, Patched
-from icebear.concepts.calibration import calibrate
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.passes.stream import Stream
+from icebear.concepts.results.effect_words import effect_words
+from icebear.concepts.results.effects import LIKELY, Patched
+from icebear.concepts.vocabulary import calibration
+from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.records import Ranked
 from icebear.steering import side_effects
@@ -310,7 +310,7 @@ def test_passes_of_any_size_give_the_same(name, generator, monkeypatch):
     for changed in limits:
         with monkeypatch.context() as patch:
             for limit, value in changed.items():
-                patch.setattr(f"icebear.concepts.attribution.effects.{limit}", value)
+                patch.setattr(f"icebear.concepts.results.effects.{limit}", value)
             patched = Patched(model, relevance)
             assert_close(patched.effects(sets)[0], whole, rtol=1e-5, atol=1e-5)
             assert_close(patched.effects(sets[::-1])[0].flip(0), whole, rtol=1e-5, atol=1e-5)

@@ -11,9 +11,9 @@ from torch.testing import assert_close
 
 from icebear import Neuron, attribute, effects
 from icebear.app.cli.verbs.evaluate import command
-from icebear.concepts.evaluation import effects as evaluation
-from icebear.concepts.evaluation import pairs
-from icebear.concepts.evaluation.pairs import Pair
+from icebear.evaluation.data import pairs
+from icebear.evaluation.data.pairs import Pair
+from icebear.evaluation.explanations import effects as evaluation
 
 OTHER = [9, 3, 31, 44, 5, 17, 21, 8]
 EIGHT = [Pair(f"The dog{n}", f"The cat{n}", " a", " b") for n in range(4)]

@@ -13,10 +13,11 @@ from conftest import started_alone
 
 from icebear.app.cli.main import main
 from icebear.concepts import selftest
-from icebear.concepts.evaluation import pruning, report, runner
-from icebear.concepts.evaluation.protocol import Part
 from icebear.concepts.statistics import table
 from icebear.errors import InputError
+from icebear.evaluation import report, runner
+from icebear.evaluation.explanations import pruning
+from icebear.evaluation.protocol import Part
 
 ROOT = Path(__file__).parent.parent
 

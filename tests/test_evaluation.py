@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from icebear import Model, read_corpus
 from icebear.app.cli.main import main
 from icebear.concepts import statistics as metrics
-from icebear.concepts.evaluation import faithfulness, groundtruth, pruning, report, runner
-from icebear.concepts.evaluation.protocol import Part
-from icebear.concepts.evaluation.questions import Question, choices, next_words, reviews
 from icebear.concepts.methods.registry import METHODS, methods_of
-from icebear.concepts.models.objective import objective_of
 from icebear.concepts.statistics import paired_p, table
 from icebear.errors import InputError, NumericalError, UnknownName
+from icebear.evaluation import report, runner
+from icebear.evaluation.explanations import faithfulness, groundtruth, pruning
+from icebear.evaluation.explanations.questions import Question, choices, next_words, reviews
+from icebear.evaluation.protocol import Part
+from icebear.models.objective import objective_of
 
 RUN = CliRunner()
 

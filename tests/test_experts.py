@@ -9,8 +9,8 @@ from transformers import CONFIG_MAPPING
 
 from icebear import Model, attribute, effects
 from icebear.concepts.methods.gradients import GradientTimesInput
-from icebear.concepts.models import experts
 from icebear.errors import MissingRule
+from icebear.models.parts import experts
 
 OTHER = [7, 3, 14, 44, 8, 3, 21, 9]
 ROUTERS = [

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from icebear import ablation, attribute, build_index, circuit, effects, explain, open_store, project
-from icebear.actmax.effect_map import FULL, NODES, OF_GROUP, WORDS, effect_map
-from icebear.actmax.explanation import SIZES, Explanation
-from icebear.actmax.sentences import (
+from icebear.concepts.nodes.random_controls import token_removal_control
+from icebear.concepts.results.ranking import Ranking
+from icebear.errors import InputError
+from icebear.explanation.effect_map import FULL, NODES, OF_GROUP, WORDS, effect_map
+from icebear.explanation.explanation import SIZES, Explanation
+from icebear.explanation.sentences import (
     group_text,
     limits_sentence,
     reach_sentence,
@@ -21,11 +24,8 @@ from icebear.actmax.sentences import (
     together_sentence,
     tokens_sentence,
 )
-from icebear.concepts.attribution.random_controls import token_removal_control
-from icebear.concepts.attribution.ranking import Ranking
-from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal
-from icebear.errors import InputError
 from icebear.records import Meaning
+from icebear.render import NEGATIVE, POSITIVE, hexadecimal
 
 PROMPT, OTHER = "<b>ice</b> bear", "<b>big</b> cats"
 

@@ -24,11 +24,11 @@ from icebear import (
 )
 from icebear.actmax.index.neuron_vectors import gated
 from icebear.concepts.methods.gradients import GradientTimesInput
-from icebear.concepts.models.families import FAMILIES
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
-from icebear.concepts.vocabulary import unembedding, w_in_rows, w_out_rows
+from icebear.concepts.vocabulary.vocabulary import unembedding, w_in_rows, w_out_rows
 from icebear.errors import InputError, MissingRule, ModelError
+from icebear.models.parts.families import FAMILIES
 
 CONFIGS, EXPERTS = dense(), mixtures()  # torch has no float64 for grouped matrix products
 NO_SDPA = {"gptj", "bloom", "gemma2", "gpt_oss"}

@@ -33,9 +33,9 @@ from icebear import (
 from icebear.actmax.card import Card
 from icebear.concepts import files
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.evaluation import report
 from icebear.concepts.methods.gradients import IntegratedGradients
 from icebear.errors import InputError
+from icebear.evaluation import report
 from icebear.records import Neuron
 
 PROMPT, OTHER = "ice bear", "big cats"

@@ -19,7 +19,7 @@ from icebear import (
     source_breakdown,
     steer,
 )
-from icebear.concepts.attribution.random_controls import token_removal_control
+from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.edits import Edit
 from icebear.errors import InputError, RecipeError
 

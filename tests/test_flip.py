@@ -16,13 +16,13 @@ from test_tasks import make
 
 from icebear import ATTNLRP, Edit, Model, Neuron, Recipe, attribute, flip, steer
 from icebear.app.cli.main import main
-from icebear.concepts.attribution.random_controls import DRAWS
-from icebear.concepts.calibration import calibrate
-from icebear.concepts.evaluation import runner
-from icebear.concepts.models.loading import load_model
+from icebear.concepts.nodes.random_controls import DRAWS
+from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
+from icebear.evaluation import runner
+from icebear.evaluation.uses.flips import FlipPair, Flips, first_tokens, flips
+from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
-from icebear.steering.evaluations.flips import FlipPair, Flips, first_tokens, flips
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.phrases import phrase_logits, phrase_probability
 from icebear.steering.flipping.search import (
@@ -461,7 +461,7 @@ def test_words_are_those_that_an_edit_alone_moves(count, paraphrases):
 
 def test_evaluating_flips(letters, few_contexts, tmp_path, monkeypatch):
     choosers = ["gradient", "chance 0"]
-    monkeypatch.setattr("icebear.steering.evaluations.flips.CHOOSERS", {name: CHOOSERS[name] for name in choosers})
+    monkeypatch.setattr("icebear.evaluation.uses.flips.CHOOSERS", {name: CHOOSERS[name] for name in choosers})
     prompt = "the ice bear"
     first, *_, wanted = (token.text for token in letters.predict(prompt, 3))
     pairs = [

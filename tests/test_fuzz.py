@@ -287,7 +287,7 @@ def _saved(folder, **values):
 
 def test_nonsense_is_used_or_refused(at, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("icebear.concepts.models.loading.hub_reachable", lambda: False)
+    monkeypatch.setattr("icebear.models.loading.loading.hub_reachable", lambda: False)
     doors, lost, done = calls(at), Counter(), Counter()
     for door, (function, own) in doors.items():
         with suppress(IcebearError) if door in REFUSED else nullcontext():

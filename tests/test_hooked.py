@@ -31,13 +31,13 @@ from icebear import (
     read_corpus,
     steer,
 )
-from icebear.concepts.attribution.controls import Nodes
-from icebear.concepts.calibration import calibrate
-from icebear.concepts.models import hooked
+from icebear.concepts.nodes.controls import Nodes
 from icebear.concepts.selftest import selftest
-from icebear.concepts.truth.judging import sites_of
-from icebear.concepts.truth.own import read_pairs
+from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, ModelError
+from icebear.evaluation.truth.judge.judging import sites_of
+from icebear.evaluation.truth.judge.own import read_pairs
+from icebear.models.loading import hooked
 from icebear.steering.flipping import search
 from icebear.steering.side_effects import side_effects
 
@@ -311,7 +311,7 @@ def test_the_converter_writes_a_folder_that_loads(tmp_path):
     config, state = config_of("LN"), state_of(config_of("LN"))
     state["blocks.0.attn.mask"] = torch.ones(3, 3)
     torch.save({"model": state, "config": {**config, "device": "cpu"}}, tmp_path / "whole.pt")
-    command = [sys.executable, "-m", "icebear.concepts.models.hooked", tmp_path / "whole.pt", tmp_path / "made"]
+    command = [sys.executable, "-m", "icebear.models.loading.hooked", tmp_path / "whole.pt", tmp_path / "made"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     torch.save(state, tmp_path / "weights.pt")

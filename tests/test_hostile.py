@@ -25,7 +25,7 @@ from icebear import Concept, build_index, load_model, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.app.cli.console import SafeConsole
 from icebear.app.cli.main import main
-from icebear.concepts import calibration
+from icebear.concepts.vocabulary import calibration
 from icebear.records import Neuron
 
 CONTROLS = set(map(chr, range(32))) - set("\n\t") | set(map(chr, range(0x7F, 0xA0))) | set("\u202e\u2066\u2067")

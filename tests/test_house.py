@@ -13,7 +13,7 @@ import pytest
 import icebear
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("icebear", "db", "concepts", "steering", "actmax", "app")
+ROOMS = "icebear db models lrp concepts steering actmax evaluation explanation claims app".split()
 
 
 def room_files(room):
@@ -90,11 +90,9 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
     data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css app/web/examples/music.txt "
-    data += "app/web/icon.svg app/web/examples/not-music.txt concepts/calibration.txt "
-    data += (
-        "concepts/attribution/common.txt concepts/evaluation/words.json db/schema.sql __init__.pyi py.typed AGENTS.md"
-    )
-    data += " actmax/labels/categories.toml concepts/concept/topics.json steering/held_out.txt app/cli/options.json"
+    data += "app/web/icon.svg app/web/examples/not-music.txt concepts/vocabulary/calibration.txt "
+    data += "concepts/answers/common.txt evaluation/data/words.json db/schema.sql __init__.pyi py.typed AGENTS.md"
+    data += " actmax/labels/categories.toml evaluation/data/topics.json steering/held_out.txt app/cli/options.json"
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("templates/*")]
     assert templates
     assert {f"icebear/{name}" for name in (*data.split(), *templates)} <= set(names)

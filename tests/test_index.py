@@ -20,12 +20,12 @@ from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import EDGES, STATISTICS, Statistic, merge
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.classes import classify
+from icebear.actmax.index.corpus import sentence_id
 from icebear.actmax.index.engines import in_process
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
-from icebear.concepts import calibration
-from icebear.concepts.corpus import sentence_id
 from icebear.concepts.methods.registry import name_of
-from icebear.concepts.projection import project
+from icebear.concepts.vocabulary import calibration
+from icebear.concepts.vocabulary.projection import project
 from icebear.db.scan import ScanTables
 from icebear.db.vectors import VectorFiles
 from icebear.errors import InputError, StoreError

@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
 
 
-FOLDERS = ("concepts", "actmax", "steering", "db", "app")
+FOLDERS = "app claims explanation evaluation actmax steering concepts lrp models db".split()
 """Of this repository; installed they are parts of `icebear`."""
 
 

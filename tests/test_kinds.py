@@ -11,10 +11,10 @@ from transformers import CONFIG_MAPPING
 
 from icebear import Model, attribute, load_model, steer
 from icebear.concepts import laws
-from icebear.concepts.models.tasks import task_of
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.selftest import selftest
 from icebear.errors import InputError, ModelError
+from icebear.models.tasks import task_of
 
 IDS = [5, 9, 23, 42, 7, 31, 12]
 OTHER = [*IDS[:3], 33, *IDS[4:]]

@@ -20,7 +20,6 @@ from planted import CODES, COMMON, TOPICS, WORDS, bare
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from icebear import Model, build_index, describe, open_store, read_corpus
-from icebear.actmax.evaluations import labels as evaluation
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import kinds, null, sample, scores
 from icebear.actmax.labels.auto import control_name, label_neurons, score_label
@@ -36,6 +35,7 @@ from icebear.concepts.methods.attention import eager
 from icebear.concepts.statistics import auroc
 from icebear.convert import CONVERTER
 from icebear.errors import InputError, StoreError
+from icebear.evaluation.uses import labels as evaluation
 from icebear.records import Neuron, Sentence
 
 HEAD = Neuron(0, "head", 1)
@@ -425,7 +425,7 @@ def test_labels_are_made_and_told_by_commands(run):
 
 def test_a_claim_of_a_label_breaks_where_its_neuron_is_another_one(run, indexed):
     from icebear import check
-    from icebear.actmax.claims.files import read_claims
+    from icebear.claims.files import read_claims
 
     model, _ = indexed
     run("label", str(WORD), "zebra", "--score", "--claim", "c.yaml")

@@ -9,10 +9,10 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from icebear import attribute, steer
-from icebear.concepts.models.families import FAMILIES, SCANS
-from icebear.concepts.models.linear import norm_divisor, through_norm
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.vocabulary import unembedding, w_in_rows, w_out_rows
+from icebear.concepts.vocabulary.vocabulary import unembedding, w_in_rows, w_out_rows
+from icebear.models.parts.families import FAMILIES, SCANS
+from icebear.models.parts.linear import norm_divisor, through_norm
 
 spec = importlib.util.spec_from_file_location("families_page", Path(__file__).parents[1] / "docs" / "families.py")
 page = importlib.util.module_from_spec(spec)

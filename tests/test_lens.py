@@ -13,11 +13,11 @@ from test_tasks import make
 from icebear import Model, Neuron, build_index, describe, open_store, project, steer
 from icebear.actmax.index.neuron_vectors import ensure_vectors
 from icebear.app.cli.main import main
-from icebear.concepts import calibration, lens
-from icebear.concepts.lens import build_mean_lens, contexts_of, mean_lens, mean_rows
-from icebear.concepts.models.linear import Linear
-from icebear.concepts.vocabulary import direct_row, unembed
+from icebear.concepts.vocabulary import calibration, lens
+from icebear.concepts.vocabulary.lens import build_mean_lens, contexts_of, mean_lens, mean_rows
+from icebear.concepts.vocabulary.vocabulary import direct_row, unembed
 from icebear.errors import InputError
+from icebear.models.parts.linear import Linear
 from icebear.records import Reliability
 
 SLOW = {"llama": LLAMA, "gpt2": dense()["gpt2"], "gemma3": GEMMA3}

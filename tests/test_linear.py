@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
 from icebear import Edit, Model, Neuron, Recipe, project
-from icebear.concepts import vocabulary
-from icebear.concepts.models.linear import Linear
-from icebear.concepts.vocabulary import direct_row, direct_rows, unembed, unembedding, w_in_rows, w_out_rows
+from icebear.concepts.vocabulary import vocabulary
+from icebear.concepts.vocabulary.vocabulary import direct_row, direct_rows, unembed, unembedding, w_in_rows, w_out_rows
+from icebear.models.parts.linear import Linear
 from icebear.steering.weight_patch import patch
 
 CONFIGS = {**dense(), **mixtures()}

@@ -23,8 +23,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from icebear import Model, attribute, load_model
 from icebear.cache import hub_reachable
-from icebear.concepts.models import conversion, loading
 from icebear.errors import IcebearError, ModelError
+from icebear.models.loading import conversion, loading
 
 IDS = [7, 3, 12]
 CONFIGS = {

@@ -19,16 +19,16 @@ from mcp import Client, StdioServerParameters
 from test_tasks import make
 
 from icebear import Concept, Model, attribute, build_index, circuit, open_store
-from icebear.actmax.explanation import Explanation
-from icebear.actmax.sentences import group_text, limits_sentence, together_sentence
 from icebear.actmax.writes import FEW
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session
-from icebear.concepts.attribution.counterfactuals import Suggestion
-from icebear.concepts.attribution.random_controls import RandomControl, token_removal_control
-from icebear.concepts.attribution.ranking import Ranking
+from icebear.concepts.answers.counterfactuals import Suggestion
+from icebear.concepts.nodes.random_controls import RandomControl, token_removal_control
+from icebear.concepts.results.ranking import Ranking
 from icebear.edits import parse_edits
+from icebear.explanation.explanation import Explanation
+from icebear.explanation.sentences import group_text, limits_sentence, together_sentence
 from icebear.steering.random_edits import random_edit_control, random_edits
 
 PROMPT, OTHER = "ice bear", "big cats"

@@ -10,9 +10,6 @@ from test_differences import OTHER
 from test_tasks import make
 
 from icebear import Relevance, attribute
-from icebear.concepts.evaluation import ablation, faithfulness, pairs
-from icebear.concepts.evaluation.questions import Question
-from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.concepts.methods.gradients import (
     Gradient,
@@ -26,11 +23,15 @@ from icebear.concepts.methods.lrp import CP_LRP, PA_LRP, AttnLRP, Difference
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.perturbation import AtMan, Occlusion
 from icebear.concepts.methods.registry import METHODS, method_of, methods_of, name_of
-from icebear.concepts.models.objective import objective_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
+from icebear.evaluation.data import pairs
+from icebear.evaluation.explanations import ablation, faithfulness
+from icebear.evaluation.explanations.questions import Question
+from icebear.lrp.context import relevance_rules
+from icebear.models.objective import objective_of
 
 MASK = 49
 

@@ -7,13 +7,13 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from icebear import Chat, attribute, circuit, explain
-from icebear.actmax.sentences import hardly_differs
 from icebear.app.cli.main import main
 from icebear.app.cli.screen import explanation_screen
-from icebear.concepts.attribution.answers import at_first_difference, say
-from icebear.concepts.attribution.behaviour import read_cases
-from icebear.concepts.models.prompts import Prompt
+from icebear.concepts.answers.behaviour import read_cases
+from icebear.concepts.attribution.named import at_first_difference, say
 from icebear.errors import InputError, UnknownName
+from icebear.explanation.sentences import hardly_differs
+from icebear.models.text.prompts import Prompt
 
 PROMPT, OTHER = "I live in", "I work in"
 YORK, JERSEY = " New York City", " New Jersey"

@@ -12,8 +12,8 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pages import NOTEBOOKS, build_site, script
 
-from icebear.concepts.evaluation import faithfulness
-from icebear.concepts.models import loading
+from icebear.evaluation.explanations import faithfulness
+from icebear.models.loading import loading
 
 notebooks = script("notebooks")
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

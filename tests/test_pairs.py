@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from icebear import Model, attribute, load_model
 from icebear.app.cli.main import main
-from icebear.concepts.models.prompts import Prompt, prompt_json
 from icebear.errors import InputError
+from icebear.models.text.prompts import Prompt, prompt_json
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] the bear eats fish an animal sleeps".split()
 PAIR = "the bear eats fish", "an animal eats"

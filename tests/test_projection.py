@@ -9,10 +9,10 @@ from conftest import ICE_BEAR, IDS, Letters, random_model
 
 from benchmarks.projection import PROMPTS
 from icebear import Model, Neuron, attribute, project, steer
-from icebear.concepts import calibration as texts
-from icebear.concepts.calibration import calibrate
-from icebear.concepts.models.linear import norm_divisor as divisor
-from icebear.concepts.vocabulary import direct_row, typical, unembedding
+from icebear.concepts.vocabulary import calibration as texts
+from icebear.concepts.vocabulary.calibration import calibrate
+from icebear.concepts.vocabulary.vocabulary import direct_row, typical, unembedding
+from icebear.models.parts.linear import norm_divisor as divisor
 
 
 def test_one_unit_changes_the_logits_by_what_project_says(smol):

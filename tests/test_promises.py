@@ -13,11 +13,11 @@ from torch import nn
 
 from icebear import ATTNLRP, CP_LRP, Neuron, attribute
 from icebear.actmax.index.annotation import attribute_neurons
-from icebear.concepts.lrp import context
-from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.passes import run as passes
 from icebear.errors import InputError, MissingRule, NumericalError
+from icebear.lrp import context
+from icebear.lrp.context import relevance_rules
 
 INPUT = torch.tensor([IDS])
 OTHERS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9]]

@@ -7,8 +7,8 @@ import torch
 from conftest import IDS, LLAMA, Letters, random_model
 
 from icebear import Model, attribute
-from icebear.concepts.models.prompts import Prompt
 from icebear.errors import InputError
+from icebear.models.text.prompts import Prompt
 
 ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
 

@@ -9,9 +9,9 @@ import dummy_evaluation
 import pytest
 from click.testing import CliRunner
 
-from icebear.actmax.evaluations import EVALUATIONS
 from icebear.app.cli.main import main
-from icebear.concepts.evaluation import report
+from icebear.evaluation import report
+from icebear.evaluation.registry import EVALUATIONS
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_an_attention_neurons_words_are_its_output_columns(smol):
 @pytest.mark.real
 @pytest.mark.network
 def test_gemma3_on_real_weights():
-    from icebear.concepts.models.presets import PRESETS
+    from icebear.models.loading.presets import PRESETS
 
     wanted = os.environ.get("ICEBEAR_TEST_GEMMA")
     if not wanted and not cached(PRESETS["gemma3-270m"].folder):

@@ -10,9 +10,9 @@ from reference.attnlrp import linear_shares
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
-from icebear.concepts.lrp.context import relevance_rules
 from icebear.concepts.methods.registry import method_of, name_of
 from icebear.errors import InputError, UnknownName
+from icebear.lrp.context import relevance_rules
 
 RULES = [Epsilon(), Epsilon(0.5), Gamma(0.25), Gamma(3), ZPlus(), AlphaBeta(1), AlphaBeta(2)]
 

@@ -12,12 +12,12 @@ from conftest import printed
 from planted import CODES, TOPICS, WORDS, bare
 
 from icebear import Neuron, build_index, describe, open_store, read_corpus
+from icebear.actmax.index import corpus as corpora
+from icebear.actmax.index.corpus import Corpus
 from icebear.app.cli.main import main
 from icebear.app.cli.terminal import card_report
-from icebear.concepts import corpus as corpora
-from icebear.concepts.corpus import Corpus
-from icebear.concepts.projection import both_projections
-from icebear.concepts.vocabulary import direct_row, unembedding
+from icebear.concepts.vocabulary.projection import both_projections
+from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
 from icebear.db import search
 from icebear.db.vectors import unit
 from icebear.errors import StoreError

@@ -28,12 +28,12 @@ from icebear import (
 from icebear.actmax.index.neuron_vectors import gated
 from icebear.app.cli.terminal import comparison_table, relevance_report
 from icebear.app.web.editing import change_text
-from icebear.concepts.attribution.random_controls import token_removal_control
-from icebear.concepts.models.objective import objective_of
+from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
-from icebear.concepts.vocabulary import w_in_rows, w_out_rows
+from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError, ModelError, UnknownName
+from icebear.models.objective import objective_of
 from icebear.steering.comparison import compare
 
 NAMES = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}

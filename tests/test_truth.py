@@ -12,23 +12,26 @@ from hooked_models import IDS, folder_of
 
 from icebear import attribute, load_model
 from icebear.app.cli.main import main
-from icebear.concepts.attribution.controls import Nodes, recovered_shares
-from icebear.concepts.concept import reading
-from icebear.concepts.evaluation import truth, truth_tables
 from icebear.concepts.methods.lrp import DIFFERENCE
-from icebear.concepts.truth import edges, rounds
-from icebear.concepts.truth.compiler import Compiled, compiled
-from icebear.concepts.truth.decoys import KINDS, with_decoys
-from icebear.concepts.truth.judging import SITES, candidates_of, ranked, relevances, scores_of, sites_of
-from icebear.concepts.truth.own import pair_of
-from icebear.concepts.truth.pairs import Pair, pairs_of
-from icebear.concepts.truth.programs import PROGRAMS
-from icebear.concepts.truth.search import truth_of
-from icebear.concepts.truth.trained_programs import FOLDER, names, trained
+from icebear.concepts.nodes import rounds
+from icebear.concepts.nodes.controls import Nodes, recovered_shares
 from icebear.edits import Edit
+from icebear.evaluation.truth.judge import edges
+from icebear.evaluation.truth.judge import flips as truth_flips
+from icebear.evaluation.truth.judge import nodes as truth
+from icebear.evaluation.truth.judge import tables as truth_tables
+from icebear.evaluation.truth.judge import variables as truth_variables
+from icebear.evaluation.truth.judge.judging import SITES, candidates_of, ranked, relevances, scores_of, sites_of
+from icebear.evaluation.truth.judge.own import pair_of
+from icebear.evaluation.truth.judge.pairs import Pair, pairs_of
+from icebear.evaluation.truth.judge.search import truth_of
+from icebear.evaluation.truth.programs.compiler import Compiled, compiled
+from icebear.evaluation.truth.programs.decoys import KINDS, with_decoys
+from icebear.evaluation.truth.programs.programs import PROGRAMS
+from icebear.evaluation.truth.programs.trained_programs import FOLDER, names, trained
 from icebear.records import Neuron
 from icebear.steering.apply import steer
-from icebear.steering.evaluations import truth_flips, truth_variables
+from icebear.steering.concept import reading
 from icebear.steering.flipping.search import flip
 
 DYCK = [folder for parent in Path(__file__).parents for folder in parent.glob("shared/truth/dyck16")]

@@ -17,13 +17,13 @@ from transformers import LlamaConfig
 
 from icebear import ATTNLRP, Model, Neuron, attribute, load_model
 from icebear.app.cli.main import main
-from icebear.concepts.attribution.behaviour import Case, behaviour_changes
-from icebear.concepts.attribution.controls import ablation
-from icebear.concepts.attribution.diff import Diff, ranked_changes
-from icebear.concepts.attribution.restoring import ExplainedChanges, Restoring
-from icebear.concepts.attribution.two_models import ModelPair, neuron_similarity
-from icebear.concepts.lrp.two_models import OuterProduct
+from icebear.concepts.answers.behaviour import Case, behaviour_changes
+from icebear.concepts.answers.restoring import ExplainedChanges, Restoring
+from icebear.concepts.nodes.controls import ablation
+from icebear.concepts.results.diff import Diff, ranked_changes
+from icebear.concepts.results.two_models import ModelPair, neuron_similarity
 from icebear.errors import InputError, MissingRule
+from icebear.lrp.two_models import OuterProduct
 
 PLANTED = Neuron(2, "ffn", 7)
 LEARNED = ("apertus",)

@@ -11,7 +11,7 @@ from pages import NOTEBOOKS, PAGES, ROOT
 
 from icebear.app.cli.main import main
 
-FOLDERS = ("concepts", "actmax", "steering", "db", "app", "icebear", "benchmarks")
+FOLDERS = "app claims explanation evaluation actmax steering concepts lrp models db icebear benchmarks".split()
 CODE = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 WHOLE = {"found", "told", "said", "asked", "given", "kept", "like", "away", "beyond", "turned", "turn_up", "turn_down"}
 """Names that say nothing, or that the field calls otherwise."""

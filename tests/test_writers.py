@@ -17,14 +17,14 @@ from conftest import LLAMA, random_model, started_alone
 from test_house import ROOMS, ROOT, room_files
 
 from icebear import Recipe, attribute, load_model, open_store
-from icebear.actmax.claims.claim import Claim
-from icebear.actmax.claims.files import append_claims, read_claims, write_claims
-from icebear.actmax.claims.kinds.answer import AnswerClaim
 from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
-from icebear.concepts.evaluation import report, runner
-from icebear.concepts.evaluation.protocol import Evaluation, Part
+from icebear.claims.claim import Claim
+from icebear.claims.files import append_claims, read_claims, write_claims
+from icebear.claims.kinds.answer import AnswerClaim
 from icebear.errors import IcebearError, InputError
+from icebear.evaluation import report, runner
+from icebear.evaluation.protocol import Evaluation, Part
 from icebear.paths import locked, write_file, written
 from icebear.steering.control_vector import control_vectors, save_control_vectors
 from icebear.steering.weight_patch import patch, save_patch
@@ -48,12 +48,12 @@ ALLOWED = {
     "icebear/cache.py ensure": "a folder that is renamed when it is whole, under a lock",
     "icebear/cache.py extract_from_wheels": "inside such a folder",
     "icebear/cache.py _write": "a manifest that is renamed; a broken one only costs hashing",
-    "concepts/models/conversion.py from_gguf": "inside such a folder",
-    "concepts/models/conversion.py make": "inside such a folder",
-    "concepts/models/conversion.py _save": "inside such a folder",
-    "concepts/corpus.py make": "inside such a folder",
-    "concepts/evaluation/runner.py finished": "cuts a last line off that was only partly written",
-    "concepts/evaluation/report.py save": "to memory, for write_file",
+    "models/loading/conversion.py from_gguf": "inside such a folder",
+    "models/loading/conversion.py make": "inside such a folder",
+    "models/loading/conversion.py _save": "inside such a folder",
+    "actmax/index/corpus.py make": "inside such a folder",
+    "evaluation/runner.py finished": "cuts a last line off that was only partly written",
+    "evaluation/report.py save": "to memory, for write_file",
     "db/sqlite.py rows": "asks whether the folder can be written; the file has no name",
     "db/vectors.py save": "faiss, to the path of `written`",
     "steering/control_vector.py _write": "GGUFWriter, to the path of `written`",

@@ -14,7 +14,7 @@ from icebear.actmax import writes as module
 from icebear.actmax.page import writes_verdict
 from icebear.actmax.writes import mean_correlation, patched_logits, random_places, writes
 from icebear.app.cli.terminal import card_report
-from icebear.concepts.calibration import mean_activations
+from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.errors import StoreError
 from icebear.records import Writes
 
@@ -75,7 +75,7 @@ def slow_correlation(effects, activations, value):
     ids=["llama", "gemma3, whose windows are shorter than sentences"],
 )
 def test_what_it_writes_is_what_hooks_measure(config, path, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("icebear.concepts.attribution.effects.LIKELY", LIKELY)
+    monkeypatch.setattr("icebear.concepts.results.effects.LIKELY", LIKELY)
     monkeypatch.setattr(module, "ROWS", 3)
     model, neuron = made(config), Neuron(1, "ffn", 3)
     average = mean_activations(model)["ffn"][1, 3].item()

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
 from icebear.concepts.methods.registry import name_of
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Activations, Conservation, forward_backward, new_accounting
 from icebear.db.store import Store
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.text.prompts import PromptLike
 from icebear.records import Example, Neuron
 from icebear.values import several, shown, typed, whole
 

@@ -14,14 +14,14 @@ from safetensors.torch import load, save
 
 from icebear.actmax.index.activation_statistics import STATISTICS, ScanSummary, empty_summary, merge
 from icebear.actmax.index.classes import ensure_classes
+from icebear.actmax.index.corpus import Corpus
 from icebear.actmax.index.engines import Engine, in_process
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
 from icebear.actmax.index.scan import Settings, index_size, shards
-from icebear.concepts.corpus import Corpus
-from icebear.concepts.models.model import Model
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError
 from icebear.extras import need
+from icebear.models.model import Model
 from icebear.records import Sentence
 from icebear.values import several, typed
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from icebear.actmax.index.activation_statistics import ScanSummary
 from icebear.actmax.index.scan import Settings, scan_shard, sums_up
-from icebear.concepts.models.model import Model
 from icebear.errors import InputError
+from icebear.models.model import Model
 from icebear.records import Sentence
 
 Shards = Iterable[tuple[int, list[Sentence]]]

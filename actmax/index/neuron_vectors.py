@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from icebear.concepts.lens import MeanLens, mean_lens
-from icebear.concepts.models.linear import Linear
-from icebear.concepts.models.model import Model
-from icebear.concepts.vocabulary import direct_rows, typical, unembedding, vocabulary, w_in_rows, w_out_rows
+from icebear.concepts.vocabulary.lens import MeanLens, mean_lens
+from icebear.concepts.vocabulary.vocabulary import direct_rows, typical, unembedding, vocabulary, w_in_rows, w_out_rows
 from icebear.db import vectors
 from icebear.db.search import measure_chance
 from icebear.db.store import Store
 from icebear.errors import NumericalError, StoreError
+from icebear.models.model import Model
+from icebear.models.parts.linear import Linear
 
 BLOCK = 4096
 """The number of rows of a block."""

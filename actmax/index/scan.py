@@ -11,12 +11,12 @@ from torch import Tensor
 
 from icebear.actmax.index.activation_statistics import EMPTY, STATISTICS, LayerActivations, ScanSummary, top_k
 from icebear.concepts.methods.lrp import ATTNLRP
-from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
+from icebear.models.batch import Batch
+from icebear.models.model import Model
 from icebear.records import SITES, Sentence
 from icebear.values import one_of, seed_of, stable_hash, whole
 

@@ -16,10 +16,10 @@ from icebear.actmax.labels.null import controls, nulls, other_labels, p_value, r
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations
 from icebear.actmax.labels.scores import TopActivations, choose_label, score_parts
 from icebear.actmax.labels.side import Side, sides
-from icebear.concepts.models.model import Model
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.errors import InputError
+from icebear.models.model import Model
 from icebear.records import Meaning, Neuron
 
 GROUP = 4096

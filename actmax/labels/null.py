@@ -11,9 +11,9 @@ from icebear.actmax.labels import kinds
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.scores import Chosen, choose_label, score_parts
 from icebear.actmax.labels.side import Side
-from icebear.concepts.models.model import Model
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
+from icebear.models.model import Model
 from icebear.records import Neuron
 
 CONTROLS = 100

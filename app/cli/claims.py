@@ -11,12 +11,12 @@ import icebear
 from icebear.app.cli.progress import waiting
 
 if TYPE_CHECKING:
-    from icebear.actmax.claims.writing import Draft
+    from icebear.claims.writing import Draft
 
 
 def claim(path: str, model: icebear.Model, drafts: Callable[[], Iterable[Draft]], seed: int = 0) -> None:
     """Measure claims, append them to a file, and name those that were refused. Raises `InputError`."""
-    from icebear.actmax.claims.writing import append
+    from icebear.claims.writing import append
 
     with waiting("Measuring claims"):
         claims, refused = append(model, path, drafts(), seed)

@@ -19,8 +19,8 @@ from click.core import ParameterSource
 
 import icebear
 from icebear.app.cli.progress import waiting
-from icebear.concepts.models.chat import Chat, other_prompt
 from icebear.errors import InputError, nearest
+from icebear.models.text.chat import Chat, other_prompt
 from icebear.paths import check_writable, local, read_text
 from icebear.records import SITES_AND_HEADS
 from icebear.values import LAST_SEED, one_of
@@ -50,7 +50,7 @@ class ClaimsFile(Output):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
         if Path(path).exists():
-            from icebear.actmax.claims.files import read_claims
+            from icebear.claims.files import read_claims
 
             read_claims(path)
         return path
@@ -340,7 +340,7 @@ class AttributionOptions:
             way = "an image; give --image" if not self.image else "a text; give a PROMPT"
             raise click.UsageError(f"The input of {model.name} is {way}.")
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
-        from icebear.concepts.attribution.answers import at_first_difference  # torch is loaded by now
+        from icebear.concepts.attribution.named import at_first_difference  # torch is loaded by now
 
         target, contrast = self.target, self.contrast
         if self.span is not None:

@@ -18,7 +18,7 @@ from icebear.records import Neuron
 
 if TYPE_CHECKING:
     from icebear.actmax.index.build import Progress
-    from icebear.concepts.corpus import Corpus
+    from icebear.actmax.index.corpus import Corpus
 
 SECONDS = 10.0
 """The time between two lines of progress without a terminal."""

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 import icebear
-from icebear.actmax.screen import WIDTH, Line, lines
 from icebear.app.cli.terminal import heatmap
+from icebear.explanation.screen import WIDTH, Line, lines
 
 
 def explanation_screen(explanation: icebear.Explanation, units: Table | None = None) -> Constrain:

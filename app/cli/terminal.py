@@ -18,26 +18,26 @@ from rich.tree import Tree
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import meanings
 from icebear.actmax.page import NOT_NEAR, RELMAX, WRITES, nearest_title, token_count_note, writes_about
-from icebear.actmax.sentences import empty_shares, hardly_differs
-from icebear.concepts.attribution.effect_words import effect_text
 from icebear.concepts.circuits.drawing import summary, top_sources
-from icebear.concepts.models.prompts import prompt_line
-from icebear.concepts.render import color, hexadecimal, ink, normalized, visible
+from icebear.concepts.results.effect_words import effect_text
 from icebear.db.search import BY, NO_NEURON, absence
+from icebear.explanation.sentences import empty_shares, hardly_differs
+from icebear.models.text.prompts import prompt_line
 from icebear.records import Example, Hit, Meaning, Place, Projection, Promotion, TokenScore
+from icebear.render import color, hexadecimal, ink, normalized, visible
 from icebear.steering.records import FlipRecord, SideEffects, score_of
 
 if TYPE_CHECKING:
     import icebear
-    from icebear.actmax.claims.check import CheckedClaims
-    from icebear.concepts.attribution.behaviour import BehaviourNeuron
-    from icebear.concepts.attribution.controls import Ablation
-    from icebear.concepts.attribution.matrix import Matrix
-    from icebear.concepts.attribution.restoring import ExplainedChanges
-    from icebear.concepts.attribution.sources import SourceBreakdown
-    from icebear.concepts.attribution.units import Unit
+    from icebear.claims.check import CheckedClaims
+    from icebear.concepts.answers.behaviour import BehaviourNeuron
+    from icebear.concepts.answers.matrix import Matrix
+    from icebear.concepts.answers.restoring import ExplainedChanges
+    from icebear.concepts.answers.sources import SourceBreakdown
+    from icebear.concepts.answers.units import Unit
     from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
-    from icebear.concepts.lens import MeanLens
+    from icebear.concepts.nodes.controls import Ablation
+    from icebear.concepts.vocabulary.lens import MeanLens
     from icebear.steering.comparison import Comparison
     from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
 

@@ -13,11 +13,11 @@ from typing import Any
 import anyio
 
 from icebear.cache import cached
-from icebear.concepts.models.loading import load_model
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.presets import PRESETS
 from icebear.db.store import Store, open_finished
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
+from icebear.models.loading.loading import load_model
+from icebear.models.loading.presets import PRESETS
+from icebear.models.model import Model
 from icebear.paths import local, write_file
 from icebear.steering.side_effects import HeldOutContexts
 

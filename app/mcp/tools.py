@@ -17,7 +17,22 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from icebear.actmax.card import describe
-from icebear.actmax.explanation import (
+from icebear.actmax.labels.meanings import label_title
+from icebear.actmax.writes import FEW
+from icebear.app.mcp.session import Session
+from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.attribution.named import at_first_difference
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.drawing import summary
+from icebear.concepts.nodes.random_controls import DRAWS, RandomControl, objective_text, token_removal_control
+from icebear.concepts.passes.interrupt import Checked
+from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.vocabulary.projection import both_projections
+from icebear.db.search import BY, absence, absent, by_words
+from icebear.edits import parse_edits
+from icebear.errors import IcebearError, InputError, out_of_memory
+from icebear.explanation.explanation import (
     GROUPS,
     CheckedCircuit,
     ExplainedNode,
@@ -26,8 +41,7 @@ from icebear.actmax.explanation import (
     silencing_control,
     with_changes,
 )
-from icebear.actmax.labels.meanings import label_title
-from icebear.actmax.sentences import (
+from icebear.explanation.sentences import (
     GROUPS_ABOUT,
     group_text,
     limits_sentence,
@@ -35,23 +49,9 @@ from icebear.actmax.sentences import (
     sum_text,
     together_sentence,
 )
-from icebear.actmax.writes import FEW
-from icebear.app.mcp.session import Session
-from icebear.concepts.attribution.answers import at_first_difference
-from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
-from icebear.concepts.attribution.random_controls import DRAWS, RandomControl, objective_text, token_removal_control
-from icebear.concepts.attribution.ranking import Ranking
-from icebear.concepts.circuits.circuit import circuit
-from icebear.concepts.circuits.drawing import summary
-from icebear.concepts.models.chat import Chat, other_prompt
-from icebear.concepts.models.prompts import PromptLike
-from icebear.concepts.passes.interrupt import Checked
-from icebear.concepts.projection import both_projections
-from icebear.db.search import BY, absence, absent, by_words
-from icebear.edits import parse_edits
-from icebear.errors import IcebearError, InputError, out_of_memory
 from icebear.extras import need
+from icebear.models.text.chat import Chat, other_prompt
+from icebear.models.text.prompts import PromptLike
 from icebear.records import Neuron
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept

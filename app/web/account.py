@@ -12,10 +12,10 @@ from icebear.app.web import ui
 from icebear.app.web.background import Job
 from icebear.app.web.bars import Bar, bars
 from icebear.app.web.relevances import answered, explained_words
-from icebear.concepts.attribution.ranking import Ranking
-from icebear.concepts.attribution.sources import SourceBreakdown, SourcePart, source_breakdown
-from icebear.concepts.models.answer import Answer
-from icebear.concepts.models.chat import Chat
+from icebear.concepts.answers.sources import SourceBreakdown, SourcePart, source_breakdown
+from icebear.concepts.results.ranking import Ranking
+from icebear.models.text.answer import Answer
+from icebear.models.text.chat import Chat
 
 WORD, ALTERNATIVE = "word", "alternative"
 UNWRITTEN = {"template": "Chat template", "sinks": "Attention sinks"}

@@ -20,15 +20,15 @@ import streamlit as st
 from streamlit import runtime
 
 from icebear.cache import cache_folder, cached, partial_folder
-from icebear.concepts.models.presets import PRESETS
 from icebear.db.sqlite import VERSION
 from icebear.errors import IcebearError, out_of_memory
+from icebear.models.loading.presets import PRESETS
 
 if TYPE_CHECKING:
-    from icebear.actmax.explanation import Grouped
-    from icebear.concepts.attribution.result import Relevance
-    from icebear.concepts.corpus import Corpus
-    from icebear.concepts.models.model import Model
+    from icebear.actmax.index.corpus import Corpus
+    from icebear.concepts.results.result import Relevance
+    from icebear.explanation.explanation import Grouped
+    from icebear.models.model import Model
     from icebear.records import Sentence
 
 SMALLER, LARGER = 300, 3000
@@ -195,7 +195,7 @@ def loading(name: str, **options: Any) -> Job:
 
     def load(job: Job) -> Model:
         with importing:
-            from icebear.concepts.models.loading import load_model
+            from icebear.models.loading.loading import load_model
         return load_model(name, **options)
 
     preset = PRESETS.get(name)
@@ -242,8 +242,8 @@ def _build(job: Job, loading: Job, path: Path | None) -> Path:
     if loading.error:
         raise loading.error
     with importing:
-        from icebear.concepts.calibration import calibrate
-        from icebear.concepts.corpus import read_corpus
+        from icebear.actmax.index.corpus import read_corpus
+        from icebear.concepts.vocabulary.calibration import calibrate
     model: Model = loading.result
     job.doing = "calibrating the model, once"
     if model.has_family:

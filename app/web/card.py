@@ -20,13 +20,13 @@ from icebear.actmax.writes import FEW, writes
 from icebear.app.web import ui
 from icebear.app.web.background import SITES, Job
 from icebear.app.web.header import no_store_yet, offer_sites
-from icebear.concepts.lens import mean_lens
-from icebear.concepts.models.model import Model
-from icebear.concepts.projection import both_projections
+from icebear.concepts.vocabulary.lens import mean_lens
+from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import nearest, vocabulary_projection
 from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError
+from icebear.models.model import Model
 from icebear.records import FEW_WORDS, Neuron, Projection, Writes
 
 EXAMPLES, WORDS = 8, 5

@@ -13,9 +13,9 @@ from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
 from icebear.app.web import account, ui, words
-from icebear.concepts.models.answer import message_ids, read_span
-from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
+from icebear.models.text.answer import message_ids, read_span
+from icebear.models.text.chat import Chat, template_of
 
 LAST = 8
 """Messages that are shown of a longer conversation."""

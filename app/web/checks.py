@@ -8,10 +8,10 @@ import streamlit as st
 from icebear.app.web import ui
 from icebear.app.web.background import Job
 from icebear.app.web.bars import Bar, bars
-from icebear.concepts.attribution.controls import Ablation
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.drawing import DRAWN, FIRST
 from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.nodes.controls import Ablation
 
 LITTLE = 0.2
 """Circuits of less sufficiency are called a small part of the computation."""

@@ -14,12 +14,12 @@ from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.web import continuations, flips, ui
 from icebear.app.web.background import Job
 from icebear.app.web.editing import download, last_result, side_by_side
-from icebear.concepts.models.model import Model
-from icebear.concepts.render import heatmap
 from icebear.concepts.statistics import auroc_by_chance
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.models.model import Model
 from icebear.recipe import Recipe
+from icebear.render import heatmap
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept

@@ -11,7 +11,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.app.web import ui
-from icebear.concepts.render import NEGATIVE, hexadecimal, visible
+from icebear.render import NEGATIVE, hexadecimal, visible
 
 SIDE = Markup(
     "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"

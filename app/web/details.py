@@ -8,14 +8,14 @@ import altair as alt
 import pandas
 import streamlit as st
 
-from icebear.actmax.effect_map import effect_map
-from icebear.actmax.explanation import Explanation
 from icebear.app.web import ui
 from icebear.app.web.relevances import explained
-from icebear.concepts.attribution.effect_words import IN_PROMPT
-from icebear.concepts.attribution.ranking import Ranking
-from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, visible
+from icebear.concepts.results.effect_words import IN_PROMPT
+from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.results.result import Relevance
+from icebear.explanation.effect_map import effect_map
+from icebear.explanation.explanation import Explanation
+from icebear.render import NEGATIVE, POSITIVE, hexadecimal, visible
 
 SITES = {"MLP and attention": None, "MLP": "ffn", "attention": "attn", "attention heads": "head"}
 """As they are named in links -> the site that is ranked."""

@@ -15,9 +15,9 @@ import streamlit as st
 from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web import continuations, flips, ui
-from icebear.concepts.models.chat import Chat
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
 from icebear.errors import InputError
+from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
 from icebear.steering.comparison import Comparison, compare

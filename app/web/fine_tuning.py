@@ -8,11 +8,11 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.actmax.explanation import Explanation, explain
 from icebear.app.web import flips, measured, ui
 from icebear.app.web.background import Job
 from icebear.app.web.finding import Request
-from icebear.concepts.attribution.restoring import ChangeEffect
+from icebear.concepts.answers.restoring import ChangeEffect
+from icebear.explanation.explanation import Explanation, explain
 from icebear.records import TokenScore
 
 SHARES = {"undone": "undone", "same_size": "random, same norms", "random": "random, any", "largest": "largest norms"}

@@ -11,9 +11,9 @@ import streamlit as st
 
 from icebear.app.web import continuations, ui
 from icebear.app.web.background import STOPPED, Job
-from icebear.concepts.attribution.effect_words import IN_PROMPT
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import PromptLike
+from icebear.concepts.results.effect_words import IN_PROMPT
+from icebear.models.model import Model
+from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
 from icebear.steering.flipping.search import flip

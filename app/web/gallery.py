@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from icebear.app.web import ui
 from icebear.app.web.finding import Finding
-from icebear.concepts.render import heatmap
+from icebear.render import heatmap
 
 MODEL = "smollm2-135m"
 NAMES = ("geography", "languages", "music", "grammar", "chat", "sums")

@@ -14,8 +14,8 @@ from icebear.app.web.continuations import share
 from icebear.app.web.finding import Answers, Finding, Request
 from icebear.app.web.relevances import explained, predicted
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.registry import METHODS
+from icebear.concepts.results.result import Relevance
 from icebear.edits import parse_edits
 from icebear.steering.apply import steer
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from icebear.actmax.explanation import ExplainedGroup, ExplainedNode, Explanation, Grouped
-from icebear.actmax.sentences import group_text, reach_sentence, together_sentence, tokens_sentence
 from icebear.app.web.finding import Finding, Group, Strong
-from icebear.concepts.attribution.effects import Patched
-from icebear.concepts.attribution.ranking import Ranking
-from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.calibration import calibrate
-from icebear.concepts.models.model import Model
+from icebear.concepts.results.effects import Patched
+from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.results.result import Relevance
+from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.edits import Edit
+from icebear.explanation.explanation import ExplainedGroup, ExplainedNode, Explanation, Grouped
+from icebear.explanation.sentences import group_text, reach_sentence, together_sentence, tokens_sentence
+from icebear.models.model import Model
 from icebear.records import Ranked, TokenScore
 
 SHOWN = 10

@@ -7,10 +7,10 @@ import streamlit as st
 from icebear.app.web import ui
 from icebear.app.web.background import shared
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.methods.registry import METHODS
-from icebear.concepts.models.answer import Answer, answer_of
-from icebear.concepts.models.chat import Chat
+from icebear.concepts.results.result import Relevance
+from icebear.models.text.answer import Answer, answer_of
+from icebear.models.text.chat import Chat
 from icebear.records import TokenScore
 
 DEFAULT = "default"

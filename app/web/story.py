@@ -11,9 +11,9 @@ from markupsafe import Markup
 from icebear.actmax.page import excerpt
 from icebear.app.web import ui
 from icebear.app.web.finding import Finding, Group, Strong
-from icebear.concepts.attribution.effect_words import IN_PROMPT
-from icebear.concepts.render import heatmap, render
+from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.records import Example, Neuron
+from icebear.render import heatmap, render
 
 SHARES = (
     "Groups of neurons with similar effects. Sufficiency: the share of the difference that a group recovers alone; "

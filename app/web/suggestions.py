@@ -8,10 +8,10 @@ import streamlit as st
 
 from icebear.app.web import ui
 from icebear.app.web.background import Job
-from icebear.concepts.models.chat import Chat
+from icebear.models.text.chat import Chat
 
 if TYPE_CHECKING:
-    from icebear.concepts.attribution.counterfactuals import Suggestion
+    from icebear.concepts.answers.counterfactuals import Suggestion
 
 
 def field(prompt: str, default: str) -> str | None:
@@ -63,7 +63,7 @@ def _started(name: str, prompt: str) -> Job:
 
     def work(job: Job) -> list[Suggestion]:
         model = loading.outcome()
-        from icebear.concepts.attribution.counterfactuals import suggest_counterfactuals
+        from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
 
         return suggest_counterfactuals(model, prompt)
 

@@ -21,20 +21,20 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from icebear.app.web import background
 from icebear.app.web.background import STOPPED, Job, shared
-from icebear.concepts.attribution.effect_words import BY_LENS, IN_PROMPT
-from icebear.concepts.models.chat import Chat
-from icebear.concepts.render import relevance_heatmap, visible
+from icebear.concepts.results.effect_words import BY_LENS, IN_PROMPT
 from icebear.db.store import Store, open_store
 from icebear.errors import IcebearError, StoreError
+from icebear.models.text.chat import Chat
 from icebear.records import Neuron
+from icebear.render import relevance_heatmap, visible
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
 
-    from icebear.actmax.explanation import Explanation, Grouped
-    from icebear.concepts.attribution.ranking import Ranking
-    from icebear.concepts.attribution.result import Relevance
-    from icebear.concepts.models.model import Model
+    from icebear.concepts.results.ranking import Ranking
+    from icebear.concepts.results.result import Relevance
+    from icebear.explanation.explanation import Explanation, Grouped
+    from icebear.models.model import Model
 
 VIEWS = {
     "why": "Why this word?",
@@ -395,7 +395,7 @@ def target_label(relevance: Relevance) -> str:
 
 def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
     """Return the nodes of a relevance with their effects, and with their labels if there is an index."""
-    from icebear.actmax.explanation import Explanation
+    from icebear.explanation.explanation import Explanation
 
     with st.skeleton(height=240), store() if has_labels() else nullcontext() as opened:
         return Explanation.of(model(), relevance, ranking, store=opened)
@@ -403,7 +403,7 @@ def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
 
 def grouped(relevance: Relevance, site: str) -> Grouped:
     """Return the groups of the nodes of a site, measured once for all visitors."""
-    from icebear.actmax.explanation import explain_groups
+    from icebear.explanation.explanation import explain_groups
 
     known = shared().groups.setdefault(relevance, {})
     if site not in known:

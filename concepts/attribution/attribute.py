@@ -18,14 +18,14 @@ from icebear.concepts.attribution.request import (
     row_of_answer,
     rows_of,
 )
-from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.attribution.single import single_relevances
 from icebear.concepts.methods.method import Method
-from icebear.concepts.models.answer import Answer, Span
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Phrase, Token, per_prompt
-from icebear.concepts.models.prompts import PromptLike, Prompts
+from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import Phrase, Token, per_prompt
+from icebear.models.text.answer import Answer, Span
+from icebear.models.text.prompts import PromptLike, Prompts
 from icebear.values import typed
 
 BATCH_SIZE = 16

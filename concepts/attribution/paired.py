@@ -12,31 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.diff import Diff
-from icebear.concepts.attribution.prompt import (
+from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, joint_objective
+from icebear.concepts.methods.gradients import GradientTimesInput
+from icebear.concepts.methods.lrp import DIFFERENCE, Difference
+from icebear.concepts.methods.method import Method, Multiplying, OnePass
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.largest import Largest, LargestNeurons
+from icebear.concepts.passes.neurons import AllNeurons, PairedNeurons, Values
+from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward
+from icebear.concepts.passes.stream import Stream
+from icebear.concepts.results.diff import Diff
+from icebear.concepts.results.prompt import (
     Prediction,
     PromptTokens,
     excluded_positions,
     prompt_relevance,
     recorded_at,
 )
-from icebear.concepts.attribution.ranking import NeuronScores
-from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, joint_objective
-from icebear.concepts.attribution.result import Counterfactual, Relevance, Run
-from icebear.concepts.attribution.two_models import Causes, ChangedWeights
-from icebear.concepts.methods.gradients import GradientTimesInput
-from icebear.concepts.methods.lrp import DIFFERENCE, Difference
-from icebear.concepts.methods.method import Method, Multiplying, OnePass
-from icebear.concepts.models import images
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
-from icebear.concepts.models.prompts import Prompt
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.largest import Largest, LargestNeurons
-from icebear.concepts.passes.neurons import AllNeurons, PairedNeurons, Values
-from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward
-from icebear.concepts.passes.stream import Stream
+from icebear.concepts.results.ranking import NeuronScores
+from icebear.concepts.results.result import Counterfactual, Relevance, Run
+from icebear.concepts.results.two_models import Causes, ChangedWeights
 from icebear.errors import InputError, MissingRule, NumericalError, SameAnswer
+from icebear.models.model import Model
+from icebear.models.objective import Objective
+from icebear.models.text import images
+from icebear.models.text.prompts import Prompt
 from icebear.records import TokenScore
 
 NODES = 100

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from icebear.concepts.attribution.answers import at_first_difference, note_ending, note_space
-from icebear.concepts.attribution.prompt import Recorded, recorded_positions
-from icebear.concepts.attribution.result import Relevance
-from icebear.concepts.attribution.two_models import ModelPair
+from icebear.concepts.attribution.named import at_first_difference, note_ending, note_space
 from icebear.concepts.methods.lrp import ATTNLRP, DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
-from icebear.concepts.models.answer import Answer, Span
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import (
+from icebear.concepts.results.prompt import Recorded, recorded_positions
+from icebear.concepts.results.result import Relevance
+from icebear.concepts.results.two_models import ModelPair
+from icebear.errors import InputError, UnknownName
+from icebear.models.model import Model
+from icebear.models.objective import (
     Objective,
     ObjectiveKind,
     Phrase,
@@ -24,8 +24,8 @@ from icebear.concepts.models.objective import (
     per_prompt,
     phrase_ids,
 )
-from icebear.concepts.models.prompts import Prompt, prompts_of
-from icebear.errors import InputError, UnknownName
+from icebear.models.text.answer import Answer, Span
+from icebear.models.text.prompts import Prompt, prompts_of
 from icebear.values import one_of, several, shown, whole
 
 Kept = Literal["all", "top"]

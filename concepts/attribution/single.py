@@ -7,26 +7,26 @@ from functools import partial
 
 import torch
 
-from icebear.concepts.attribution.prompt import (
+from icebear.concepts.attribution.request import AttributionRequest
+from icebear.concepts.methods.method import OnePass
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.largest import LargestNeurons
+from icebear.concepts.passes.neurons import AllNeurons, Values
+from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
+from icebear.concepts.passes.stream import Stream
+from icebear.concepts.results.prompt import (
     Prediction,
     PromptTokens,
     excluded_positions,
     prompt_relevance,
     recorded_at,
 )
-from icebear.concepts.attribution.ranking import NeuronScores
-from icebear.concepts.attribution.request import AttributionRequest
-from icebear.concepts.attribution.result import Relevance, Run
-from icebear.concepts.lrp.positions import Sinks
-from icebear.concepts.methods.method import OnePass
-from icebear.concepts.models import images
-from icebear.concepts.models.objective import Objective
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.largest import LargestNeurons
-from icebear.concepts.passes.neurons import AllNeurons, Values
-from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
-from icebear.concepts.passes.stream import Stream
+from icebear.concepts.results.ranking import NeuronScores
+from icebear.concepts.results.result import Relevance, Run
 from icebear.errors import NumericalError
+from icebear.lrp.positions import Sinks
+from icebear.models.objective import Objective
+from icebear.models.text import images
 
 
 def single_relevances(request: AttributionRequest, objective: Objective) -> list[Relevance]:

@@ -11,20 +11,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import edges
 from icebear.concepts.circuits import nodes as choosing
 from icebear.concepts.circuits.graph import EDGE_THRESHOLD, Graph
 from icebear.concepts.circuits.records import Node
 from icebear.concepts.methods.lrp import DIFFERENCE, Difference
-from icebear.concepts.models.answer import Span
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Token
-from icebear.concepts.models.prompts import PromptLike, Prompts
 from icebear.concepts.passes.prefix import after_common_beginning
 from icebear.concepts.passes.run import Place
 from icebear.concepts.passes.sites import neuron_site
+from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import Token
+from icebear.models.text.answer import Span
+from icebear.models.text.prompts import PromptLike, Prompts
 from icebear.values import POSITIVE, real, typed, whole
 
 
@@ -82,7 +82,7 @@ def circuit(
     References
     ----------
     Marks et al. 2025, "Sparse Feature Circuits" (effects); circuit-tracer (influence and pruning); the contributions
-    are those of `icebear.concepts.lrp.differences`.
+    are those of `icebear.lrp.differences`.
     """
     whole(nodes, "The number of nodes", 1, choosing.MOST)
     real(edge_threshold, "The edge threshold", POSITIVE, 1)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from icebear.concepts.attribution.effect_words import IN_PROMPT, effect_parts
 from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Source, Target, Token
-from icebear.concepts.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
+from icebear.concepts.results.effect_words import IN_PROMPT, effect_parts
 from icebear.extras import need
+from icebear.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
 from icebear.values import real
 
 if TYPE_CHECKING:

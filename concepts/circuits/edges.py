@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.prompt import prompt_relevance
 from icebear.concepts.methods.lrp import Difference
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import NeuronRecorder
 from icebear.concepts.passes.run import Logits, Place, forward, forward_backward
 from icebear.concepts.passes.sites import by_place, hooks
+from icebear.concepts.results.prompt import prompt_relevance
+from icebear.models.model import Model
+from icebear.models.objective import Objective
 
 TOKENS = 64
 """Rows times tokens of a pass: few rows, because a backward pass of rows costs what its highest layer does."""

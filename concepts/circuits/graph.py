@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.controls import Ablation, ablate
-from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits import checks, drawing, neuronpedia
 from icebear.concepts.circuits import records as parts
 from icebear.concepts.circuits.groups import DISTANCE, grouped
 from icebear.concepts.circuits.nodes import column, pair_of, patchable
 from icebear.concepts.circuits.records import Edge, EdgeFaithfulness, Group, GroupAblation, Node
 from icebear.concepts.files import SavedResult
-from icebear.concepts.models.model import Model
+from icebear.concepts.nodes.controls import Ablation, ablate
+from icebear.concepts.results.result import Relevance
 from icebear.convert import Tabled
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.values import seed_of, several, shown, whole
 
@@ -160,7 +160,7 @@ class Graph(SavedResult, Tabled):
         return sorted(edges, key=lambda edge: -abs(edge.contribution_share))[:k], hidden
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
-        """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.attribution.controls.Nodes`."""
+        """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.nodes.controls.Nodes`."""
         width = self.model.ffn_width + self.model.heads * self.heads
         chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
         for node in self.nodes if nodes is None else several(nodes):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from icebear.concepts.attribution.effect_words import effect_parts
 from icebear.concepts.circuits.nodes import column
 from icebear.concepts.circuits.records import AnswerNode, Remainder, Source, Target, Token
+from icebear.concepts.results.effect_words import effect_parts
 from icebear.errors import InputError
 
 if TYPE_CHECKING:

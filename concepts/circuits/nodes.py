@@ -9,16 +9,16 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.controls import Nodes, most_relevant, recovered_shares
-from icebear.concepts.attribution.effect_words import effect_words
-from icebear.concepts.attribution.effects import Patched
-from icebear.concepts.attribution.ranking import Ranking
-from icebear.concepts.attribution.result import Relevance
 from icebear.concepts.circuits.edges import Probe
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
+from icebear.concepts.nodes.controls import Nodes, most_relevant, recovered_shares
 from icebear.concepts.passes.run import Place
+from icebear.concepts.results.effect_words import effect_words
+from icebear.concepts.results.effects import Patched
+from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import Objective
 from icebear.records import Neuron, Ranked
 
 MOST = 1024

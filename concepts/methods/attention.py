@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.methods.method import Method
-from icebear.concepts.models.linear import Linear, norm_divisor, through_norm
-from icebear.concepts.models.model import Model, at
-from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.vocabulary import unembedding
+from icebear.concepts.vocabulary.vocabulary import unembedding
 from icebear.errors import InputError
+from icebear.models.model import Model, at
+from icebear.models.objective import Objective
+from icebear.models.parts.linear import Linear, norm_divisor, through_norm
 
 
 @dataclass(frozen=True, repr=False)

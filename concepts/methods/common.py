@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from icebear.concepts.lrp.positions import Reading, Sinks, over_layers
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import Inputs, input_hooks
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import InputError
+from icebear.lrp.positions import Reading, Sinks, over_layers
+from icebear.models.model import Model
+from icebear.models.objective import Objective
 
 if TYPE_CHECKING:
     from icebear.concepts.methods.lrp import AttnLRP

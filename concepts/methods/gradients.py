@@ -10,14 +10,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from icebear.concepts.lrp.positions import Reading
 from icebear.concepts.methods import common
 from icebear.concepts.methods.lrp import PA_LRP
 from icebear.concepts.methods.method import Method, Multiplying, OnePass, Point
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.inputs import InputHook, Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.lrp.positions import Reading
+from icebear.models.model import Model
+from icebear.models.objective import Objective
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,7 +118,7 @@ class SmoothGrad(Method):
 class Positions(Method):
     """The relevance of positions in all layers together (PA-LRP, Bakish et al. 2025).
 
-    reading: how Eq. 11 sums over layers, ``relu`` or ``signed`` (`icebear.concepts.lrp.positions.over_layers`).
+    reading: how Eq. 11 sums over layers, ``relu`` or ``signed`` (`icebear.lrp.positions.over_layers`).
     tokens: whether to add the relevance of tokens, as ``pa-lrp`` does with ``relu``.
     """
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from icebear.concepts.lrp.linear_rules import Epsilon, Gamma, LinearRule
 from icebear.concepts.methods.method import Method, Multiplying, OnePass
 from icebear.errors import InputError
+from icebear.lrp.linear_rules import Epsilon, Gamma, LinearRule
 from icebear.values import one_of, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from icebear.concepts.models.model import Model
-    from icebear.concepts.models.objective import Objective
+    from icebear.models.model import Model
+    from icebear.models.objective import Objective
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +89,7 @@ class Difference(Method):
 
     References
     ----------
-    Shrikumar et al. 2017 (DeepLIFT's rescale rule); for the other rules see `icebear.concepts.lrp.differences`.
+    Shrikumar et al. 2017 (DeepLIFT's rescale rule); for the other rules see `icebear.lrp.differences`.
     """
 
     softmax: Literal["exact", "constant"] = "exact"

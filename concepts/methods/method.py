@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from icebear.concepts.methods.lrp import AttnLRP
-    from icebear.concepts.models.model import Model
-    from icebear.concepts.models.objective import Objective
+    from icebear.models.model import Model
+    from icebear.models.objective import Objective
 
 Point = Literal["prompt", "midpoint", "path"]
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from icebear.concepts.methods.common import explained_numbers, log_probability, measure_variants, measure_without
 from icebear.concepts.methods.method import Method
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import hooks
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import Objective
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from icebear.concepts.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
 from icebear.concepts.methods.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.concepts.methods.gradients import (
     Gradient,
@@ -20,9 +19,10 @@ from icebear.concepts.methods.gradients import (
 from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VIT, Difference
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.concepts.methods.perturbation import AtMan, Occlusion
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import objective_of
 from icebear.errors import IcebearError, InputError, UnknownName
+from icebear.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
+from icebear.models.model import Model
+from icebear.models.objective import objective_of
 from icebear.values import shown
 
 METHODS: dict[str, Method] = {

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.run import Recorder
 from icebear.errors import ModelError
+from icebear.models.model import Model
 
 InputHook = Callable[[int, Tensor], Tensor]
 """Takes a stack (0 for the encoder or the only one, 1 for the decoder) and its input, embeddings (B, T, D) or pixels

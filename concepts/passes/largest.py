@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.neurons import NeuronRecorder
 from icebear.errors import InputError
+from icebear.models.batch import Batch
+from icebear.models.model import Model
 from icebear.records import Neuron, Ranked
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.lrp import rules
-from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.run import Recorder
 from icebear.concepts.passes.sites import hooks
+from icebear.lrp import rules
+from icebear.models.batch import Batch
+from icebear.models.model import Model
 
 
 class NeuronRecorder(Recorder):

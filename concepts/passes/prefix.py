@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import is_hooked
+from icebear.models.batch import Batch
+from icebear.models.model import Model
+from icebear.models.objective import Objective
 
 COMMON = 16
 """Fewer tokens that two prompts begin with are read together with what follows them."""

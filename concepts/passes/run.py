@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from icebear.concepts.lrp.context import relevance_rules
-from icebear.concepts.lrp.two_models import PairedWeights
-from icebear.concepts.models import experts
-from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.lock import replaced
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import Objective
 from icebear.concepts.passes.sites import hooks
+from icebear.lrp.context import relevance_rules
+from icebear.lrp.two_models import PairedWeights
+from icebear.models.batch import Batch
+from icebear.models.lock import replaced
+from icebear.models.model import Model
+from icebear.models.objective import Objective
+from icebear.models.parts import experts
 from icebear.records import Neuron
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from icebear.concepts.models import experts
-from icebear.concepts.models.lock import replaced
-from icebear.concepts.models.model import Model
+from icebear.models.lock import replaced
+from icebear.models.model import Model
+from icebear.models.parts import experts
 from icebear.records import WRITERS
 
 Hook = Callable[[str, int, Tensor], Tensor | None]

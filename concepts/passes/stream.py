@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.models.batch import Batch
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.run import Recorder
 from icebear.errors import NumericalError
+from icebear.models.batch import Batch
+from icebear.models.model import Model
 
 SINK_RATIO = 4
 """In most layers, the norm at a sink is above this multiple of the median norm. Massive activations (Sun et al. 2024)

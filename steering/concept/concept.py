@@ -10,24 +10,24 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
-from icebear.concepts.calibration import TEXTS
-from icebear.concepts.concept.reading import counts, read, see_each
 from icebear.concepts.methods.lrp import CP_LRP
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import objective_of
-from icebear.concepts.models.prompts import PromptLike
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.passes.sites import by_place
-from icebear.concepts.render import page, render
-from icebear.concepts.vocabulary import direct_row
+from icebear.concepts.vocabulary.calibration import TEXTS
+from icebear.concepts.vocabulary.vocabulary import direct_row
 from icebear.convert import CONVERTER, Saved, Tabled
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import objective_of
+from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
+from icebear.render import page, render
 from icebear.steering.apply import steer
+from icebear.steering.concept.reading import counts, read, see_each
 from icebear.steering.records import score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
 from icebear.values import POSITIVE, one_of, real, several, typed

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from icebear.concepts.concept.choosing import choose, universal
-from icebear.concepts.concept.ranking import RANKINGS, Material
-from icebear.concepts.concept.reading import Read, neurons_of, read
-from icebear.concepts.models.model import Model
 from icebear.concepts.statistics import auroc, auroc_error
 from icebear.db.store import Store
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.steering.concept.choosing import choose, universal
 from icebear.steering.concept.concept import Concept, ConceptNeuron
+from icebear.steering.concept.ranking import RANKINGS, Material
+from icebear.steering.concept.reading import Read, neurons_of, read
 from icebear.values import one_of, seed_of, several, text_of, typed, whole
 
 FEWEST = 16
@@ -49,7 +49,7 @@ def find_concept(
     examples, others
         Texts with and without the concept, at least 16 of each.
     method
-        The ranking, a name in `icebear.concepts.concept.ranking.RANKINGS`: ``means`` (difference of mean activations
+        The ranking, a name in `icebear.steering.concept.ranking.RANKINGS`: ``means`` (difference of mean activations
         over a sentence), ``cna`` (at the last token), ``relevance`` (for `words` as the next token), ``w_out`` (what
         W_out rows add to the logits of `words`) or ``search`` (the neurons that `store` finds for `words`).
     max_neurons

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.methods.lrp import AttnLRP
-from icebear.concepts.models.model import Model
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.models.model import Model
 from icebear.records import Neuron
 
 Place = tuple[int, int, int]

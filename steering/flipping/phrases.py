@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.objective import phrase_ids
-from icebear.concepts.models.prompts import PromptLike
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import phrase_ids
+from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 

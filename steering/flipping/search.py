@@ -18,16 +18,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.effect_words import effect_words
-from icebear.concepts.attribution.effects import likely_ids
-from icebear.concepts.calibration import calibrate
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
-from icebear.concepts.models.model import Model
-from icebear.concepts.models.prompts import Prompt, PromptLike, prompt_json, prompt_line
+from icebear.concepts.results.effect_words import effect_words
+from icebear.concepts.results.effects import likely_ids
+from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.db.search import has_words
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.text.prompts import Prompt, PromptLike, prompt_json, prompt_line
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import steer
@@ -191,7 +191,8 @@ def flip(
     on_progress
         Called with (edits, `max_neurons`) after each round.
     unbounded
-        Allow activations outside the neurons' activation range on the texts of `icebear.concepts.calibration`.
+        Allow activations outside the neurons' activation range on the texts of
+        `icebear.concepts.vocabulary.calibration`.
     choose
         How candidates are chosen, a name in `CHOOSERS`; all but the first are controls.
     paraphrases

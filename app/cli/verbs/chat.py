@@ -10,8 +10,8 @@ import click
 import icebear
 from icebear.app.cli.options import ModelOptions, option, record, template_switches, verb
 from icebear.app.cli.output import show, stdout, write_page
-from icebear.concepts.models.chat import Chat, template_of
 from icebear.errors import IcebearError, InputError
+from icebear.models.text.chat import Chat, template_of
 from icebear.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class _Conversation:
         from rich.console import Group
 
         from icebear.app.cli.terminal import nodes_table, relevance_report, units_table
-        from icebear.concepts.attribution.ranking import Ranking
+        from icebear.concepts.results.ranking import Ranking
 
         relevance = icebear.attribute(self.model, self._answer(), contrast=contrast, span=phrase, record="last")
         explanation = icebear.Explanation.of(self.model, relevance, Ranking(8, self.model.main_site))

@@ -31,9 +31,9 @@ def check(options: Options) -> None:
       icebear explain "The ice bear lives in the" --claim claims.yaml
       icebear check claims.yaml
     """
-    from icebear.actmax.claims.check import CheckedClaim, CheckedClaims, check
-    from icebear.actmax.claims.files import read_claims
     from icebear.app.cli.terminal import claims_table
+    from icebear.claims.check import CheckedClaim, CheckedClaims, check
+    from icebear.claims.files import read_claims
 
     claims = read_claims(options.file)
     named = click.get_current_context().get_parameter_source("model") is not ParameterSource.DEFAULT

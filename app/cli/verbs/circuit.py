@@ -15,9 +15,9 @@ from icebear.app.cli.options import OUTPUT, ModelOptions, PromptOptions, answere
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
-from icebear.concepts.models.chat import other_prompt
 from icebear.errors import InputError
 from icebear.extras import need
+from icebear.models.text.chat import other_prompt
 
 
 @record
@@ -108,7 +108,7 @@ def _check_size() -> None:
 
 
 def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any, pairs: dict[str, Any]) -> None:
-    from icebear.actmax.claims.writing import of_graph
+    from icebear.claims.writing import of_graph
 
     if len(graph.relevances) > 1:
         raise InputError("A claim is about one pair of prompts, and --file has many; leave out --claim.")
@@ -117,7 +117,7 @@ def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any,
 
 
 def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]:
-    from icebear.concepts.attribution.answers import at_first_difference
+    from icebear.concepts.attribution.named import at_first_difference
 
     target, contrast = options.target, options.contrast
     other = other_prompt(prompt, options.counterfactual[0])
@@ -130,7 +130,7 @@ def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]
 
 
 def _pairs(options: Options) -> dict[str, Any]:
-    from icebear.concepts.attribution.behaviour import read_cases
+    from icebear.concepts.answers.behaviour import read_cases
 
     counterfactual = (*options.counterfactual, None)[0]
     cases = read_cases(

@@ -106,7 +106,7 @@ def find(options: Find) -> None:
         result.save(options.save)
     show(options.json, result.to_dict(), concept_report(result, labels))
     if options.claim:
-        from icebear.actmax.claims.writing import of_concept
+        from icebear.claims.writing import of_concept
 
         claim(options.claim, model, lambda: of_concept(result, *texts, options.seed))
 

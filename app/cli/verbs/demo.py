@@ -57,10 +57,10 @@ def store_of(model: icebear.Model) -> Path:
 
 def _run(console: Console) -> dict[str, Any]:
     """Print each step on the console; return the results, JSON-ready."""
+    from icebear.actmax.index.corpus import held_out
     from icebear.app.cli import terminal
     from icebear.app.cli.screen import explanation_screen
     from icebear.concepts.circuits.drawing import summary
-    from icebear.concepts.corpus import held_out
     from icebear.steering.comparison import compare
     from icebear.steering.side_effects import side_effects
 

@@ -12,8 +12,8 @@ from icebear.app.cli.options import FILE, ModelOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_if_any
 from icebear.cache import cache_folder, cached
-from icebear.concepts.models.presets import PRESETS
 from icebear.errors import IcebearError
+from icebear.models.loading.presets import PRESETS
 
 
 @record
@@ -59,7 +59,7 @@ def doctor(options: Options) -> None:
 def _installation() -> dict[str, Any]:
     from importlib.metadata import PackageNotFoundError, version
 
-    from icebear.concepts.models.families import FAMILIES
+    from icebear.models.parts.families import FAMILIES
 
     facts: dict[str, Any] = {"python": sys.version.split()[0], "machine": platform.platform()}
     for name in ("icebear", "torch", "transformers", "tokenizers", "safetensors", "gguf"):
@@ -85,8 +85,8 @@ def _preset(preset: dict[str, Any]) -> str:
 
 
 def _model_facts(model: icebear.Model) -> dict[str, Any]:
-    from icebear.concepts.calibration import cached_calibration
     from icebear.concepts.selftest import selftest
+    from icebear.concepts.vocabulary.calibration import cached_calibration
 
     calibration = cached_calibration(model)
     test = selftest(model)

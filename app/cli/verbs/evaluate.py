@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import click
 
-from icebear.actmax.evaluations import EVALUATIONS
 from icebear.app.cli.options import (
     FILE,
     OPTIONS,
@@ -23,11 +22,12 @@ from icebear.app.cli.options import (
 )
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import bar
+from icebear.evaluation.registry import EVALUATIONS
 from icebear.extras import need
 
 if TYPE_CHECKING:
-    from icebear.concepts.evaluation import protocol
-    from icebear.concepts.evaluation.runner import PartResult
+    from icebear.evaluation import protocol
+    from icebear.evaluation.runner import PartResult
 
 
 @record
@@ -111,7 +111,7 @@ def _run(evaluation: protocol.Evaluation, output: Output) -> None:
     parts: list[dict[str, Any]] = []
     columns: dict[str, str] = {}
     model = output.model.load() if isinstance(output, OutputAndModel) else None
-    from icebear.concepts.evaluation import runner
+    from icebear.evaluation import runner
 
     for part in runner.run(evaluation, model, output.out, bar):
         parts.append(part.to_dict())

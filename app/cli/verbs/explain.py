@@ -29,7 +29,7 @@ from icebear.app.cli.stores import store_if_any
 from icebear.extras import need
 
 if TYPE_CHECKING:
-    from icebear.concepts.attribution.counterfactuals import Suggestion
+    from icebear.concepts.answers.counterfactuals import Suggestion
 
 
 @record
@@ -86,10 +86,10 @@ def explain(options: Options) -> None:
         return _explain_file(options.file, options)
     attribution, position = _checked(options), options.position
     model, arguments = attribution.arguments(options.model)
-    from icebear.actmax.explanation import CARDS, GROUPS, controlled
     from icebear.app.cli.screen import explanation_screen
     from icebear.app.cli.terminal import explanation_report, matrix_report, origins_report, probabilities, units_table
-    from icebear.concepts.attribution.ranking import Ranking
+    from icebear.concepts.results.ranking import Ranking
+    from icebear.explanation.explanation import CARDS, GROUPS, controlled
 
     if options.nodes:
         need("circuits")
@@ -137,7 +137,7 @@ def explain(options: Options) -> None:
             tables.insert(1, "\nCompare with another prompt:")
     show(options.json, document, *tables)
     if options.claim:
-        from icebear.actmax.claims.writing import of_explanation
+        from icebear.claims.writing import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation, prompt, arguments["counterfactual"]))
 
@@ -156,7 +156,7 @@ def _explain_file(file: str, options: Options) -> None:
     if attribution.base_model is None or attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
         raise click.UsageError("--file replaces PROMPT and needs --base-model; give at most one --counterfactual.")
     from icebear.app.cli.terminal import changes_tables
-    from icebear.concepts.attribution.behaviour import behaviour_changes, read_cases
+    from icebear.concepts.answers.behaviour import behaviour_changes, read_cases
 
     other = next(iter(attribution.counterfactual), None)
     cases = read_cases(file, target=attribution.target, contrast=attribution.contrast, counterfactual=other)

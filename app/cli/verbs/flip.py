@@ -10,8 +10,8 @@ from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, PromptOption
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
-from icebear.concepts.models.chat import other_prompt
 from icebear.errors import DownloadError, InputError
+from icebear.models.text.chat import other_prompt
 
 
 @record
@@ -109,14 +109,14 @@ def flip(options: Options) -> None:
         recipe.save(options.save)
         click.echo(f"Wrote {options.save}", err=True)
     if options.claim:
-        from icebear.actmax.claims.writing import of_recipe
+        from icebear.claims.writing import of_recipe
 
         claim(options.claim, model, lambda: of_recipe(recipe, effects))
 
 
 def _perplexity_texts() -> list[str]:
     """Return sentences for the perplexity, or none, with a note, if they cannot be downloaded or split."""
-    from icebear.concepts.corpus import held_out
+    from icebear.actmax.index.corpus import held_out
 
     try:
         return held_out()

@@ -116,7 +116,7 @@ def _status(options: Options) -> None:
 def _lens(options: Options) -> None:
     from icebear.actmax.index.neuron_vectors import ensure_vectors
     from icebear.app.cli.terminal import reliability_table
-    from icebear.concepts.lens import WIDEST, build_mean_lens, mean_lens
+    from icebear.concepts.vocabulary.lens import WIDEST, build_mean_lens, mean_lens
 
     model = options.model.load()
     width, lens = model.config.hidden_size, mean_lens(model)

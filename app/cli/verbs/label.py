@@ -91,6 +91,6 @@ def _automatic(options: Options) -> None:
 
 
 def _claim(options: Options, model: icebear.Model, meanings: list[Meaning]) -> None:
-    from icebear.actmax.claims.writing import of_labels
+    from icebear.claims.writing import of_labels
 
     claim(str(options.claim), model, lambda: of_labels(options.store, meanings))

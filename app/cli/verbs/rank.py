@@ -82,9 +82,9 @@ def rank(options: Options) -> None:
     sizes = sorted({options.top, *SIZES}) if options.ablate else []
     everything = options.ablate or options.polarity or sinks or template
     model, arguments = attribution.arguments(options.model)
-    from icebear.actmax.explanation import with_changes
     from icebear.app.cli.terminal import explanation_report
-    from icebear.concepts.attribution.ranking import Ranking
+    from icebear.concepts.results.ranking import Ranking
+    from icebear.explanation.explanation import with_changes
 
     ranking = Ranking(
         options.top, options.site, options.polarity, position, sinks, options.by, include_template=template
@@ -100,7 +100,7 @@ def rank(options: Options) -> None:
     write_page(options.html, explanation.to_html)
     show(options.json, explanation.to_dict(), explanation_report(explanation, words=options.words))
     if options.claim:
-        from icebear.actmax.claims.writing import of_ranking
+        from icebear.claims.writing import of_ranking
 
         pair = arguments["prompt"], arguments["counterfactual"]
         claim(options.claim, model, lambda: of_ranking(model, explanation, *pair))
@@ -108,8 +108,8 @@ def rank(options: Options) -> None:
 
 def _rank_file(file: str, options: Options) -> None:
     from icebear.app.cli.terminal import behaviour_table
-    from icebear.concepts.attribution.behaviour import behaviour, read_cases
-    from icebear.concepts.projection import projections
+    from icebear.concepts.answers.behaviour import behaviour, read_cases
+    from icebear.concepts.vocabulary.projection import projections
 
     attribution, context = options.attribution, click.get_current_context()
     supported = set("file target contrast counterfactual site polarity top method checkpoint store json".split())

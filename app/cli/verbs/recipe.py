@@ -55,7 +55,7 @@ def check(options: Check) -> None:
     Example:
       icebear recipe check examples/ice-bear-to-desert.json
     """
-    from icebear.steering.evaluations.flips import first_tokens
+    from icebear.evaluation.uses.flips import first_tokens
 
     recipes = {file: icebear.Recipe.load(file) for file in options.files}
     model = options.model.load()

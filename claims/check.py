@@ -1,0 +1,158 @@
+"""`check`: measure claims again, in the same model or in another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+from icebear.claims.claim import Claim
+from icebear.claims.files import read_claims
+from icebear.claims.kind import Measured
+from icebear.errors import IcebearError, InputError, NumericalError
+from icebear.models.model import Model
+from icebear.values import several, shown, typed
+
+Verdict = Literal["passed", "broken", "control passes too", "cannot be measured here"]
+
+
+@dataclass(frozen=True)
+class CheckedClaim:
+    """A claim that was measured again."""
+
+    claim: Claim
+    model: str
+    fingerprint: str
+    measured: Measured | None
+    verdict: Verdict
+    why: str
+    """The reason of the verdict, in a sentence; empty if it passed."""
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict in ("broken", "control passes too")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        now, then = self.measured, self.claim
+        return {
+            "kind": then.what.kind,
+            "claim": str(then.what),
+            "then": then.value,
+            "now": now and now.value,
+            "threshold": then.threshold,
+            "control_then": then.control,
+            "control": now and now.control,
+            "control_below": then.control_below,
+            "verdict": self.verdict,
+            "why": self.why,
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "same_model": then.provenance and then.provenance.fingerprint == self.fingerprint,
+        }
+
+
+@dataclass(frozen=True)
+class CheckedClaims:
+    """The claims of a file, measured again."""
+
+    rows: tuple[CheckedClaim, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether at least one claim passed, and none failed. Claims that cannot be measured here do not count."""
+        return any(row.verdict == "passed" for row in self.rows) and not any(row.failed for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return {"passed": self.passed, "claims": [row.to_dict() for row in self.rows]}
+
+    def to_junit(self) -> str:
+        """Return JUnit XML. Claims that cannot be measured are skipped tests."""
+        skipped = sum(row.verdict == "cannot be measured here" for row in self.rows)
+        failures = sum(row.failed for row in self.rows)
+        counts = {"tests": len(self.rows), "failures": failures, "errors": 0, "skipped": skipped}
+        suite = ElementTree.Element(
+            "testsuite", {"name": "icebear check", **{key: str(n) for key, n in counts.items()}}
+        )
+        for row in self.rows:
+            names = {"classname": f"icebear.{row.claim.what.kind}", "name": _clean(str(row.claim))}
+            case = ElementTree.SubElement(suite, "testcase", {**names, "time": f"{row.seconds:.3f}"})
+            if row.verdict != "passed":
+                what = "failure" if row.failed else "skipped"
+                ElementTree.SubElement(case, what, {"message": _clean(f"{row.verdict}: {row.why}")})
+        return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+@typed
+def check(
+    model: Model,
+    claims: str | Path | Iterable[Claim],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CheckedClaims:
+    """Measure claims again.
+
+    Parameters
+    ----------
+    model : Model
+        The model that the claims are checked in: the one that they were made with, or another version of it.
+    claims : str, Path or iterable of Claim
+        A file of claims (docs/claims.md), or claims.
+    on_progress : callable
+        Called with (done, total) claims.
+
+    Returns
+    -------
+    CheckedClaims
+        Its ``passed`` is true if at least one claim passed and none failed.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or there is no claim.
+    """
+    every = read_claims(claims) if isinstance(claims, str | Path) else tuple(several(claims))
+    if not every:
+        raise InputError("There is no claim to check; write claims with --claim (docs/claims.md).")
+    for claim in every:
+        if not isinstance(claim, Claim):
+            raise InputError(f"{shown(claim)} is not a claim; give a file of claims, or the claims that it has.")
+    rows = []
+    for done, claim in enumerate(every):
+        on_progress(done, len(every))
+        rows.append(check_claim(model, claim))
+    return CheckedClaims(tuple(rows))
+
+
+def check_claim(model: Model, claim: Claim) -> CheckedClaim:
+    """Measure one claim again."""
+    begun = time.perf_counter()
+    measured = None
+    try:
+        measured = claim.what.measure(model, claim.seed)
+        verdict, why = _verdict(claim, measured)
+    except NumericalError as error:
+        verdict, why = "broken", str(error)
+    except IcebearError as error:
+        verdict, why = "cannot be measured here", str(error)
+    return CheckedClaim(claim, model.name, model.fingerprint, measured, verdict, why, time.perf_counter() - begun)
+
+
+def _verdict(claim: Claim, now: Measured) -> tuple[Verdict, str]:
+    what = claim.what
+    if now.broken_by:
+        return "broken", now.broken_by
+    if not now.value >= claim.threshold - claim.tolerance:
+        return "broken", f"The {what.value_is} is {now.value:.3f}, below {claim.threshold:.3f}."
+    if not now.control < claim.control_below:
+        return "control passes too", f"The control ({what.control_is}) is {now.control:.3f}."
+    return "passed", ""
+
+
+def _clean(text: str) -> str:
+    """Return a text without the control characters that XML does not have."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)

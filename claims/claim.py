@@ -1,0 +1,160 @@
+"""`Claim`: what was measured, the threshold that it must reach, and where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from icebear.claims.kind import Kind, Measured, NodeId
+from icebear.claims.kinds import KINDS
+from icebear.convert import converter
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.values import real, seed_of
+
+MARGIN = 0.05
+"""The share of a value that its threshold leaves, if its standard error is not larger."""
+LEAST = 0.01
+"""What a value is above its control at least, besides its margin: less is nothing that a claim should rest on."""
+TOLERANCE = 1e-3
+"""The share of a value by which machines may differ."""
+TAG = "kind"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a claim was measured."""
+
+    model: str
+    fingerprint: str
+    dtype: str
+    versions: dict[str, str]
+    seed: int
+    date: str
+    """As 2026-01-31."""
+
+    def __post_init__(self) -> None:
+        seed_of(self.seed)
+
+    @classmethod
+    def of(cls, model: Model, seed: int) -> Provenance:
+        versions = model.made_with["versions"]
+        date = datetime.now(UTC).date().isoformat()
+        return cls(model.name, model.fingerprint, model.dtype_name, dict(versions), seed, date)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed (`what`, of some kind), and what decides whether it passes."""
+
+    what: Kind
+    threshold: float
+    """The value must reach it."""
+    control_below: float
+    """The control must stay below it."""
+    tolerance: float = 0.0
+    """How far below the threshold a value still passes, because machines round differently."""
+    value: float | None = None
+    """As it was measured when the claim was written."""
+    control: float | None = None
+    provenance: Provenance | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        for name in ("threshold", "control_below", "value", "control"):
+            if getattr(self, name) is not None:
+                real(getattr(self, name), f"The {name} of a claim")
+        real(self.tolerance, "The tolerance of a claim", 0)
+
+    @property
+    def seed(self) -> int:
+        return self.provenance.seed if self.provenance else 0
+
+    def __str__(self) -> str:
+        return f"{self.what.kind}: {self.what}"
+
+    @classmethod
+    def of(cls, model: Model, what: Kind, seed: int = 0, measured: Measured | None = None) -> Claim:
+        """Measure a claim and set its threshold.
+
+        Parameters
+        ----------
+        model : Model
+        what : Kind
+        seed : int
+            The seed of random controls.
+        measured : Measured, optional
+            What `what.measure(model, seed)` returns, if it is known.
+
+        Returns
+        -------
+        Claim
+            Its threshold leaves the larger of the standard error and 5 % of the value as a margin.
+
+        Raises
+        ------
+        InputError
+            If the control passes too, or nearly: such a claim cannot fail.
+        """
+        one = measured or what.measure(model, seed)
+        margin = max(one.error, MARGIN * abs(one.value))
+        threshold = one.value - margin
+        if one.broken_by:
+            raise InputError(f"This claim does not hold. {one.broken_by}")
+        if not one.control < threshold - max(margin, LEAST):
+            raise InputError(
+                f"This claim cannot fail, because its control passes too: the {what.value_is} is {one.value:.3f}, and "
+                f"the control ({what.control_is}) is {one.control:.3f}. Claim something that the control does not "
+                "reach."
+            )
+        threshold, value, control = (round(x, 6) for x in (threshold, one.value, one.control))
+        tolerance = round(TOLERANCE * abs(value), 6)
+        return cls(what, threshold, threshold, tolerance, value, control, Provenance.of(model, seed))
+
+
+def _union(kind: Any, converter: Any) -> Any:
+    kinds = get_args(kind)
+
+    def hook(value: Any, _: Any) -> Any:
+        for one in kinds:
+            try:
+                return converter.structure(value, one) if one is not type(None) else _none(value)
+            except Exception:  # cattrs has no common class
+                continue
+        raise TypeError(
+            f"{str(value)[:40]!r} is none of {', '.join(getattr(one, '__name__', str(one)) for one in kinds)}"
+        )
+
+    return hook
+
+
+def _none(value: Any) -> None:
+    if value is not None:
+        raise TypeError
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType) and len(set(get_args(kind)) - {type(None)}) > 1
+
+
+def _converter() -> Any:
+    made = converter()
+    made.register_structure_hook_factory(_is_union, _union)
+    made.register_structure_hook(NodeId, lambda value, _: NodeId.parse(value))
+    made.register_unstructure_hook(NodeId, str)
+
+    def read(value: Any, _: Any) -> Kind:
+        name = value.get(TAG) if isinstance(value, dict) else None
+        if name not in KINDS:
+            raise TypeError(f"{name!r} is not a kind of claim; the kinds are {', '.join(KINDS)}")
+        return made.structure({key: value[key] for key in value if key != TAG}, KINDS[name])
+
+    made.register_structure_hook_func(lambda kind: kind is Kind, read)  # not of its subclasses
+    made.register_unstructure_hook_func(
+        lambda kind: kind is Kind, lambda what: {TAG: what.kind, **made.unstructure(what, type(what))}
+    )
+    return made
+
+
+CONVERTER = _converter()

@@ -1,0 +1,137 @@
+"""Files of claims: YAML that is checked before it is read, and written so that a person can edit it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from icebear.claims.claim import CONVERTER, Claim
+from icebear.convert import check_version
+from icebear.errors import InputError
+from icebear.paths import existing, local, locked, read_text, write_file
+
+FORMAT = 1
+KEY = "icebear_claims"
+LARGEST = 1_000_000
+"""The largest file, in bytes."""
+DEEPEST = 20
+WAITING = 60
+"""Seconds; an append takes milliseconds."""
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _PlainLoader(_Loader):
+    """Reads dates as texts."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in rows if not tag.endswith(":timestamp")]
+        for first, rows in _Loader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_claims(path: str | Path) -> tuple[Claim, ...]:
+    """Read a file of claims.
+
+    Raises
+    ------
+    InputError
+        If it is not a file of claims, or too large, or has YAML that claims do not need: anchors, aliases and tags.
+    """
+    try:
+        size = existing(path).stat().st_size
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; write claims with --claim (docs/claims.md).") from None
+    if size > LARGEST:
+        raise InputError(f"{path} has {size:,} bytes, but a file of claims has at most {LARGEST:,}; split it.")
+    return _parsed(read_text(path), str(path))
+
+
+def _parsed(text: str, source: str) -> tuple[Claim, ...]:
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=_Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise InputError(
+                    f"{source} is nested more than {DEEPEST} levels deep, which no claim is; correct the file."
+                )
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
+                line = event.start_mark.line + 1
+                raise InputError(f"{source} has an anchor, alias or tag in line {line}; write the value out.")
+        data = yaml.load(text, Loader=_PlainLoader)  # a safe loader
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
+        raise InputError(f"{source} is not YAML{where}; correct the file.") from None
+    version = data.get(KEY) if isinstance(data, dict) else None
+    check_version(version, FORMAT, source, InputError)
+    if not isinstance(data, dict) or version != FORMAT or not isinstance(data.get("claims"), list):
+        raise InputError(f"{source} is not a file of claims; add {KEY!r}: {FORMAT} and a list of claims.")
+    if set(data) - {KEY, "claims"}:
+        more = ", ".join(map(repr, sorted(map(str, set(data) - {KEY, "claims"}))))
+        raise InputError(f"{source} has the unknown entry {more}; remove it.")
+    return tuple(_claim(one, number, source) for number, one in enumerate(data["claims"], 1))
+
+
+def _claim(data: Any, number: int, source: str) -> Claim:
+    try:
+        if not isinstance(data, dict):
+            raise TypeError("it is not a mapping")
+        return CONVERTER.structure(data, Claim)
+    except Exception as reason:  # of cattrs, or of a record that checks its own fields
+        why = f"it lacks {reason}" if isinstance(reason, KeyError) else " ".join(str(reason).split()).rstrip(".")
+        raise InputError(
+            f"Claim {number} of {source} cannot be read ({why}); docs/claims.md shows the format."
+        ) from None
+
+
+def write_claims(path: str | Path, claims: Sequence[Claim]) -> None:
+    """Write a file of claims, in place of one that exists. Raises `InputError`."""
+    _write(path, f"{KEY}: {FORMAT}\nclaims:\n{_text(claims)}")
+
+
+def _write(path: str | Path, text: str) -> None:
+    if len(text.encode()) > LARGEST:
+        raise InputError(f"{path} would have more than {LARGEST:,} bytes; write the claims to another file.")
+    write_file(path, text)
+
+
+def append_claims(path: str | Path, claims: Sequence[Claim]) -> None:
+    """Add claims at the end of a file, which is made if it does not exist. What a person wrote there stays. Other
+    processes that append to the same file wait. Raises `InputError`."""
+    with locked(path, seconds=WAITING):
+        _append(path, claims)
+
+
+def _append(path: str | Path, claims: Sequence[Claim]) -> None:
+    if not local(path).exists():
+        return write_claims(path, claims)
+    every = (*read_claims(path), *claims)
+    text = read_text(path).rstrip("\n") + "\n" + _text(claims)
+    try:
+        same_list = _parsed(text, str(path)) == every
+    except InputError:  # its list is written in another way
+        same_list = False
+    return _write(path, text) if same_list else write_claims(path, every)
+
+
+def _text(claims: Sequence[Claim]) -> str:
+    rows = [_plain(CONVERTER.unstructure(claim, Claim)) for claim in claims]
+    return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+
+
+def _plain(value: Any) -> Any:
+    """Return a claim without the fields that have no value."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items() if one is not None}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,44 @@
+"""Edits that flip an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from icebear.claims.kind import DRAWS, Kind, Measured, PromptText
+from icebear.edits import Edit
+from icebear.models.model import Model
+from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
+from icebear.steering.random_edits import random_edits
+from icebear.steering.side_effects import HeldOutContexts
+
+
+@dataclass(frozen=True)
+class FlipClaim(Kind):
+    """These edits make a token or phrase the answer, at an off-target KL of at most `max_kl` nats: the probability of
+    the phrase. The control is the mean probability with the same edits of random other neurons."""
+
+    prompt: PromptText
+    to: str
+    edits: tuple[Edit, ...]
+    max_kl: float
+    kind = "flip"
+    value_is = "probability of the wanted answer"
+    control_is = "its mean probability with the same edits of other neurons"
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        edits, phrase = list(self.edits), wanted_ids(model, self.to, self.prompt)
+        value = phrase_probability(model, edits, self.prompt, phrase)
+        drawn = random_edits(model, edits, DRAWS, seed)
+        control = fmean(phrase_probability(model, some, self.prompt, phrase) for some in drawn) if drawn else 1.0
+        kl = HeldOutContexts(model).off_target_kl(edits)
+        why = ""
+        if not flip_holds(model, edits, self.prompt, phrase):
+            why = f"The edits do not make {self.to!r} the answer."
+        elif not kl <= self.max_kl:
+            why = f"The off-target KL is {kl:.3f} nats, over {self.max_kl:.3f}."
+        return Measured(value, control, broken_by=why)
+
+    def __str__(self) -> str:
+        count = f"{len(self.edits)} edit{'s' * (len(self.edits) != 1)}"
+        return f"{self.to!r} by {count} after {self.prompt!r}"

@@ -1,0 +1,1 @@
+"""Questions about answers: where they come from, over many prompts."""

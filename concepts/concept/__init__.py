@@ -1,1 +1,0 @@
-"""Latent concepts: read activations, rank and choose neurons."""

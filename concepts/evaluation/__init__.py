@@ -1,1 +1,0 @@
-"""Evaluations of explanations, and the protocol, runner and report of all evaluations."""

@@ -1,1 +1,0 @@
-"""Layer-wise relevance propagation: the rules, the tables of operations, and `relevance_rules`."""

@@ -1,1 +1,0 @@
-"""Models and what goes into them: loading, families, tokens and tasks."""

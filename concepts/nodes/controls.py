@@ -1,0 +1,314 @@
+"""Sufficiency and necessity of nodes: activation patching with counterfactual values, with random controls.
+
+A node is a neuron or attention head at a token. F(K) = (m(K) - m(c)) / (m(x) - m(c)), where m is the explained number,
+x the prompt and c the counterfactual. In m(K), the nodes of K are recomputed and all other nodes of the site take their
+counterfactual values. Sufficiency is F(K) ("faithfulness" in Marks et al. 2024, arXiv 2403.19647); necessity is 1
+minus F of all other nodes (1 - "completeness"). F of no nodes is not 0 where what is recomputed, such as attention to
+the last token's own embedding, brings a part of the difference back.
+
+Without a counterfactual, the mean activations on the calibration texts take the place of counterfactual values (mean
+ablation), and m(c) is the number when all nodes take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean, median
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.passes.run import Logits, forward
+from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.concepts.results.ranking import By
+from icebear.concepts.results.result import Counterfactual, Relevance
+from icebear.concepts.vocabulary.calibration import calibrate
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import Objective
+from icebear.records import TokenScore
+from icebear.values import seed_of, typed, whole
+
+ROWS = 24
+"""The number of node sets that go through the model at once."""
+DRAWS, DRAWS_OF_HEADS = 5, 20
+"""Random sets of nodes. Single heads differ more than single neurons do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """The nodes of some sites that can be patched: their activations (L, T, N) in the prompt and the counterfactual.
+
+    A set of nodes is a mask (L, T, W) over the neurons of all sites side by side (for the site ``head``, the heads).
+    """
+
+    model: Model
+    one: Objective
+    sites: tuple[str, ...]
+    own: dict[str, Tensor]
+    there: dict[str, Tensor]
+    compared: float | None = None
+    """m(c); None for the number when all nodes take the values `there`."""
+
+    @classmethod
+    def of(cls, model: Model, relevance: Relevance, *sites: str) -> Nodes:
+        """Return the nodes of a relevance, by default of the site ``ffn``.
+
+        Raises `InputError` if the relevance is of another model, or has not recorded all positions.
+        """
+        model.check_made(relevance.made_with["model"], "The relevance")
+        if len(relevance.neurons.recorded) != len(relevance.tokens):
+            raise InputError("Ablation needs the activations at all positions; pass record='all' to attribute.")
+        if model.task.stacks == 2:
+            raise InputError(
+                "Ablation needs one stack of layers, and an encoder-decoder has two; leave out the ablation."
+            )
+        if relevance.contrast_phrase:
+            raise InputError("Ablation cannot measure a phrase against a contrast phrase; leave out the contrast.")
+        one, sites = relevance.explained(), sites or ("ffn",)
+        own = {site: relevance.activation(neuron_site(site)) for site in sites}
+        if relevance.counterfactual is None:
+            return cls(model, one, sites, own, {site: _means(model, relevance, site) for site in sites})
+        contrast = relevance.contrast.id if relevance.contrast else None
+        there = {site: relevance.neurons.counterfactual[neuron_site(site)] for site in sites}
+        compared = _counterfactual_number(model, relevance.counterfactual, contrast)
+        return cls(model, replace(one, contrasts=(contrast,)), sites, own, there, compared)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(L, T, W)"""
+        layers, tokens, _ = self.own[self.sites[0]].shape
+        return layers, tokens, sum(self.widths)
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of nodes of each site at a layer and token."""
+        return [self.model.width(site) for site in self.sites]
+
+    def numbers(self, chosen: Sequence[Tensor]) -> list[float]:
+        """Return the explained number for each mask (L, T, W) of recomputed nodes."""
+        numbers: list[float] = []
+        for recomputed in torch.stack(list(chosen)).split(ROWS):
+            with self.patched(recomputed, self.there):
+                numbers += forward(self.model, Logits(self.one.rows([0] * len(recomputed))), []).tolist()
+        return numbers
+
+    def predictions(self, recomputed: Tensor, k: int = 5) -> list[TokenScore]:
+        """Return the most probable answers for a mask (L, T, W) of recomputed nodes."""
+        target = Logits(self.one)
+        with self.patched(recomputed, self.there):
+            forward(self.model, target, [])
+        return self.model.top_tokens(target.logits[0, -1].float(), k)
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """m(x) and m(c). Raises `InputError` if they are equal, or if patching the whole site changes nothing."""
+        complete, empty = self.extremes
+        compared = empty if self.compared is None else self.compared
+        if complete in (compared, empty):
+            raise InputError(
+                "The explained number does not change when all neurons of the site take their counterfactual values; "
+                "choose another counterfactual or another site."
+            )
+        return complete, compared
+
+    @cached_property
+    def empty_share(self) -> float:
+        """F of no nodes."""
+        (complete, compared), (_, empty) = self.ends, self.extremes
+        return (empty - compared) / (complete - compared)
+
+    @cached_property
+    def extremes(self) -> tuple[float, float]:
+        """The explained number with all nodes recomputed, and with none."""
+        everything = torch.ones(self.shape, dtype=torch.bool)
+        complete, empty = self.numbers([everything, ~everything])
+        return complete, empty
+
+    def gains(self, recomputed: Tensor) -> Tensor:
+        """Return (L, T, W) the first-order effect of also recomputing each other node: gradient x difference."""
+        leaves = {
+            site: x.to(self.model.device, self.model.dtype, copy=True).requires_grad_()
+            for site, x in self.there.items()
+        }
+        with self.patched(recomputed, leaves):
+            logits = self.model.logits(self.one.batch, self.one.all_positions)
+            gradients = torch.autograd.grad(self.one.evaluate(logits)[1].sum(), list(leaves.values()))
+        pairs = zip(self.there.items(), gradients, strict=True)
+        values = {site: ((self.own[site] - there) * gradient.cpu()).float() for (site, there), gradient in pairs}
+        return self._side_by_side(values, lambda x: x.sum(-1))
+
+    def change(self) -> Tensor:
+        """Return (L, T, W) sizes of the activation differences; for heads, norms."""
+        values = {site: (self.own[site] - there).abs() for site, there in self.there.items()}
+        return self._side_by_side(values, lambda x: x.norm(dim=-1))
+
+    def _side_by_side(self, values: dict[str, Tensor], by_head: Callable[[Tensor], Tensor]) -> Tensor:
+        """Concatenate values (L, T, N) of each site to (L, T, W)."""
+        parts = (by_head(x.unflatten(-1, (self.model.heads, -1))) if s == "head" else x for s, x in values.items())
+        return torch.cat(list(parts), -1)
+
+    @contextmanager
+    def patched(self, recomputed: Tensor, there: dict[str, Tensor]) -> Iterator[None]:
+        """Give all nodes outside of a mask (..., L, T, W) the activations `there` (L, T, N)."""
+        parts = dict(zip(self.sites, recomputed.split(self.widths, -1), strict=True))
+        patches: dict[str, tuple[Tensor, Tensor]] = {}
+        for site, part in parts.items():
+            x = there[site].to(self.model.device, self.model.dtype)
+            patches[neuron_site(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
+
+        def patched(site: str, layer: int, x: Tensor) -> Tensor:
+            own, other = patches[site]
+            return torch.where(own[..., layer, :, :], x, other[layer])
+
+        places = [(name, layer) for name in patches for layer in self.model.layers_with(name)]
+        with self.model.lock, hooks(self.model, places, patched):
+            yield
+
+
+def _means(model: Model, relevance: Relevance, site: str) -> Tensor:
+    """Return mean activations (L, T, N) on the calibration texts. Sinks, which the means leave out, keep their own."""
+    values = relevance.activation(neuron_site(site)).clone()
+    others = [place for place in range(len(relevance.tokens)) if place not in relevance.prompt.sinks]
+    values[:, others] = calibrate(model).means[neuron_site(site)][:, None].to(values)
+    return values
+
+
+def _counterfactual_number(model: Model, counterfactual: Counterfactual, contrast: int | None) -> float:
+    """Return m(c), the mean over several counterfactuals."""
+    if len(set(counterfactual.contrasts)) < 2:  # else the numbers have contrasts that m has not
+        return fmean(counterfactual.numbers)
+    rows = [replace(pair.rows([1]), contrasts=(contrast,)) for pair in counterfactual.pairs]
+    return fmean(forward(model, Logits(row), []).item() for row in rows)
+
+
+def largest(scores: Tensor, k: int) -> Tensor:
+    """Return the mask of the k nodes with the largest |score|."""
+    flat = scores.abs().flatten()
+    chosen = torch.zeros(len(flat), dtype=torch.bool)
+    chosen[flat.topk(min(k, len(flat))).indices] = True
+    return chosen.view(scores.shape)
+
+
+def most_relevant(scores: Tensor, k: int, positions: Sequence[int]) -> Tensor:
+    """Return the mask of at most k nodes (L, T, W) with the largest scores above 0 at some positions."""
+    allowed = torch.zeros_like(scores)
+    allowed[:, list(positions)] = scores[:, list(positions)].clamp(min=0)
+    return largest(allowed, min(k, int((allowed > 0).sum())))
+
+
+def random_nodes(chosen: Tensor, site: str, generator: torch.Generator, layers: Sequence[int] | None = None) -> Tensor:
+    """Draw a random mask (L, T, N) of nodes that are not chosen: as many neurons at each layer and token as `chosen`
+    has, or as many heads at each token, from all layers. Where fewer are left, all of them are drawn.
+
+    layers: the layers that have heads, by default all.
+    """
+    if site == "head":  # a layer has few heads, of which the chosen ones would leave less than a choice
+        drawn, present = torch.zeros_like(chosen), list(range(len(chosen)) if layers is None else layers)
+        by_token = chosen[present].transpose(0, 1).flatten(1)  # (T, L * H)
+        drawn[present] = random_nodes(by_token, "", generator).unflatten(1, (len(present), -1)).transpose(0, 1)
+        return drawn
+    draw = torch.rand(chosen.shape, generator=generator).masked_fill(chosen, -1)
+    counts = torch.minimum(chosen.sum(-1, keepdim=True), (~chosen).sum(-1, keepdim=True))
+    most = int(counts.max())
+    return torch.zeros_like(chosen).scatter(-1, draw.topk(most).indices, torch.arange(most) < counts)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Sufficiency and necessity of a list of nodes, with two controls. They may be below 0 or above 1 (overshoot)."""
+
+    site: str
+    """The site, or sites joined by +."""
+    nodes: int
+    sufficiency: float
+    """F of the list: the share of the difference that comes about when all other nodes take their counterfactual
+    values."""
+    necessity: float
+    """1 - F of all other nodes: the share that is lost when only the list takes its counterfactual values."""
+    random_sufficiency: float
+    """The median sufficiency of `DRAWS` random sets (`random_nodes`), for heads of `DRAWS_OF_HEADS`."""
+    random_necessity: float
+    most_changed_sufficiency: float
+    """Sufficiency of as many nodes whose activations change most, by |a - a'|."""
+    most_changed_necessity: float
+    empty_sufficiency: float
+    """F of no nodes: what is there when all nodes take their counterfactual values."""
+    difference: float
+    """m(x) - m(c), in logits: what the shares are shares of."""
+
+
+@typed
+def ablation(
+    model: Model, relevance: Relevance, k: int, site: str = "ffn", seed: int = 0, by: By = "positive"
+) -> Ablation:
+    """Measure sufficiency and necessity of the k most relevant nodes, with random controls.
+
+    Parameters
+    ----------
+    model : Model
+    relevance : Relevance
+        A relevance that recorded all positions. Without a counterfactual or a base model, nodes take their mean
+        activation on the calibration texts.
+    k : int
+        The number of nodes, as `Relevance.top` ranks them at all tokens: by positive relevance, without sinks.
+    site : str
+        ``ffn``, ``attn`` or ``head``.
+    seed : int
+        The seed of the random control.
+    by : {"positive", "negative", "absolute"}
+        The order, as in `Relevance.top`.
+
+    Returns
+    -------
+    Ablation
+
+    Raises
+    ------
+    InputError
+        If the relevance is of another model, or not all positions were recorded, or patching the whole site changes
+        nothing.
+
+    References
+    ----------
+    Faithfulness and completeness: Marks et al. 2024, arXiv 2403.19647.
+    """
+    k, seed = whole(k, "The number of nodes"), seed_of(seed)
+    nodes, ranked = Nodes.of(model, relevance, site), relevance.top(k, site, position="all", by=by)
+    return ablate(nodes, relevance.mask(ranked, site), torch.Generator().manual_seed(seed))
+
+
+def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation:
+    """Measure sufficiency and necessity of a mask (L, T, W) of nodes, with controls."""
+    count = int(chosen.sum())
+    parts = list(zip(nodes.sites, chosen.split(nodes.widths, -1), strict=True))
+    sets = range(DRAWS_OF_HEADS if "head" in nodes.sites else DRAWS)
+    layers = nodes.model.layers_with("attn") if "head" in nodes.sites else None
+    draws = [torch.cat([random_nodes(part, site, generator, layers) for site, part in parts], -1) for _ in sets]
+    sufficiency, remaining = recovered_shares(nodes, [chosen, largest(nodes.change(), count), *draws])
+    necessity = [1 - share for share in remaining]
+    return Ablation(
+        "+".join(nodes.sites),
+        count,
+        sufficiency[0],
+        necessity[0],
+        median(sufficiency[2:]),
+        median(necessity[2:]),
+        sufficiency[1],
+        necessity[1],
+        nodes.empty_share,
+        nodes.ends[0] - nodes.ends[1],
+    )
+
+
+def recovered_shares(
+    nodes: Nodes, choices: Sequence[Tensor], ends: tuple[float, float] | None = None
+) -> tuple[list[float], list[float]]:
+    """Return F of each mask of nodes, and F of all other nodes. ends: `Nodes.ends`, if known."""
+    complete, compared = ends or nodes.ends
+    numbers = nodes.numbers([*choices, *(~choice for choice in choices)])
+    values = [(number - compared) / (complete - compared) for number in numbers]
+    return values[: len(choices)], values[len(choices) :]

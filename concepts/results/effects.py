@@ -1,0 +1,298 @@
+"""Effects of nodes on the next token: logits minus logits when a node is set to its counterfactual value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.prefix import Prefix
+from icebear.concepts.passes.run import Logits, forward
+from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.concepts.results.effect_words import effect_words
+from icebear.concepts.vocabulary.calibration import mean_activations
+from icebear.convert import Tabled
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import Objective
+from icebear.records import Neuron, Ranked
+from icebear.values import several, shown, typed, whole
+
+if TYPE_CHECKING:
+    import pandas
+
+    from icebear.concepts.results.result import Relevance
+
+LIKELY = 150
+"""The number of most probable tokens of each prompt that are likely tokens."""
+TOKENS, ROWS = 8192, 64
+"""The largest numbers of tokens and of rows in one pass."""
+LOGITS = 2**26
+"""The largest number of logits of one pass, in the memory of 256 MB."""
+PASS = 20
+"""A pass costs about as much as this many tokens more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A neuron or head at a position, and the value that it is set to."""
+
+    neuron: Neuron
+    position: int
+    value: Tensor
+    """(1,), or (head width,) of a head."""
+
+
+@dataclass(frozen=True, eq=False)
+class Effects(Tabled):
+    """What each of N nodes does to the W likely next tokens of a prompt."""
+
+    nodes: tuple[Ranked, ...]
+    token_ids: tuple[int, ...]
+    """(W,) the likely tokens, or the labels, the most probable in any of the prompts first."""
+    tokens: tuple[str, ...]
+    matrix: Tensor
+    """(N, W) effects in logits, less their mean over the likely tokens."""
+    means: Tensor
+    """(N,) the mean that was subtracted; 0 for a model with a single output."""
+    relative_to: Literal["counterfactual", "average"]
+    """What nodes are set to: their value in the counterfactual prompt, or their mean on the calibration texts."""
+    phrase: Tensor | None
+    """(N,) effect on the log-probability of the explained phrase, in nats; None if one token is explained."""
+    made_with: dict[str, Any]
+
+    def words(self, row: int, k: int = 4) -> tuple[list[str], list[str]]:
+        """Return the k likely words that a node raises and lowers most, relative to the other likely tokens."""
+        row = whole(row, "The row of a node", 0, len(self.nodes) - 1)
+        return effect_words(self.tokens, self.matrix[row], whole(k, "The number of words"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return {
+            "relative_to": self.relative_to,
+            "token_ids": list(self.token_ids),
+            "tokens": list(self.tokens),
+            "nodes": [node.to_dict() for node in self.nodes],
+            "matrix": self.matrix.tolist(),
+            "means": self.means.tolist(),
+            "phrase": None if self.phrase is None else self.phrase.tolist(),
+        }
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a pandas table with a row for each node and likely token. `to_arrow` returns an Arrow table."""
+        import pandas
+
+        rows = [
+            (str(node.neuron), node.position, id, text, effect)
+            for node, effects in zip(self.nodes, self.matrix.tolist(), strict=True)
+            for id, text, effect in zip(self.token_ids, self.tokens, effects, strict=True)
+        ]
+        return pandas.DataFrame(rows, columns=["neuron", "position", "token_id", "token", "effect"])
+
+
+def likely_ids(logits: Tensor) -> list[int]:
+    """Return the `LIKELY` most probable tokens of each row of logits (P, V), the most probable in any of them first."""
+    probabilities = logits.softmax(-1)
+    likely = probabilities.topk(min(LIKELY, probabilities.shape[-1])).indices.unique()
+    return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
+
+
+@typed
+def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 10) -> Effects:
+    """Measure what nodes do to the likely next tokens, by activation patching of one node at a time.
+
+    The effect on a token is its logit in the prompt, minus its logit when the node is set to its value in the
+    counterfactual prompt (without one, to its mean on the calibration texts), minus the mean effect on the likely
+    tokens. The likely tokens are the 150 most probable ones of the prompt and of the counterfactual.
+
+    Parameters
+    ----------
+    model : Model
+    relevance : Relevance
+        Its prompt, and its counterfactual if it has one.
+    nodes : int or sequence of Ranked
+        The nodes, or the number of nodes with the largest relevance at all tokens.
+
+    Returns
+    -------
+    Effects
+        For a classifier, effects on the labels.
+
+    Raises
+    ------
+    InputError
+        If the values of the nodes were not recorded, or for a relevance of another model, or read from a file.
+
+    References
+    ----------
+    Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
+    """
+    if isinstance(nodes, int):
+        return Patched(model, relevance).measure(relevance.top(whole(nodes, "The number of nodes"), position="all"))
+    rows = several(nodes)
+    for row in rows:
+        if not isinstance(row, Ranked):
+            raise InputError(f"{shown(row)} is not a ranked node; pass a number of nodes, or rows of relevance.top.")
+    return Patched(model, relevance).measure(rows)
+
+
+class Patched:
+    """Passes over the prompt of a relevance in which nodes take their counterfactual values."""
+
+    def __init__(self, model: Model, relevance: Relevance) -> None:
+        model.check_made(relevance.made_with["model"], "The relevance")
+        self.model, self.relevance, self.objective = model, relevance, relevance.explained()
+        self.read = relevance.prompt.encoder_length
+        self._here: Tensor | None = None
+
+    @cached_property
+    def prefix(self) -> Prefix | None:
+        ids = self.objective.batch.row_ids(0)
+        return Prefix.of(self.model, [ids[:-1]]) if self.model.task.is_causal else None
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """The likely tokens, the most probable in any of the prompts first."""
+        if self._here is None:
+            self._here = self._pass([[]], 0)[0][0]
+        with self.model.lock, torch.no_grad():
+            there = [self.model.logits(one.batch, one.all_positions)[0, 0] for one in self._counterfactuals()]
+        return likely_ids(torch.stack([x.float().cpu() for x in (self._here, *there)]))
+
+    @cached_property
+    def tokens(self) -> tuple[str, ...]:
+        return tuple(map(self.model.answer_text, self.token_ids))
+
+    def _counterfactuals(self) -> list[Objective]:
+        there = self.relevance.counterfactual
+        return [pair.rows([1]) for pair in there.pairs] if there and there.model is None else []
+
+    @cached_property
+    def means(self) -> dict[str, Tensor]:
+        return mean_activations(self.model)
+
+    def measure(self, rows: Sequence[Ranked]) -> Effects:
+        """Measure the effects of nodes, one at a time."""
+        matrix, means, phrase = self.effects([[node] for node in rows])
+        return Effects(
+            tuple(rows),
+            tuple(self.token_ids),
+            self.tokens,
+            matrix,
+            means,
+            "counterfactual" if self.relevance.counterfactual else "average",
+            phrase,
+            self.model.made_with,
+        )
+
+    def effects(self, sets: Sequence[Sequence[Ranked]]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return (N, W) the centred effects of setting all nodes of each set, the means (N,), and (N,) the effects on
+        the phrase."""
+        nodes: list[list[Node]] = [[], *([self.node(row) for row in rows] for rows in sets)]
+        rows: dict[int, Tensor] = {}
+        phrases = torch.zeros(len(nodes))
+        for chosen, start in self._chunks(nodes):  # the prompt itself comes first
+            logits, phrases[chosen] = self._pass([nodes[place] for place in chosen], start)
+            self._here = logits[0] if self._here is None else self._here
+            rows |= zip(chosen, logits[:, self.token_ids], strict=True)
+        ordered = torch.stack([rows[place] for place in range(len(nodes))])
+        effects, phrase = ordered[0] - ordered[1:], phrases[0] - phrases[1:]
+        means = effects.mean(1) if effects.shape[1] > 1 else torch.zeros(len(effects))
+        return effects - means[:, None], means, phrase if len(self.objective.positions[0]) > 1 else None
+
+    def node(self, row: Ranked) -> Node:
+        """Return a node with its counterfactual value. Raises `InputError` if it was not recorded."""
+        neuron, scores = row.neuron, self.relevance.neurons
+        self.model.check(neuron)
+        site, width = neuron_site(neuron.site), self.model.head_dim if neuron.site == "head" else 1
+        columns = slice(neuron.index * width, (neuron.index + 1) * width)
+        if not self.relevance.counterfactual:
+            if site not in self.means:
+                raise InputError(
+                    f"Without a counterfactual, {neuron} would be set to its mean activation, which icebear does not "
+                    "measure; give a counterfactual."
+                )
+            value = self.means[site][neuron.layer, columns]
+        elif neuron.site != "head" and row.counterfactual is not None:
+            value = torch.tensor([row.counterfactual])
+        elif site in scores.relevance and row.position in scores.recorded:
+            value = scores.counterfactual[site][neuron.layer, scores.recorded.index(row.position), columns]
+        else:
+            value = self._unrecorded[site][neuron.layer, row.position, columns]
+        return Node(neuron, row.position, value)
+
+    @cached_property
+    def _unrecorded(self) -> dict[str, Tensor]:
+        """The aligned activations (L, T, N) in the counterfactuals, by site, where they were not recorded."""
+        there, sites = self.relevance.counterfactual, self.model.sites
+        if not there or there.model:
+            raise InputError("The counterfactual activations were not recorded; pass record='all' to attribute.")
+        parts: dict[str, list[Tensor]] = {site: [] for site in sites}
+        for pair, weights in zip(there.pairs, there.alignments, strict=True):
+            other = pair.rows([1])
+            values = Values(self.model, other.batch, sites)
+            forward(self.model, Logits(other), [values])
+            for site, recorded in values.activation.items():
+                x = values.values(0, recorded)
+                parts[site].append(torch.einsum("st,ltn->lsn", weights.to(x), x))
+        return {site: torch.stack(each).mean(0) for site, each in parts.items()}
+
+    def _chunks(self, nodes: Sequence[Sequence[Node]]) -> Iterator[tuple[list[int], int]]:
+        """Yield the rows of each pass, and its first position: rows that change late share a long prefix."""
+        length, positions = len(self.relevance.prompt.ids), self.objective.positions[0]
+        size = max(1, min(ROWS, TOKENS // length, LOGITS // (len(positions) * self.model.output_size)))
+        starts = [min([*positions, *(node.position for node in row)]) for row in nodes]
+        if sum(starts) <= length + PASS or self.prefix is None:
+            starts = [0] * len(starts)
+        chosen: list[int] = []
+        for place in sorted(range(len(nodes)), key=lambda place: -starts[place]):
+            start = starts[chosen[-1]] if chosen else 0
+            if len(chosen) == size or (start - starts[place]) * len(chosen) > PASS:
+                yield chosen, start
+                chosen = []
+            chosen.append(place)
+        yield chosen, starts[chosen[-1]]
+
+    @torch.no_grad()
+    def _pass(self, rows: Sequence[Sequence[Node]], start: int) -> tuple[Tensor, Tensor]:
+        """Return the logits (N, V) of the next token and the log-probability (N,) of the answer, with nodes set."""
+        model, positions = self.model, self.objective.all_positions
+        with model.lock, self._set(rows, start):
+            if start and self.prefix:
+                ids = self.objective.batch.ids[:, start:].expand(len(rows), -1)
+                logits = self.prefix.logits(ids, [0] * len(rows), [start] * len(rows), [p - start for p in positions])
+            else:
+                logits = model.logits(self.objective.rows([0] * len(rows)).batch, positions)
+        logits = logits.float().cpu()  # (N, P, V)
+        phrase = torch.zeros(len(rows))
+        if len(positions) > 1:
+            own = [positions.index(place) for place in self.objective.positions[0]]
+            targets = torch.tensor(self.objective.targets[0]).expand(len(rows), -1)[..., None]
+            phrase = logits[:, own].log_softmax(-1).gather(-1, targets).sum((1, 2))
+        return logits[:, 0], phrase
+
+    @contextmanager
+    def _set(self, rows: Sequence[Sequence[Node]], start: int) -> Iterator[None]:
+        """Set the nodes of each row, in passes that begin at a position of the prompt."""
+        by_place: dict[tuple[str, int], list[tuple[int, Node]]] = {}
+        for row, nodes in enumerate(rows):
+            for node in nodes:
+                by_place.setdefault((neuron_site(node.neuron.site), node.neuron.layer), []).append((row, node))
+
+        def visit(site: str, layer: int, x: Tensor) -> Tensor:
+            x = x.clone()
+            before = self.read if self.model.stack_of(layer) and self.objective.batch.decoder else start
+            for row, node in by_place[site, layer]:
+                first, column = node.neuron.index * len(node.value), node.position - before
+                if 0 <= column < x.shape[1]:  # a layer of an encoder does not read the decoder's tokens
+                    x[row, column, first : first + len(node.value)] = node.value.to(x)
+            return x
+
+        with hooks(self.model, by_place, visit):
+            yield

@@ -1,0 +1,119 @@
+"""An explained prompt: its tokens, their roles, the prediction, and the positions that are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.passes.stream import Stream
+from icebear.models.model import Model
+from icebear.models.objective import Objective, ObjectiveKind
+from icebear.models.text import images
+from icebear.models.text.chat import Turn, outside
+from icebear.records import TokenScore
+from icebear.values import several, whole
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """The T tokens (or image patches) that the model read; the encoder's come before the decoder's."""
+
+    ids: tuple[int, ...]
+    strings: tuple[str, ...]
+    target_positions: tuple[int, ...]
+    """Where the prediction is made: the last token, the masks, [CLS], or one position for each target token."""
+    sinks: tuple[int, ...]
+    """Sink tokens, excluded from rankings: the first token, special tokens, and tokens whose residual stream is longer
+    than 4 times the median in most layers; never a token where the prediction is made."""
+    encoder_length: int
+    """The number of tokens that the encoder (or the only stack) read."""
+    turns: tuple[Turn, ...] = ()
+    """The messages of a chat."""
+    answer_start: int | None = None
+    """The position of the first token of an answer; None if the next token is explained."""
+
+    @classmethod
+    def of(
+        cls, model: Model, objective: Objective, row: int, strings: tuple[str, ...], sinks: tuple[int, ...]
+    ) -> PromptTokens:
+        """sinks: the sinks of the pass, without regard to what is explained."""
+        ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
+        turns = model.turns(ids, strings) if model.task.is_causal else ()
+        sinks = tuple(place for place in sinks if place not in explained)
+        return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.strings)
+
+    @property
+    def template(self) -> tuple[int, ...]:
+        """The positions of a chat that its template wrote."""
+        return outside(self.turns, len(self.ids))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model predicts, and which part is explained."""
+
+    target: TokenScore | None
+    """The token explained; None if it is a continuation of several tokens."""
+    target_text: str
+    contrast: TokenScore | None
+    top: tuple[TokenScore, ...]
+    """The most probable next tokens."""
+    objective: ObjectiveKind
+
+    @classmethod
+    def of(cls, model: Model, objective: Objective, row: int, targets: tuple[int, ...], logits: Tensor) -> Prediction:
+        """targets: the tokens explained; logits (B, P, V) at the objective's positions."""
+        here = logits[row, objective.all_positions.index(objective.positions[row][0])].float()  # (V,)
+        contrast = objective.contrasts[row]
+        return cls(
+            model.token_scores(here, [targets[0]])[0] if len(targets) == 1 else None,
+            "".join(model.answer_text(token) for token in targets),
+            None if contrast is None else model.token_scores(here, [contrast])[0],
+            tuple(model.top_tokens(here, 10)),
+            objective.kind,
+        )
+
+
+Recorded = Literal["all", "last"] | Sequence[int]
+
+
+def prompt_relevance(
+    model: Model, objective: Objective, row: int, parts: list[Tensor]
+) -> tuple[Tensor, images.ImageMap | None]:
+    """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D), or of pixels (C, H, W)."""
+    columns, image = objective.batch.columns(row), None
+    if objective.batch.pixels is not None:
+        image = images.image_map(model, objective.batch.pixels[row], parts[0])
+        patches = image.patches.flatten()
+        tokens = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
+    else:
+        tokens = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
+    return tokens, image
+
+
+def recorded_at(objective: Objective, row: int, record: Recorded) -> tuple[int, ...]:
+    """Return the positions of a row whose neurons are recorded."""
+    return recorded_positions(record, objective.target_positions(row), len(objective.batch.columns(row)))
+
+
+def recorded_positions(record: Recorded, target_positions: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the positions, among `count` tokens, whose neurons are recorded. Raises `InputError`."""
+    if isinstance(record, str) and record in ("all", "last"):
+        return tuple(range(count)) if record == "all" else target_positions
+    what = "A position to record, if it is not all or last,"
+    return tuple(sorted({whole(position, what, -count, count - 1) % count for position in several(record)}))
+
+
+def excluded_positions(model: Model, objective: Objective, stream: Stream, row: int) -> tuple[int, ...]:
+    """Return the positions that rankings exclude: sink tokens, and tokens of a chat's template."""
+    strings = model.pieces(objective.batch.row_ids(row))
+    prompt = PromptTokens.of(model, objective, row, strings, stream.sinks(row))
+    return (*prompt.sinks, *prompt.template)

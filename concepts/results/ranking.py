@@ -1,0 +1,192 @@
+"""The neurons of a relevance: their scores by site, and their ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.passes.largest import Largest
+from icebear.concepts.results.prompt import PromptTokens
+from icebear.errors import InputError
+from icebear.records import POLARITIES, SITES_AND_HEADS, Neuron, Ranked
+from icebear.values import one_of, several, shown, whole
+
+Position = int | Literal["last", "all"]
+By = Literal["positive", "negative", "absolute"]
+SIZE: dict[By, Callable[[Tensor], Tensor]] = {
+    "positive": lambda relevance: relevance,
+    "negative": lambda relevance: -relevance,
+    "absolute": lambda relevance: relevance.abs(),
+}
+"""How nodes are ordered -> the number whose largest values come first. Nodes where it is not above 0 are left out."""
+SIGNS: tuple[By, ...] = ("positive", "negative")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How neurons are ranked: the arguments of `Relevance.top`."""
+
+    k: int = 10
+    site: str | None = None
+    polarity: Literal["+", "-"] | None = None
+    position: Position | None = None
+    """None: an explanation ranks at ``all`` positions if it has a counterfactual, otherwise at ``last``."""
+    include_sinks: bool = False
+    by: By = "positive"
+    layers: int | Iterable[int] | None = None
+    include_template: bool = False
+
+    def __post_init__(self) -> None:
+        whole(self.k, "The number of neurons to rank")
+        one_of(self.by, "order", SIZE)
+        if self.polarity is not None:
+            one_of(self.polarity, "polarity", POLARITIES)
+            if self.site == "head":
+                raise InputError(
+                    "A head has no polarity, because its output is a vector; leave out polarity, or rank site attn."
+                )
+
+    def positions(self, prompt: PromptTokens) -> list[int]:
+        count, position = len(prompt.ids), self.position
+        named = position if isinstance(position, str) else ""
+        if named == "all":
+            excluded = {*(() if self.include_sinks else prompt.sinks)}
+            excluded |= {*(() if self.include_template else prompt.template)}
+            return [t for t in range(count) if t not in excluded]
+        if named == "last":
+            return list(prompt.target_positions)
+        if isinstance(position, Integral) and not isinstance(position, bool) and -count <= position < count:
+            return [int(position) % count]
+        raise InputError(f"Position {shown(position)} does not exist; use last, all or a number from 0 to {count - 1}.")
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronScores:
+    """Relevance and activations of the neurons of a prompt by site, (L, P, N), at P recorded positions."""
+
+    relevance: dict[str, Tensor]
+    activation: dict[str, Tensor]
+    recorded: tuple[int, ...]
+    head_count: int
+    counterfactual: dict[str, Tensor] = field(default_factory=dict)
+    """The counterfactual activations, (L, P, N) by site, averaged over several counterfactuals."""
+    largest: Largest | None = None
+    """With ``keep="top"``: what is recorded of the other positions."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for part in (self.relevance, self.activation, self.counterfactual) for x in part.values())
+
+    def of(self, site: str) -> Tensor:
+        """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
+        if not isinstance(site, str) or site not in self.relevance:
+            have = ", ".join(self.relevance) or "none"
+            one_of(site, "site", SITES_AND_HEADS)
+            raise InputError(f"This relevance has no site {shown(site)} (it has: {have}); add it to sites=.")
+        return self.relevance[site]
+
+    def heads(self) -> Tensor:
+        """Return (L, P, H) relevance of the outputs of the attention heads; (L, T, H) with ``keep="top"``."""
+        values = self.of("attn")
+        if self.largest and self.largest.heads is not None:
+            return self.largest.heads
+        return values.unflatten(-1, (self.head_count, -1)).sum(-1)
+
+    def top(self, ranking: Ranking, prompt: PromptTokens) -> list[Ranked]:
+        """Rank neurons by relevance, see `Relevance.top`."""
+        rows: list[Ranked] = []
+        for site in self.relevance if ranking.site is None else [ranking.site]:
+            if self.largest and ranking.position == "all" and site != "head":
+                self.of(site)
+                filters = (ranking.polarity, ranking.include_sinks, ranking.include_template)
+                if any(filters) or ranking.layers is not None:
+                    raise InputError(
+                        "Only the neurons with the largest relevance were recorded; pass keep='all' to record all."
+                    )
+                rows += self.largest.top(ranking.k, site)
+            else:
+                rows += self._top_of_site(site, ranking, self.columns(site, ranking.positions(prompt)))
+        sizes = SIZE[ranking.by](torch.tensor([row.relevance for row in rows], dtype=torch.float64)).tolist()
+        order = sorted(zip(sizes, rows, strict=True), key=lambda pair: (-pair[0], pair[1].neuron, pair[1].position))
+        return [row for size, row in order[: ranking.k] if size > 0]
+
+    def only(self, k: int, recorded: Sequence[int], prompt: PromptTokens) -> NeuronScores:
+        """Reduce scores of all positions to what ``keep="top"`` keeps: the recorded positions, and the k largest."""
+        at = [whole(place, "A position to record", 0, len(prompt.ids) - 1) for place in several(recorded)]
+        ranked = {
+            site: tuple(row for by in SIGNS for row in self.top(Ranking(k, site, position="all", by=by), prompt))
+            for site in self.relevance
+        }
+        heads = self.heads() if "attn" in self.relevance else None
+        largest = Largest(k, ranked, {site: x.sum(-1) for site, x in self.relevance.items()}, heads)
+        parts: dict[str, Any] = {
+            name: {site: x[:, at] for site, x in getattr(self, name).items()}
+            for name in ("relevance", "activation", "counterfactual")
+        }
+        return replace(self, **parts, recorded=tuple(at), largest=largest)
+
+    def minus(self, other: NeuronScores, before: int) -> NeuronScores:
+        """Subtract another relevance at the positions up to `before` that both recorded."""
+        shared = [place for place in self.recorded if place < before and place in other.recorded]
+        here, there = ([scores.recorded.index(place) for place in shared] for scores in (self, other))
+        relevance = {site: x.clone() for site, x in self.relevance.items()}
+        for site, x in relevance.items():
+            x[:, here] -= other.of(site)[:, there]
+        return replace(self, relevance=relevance)
+
+    def _positions(self, site: str) -> Sequence[int]:
+        """The positions of the columns of `of` or `heads`."""
+        if self.largest and site == "head" and self.largest.heads is not None:
+            return range(self.largest.heads.shape[1])
+        return self.recorded
+
+    def columns(self, site: str, positions: Sequence[int]) -> list[int]:
+        """Return the columns of positions. Raises `InputError` if one was not recorded."""
+        have = self._positions(site)
+        if not set(positions) <= set(have):
+            raise InputError(
+                f"A position was not recorded (recorded: {', '.join(map(str, self.recorded)) or 'none'}); pass "
+                "record='all' to attribute."
+            )
+        return [have.index(position) for position in positions]
+
+    def _top_of_site(self, site: str, ranking: Ranking, columns: list[int]) -> Iterable[Ranked]:
+        """With several target positions, rank the sum of each neuron, at the position that contributes most."""
+        relevance = self.heads() if site == "head" else self.of(site)
+        activation, there = self.activation.get(site), self.counterfactual.get(site)  # heads have none
+        chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
+        where = torch.tensor(columns, dtype=torch.long).expand(chosen.shape)
+        if ranking.position == "last":
+            most = SIZE[ranking.by](chosen).argmax(-1, keepdim=True)
+            where, chosen = where.gather(-1, most), chosen.sum(-1, keepdim=True)
+        scores = SIZE[ranking.by](chosen)
+        scores = scores.masked_fill(scores <= 0, -torch.inf)
+        if ranking.polarity and activation is not None:
+            signs = (activation if there is None else activation - there).transpose(1, 2).gather(-1, where)
+            scores = scores.masked_fill(signs >= 0 if ranking.polarity == "-" else signs < 0, -torch.inf)
+        if ranking.layers is not None:
+            layers = {whole(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
+            scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
+        for place in _largest(scores.flatten(), ranking.k):
+            layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])
+            index, p = divmod(rest, chosen.shape[2])
+            column = int(where[layer, index, p])
+            here, other = (None if x is None else x[layer, column, index].item() for x in (activation, there))
+            position = self._positions(site)[column]
+            yield Ranked(Neuron(layer, site, index), position, here, chosen[layer, index, p].item(), other)
+
+
+def _largest(scores: Tensor, k: int) -> list[int]:
+    """Return the indices of the k largest finite scores. Ties go to the first one, which topk does not guarantee."""
+    k = min(k, int((scores > -torch.inf).sum()))
+    if k == 0:
+        return []
+    last = scores.topk(k).values[-1]
+    above = (scores > last).nonzero().flatten()
+    tied = (scores == last).nonzero().flatten()[: k - len(above)]
+    return torch.cat((above, tied)).tolist()

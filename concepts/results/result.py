@@ -1,0 +1,466 @@
+"""`Relevance`: the result of an attribution."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.files import SavedResult, never_saved
+from icebear.concepts.methods.method import Method
+from icebear.concepts.passes.run import Conservation
+from icebear.concepts.results.arrays import Names, arrays
+from icebear.concepts.results.prompt import Prediction, PromptTokens
+from icebear.concepts.results.ranking import By, NeuronScores, Position, Ranking
+from icebear.convert import Tabled
+from icebear.errors import InputError
+from icebear.lrp.positions import Reading, over_layers
+from icebear.models.model import Model
+from icebear.models.objective import Objective, ObjectiveKind
+from icebear.models.text.images import ImageMap
+from icebear.records import Neuron, Ranked, TokenScore, as_neuron
+from icebear.render import page, relevance_fragment
+from icebear.values import typed, whole
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+
+    from icebear.concepts.results.effects import Effects
+    from icebear.concepts.results.two_models import ModelPair
+
+OBJECTIVES: dict[ObjectiveKind, str] = {
+    "logit": "Logit",
+    "log-odds": "Logit against all others",
+    "centered-logit": "Logit less the mean of the vocabulary",
+    "mean-centered-logit": "Mean logit less the mean of the vocabulary",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Counterfactual:
+    """What a relevance is compared with: counterfactual prompts, or a base model."""
+
+    prompts: tuple[tuple[str, ...], ...]
+    """The tokens of each counterfactual."""
+    pairs: tuple[Objective, ...]
+    """For each counterfactual the objective of two rows: the prompt, then the counterfactual."""
+    alignments: tuple[Tensor, ...]
+    """(T, T') for each counterfactual, see `icebear.concepts.attribution.paired.alignment`."""
+    contrasts: tuple[str, ...]
+    """The contrast with each counterfactual; empty if a whole continuation is explained."""
+    own_answers: bool
+    """Whether the contrasts are the model's answers to the counterfactuals."""
+    at: str
+    """Where multipliers are taken: at ``both`` prompts (difference rules), ``prompt``, ``midpoint``, ``path``, or at
+    each ``model``."""
+    numbers: tuple[float, ...]
+    """The value of the objective in each counterfactual."""
+    overlap: float | None
+    """With several counterfactuals: the mean share of the 100 largest nodes that two of them have in common."""
+    note: str = ""
+    """Why the method is not the default."""
+    model: str | None = None
+    """The name of the base model; the prompt is then the same."""
+    predictions: tuple[TokenScore, ...] = ()
+    """The most probable next tokens in the (first) counterfactual."""
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}
+        return {**fields, "predictions": [vars(token) for token in self.predictions]}
+
+    def __str__(self) -> str:
+        if self.model:
+            return f"the model {self.model} on the same prompt: relevance minus relevance in that model"
+        others = " and ".join(repr("".join(tokens)) for tokens in self.prompts[:3])
+        more = f" and {len(self.prompts) - 3} more" if len(self.prompts) > 3 else ""
+        contrasts = " / ".join(map(repr, dict.fromkeys(self.contrasts)))
+        own = f", contrast: the counterfactual's top token {contrasts}" if self.own_answers else ""
+        where = "" if self.at == "both" else f", multipliers of the {self.at}"
+        note = f" ({self.note})" if self.note else ""
+        overlap = f"; overlap of their first 100 nodes {self.overlap:.0%}" if self.overlap is not None else ""
+        return f"{others}{more}{own}{where}{note}{overlap}"
+
+
+@dataclass(frozen=True, eq=False)
+class ContrastPhrase:
+    """The phrase that another phrase is explained against, after the same prompt."""
+
+    text: str
+    strings: tuple[str, ...]
+    """The tokens of the phrase that the model read: all but the last one."""
+    tokens: Tensor
+    """(T',) relevance of these tokens, included in `Conservation.tokens`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        tokens = zip(self.strings, self.tokens.tolist(), strict=True)
+        return {"text": self.text, "tokens": [{"text": text, "relevance": value} for text, value in tokens]}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The model and the prompt of a relevance, for further measurements."""
+
+    model: Model
+    objective: Objective
+    """One row, with the explained tokens as targets."""
+    models: ModelPair | None = None
+    """With a base model."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Relevance(SavedResult, Tabled):
+    """Signed relevance of the tokens and neurons of one prompt for one target, in logits.
+
+    Shapes: T tokens, L layers, P recorded positions, N neurons of a site, H attention heads.
+    """
+
+    tokens: Tensor
+    """(T,)"""
+    prompt: PromptTokens
+    prediction: Prediction
+    method: Method
+    neurons: NeuronScores
+    sums: Conservation
+    made_with: dict[str, Any]
+    """See `Model.made_with`."""
+    contrast_phrase: ContrastPhrase | None = None
+    positions: Tensor | None = None
+    """Only with PA-LRP: (L, T) relevance of the positions in each layer, or (1, T) of position embeddings."""
+    image: ImageMap | None = None
+    counterfactual: Counterfactual | None = None
+    """If set, relevance is that of differences, and `conservation().target` is the difference explained."""
+    missing_rules: tuple[str, ...] = ()
+    """With ``strict=False``: the operations that used their plain gradient."""
+    run: Run | None = None
+    """Not saved."""
+
+    def __repr__(self) -> str:
+        against = f" against {self.contrast_text!r}" if self.contrast_text else ""
+        counterfactual = f" counterfactual {''.join(self.counterfactual.prompts[0])!r}" if self.counterfactual else ""
+        shapes = ", ".join(f"{site} {tuple(x.shape)}" for site, x in self.neurons.relevance.items())
+        return (
+            f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}{counterfactual}"
+            f", {self.method!r}; {shapes or 'no neurons'}>"
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.prompt, self.target_text))
+
+    @property
+    def target(self) -> TokenScore | None:
+        """The token explained; None if it is a continuation of several tokens (see `target_text`)."""
+        return self.prediction.target
+
+    @property
+    def target_text(self) -> str:
+        return self.prediction.target_text
+
+    @property
+    def contrast(self) -> TokenScore | None:
+        return self.prediction.contrast
+
+    @property
+    def predictions(self) -> tuple[TokenScore, ...]:
+        """The most probable next tokens."""
+        return self.prediction.top
+
+    @property
+    def predicted_at(self) -> int:
+        """The first position where the prediction is made."""
+        return self.prompt.target_positions[0]
+
+    @property
+    def contrast_text(self) -> str:
+        """The contrast token or phrase; empty if there is none."""
+        return self.contrast.text if self.contrast else self.contrast_phrase.text if self.contrast_phrase else ""
+
+    def minus(self, other: Relevance) -> Relevance:
+        """Subtract the relevance for another answer to the same prompt. Raises `InputError`."""
+        common, counterfactual = self.predicted_at + 1, self.counterfactual
+        if not isinstance(other, Relevance) or other.prompt.ids[:common] != self.prompt.ids[:common]:
+            raise InputError("The two results explain different prompts; subtract results for the same prompt.")
+        if self.positions is not None:
+            raise InputError("The relevance of pa-lrp cannot be subtracted; compute it with attnlrp or cp-lrp.")
+        tokens = self.tokens.clone()
+        tokens[:common] -= other.tokens[:common]
+        if counterfactual and other.counterfactual:
+            numbers = zip(counterfactual.numbers, other.counterfactual.numbers, strict=True)
+            counterfactual = replace(counterfactual, numbers=tuple(here - there for here, there in numbers))
+        return replace(
+            self,
+            tokens=tokens,
+            neurons=self.neurons.minus(other.neurons, common),
+            contrast_phrase=ContrastPhrase(other.target_text, other.prompt.strings[common:], other.tokens[common:]),
+            sums=self.sums.minus(other.sums),
+            counterfactual=counterfactual,
+        )
+
+    def combined(self, reading: Reading = "relu") -> Tensor:
+        """Return (T,) relevance of tokens and positions, summed over layers (PA-LRP, Bakish et al. 2025, Eq. 11).
+
+        Parameters
+        ----------
+        reading : {"relu", "signed"}
+            ``relu`` counts the relevance of positions in a layer only where it is positive.
+        """
+        if self.positions is None:
+            raise InputError(
+                "This result has no relevance of positional encodings; pass method=PA_LRP (--method pa-lrp)."
+            )
+        return self.tokens + over_layers(self.positions, reading)
+
+    # --- neurons --------------------------------------------------------------------------------------
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The recorded sites."""
+        return tuple(self.neurons.relevance)
+
+    def of(self, site: str) -> Tensor:
+        """Return (L, P, N) relevance of the neurons of a site. Raises `InputError` if it was not recorded."""
+        return self.neurons.of(site)
+
+    def activation(self, site: str) -> Tensor:
+        """Return (L, P, N) activations of the neurons of a site."""
+        self.neurons.of(site)
+        return self.neurons.activation[site]
+
+    @property
+    def ffn(self) -> Tensor:
+        """(L, P, F) relevance of the FFN neurons."""
+        return self.of("ffn")
+
+    @property
+    def attn(self) -> Tensor:
+        """(L, P, A) relevance of the attention output neurons."""
+        return self.of("attn")
+
+    def layers(self, site: str = "ffn") -> Tensor:
+        """Return (L, P) relevance summed over the neurons of a site; (L, T) with ``keep="top"``."""
+        values, largest = self.of(site), self.neurons.largest
+        return largest.layers[site] if largest else values.sum(-1)
+
+    def heads(self) -> Tensor:
+        """Return (L, P, H) relevance of the outputs of the attention heads; (L, T, H) with ``keep="top"``."""
+        return self.neurons.heads()
+
+    @typed
+    def top(
+        self,
+        k: int = 20,
+        site: str | None = None,
+        polarity: Literal["+", "-"] | None = None,
+        position: Position = "last",
+        include_sinks: bool = False,
+        by: By = "positive",
+        layers: int | Iterable[int] | None = None,
+        include_template: bool = False,
+    ) -> list[Ranked]:
+        """Rank neurons by relevance, largest first. Ties go to the smaller neuron id.
+
+        The most relevant neurons are those with the largest positive relevance. A neuron without relevance of the
+        wanted sign is not listed, so that the list may be shorter than k.
+
+        Parameters
+        ----------
+        k : int
+            The number of neurons.
+        site : str, optional
+            One site, or ``head`` for attention heads. Default: every recorded site.
+        polarity : {"+", "-"}, optional
+            Only neurons whose activation (minus the counterfactual activation) has this sign. Not for heads.
+        position : {"last", "all"} or int
+            ``last`` is where the prediction is made; if there are several such positions, a neuron's sum is ranked and
+            reported at the position that contributes most. ``all`` ranks (neuron, position) pairs. An index may count
+            from the end.
+        include_sinks, include_template : bool
+            With ``all``: also rank at sink tokens, and at tokens of a chat's template.
+        by : {"positive", "negative", "absolute"}
+            ``negative`` ranks the neurons that oppose the answer, and ``absolute`` those of both signs, by the size of
+            their relevance.
+        layers : int or iterable of int, optional
+            Only these layers.
+
+        Returns
+        -------
+        list of Ranked
+
+        Raises
+        ------
+        InputError
+            If an argument is out of range or was not recorded.
+        """
+        ranking = Ranking(k, site, polarity, position, include_sinks, by, layers, include_template)
+        return self.neurons.top(ranking, self.prompt)
+
+    def of_neuron(self, neuron: Neuron | str, position: Position = "last") -> float:
+        """Return the relevance of a neuron or head at a position, or its sum over ``last`` or ``all`` positions."""
+        neuron = as_neuron(neuron)
+        values = self.heads() if neuron.site == "head" else self.of(neuron.site)
+        layers, _, width = values.shape
+        whole(neuron.layer, f"The layer of {neuron}", 0, layers - 1)
+        whole(neuron.index, f"The index of {neuron}", 0, width - 1)
+        columns = self.neurons.columns(neuron.site, Ranking(position=position).positions(self.prompt))
+        return values[neuron.layer, columns, neuron.index].sum().item()
+
+    def mask(self, nodes: Iterable[Ranked], site: str) -> Tensor:
+        """Return which nodes (L, P, N) of a site (for ``head``: (L, P, H)) are among `nodes`."""
+        chosen = torch.zeros_like(self.heads() if site == "head" else self.of(site), dtype=torch.bool)
+        for node in nodes:
+            if node.neuron.site == site:
+                column = self.neurons.columns(site, [node.position])[0]
+                chosen[node.neuron.layer, column, node.neuron.index] = True
+        return chosen
+
+    def effects(self, k: int = 10) -> Effects:
+        """Measure what the k nodes with the largest relevance do to the likely next tokens.
+
+        Parameters
+        ----------
+        k : int
+            The number of nodes, at all tokens.
+
+        Returns
+        -------
+        Effects
+            See `effects`, which takes other nodes, and relevance that was read from a file.
+
+        Raises
+        ------
+        InputError
+            If this relevance was read from a file.
+        """
+        from icebear.concepts.results.effects import effects
+
+        return effects(self._run().model, self, k)
+
+    def _run(self) -> Run:
+        if self.run is None:
+            raise InputError("This relevance was read from a file, without its model; call attribute again.")
+        return self.run
+
+    def explained(self) -> Objective:
+        """Return the objective of the prompt alone, one row. Raises `InputError` if it was not saved."""
+        if self.run is None and self.counterfactual and self.counterfactual.pairs:
+            return self.counterfactual.pairs[0].rows([0])
+        return self._run().objective
+
+    # --- sums -----------------------------------------------------------------------------------------
+
+    def conservation(self) -> Conservation:
+        """Return where the relevance of the target went."""
+        return self.sums
+
+    @property
+    def linear_share(self) -> float | None:
+        """The share of the explained number that the tokens' relevance sums to: 1 with difference rules."""
+        return self.sums.tokens / self.sums.target if self.sums.target else None
+
+    def conservation_text(self) -> str:
+        """Return the conservation accounting in a sentence."""
+        if self.counterfactual is None:
+            return f"{'Logit difference' if self.contrast_text else OBJECTIVES[self.prediction.objective]} {self.sums}"
+        total, tokens, there = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
+        return (
+            f"Difference {total:z.3f}: {total + there:z.3f} in the prompt, {there:z.3f} in the counterfactual; "
+            f"tokens {tokens:z.3f}, remainder {total - tokens:z.3f}"
+        )
+
+    def comparison_text(self) -> str:
+        """Return what the relevance is compared with in a sentence."""
+        if self.counterfactual is None:
+            return (
+                "Without a counterfactual, many of the neurons with the largest relevance have a large relevance for "
+                "every prompt."
+            )
+        return f"Compared with {self.counterfactual}"
+
+    # --- export ---------------------------------------------------------------------------------------
+
+    def to_dict(self, k: int = 20) -> dict[str, Any]:
+        """Return a JSON-ready dict with the top k neurons of each site."""
+        k, prompt = whole(k, "The number of neurons", 0), self.prompt
+        phrase, other = self.contrast_phrase, self.counterfactual
+        tokens = zip(prompt.ids, prompt.strings, self.tokens.tolist(), strict=True)
+        return {
+            **self.made_with,
+            "method": repr(self.method),
+            "target": vars(self.target) if self.target else None,
+            "target_text": self.target_text,
+            "contrast": vars(self.contrast) if self.contrast else None,
+            "contrast_phrase": phrase.to_dict() if phrase else None,
+            "predictions": [vars(token) for token in self.predictions],
+            "tokens": [{"id": id, "text": text, "relevance": value} for id, text, value in tokens],
+            "predicted_at": self.predicted_at,
+            "target_positions": list(prompt.target_positions),
+            "encoder_length": prompt.encoder_length,
+            "positions": None if self.positions is None else self.positions.tolist(),
+            "patches": self.image.patches.tolist() if self.image else None,
+            "sinks": list(prompt.sinks),
+            "turns": [vars(turn) for turn in prompt.turns],
+            "template": list(prompt.template),
+            "answer_start": prompt.answer_start,
+            "conservation": self.sums.to_dict(),
+            "counterfactual": {**other.to_dict(), "linear_share": self.linear_share} if other else None,
+            "missing_rules": list(self.missing_rules),
+            "top": {site: [row.to_dict() for row in self.top(k, site)] for site in self.sites} if k else {},
+        }
+
+    def to_json(self, k: int = 20) -> str:
+        return json.dumps(self.to_dict(k), ensure_ascii=False, indent=1, allow_nan=False)
+
+    def to_frame(self, k: int = 100, **ranking: Any) -> pandas.DataFrame:
+        """Return the top k neurons as a pandas table. `to_arrow` returns an Arrow table.
+
+        Parameters
+        ----------
+        k : int
+        **ranking
+            Arguments of `top`.
+        """
+        import pandas
+
+        numbers = ["activation", *(["counterfactual"] if self.counterfactual else []), "relevance"]
+        whose = [self.prompt.text, self.target_text, self.contrast_text or None]
+        rows = [
+            [
+                *whose,
+                str(row.neuron),
+                *vars(row.neuron).values(),
+                row.position,
+                self.prompt.strings[row.position],
+                row.polarity or None,
+                *(getattr(row, name) for name in numbers),
+            ]
+            for row in self.top(k, **ranking)
+        ]
+        names = ["prompt", "target", "contrast", "neuron", "layer", "site", "index", "position", "token", "polarity"]
+        return pandas.DataFrame(rows, columns=[*names, *numbers]).astype(dict.fromkeys(numbers, float))
+
+    def to_arrays(self, names: Names = "icebear") -> dict[str, np.ndarray]:
+        """Return the relevance as plain numpy arrays.
+
+        Parameters
+        ----------
+        names : {"icebear", "transformer_lens"}
+            Ours: ``tokens`` (T,) and each site (L, P, N). TransformerLens': each layer by the name of its activation,
+            ``blocks.0.mlp.hook_post`` (P, F) and ``blocks.0.attn.hook_z`` (P, H, d_head), also ``hook_q``, ``hook_k``
+            and ``hook_v`` if ``attn`` is recorded; the tokens as ``hook_embed`` (T,). Other sites keep our names.
+        """
+        return arrays(self.tokens, self.neurons, names)
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page: the heatmap, the prediction and the top neurons."""
+        return page("icebear relevance", relevance_fragment(self, k=30))
+
+    def _repr_html_(self) -> str:
+        return relevance_fragment(self)
+
+
+never_saved(Relevance, "run")

@@ -1,0 +1,274 @@
+"""A model and the base model that it was made from: their weights in pairs, and what each change of a weight caused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from icebear.concepts.passes.sites import is_hooked
+from icebear.concepts.results.weight_places import Kind, Part, WeightPlaces
+from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
+from icebear.errors import InputError
+from icebear.lrp.two_models import Caused, Entries, PairedWeights
+from icebear.models.batch import Batch
+from icebear.models.model import Model
+from icebear.models.parts import dispatch
+from icebear.records import Neuron
+
+OF_THE_FILE = (
+    "name_or_path _name_or_path _model_name_or_path architectures dtype torch_dtype transformers_version".split()
+)
+"""Entries of a configuration or module that say where weights are from, and not what is computed."""
+RELATED = 0.5
+"""The least median cosine of the matrices of a model and its base model; fine-tuning leaves it near 1, and unrelated
+weights have 0."""
+BLOCK = 256
+"""Rows of a weight whose change is computed at once."""
+
+
+def check_same_shape(model: Model, other: Model) -> None:
+    """Raise `InputError` if layers, neurons or outputs differ."""
+    shapes = [
+        (
+            one.net.config.model_type,
+            one.layers,
+            one.output_size,
+            {site: one.width(site) for site in one.sites} if one.has_family else {},
+        )
+        for one in (model, other)
+    ]
+    if shapes[0] != shapes[1]:
+        raise InputError(
+            f"{other.name} differs from {model.name} in its layers, neurons or outputs; compare a model with one that "
+            "was made from it."
+        )
+
+
+def _apart_from_weights(net: nn.Module) -> tuple[dict[str, Any], list[tuple[str, type, dict[str, Any]]]]:
+    """Return the configuration, and the class and plain attributes of each module."""
+
+    def plain(values: dict[str, Any]) -> dict[str, Any]:
+        kinds = (bool, int, float, str, tuple)
+        return {name: x for name, x in values.items() if isinstance(x, kinds) and name not in OF_THE_FILE}
+
+    config: Any = net.config
+    values = {name: value for name, value in config.to_dict().items() if name not in OF_THE_FILE}
+    return values, [(path, type(one), plain(vars(one))) for path, one in net.named_modules()]
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedWeights:
+    """What the changed weights of one kind in one layer caused, by unit: a neuron, a head, a token, or all of it."""
+
+    layer: int | None
+    kind: Kind
+    module: str
+    caused: Tensor
+    """(N,), in logits."""
+    size: Tensor
+    """(N,) the norms of the changes."""
+
+
+@dataclass(eq=False)
+class ModelPair:
+    """A model and its base model. Raises `InputError` if weights cannot be compared."""
+
+    model: Model
+    base: Model
+    places: WeightPlaces = field(init=False)
+    weights: dict[str, tuple[Tensor, Tensor]] = field(init=False)
+    """The parameters that differ."""
+
+    def __post_init__(self) -> None:
+        check_same_shape(self.model, self.base)
+        for one in (self.model, self.base):
+            if one.offloaded or any(map(dispatch.packed, one.net.modules())):
+                raise InputError(
+                    f"{one.name} has quantized or offloaded weights, which cannot be compared one by one; load "
+                    "both models without bits and device_map."
+                )
+        own = dict(self.model.net.named_parameters())
+        everywhere = [dict(one.net.named_parameters(remove_duplicate=False)) for one in (self.model, self.base)]
+        shapes = [{name: (x.shape, x.dtype, x.device) for name, x in each.items()} for each in everywhere]
+        if shapes[0] != shapes[1] or own.keys() != dict(self.base.net.named_parameters()).keys():
+            raise InputError(
+                f"The weights of {self.base.name} differ from those of {self.model.name} in names, shapes, ties, dtype "
+                "or device; load both in the same way."
+            )
+        theirs = everywhere[1]
+        self.weights = {name: (x, theirs[name]) for name, x in own.items() if not torch.equal(x, theirs[name])}
+        self.places = WeightPlaces(self.model)
+        matrices = [pair for pair in self.weights.values() if pair[0].dim() > 1]
+        cosines = [cosine_similarity(x.flatten().float(), y.flatten().float(), 0).item() for x, y in matrices]
+        if cosines and median(cosines) < RELATED:
+            logging.getLogger("icebear").warning(
+                "%s and its base model %s have unrelated weights (median cosine of the matrices %.2f), so that the "
+                "changes are not those of fine-tuning; choose another base model.",
+                *(self.model.name, self.base.name, median(cosines)),
+            )
+
+    def parts(self, name: str) -> list[Part]:
+        """Return the parts of a weight that operations on activations read; of a tied embedding, the unembedding."""
+        if name in self.embeddings:
+            return [self.by_token(name, "unembedding")]
+        return self.places.of(name)
+
+    def by_token(self, name: str, kind: Kind) -> Part:
+        count = len(self.weights[name][0])
+        return Part(None, kind, name.rpartition(".")[0], count, 0, torch.arange(count))
+
+    @cached_property
+    def only_weights_differ(self) -> bool:
+        """Whether modules, configuration and buffers are the same, and the base has no hooks."""
+        own, base = (_apart_from_weights(one.net) for one in (self.model, self.base))
+        buffers, others = (dict(one.net.named_buffers()) for one in (self.model, self.base))
+        same = own == base and buffers.keys() == others.keys() and not is_hooked(self.base)
+        return same and all(torch.equal(x, others[name]) for name, x in buffers.items())
+
+    @cached_property
+    def embeddings(self) -> list[str]:
+        """The names of the token embeddings that differ."""
+        ids = {id(module.weight) for module in self.model.embeddings} if self.model.task.reads_text else set()
+        return [name for name, (own, _) in self.weights.items() if id(own) in ids]
+
+    def embedding(self, model: Model, batch: Batch, stack: int) -> Tensor:
+        """Return the token embeddings (B, T, D) of a stack in one of the models."""
+        modules = model.embeddings
+        ids = batch.decoder.ids if stack and batch.decoder else batch.ids
+        return modules[min(stack, len(modules) - 1)].forward(ids)  # without hooks: it runs inside of one  # type: ignore[no-any-return]
+
+    @cached_property
+    def sizes(self) -> dict[tuple[int | None, Kind, str], Tensor]:
+        """The norms of the changes, by layer, kind and module, of each unit."""
+        sizes: dict[tuple[int | None, Kind, str], Tensor] = {}
+        squared = cache(_squares)  # a tied embedding has two parts
+        for part, own, base in self.slices():
+            key, squares = (part.layer, part.kind, part.module), part.sums(partial(squared, own, base))
+            sizes[key] = sizes[key] + squares if key in sizes else squares
+        return {key: squares.sqrt() for key, squares in sizes.items()}
+
+    @contextmanager
+    def restored(self, chosen: Sequence[tuple[Kind, str, int]]) -> Iterator[None]:
+        """Give units, each a kind, a module and an index, the base model's weights inside the context."""
+        units: dict[tuple[Kind, str], list[int]] = {}
+        for kind, module, index in chosen:
+            units.setdefault((kind, module), []).append(index)
+        undo: list[Callable[[], object]] = []
+        with self.model.lock, torch.no_grad():
+            try:
+                for part, own, base in self.slices():
+                    if indices := units.get((part.kind, part.module)):
+                        undo.append(_copy(part, own, base, torch.tensor(indices)))
+                yield
+            finally:
+                for one in reversed(undo):
+                    one()
+
+    def slices(self) -> Iterator[tuple[Part, Tensor, Tensor]]:
+        """Yield the parts of the weights that differ, with the weights in both models."""
+        for name, (own, base) in self.weights.items():
+            is_experts = own.dim() > 1 and hasattr(
+                self.model.net.get_submodule(name.rpartition(".")[0]), "is_transposed"
+            )
+            if is_experts:
+                pairs = [(f"{name}[{expert}]", own[expert], base[expert]) for expert in range(len(own))]
+            else:
+                pairs = [(name, own, base)]
+            if name in self.embeddings:
+                yield self.by_token(name, "embedding"), own, base
+                head = self.model.net.get_output_embeddings()
+                pairs = pairs if getattr(head, "weight", None) is own else []
+            for each, here, there in pairs:
+                yield from ((part, here, there) for part in self.parts(each))
+
+
+def _squares(own: Tensor, base: Tensor, axis: int) -> Tensor:
+    """Return the squared norm of the change of each slice along an axis, from blocks of rows."""
+    dtype = torch.promote_types(own.dtype, torch.float32)
+    others = [one for one in range(own.dim()) if one != axis]
+    rows = (torch.atleast_1d(x).split(BLOCK) for x in (own, base))
+    blocks = ((x - y).to(dtype).square_() for x, y in zip(*rows, strict=True))
+    sums = [block.sum(others) if others else block for block in blocks]
+    return torch.cat(sums) if axis == 0 else torch.stack(sums).sum(0)
+
+
+def _copy(part: Part, own: Tensor, base: Tensor, indices: Tensor) -> Callable[[], object]:
+    """Copy the slices of some units, and return a function that undoes it."""
+    if part.axis is None or part.units is None:
+        before = own.clone()
+        own.data.copy_(base)
+        return lambda: own.data.copy_(before)
+    chosen = torch.isin(part.units, indices).nonzero().flatten().to(own.device)
+    before, axis = own.index_select(part.axis, chosen), part.axis
+    own.data.index_copy_(axis, chosen, base.index_select(axis, chosen))
+    return lambda: own.data.index_copy_(axis, chosen, before)
+
+
+class Causes:
+    """Collects what changed weights caused in one pass of a pair of models and prompts."""
+
+    def __init__(self, pair: ModelPair, batch: Batch) -> None:
+        self.pair, self.batch = pair, batch
+        self.sums: dict[tuple[int | None, Kind, str], Tensor] = {}
+        self.embedded: list[tuple[Tensor, Tensor]] = []
+        """The embeddings of each stack (2, T, D), of both prompts, in both models."""
+        self.weights = PairedWeights(pair.weights, self.add)
+
+    def add(self, name: str, caused: Caused) -> None:
+        """Take what a weight caused."""
+        for part in self.pair.parts(name):
+            self._add(part, part.sums(caused.along))
+
+    def _add(self, part: Part, sums: Tensor) -> None:
+        key = part.layer, part.kind, part.module
+        self.sums[key] = self.sums[key] + sums if key in self.sums else sums
+
+    def read(self, stack: int, x: Tensor) -> Tensor:
+        """Return the input of a stack: the embeddings of the prompt, and those of the other one in the base model."""
+        if self.batch.pixels is not None:
+            self.embedded.append((x, x))
+            return x
+        there = self.pair.embedding(self.pair.base, self.batch, stack).detach().to(x)
+        self.embedded.append((x, there))
+        return torch.cat((x[:1], there[1:]))
+
+    def passed_on(self, stack: int, gradient: Tensor) -> Tensor:
+        """Return the relevance (T, D) of the prompts' difference, and add what the changed embeddings caused."""
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        own, there = (x.to(dtype) for x in self.embedded[stack])
+        g = gradient[0].to(dtype)
+        caused = g * (own - there) / 2  # (2, T, D)
+        if self.pair.embeddings and caused.any():
+            ids = self.batch.decoder.ids if stack and self.batch.decoder else self.batch.ids
+            names = self.pair.embeddings
+            part = replace(
+                self.pair.by_token(names[min(stack, len(names) - 1)], "embedding"), units=ids.flatten().cpu()
+            )
+            self._add(part, part.sums(Entries(caused.sum(-1).flatten()).along))
+        return g * ((own[0] - own[1]) + (there[0] - there[1])) / 2
+
+    def result(self) -> tuple[ChangedWeights, ...]:
+        """Return what every changed weight caused, zero where it was not used."""
+        sizes = self.pair.sizes.items()
+        return tuple(ChangedWeights(*key, self.sums.get(key, torch.zeros_like(size)), size) for key, size in sizes)
+
+
+def neuron_similarity(model: Model, other: Model, neuron: Neuron) -> dict[str, float]:
+    """Return the cosines of the w_in (``reads``) and w_out rows (``writes``) of a neuron in two models."""
+    check_same_shape(model, other)
+    cosines = {}
+    for name, rows in (("reads", w_in_rows), ("writes", w_out_rows)):
+        both = [rows(one, neuron.site, neuron.layer) for one in (model, other)]
+        pair = [row[neuron.index].double().cpu() for row in both if row is not None]
+        if pair:
+            cosines[name] = torch.cosine_similarity(pair[0], pair[1], dim=0).item()
+    return cosines

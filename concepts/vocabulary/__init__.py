@@ -1,0 +1,1 @@
+"""What neurons write: lens, projection, calibration."""

@@ -1,0 +1,135 @@
+"""The vocabulary projection of W_out rows: on the direct path, or through the averaged Jacobian of the layers above."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from icebear.concepts.vocabulary.lens import mean_lens, mean_rows
+from icebear.concepts.vocabulary.vocabulary import direct_row, direct_rows, gives_answers, typical, unembed, w_out_rows
+from icebear.db.search import ABOVE, kurtosis, random_rows
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion
+from icebear.values import one_of, typed, whole
+
+ROWS = 4096
+"""At most so many rows of a layer give the covariance of random rows."""
+
+
+@typed
+def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["direct", "mean"] = "direct") -> Projection:
+    """Project the W_out row of a neuron onto the vocabulary.
+
+    Parameters
+    ----------
+    model
+        A model of a known family.
+    neuron
+        A neuron of site ``ffn``, ``attn`` or ``cross``, or its id.
+    k
+        The number of promoted and of suppressed tokens.
+    lens
+        ``direct`` is the logit lens: the direct path, with the norms' divisors at a typical token
+        (`icebear.concepts.vocabulary.calibration`). ``mean`` is the averaged Jacobian lens, through the layers above:
+        from the file that `icebear index --lens` builds, or computed for this neuron.
+
+    Returns
+    -------
+    Projection
+        The k tokens that the neuron promotes and suppresses most. Logits are per unit of activation. They are None if
+        the unembedding does not give the model's answers (text classifiers, encoders, masked models), for mixtures of
+        experts, where a router weighs each neuron, and on the direct path without a final norm (OPT-350m).
+
+    Raises
+    ------
+    InputError
+        For a neuron that the model lacks or that does not write to the residual stream.
+
+    References
+    ----------
+    Geva et al. 2022, "Transformer Feed-Forward Layers Build Predictions by Promoting Concepts in the Vocabulary Space".
+    nostalgebraist 2020, "Interpreting GPT: the logit lens". Hernandez et al. 2024, "Linearity of Relation Decoding in
+    Transformer Language Models" (averaged Jacobians).
+    """
+    neuron = model.check(neuron)
+    if neuron.site not in WRITERS:
+        raise InputError(f"{neuron} does not write to the residual stream; choose a neuron of site ffn or attn.")
+    return projections(model, [neuron], k, lens)[neuron]
+
+
+def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
+    """Project through both lenses. The first is the one that predicts effects in this layer better, if that is
+    measured, else the direct one. An image classifier has the direct one only."""
+    if not model.task.reads_text:  # a few labels have no words that stand out
+        return [project(model, neuron, k)]
+    direct, mean = (_compared(model, neuron, k, lens) for lens in LENSES)
+    built = mean_lens(model)
+    if built is None:
+        return [direct, mean]
+    direct = replace(direct, reliability=built.direct[neuron.layer])
+    return [mean, direct] if built.is_better(neuron.layer) else [direct, mean]
+
+
+@torch.no_grad()
+def _compared(model: Model, neuron: Neuron, k: int, lens: str) -> Projection:
+    """Project a neuron, and compare its row with random rows of its layer."""
+    row, built = _rows(model, [neuron], lens), mean_lens(model) if lens == "mean" else None
+    some = slice(None, None, -(-model.width(neuron.site) // ROWS))
+    layer = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, some)
+    assert layer is not None  # or its row would have raised
+    layer = layer @ built.jacobian(neuron.site, neuron.layer).to(layer).T if built else layer
+    drawn = torch.from_numpy(random_rows(layer.cpu().numpy())).to(row)
+    own, *chance = kurtosis(unembed(model, torch.cat((row, drawn))).cpu().numpy()).tolist()
+    (projection,) = _projected(model, [neuron], row, k, lens)
+    return replace(projection, kurtosis=own, kurtosis_by_chance=float(np.percentile(chance, ABOVE)))
+
+
+def _rows(model: Model, neurons: Sequence[Neuron], lens: str) -> Tensor:
+    """Return what one unit of activation adds to the input (N, D) of the unembedding through a lens."""
+    built = mean_lens(model) if lens == "mean" else None
+    if built:
+        return built.rows(model, neurons)
+    if lens == "mean":
+        return mean_rows(model, neurons)
+    return torch.stack([direct_row(model, neuron) for neuron in neurons])
+
+
+@torch.no_grad()
+def projections(model: Model, neurons: Iterable[Neuron], k: int = 20, lens: str = "direct") -> dict[Neuron, Projection]:
+    """Project each neuron that writes to the residual stream, once."""
+    k = whole(k, "The number of tokens")
+    one_of(lens, "lens", LENSES)
+    writers = [neuron for neuron in dict.fromkeys(neurons) if neuron.site in WRITERS]
+    if not writers:
+        return {}
+    return dict(zip(writers, _projected(model, writers, _rows(model, writers, lens), k, lens), strict=True))
+
+
+def _projected(model: Model, neurons: Sequence[Neuron], rows: Tensor, k: int, lens: str) -> list[Projection]:
+    """Return the projections of rows (N, D) of neurons."""
+    built = mean_lens(model) if lens == "mean" else None
+    names = model.labels if model.task.unembeds or not model.task.reads_text else {}
+    logits = unembed(model, rows)  # (N, V)
+    scale = logits.std(1, keepdim=True) if logits.shape[1] > 1 else torch.ones_like(logits)  # a single number
+    z = (logits - logits.mean(1, keepdim=True)) / scale
+    k = min(k, logits.shape[1])
+
+    def promotions(row: int, sign: int, claims: bool) -> tuple[Promotion, ...]:
+        ids = (sign * logits[row]).topk(k).indices.tolist()
+        rows = zip(ids, logits[row, ids].tolist(), z[row, ids].tolist(), strict=True)
+        return tuple(Promotion(id, names.get(id) or model.text(id), add if claims else None, z) for id, add, z in rows)
+
+    made = []
+    for row, neuron in enumerate(neurons):
+        spread = typical(model, neuron.layer) if lens == "direct" else None
+        claims = spread is not None if lens == "direct" else gives_answers(model, neuron.layer)
+        up, down = (promotions(row, sign, claims) for sign in (+1, -1))
+        reliability = built.reliability[neuron.layer] if built else None
+        made.append(Projection(neuron, up, down, spread, None, lens, reliability))
+    return made

@@ -1,0 +1,1 @@
+"""Evaluations of explanations and of their uses."""

@@ -1,0 +1,1 @@
+"""Texts, pairs and concepts that evaluations read."""

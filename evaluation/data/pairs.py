@@ -1,0 +1,172 @@
+"""Pairs of prompts that differ in what decides the answer: from templates, or from a file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+from pathlib import Path
+
+import torch
+
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.methods.method import Method
+from icebear.concepts.results.result import Relevance
+from icebear.errors import InputError, UnknownName
+from icebear.models.model import Model
+from icebear.models.objective import objective_of
+from icebear.paths import read_text
+
+log = logging.getLogger("icebear")
+
+MARGIN = 0.5
+"""The least logit difference by which a model must be right on both prompts."""
+WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and its answer, and the counterfactual prompt and its answer."""
+
+    prompt: str
+    counterfactual: str
+    answer: str
+    counterfactual_answer: str
+
+
+def _agreement(frames: Sequence[str], nouns: Sequence[Sequence[str]]) -> list[Pair]:
+    """Return pairs of a plural and a singular subject in each frame."""
+    return [Pair(frame.format(many), frame.format(one), " are", " is") for frame, (one, many) in product(frames, nouns)]
+
+
+def _within_a_clause() -> list[Pair]:
+    """Return pairs that differ in the subject of a relative clause."""
+    pairs = []
+    for number, (first, (one, many)) in enumerate(product(WORDS["objects"], WORDS["people"])):
+        plural, singular = WORDS["verbs"][number % len(WORDS["verbs"])]
+        pairs.append(Pair(f"The {first} that the {many}", f"The {first} that the {one}", f" {plural}", f" {singular}"))
+    return pairs
+
+
+def _across_a_clause() -> list[Pair]:
+    """Return pairs that have a relative clause between the subject and its verb."""
+    pairs = []
+    for noun, (one, many), (plural, singular) in product(WORDS["people"], WORDS["people"], WORDS["verbs"]):
+        if noun[0] != one:
+            pairs += _agreement([f"The {{}} that the {one} {singular}", f"The {{}} that the {many} {plural}"], [noun])
+    return pairs
+
+
+def _indirect_object() -> list[Pair]:
+    """Return pairs in which one of two people gives a thing to the other."""
+    pairs = []
+    for thing, (a, b) in product(WORDS["gifts"], permutations(WORDS["names"], 2)):
+        start = f"When {a} and {b} went to the store,"
+        pairs.append(Pair(f"{start} {b} gave {thing} to", f"{start} {a} gave {thing} to", f" {a}", f" {b}"))
+    return pairs
+
+
+def _greater_than() -> list[Pair]:
+    """Return pairs about an end year with a larger third digit than the start year."""
+    pairs = []
+    for thing, century, late, early, last in product(WORDS["events"], (16, 17, 18), (6, 7, 8), (1, 2, 3), (2, 5)):
+        start, end = f"The {thing} lasted from the year {century}", f"{last} to the year {century}"
+        pairs.append(Pair(f"{start}{late}{end}", f"{start}{early}{end}", str(late + 1), str(early + 1)))
+    return pairs
+
+
+def _looked_up(frame: str, known: Mapping[str, str]) -> list[Pair]:
+    return [Pair(frame.format(a), frame.format(b), f" {known[a]}", f" {known[b]}") for a, b in permutations(known, 2)]
+
+
+def _pronouns() -> list[Pair]:
+    people = product(WORDS["women"], WORDS["men"], WORDS["deeds"])
+    return [Pair(f"The {woman} {deed}", f"The {man} {deed}", " she", " he") for woman, man, deed in people]
+
+
+TASKS: dict[str, list[Pair]] = {
+    "simple": _agreement(WORDS["starts"], WORDS["nouns"]),
+    "phrase": _agreement(WORDS["phrases"], WORDS["nouns"]),
+    "within-clause": _within_a_clause(),
+    "across-clause": _across_a_clause(),
+    "indirect-object": _indirect_object(),
+    "greater-than": _greater_than(),
+    "capitals": _looked_up("The capital of {} is", WORDS["capitals"]),
+    "opposites": _looked_up("The opposite of {} is", WORDS["opposites"]),
+    "pronouns": _pronouns(),
+}
+
+
+def pairs_of(names: str) -> dict[str, list[Pair]]:
+    """Return the pairs of each task of a comma-separated list. Raises `UnknownName`."""
+    wanted = list(TASKS) if names == "all" else [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in TASKS:
+            raise UnknownName("task", name, TASKS, f"The tasks are {', '.join(TASKS)}.")
+    return {name: TASKS[name] for name in wanted}
+
+
+def read_pairs(path: str) -> list[Pair]:
+    """Read JSON lines with clean_prefix, patch_prefix, clean_answer and patch_answer. Raises `InputError`."""
+    names = ("clean_prefix", "patch_prefix", "clean_answer", "patch_answer")
+    try:
+        rows = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
+        pairs = [Pair(*(str(row[name]) for name in names)) for row in rows]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path} must be JSON lines with {', '.join(names[:3])} and {names[3]}.") from None
+    if not pairs:
+        raise InputError(f"{path} has no pair of prompts; give at least one.")
+    return pairs
+
+
+def usable_by_task(
+    model: Model, tasks: Mapping[str, Sequence[Pair]], count: int, seed: int
+) -> Iterator[tuple[str, list[Pair], int]]:
+    """Yield each task with its first `count` usable pairs, in a seeded order, and how many pairs were tried.
+
+    A task without a usable pair is skipped with a warning.
+    """
+    for task, pairs in tasks.items():
+        order = list(pairs)
+        random.Random(seed).shuffle(order)
+        chosen: list[Pair] = []
+        tried = 0
+        while tried < len(order) and len(chosen) < count:
+            if is_usable(model, order[tried]):
+                chosen.append(order[tried])
+            tried += 1
+        if chosen:
+            yield task, chosen, tried
+        else:
+            log.warning(f"{task}: the model is right on none of {tried} pairs of equal length.")
+
+
+def answers(model: Model, pair: Pair) -> tuple[int, int]:
+    """Return the first tokens of the answer and of the counterfactual prompt's answer."""
+    own, other = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.counterfactual_answer))
+    return own, other
+
+
+def relevance_of(
+    model: Model, pair: Pair, answer: tuple[int, int], site: str, method: Method | None = None
+) -> Relevance:
+    """Return the relevance of a site's neurons to a logit difference (target, contrast), with the counterfactual."""
+    target, contrast = answer
+    return attribute(
+        model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, method=method, sites=(site,)
+    )
+
+
+def is_usable(model: Model, pair: Pair) -> bool:
+    """Return whether both prompts have equally many tokens, and the model is right on both by `MARGIN` logits."""
+    ids = [model.token_ids(text) for text in (pair.prompt, pair.counterfactual)]
+    answers = [model.continuation(text, pair.prompt)[:1] for text in (pair.answer, pair.counterfactual_answer)]
+    if len(ids[0]) != len(ids[1]) or ids[0] == ids[1] or answers[0] == answers[1] or not all(answers):
+        return False
+    objective = objective_of(model, [pair.prompt, pair.counterfactual], answers[0][0], answers[1][0])
+    with model.lock, torch.no_grad():
+        _, (own, other) = objective.evaluate(model.logits(objective.batch, objective.all_positions))
+    return bool(own > MARGIN and other < -MARGIN)

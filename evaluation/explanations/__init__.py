@@ -1,0 +1,1 @@
+"""Evaluations of explanations: are they true of the model?"""

@@ -1,0 +1,237 @@
+"""Sufficiency and necessity of the nodes that a score ranks first, at nine sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import Annotated, Any, ClassVar
+
+import pandas
+import torch
+from torch import Tensor
+
+from icebear.concepts.methods.lrp import DIFFERENCE
+from icebear.concepts.methods.method import Method
+from icebear.concepts.nodes.controls import Nodes, largest, random_nodes, recovered_shares
+from icebear.concepts.passes.sites import neuron_site
+from icebear.concepts.results.result import Relevance
+from icebear.concepts.statistics import correlations
+from icebear.errors import InputError
+from icebear.evaluation import protocol
+from icebear.evaluation.data import pairs
+from icebear.evaluation.data.pairs import Pair, answers, relevance_of
+from icebear.evaluation.explanations.pruning import activations
+from icebear.evaluation.protocol import DataFile, FfnOrHead, Lines, MethodEvaluation, Part, Setting, Tasks
+from icebear.models.model import Model
+from icebear.models.objective import objective_of
+
+SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+"""Numbers of nodes; all nodes, where there are fewer."""
+COLUMNS = {
+    "distance": "mean |1 - F| over the sizes (a log axis), these nodes alone, lower is better",
+    "remaining": "mean |F| over the sizes, without these nodes, lower is better",
+    "sufficiency_100": "median [quartiles] of F of 100 nodes alone: 1 is the whole answer",
+    "remaining_100": "median of |F| without 100 nodes, lower is better",
+    "sufficiency_1000": "median of F of 1,000 nodes alone",
+    "remaining_1000": "median of |F| without 1,000 nodes, lower is better",
+}
+PATCHED = {
+    "pearson": "median [quartiles] over pairs of the correlation with activation patching of the node alone",
+    "spearman": "median of the same by ranks",
+}
+DRAWN = 200
+"""`PATCHED` takes this many of the scores' largest nodes, and as many others."""
+
+
+class Compared:
+    """A pair with its relevance by difference rules."""
+
+    def __init__(self, model: Model, pair: Pair, site: str) -> None:
+        """site: ffn or head."""
+        self.model, self.pair, self.site = model, pair, site
+        self.answer = answers(model, pair)  # target and contrast
+        self.relevance = relevance_of(model, pair, self.answer, neuron_site(site), DIFFERENCE)
+
+    @property
+    def exchangeable(self) -> Nodes:
+        return Nodes.of(self.model, self.relevance, self.site)
+
+    def nodes(self, relevance: Relevance) -> Tensor:
+        """Return the relevance (L, T, N) of neurons, or (L, T, H) of heads."""
+        return relevance.heads() if self.site == "head" else relevance.of(self.site)
+
+    def scores(self, method: Method | str) -> Tensor:
+        """Return (L, T, N) the scores of a method, or of a control of `CONTROLS`; nodes are ranked by their size.
+
+        A method that needs a counterfactual, or names the place of its multipliers (@), compares the two prompts; any
+        other method explains the prompt alone.
+        """
+        if isinstance(method, str):
+            return CONTROLS[method](self)
+        if method == DIFFERENCE:
+            return self.nodes(self.relevance)
+        if method.needs_counterfactual:
+            return self.nodes(relevance_of(self.model, self.pair, self.answer, neuron_site(self.site), method))
+        objective = objective_of(self.model, [self.pair.prompt], *self.answer)
+        scores = method.neuron_scores(self.model, objective, neuron_site(self.site))
+        return scores.unflatten(-1, (self.model.heads, -1)).sum(-1) if self.site == "head" else scores
+
+
+def _in_rounds(compared: Compared) -> Tensor:
+    """Return a rank of nodes that are chosen size by size.
+
+    The score is the gradient where the nodes chosen so far have their own values, and all others counterfactual values.
+    """
+    nodes = compared.exchangeable
+    chosen = torch.zeros(nodes.shape, dtype=torch.bool)
+    rank = torch.zeros(nodes.shape)
+    for number, size in enumerate(SIZES):
+        gains = nodes.gains(chosen).masked_fill(chosen, 0)
+        new = largest(gains, size - int(chosen.sum()))
+        rank += new * (len(SIZES) - number + gains.abs() / gains.abs().max().clamp(min=1e-30) / 2)
+        chosen |= new
+    return rank
+
+
+MATCHED = "matched"
+CONTROLS: dict[str, Callable[[Compared], Tensor]] = {
+    "rounds": _in_rounds,
+    "change": lambda compared: compared.exchangeable.change(),
+    MATCHED: lambda compared: compared.nodes(compared.relevance),
+}
+"""The gradient in rounds; the size of the activation difference; and random nodes, as many at the same layers and
+tokens as difference rules take."""
+METHODS = (
+    *("difference", "difference-constant", "attnlrp", "attnlrp@prompt", "attnlrp@midpoint"),
+    *("cp-lrp", "cp-lrp@prompt", "cp-lrp@midpoint", "gxi", "gxi@prompt", "gxi@midpoint", "ig@path"),
+    *CONTROLS,
+)
+
+
+def ablate(
+    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn", means: Mapping[int, Tensor] = {}
+) -> dict[str, Any]:
+    """Return each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready.
+
+    means: number of tokens -> values (`task_means`) that replace the counterfactual ones.
+    """
+    compared = Compared(model, pair, site)
+    nodes = compared.exchangeable
+    if nodes.shape[1] in means:
+        nodes = replace(nodes, there={site: means[nodes.shape[1]]}, compared=None)
+    ends = nodes.ends
+    generator = torch.Generator().manual_seed(0)
+    results = {}
+    for name, method in methods.items():
+        scores = compared.scores(method)
+        choices = [largest(scores, size) for size in SIZES]
+        if name == MATCHED:
+            choices = [random_nodes(choice, site, generator) for choice in choices]
+        sufficiency, remaining = recovered_shares(nodes, choices, ends)
+        row = {"distance": fmean(abs(1 - x) for x in sufficiency), "remaining": fmean(map(abs, remaining))}
+        for size in (100, 1000):
+            place = SIZES.index(size)
+            row |= {f"sufficiency_{size}": sufficiency[place], f"remaining_{size}": abs(remaining[place])}
+        results[name] = {**row, "curve_sufficiency": sufficiency, "curve_remaining": remaining}
+    return {**vars(pair), "difference": ends[0] - ends[1], "methods": results}
+
+
+def _notes(note: str, patching: bool, lines: Lines) -> list[str]:
+    return [note] if patching else [note, ratios(lines)]
+
+
+def ratios(lines: Lines) -> str:
+    """Return a note on the ratio of means: F of 100 and 1,000 nodes over all pairs together."""
+    weights = [line["difference"] for line in lines]
+    parts = []
+    for name in lines[0]["methods"]:
+        rows = [line["methods"][name] for line in lines]
+        means = [fmean((row[f"sufficiency_{size}"] for row in rows), weights) for size in (100, 1000)]
+        parts.append(f"{name} {means[0]:.2f} and {means[1]:.2f}")
+    return f"ratio of means, F of 100 and 1,000 nodes alone: {', '.join(parts)}"
+
+
+def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[int, Tensor]:
+    """Return number of tokens -> mean activations (L, T, N) of the site over all prompts of that length."""
+    by_length: dict[int, list[Tensor]] = {}
+    for prompt in [text for pair in pairs for text in (pair.prompt, pair.counterfactual)]:
+        one = objective_of(model, [prompt])
+        by_length.setdefault(one.batch.lengths[0], []).append(activations(model, one, neuron_site(site)))
+    return {length: torch.stack(rows).mean(0) for length, rows in by_length.items()}
+
+
+def patching_correlations(
+    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn"
+) -> dict[str, Any]:
+    """Return each score's `PATCHED` on a pair: its correlation, over one set of nodes, with activation patching.
+
+    Activation patching sets one node to its counterfactual value. JSON-ready.
+    """
+    compared = Compared(model, pair, site)
+    scores = {name: compared.scores(method).float() for name, method in methods.items() if name != MATCHED}
+    nodes = compared.exchangeable
+    drawn = _patched_nodes(list(scores.values()), torch.Generator().manual_seed(0))
+    chosen = torch.ones(1 + len(drawn), *nodes.shape, dtype=torch.bool)
+    chosen[1:].flatten(1)[range(len(drawn)), drawn] = False
+    whole, *without = nodes.numbers(list(chosen))
+    effects = pandas.Series([whole - number for number in without])
+    rows = {name: correlations(pandas.Series(x.flatten()[drawn].numpy()), effects) for name, x in scores.items()}
+    return {**vars(pair), "methods": rows}
+
+
+def _patched_nodes(scores: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    """Return the places of `DRAWN` nodes of the union of each score's `DRAWN` largest, and of as many others."""
+    union = torch.stack([largest(values, DRAWN) for values in scores]).any(0).flatten()
+    draws = torch.rand(2, len(union), generator=generator)
+    return torch.cat([(draws[row] * some).topk(DRAWN).indices for row, some in enumerate((union, ~union))])
+
+
+@dataclass(frozen=True)
+class AblationCurves(MethodEvaluation):
+    """Measure the sufficiency and necessity of the nodes (neurons at a token) that a method ranks first.
+
+    Sizes are 1 to 10,000 nodes. For sufficiency, all other nodes take their counterfactual values; for necessity, the
+    nodes themselves do. Methods are difference, cp-lrp@midpoint, gxi and others (docs/evaluate.md). The control
+    "matched" takes random nodes: as many at each layer and token as the method difference takes. Instead of the tasks,
+    --data takes JSON lines with clean_prefix, patch_prefix, clean_answer and patch_answer. Each task has a folder in
+    --out.
+
+    Example:
+      icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
+    """
+
+    name: ClassVar = "ablation"
+    usual: ClassVar = METHODS
+    controls: ClassVar = tuple(CONTROLS)
+    steps: ClassVar = SIZES
+    tasks: Tasks = "all"
+    data: DataFile = None
+    site: FfnOrHead = "ffn"
+    samples: protocol.Pairs = 20
+    mean: Annotated[bool, Setting("Use the mean over the task's prompts instead of counterfactual values.")] = False
+    patching: Annotated[
+        bool, Setting("Instead of ablation, correlate scores with activation patching of single nodes.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mean and self.patching:
+            raise InputError("--patching uses counterfactual values, not means; leave out --mean.")
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        tasks = {"data": pairs.read_pairs(self.data)} if self.data else pairs.pairs_of(self.tasks)
+        methods = self.chosen()
+        for task, usable, tried in pairs.usable_by_task(model, tasks, self.samples, self.seed):
+            means = task_means(model, usable, self.site) if self.mean else {}
+            measure = patching_correlations if self.patching else partial(ablate, means=means)
+            note = f"{task}: the model is right on {len(usable)} of {tried} pairs"
+            yield Part(
+                PATCHED if self.patching else COLUMNS,
+                usable,
+                partial(measure, model, methods=methods, site=self.site),
+                name=task,
+                methods={name: name for name in methods if name != MATCHED or not self.patching},
+                notes=partial(_notes, note, self.patching),
+            )

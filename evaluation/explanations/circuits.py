@@ -1,0 +1,233 @@
+"""Check circuits: edges by interventions, graphs run by their own edges, groups against random groups, and a task's
+circuit on other pairs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from statistics import fmean, median
+from typing import Annotated, Any, ClassVar
+
+import pandas
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from icebear.concepts.circuits import checks
+from icebear.concepts.circuits.checks import READINGS, between
+from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.records import Node
+from icebear.concepts.nodes.controls import Nodes, largest, random_nodes, recovered_shares
+from icebear.concepts.results.result import Relevance
+from icebear.concepts.statistics import correlations
+from icebear.errors import InputError
+from icebear.evaluation.data import pairs
+from icebear.evaluation.data.pairs import Pair, answers, relevance_of
+from icebear.evaluation.protocol import Evaluation, Lines, Pairs, Part, Seed, Setting, Table, Tasks
+from icebear.models.model import Model
+
+EDGES: tuple[int | None, ...] = (30, 100, 300, None)
+"""Numbers of edges that a graph is run by; None for all edges it keeps."""
+PARTS: dict[str, dict[str, str]] = {
+    "edges": {
+        "pearson": "median [quartiles] of the correlation with direct interventions, of edges from neurons",
+        "spearman": "median of the same by ranks",
+        "by_target": "median of the median over targets of the correlation of its edges",
+        "half": "median of the correlation with interventions of half the size",
+        "tokens": "median of the correlation of edges from tokens",
+    },
+    "graph": {
+        "sufficiency": "median [quartiles] of the share of the difference that comes about along these edges alone",
+        "random_sufficiency": "median of the same along as many edges into the same targets from the same layers",
+        "all_edges": "median of the same along all edges between the graph's nodes and tokens",
+        "edges": "median of the number of edges",
+    },
+    "groups": {
+        "alike": "median of the mean cosine between members of their measured effects",
+        "apart": "median of the mean cosine between groups of the same, lower is better",
+        "answer": "median of the mean |change of F| by switching a group off",
+    },
+}
+TASK = {
+    "sufficiency": "median [quartiles] of F of these nodes alone, on pairs that the task's circuit is not made of",
+    "remaining": "median of |F| without them, lower is better",
+}
+"""The columns of a task's circuit, of each pair's own nodes and of matched nodes."""
+FEWEST = 10
+"""The least number of nodes of a circuit that is judged."""
+LEARN = 10
+"""Pairs that a task's circuit is made of."""
+NODES = (100, 1000)
+"""Numbers of nodes of a task's circuit."""
+
+
+@dataclass(frozen=True)
+class Circuits(Evaluation):
+    """Check circuits by interventions: edges, whole graphs, groups, and circuits of tasks.
+
+    A circuit is computed for each pair of prompts of a task, and checked by forward passes. One circuit of the whole
+    task is checked on other pairs.
+
+    Example:
+      icebear evaluate circuits --tasks phrase --samples 2 --nodes 20 --out circuits
+    """
+
+    name: ClassVar = "circuits"
+    needs: ClassVar = ("evaluate", "circuits")
+    samples: Pairs = 20
+    seed: Seed = 0
+    tasks: Tasks = "all"
+    nodes: Annotated[int, Setting()] = 60
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pairs.pairs_of(self.tasks)
+        if self.nodes < FEWEST:
+            raise InputError(f"{self.nodes} nodes are too few to correlate their edges; give at least {FEWEST}.")
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        choices: dict[str, dict[int, Tensor]] = {}
+        count = max(self.samples, 3 * LEARN)
+        for task, usable, _ in pairs.usable_by_task(model, pairs.pairs_of(self.tasks), count, self.seed):
+            held_out, choices[task] = task_circuit(model, usable)
+            note = f"a circuit of the task is made of {LEARN} pairs and checked on {len(held_out)} others"
+            yield Part(
+                {},
+                usable[: self.samples],
+                partial(check_circuit, model, nodes=self.nodes),
+                name=task,
+                tables=partial(_tables, held_out),
+                listings=partial(_listings, overlaps(task, choices)),
+                notes=partial(_notes, [note] * bool(held_out)),
+            )
+
+
+def _notes(notes: list[str], lines: Lines) -> list[str]:
+    return notes
+
+
+def _tables(held_out: Lines, lines: Lines) -> dict[str, Table]:
+    tables = {
+        part: Table(columns, [{**line, "methods": line[part]} for line in lines]) for part, columns in PARTS.items()
+    }
+    return tables | ({"task": Table(TASK, held_out)} if held_out else {})
+
+
+def _listings(overlap: list[dict[str, Any]], lines: Lines) -> dict[str, list[dict[str, Any]]]:
+    together = {name: pooled(lines, name) for name in READINGS}
+    return {"correlation of the edges of all pairs together": [together], "nodes shared with other tasks": overlap}
+
+
+def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
+    """Return all `PARTS` of a pair's circuit, and `moments` for correlations over all pairs; JSON-ready."""
+    target, contrast = answers(model, pair)
+    graph = circuit(model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, nodes=nodes)
+    whole, half = graph.interventions(), graph.interventions(half=True)
+    names = [f"{count} edges" if count else "all edges kept" for count in EDGES]
+    rows = zip(names, checks.faithfulness(graph, EDGES), strict=True)
+    return {
+        **vars(pair),
+        "edges": {name: _edges(whole, half, *columns) for name, columns in READINGS.items()},
+        "graph": {name: {column: getattr(row, column) for column in PARTS["graph"]} for name, row in rows},
+        "groups": _groups(graph, whole),
+        "moments": {name: _moments(between(whole), *columns) for name, columns in READINGS.items()},
+    }
+
+
+def _edges(whole: pandas.DataFrame, half: pandas.DataFrame, of: str, truth: str) -> dict[str, float]:
+    neurons, tokens = between(whole), whole[whole.source.str.startswith("token")]
+    by_target = [some[of].corr(some[truth]) for _, some in neurons.groupby("target") if len(some) > 4]
+    return {
+        **correlations(neurons[of], neurons[truth]),
+        "by_target": median(value for value in by_target if value == value),
+        "half": half[of].corr(half[truth]),
+        "tokens": tokens[of].corr(tokens[truth]),
+    }
+
+
+def _moments(edges: pandas.DataFrame, of: str, truth: str) -> list[float]:
+    """Return the count, the sums, and the sums of squares and products."""
+    x, y = edges[of], edges[truth]
+    return [len(edges), *map(float, (x.sum(), y.sum(), (x * x).sum(), (y * y).sum(), (x * y).sum()))]
+
+
+def pooled(lines: Sequence[dict[str, Any]], name: str) -> float:
+    """Return Pearson's correlation over the edges of all pairs."""
+    n, x, y, xx, yy, xy = (sum(column) for column in zip(*(line["moments"][name] for line in lines), strict=True))
+    return (n * xy - x * y) / ((n * xx - x * x) * (n * yy - y * y)) ** 0.5
+
+
+def _groups(graph: Graph, whole: pandas.DataFrame) -> dict[str, dict[str, float]]:
+    """Measure the graph's groups of two and more nodes, and random groups of the same nodes and sizes."""
+    effects = whole.pivot(index="source", columns="target", values="one_sided").fillna(0)
+    own = [group.nodes for group in graph.groups if len(group.nodes) > 1]
+    order = [node for nodes in own for node in nodes]
+    random.Random(0).shuffle(order)
+    shuffled = iter(order)
+    drawn = [tuple(islice(shuffled, len(nodes))) for nodes in own]
+    return {"groups": _alike(graph, own, effects), "drawn": _alike(graph, drawn, effects)}
+
+
+def _alike(graph: Graph, groups: Sequence[Sequence[Node]], effects: pandas.DataFrame) -> dict[str, float]:
+    if not groups:
+        return dict.fromkeys(PARTS["groups"], 0.0)
+    members = [torch.tensor(effects.loc[[node.id for node in nodes]].to_numpy(copy=True)) for nodes in groups]
+    _, left = recovered_shares(Nodes.of(graph.model, graph.relevances[0]), [graph.mask(nodes) for nodes in groups])
+    return {
+        "alike": fmean(map(_cosine, members)),
+        "apart": _cosine(torch.stack([rows.sum(0) for rows in members])) if len(members) > 1 else 0.0,
+        "answer": fmean(abs(1 - share) for share in left),
+    }
+
+
+def _cosine(rows: Tensor) -> float:
+    """Return the mean cosine over all pairs of different rows."""
+    unit = normalize(rows, dim=-1)
+    count = len(rows)
+    return ((unit @ unit.T).sum().item() - unit.pow(2).sum().item()) / (count * (count - 1))
+
+
+def task_circuit(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], dict[int, Tensor]]:
+    """Check a task's circuit on other pairs, and compare it with each pair's own nodes and with matched nodes.
+
+    Returns a line with `TASK`'s numbers for each pair (none where too few pairs have one length), and the circuit's
+    nodes by their number.
+    """
+    by_shape: dict[tuple[int, ...], list[Relevance]] = {}
+    for pair in pairs:
+        one = relevance_of(model, pair, answers(model, pair), "ffn")
+        by_shape.setdefault(tuple(one.ffn.shape), []).append(one)
+    most = max(by_shape.values(), key=len)
+    if len(most) < 2 * LEARN:
+        return [], {}
+    scores = torch.stack([relevance.ffn for relevance in most[:LEARN]]).mean(0)
+    choices = {count: largest(scores, count) for count in NODES}
+    generator = torch.Generator().manual_seed(0)
+    lines = []
+    for relevance in most[LEARN:]:
+        chosen = {}
+        for count, task in choices.items():
+            chosen[f"task, {count}"] = task
+            chosen[f"own, {count}"] = largest(relevance.ffn, count)
+            chosen[f"matched, {count}"] = random_nodes(task, "ffn", generator)
+        rows = zip(chosen, *recovered_shares(Nodes.of(model, relevance), list(chosen.values())), strict=True)
+        lines.append({"methods": {name: {"sufficiency": alone, "remaining": abs(left)} for name, alone, left in rows}})
+    return lines, choices
+
+
+def overlaps(task: str, choices: Mapping[str, dict[int, Tensor]]) -> list[dict[str, Any]]:
+    """Return the shares of nodes that a task's circuit has in common with other tasks of the same length; JSON-ready.
+
+    by_chance is the share that random nodes would have in common.
+    """
+    rows, own = [], choices[task].get(NODES[0])
+    for other, by_count in choices.items():
+        theirs = by_count.get(NODES[0])
+        if other != task and own is not None and theirs is not None and own.shape == theirs.shape:
+            share, chance = checks.shared(theirs, own)
+            rows.append({"tasks": [other, task], "nodes": NODES[0], "shared": share, "by_chance": chance})
+    return rows

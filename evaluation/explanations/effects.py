@@ -1,0 +1,356 @@
+"""Do effects of neurons on the next token hold in a paraphrase, and can they be read?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from statistics import fmean, median
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from icebear.actmax.index.corpus import WIKI, read_corpus
+from icebear.concepts.passes.sites import hooks
+from icebear.concepts.results.effect_words import effect_words
+from icebear.concepts.results.effects import LIKELY
+from icebear.concepts.results.result import Relevance
+from icebear.concepts.vocabulary.lens import mean_lens, mean_rows
+from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
+from icebear.errors import InputError
+from icebear.evaluation.data import pairs
+from icebear.evaluation.data.pairs import Pair, answers, relevance_of
+from icebear.evaluation.protocol import CorpusName, Evaluation, Line, Lines, Pairs, Part, Seed, Table, Tasks
+from icebear.models.model import Model
+from icebear.records import Neuron, Ranked
+
+PARAPHRASES = {
+    "simple": "It was a quiet day, and the work was done. {}",
+    "phrase": "It was late in the evening. {}",
+    "within-clause": "This is what I have heard. {}",
+    "across-clause": "It has been like this for years. {}",
+    "indirect-object": "It was a warm afternoon in spring. {}",
+    "greater-than": "This is written in the old books. {}",
+    "capitals": "It is well known that {}",
+    "opposites": "Every child learns at school that {}",
+    "pronouns": "It happened on the way home. {}",
+}
+"""A beginning for each task that leaves the answer as it is."""
+THIRDS = ("first", "middle", "last")
+PLACES = ("last-token", "earlier-token")
+PREDICTED = ("direct", "mean", "effect", "unrelated prompt", "random neuron")
+"""Logit lens, mean Jacobian lens, the effect in the first prompt; as controls the same neuron's effect in an unrelated
+prompt, and the effect of a random neuron of the same layer."""
+READ = ("direct", "mean", "effect", "random neuron", "random words")
+CORRELATION = {
+    "mean": "mean over a pair's nodes of the correlation with the effect in the paraphrase",
+    "median": "median [quartiles] over pairs of the median over nodes of the same",
+}
+READING = {
+    "embedding": "share of nodes whose words are nearer to their own pair in the input embedding; chance is 0.5",
+    "documents": "the same by the documents that the words occur in (TF-IDF)",
+}
+EACH, SHOWN = 2, 10
+"""Nodes of each third of the layers, at the last and at earlier tokens; and nodes with the largest relevance of all."""
+WORDS = 4
+"""Words that are read of each polarity."""
+Change = tuple[Neuron, int, float]
+"""A neuron, a position, and what is added to its activation there."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A pair, and a pair of another task."""
+
+    task: str
+    pair: Pair
+    other: Pair
+
+
+@dataclass(frozen=True)
+class EffectsHold(Evaluation):
+    """Test whether the effects of neurons hold in a paraphrase, and whether they can be read.
+
+    The command measures the effect of a node on the likely next tokens in a prompt. It correlates this effect with
+    the effect of the same change of the neuron in a paraphrase, and with the logit lens, the averaged Jacobian lens
+    and two controls. The reading test asks which of two pairs of prompts the raised and lowered words belong to.
+
+    Example:
+      icebear evaluate effects --tasks capitals,pronouns --samples 1 --out effects
+    """
+
+    name: ClassVar = "effects"
+    needs: ClassVar = ("evaluate", "circuits")
+    tasks: Tasks = "all"
+    samples: Pairs = 20
+    corpus: CorpusName = None
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pairs.pairs_of(self.tasks)
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        chosen, notes = [], []
+        for task, usable, _ in pairs.usable_by_task(model, pairs.pairs_of(self.tasks), 2 * self.samples, self.seed):
+            own = [pair for pair in usable if is_paraphrased(model, task, pair)]
+            notes.append(f"{task}: {len(own)} of {len(usable)} pairs are answered in the paraphrase too")
+            chosen += [(task, pair) for pair in own[: self.samples]]
+        random.Random(self.seed).shuffle(chosen)
+        samples = [Sample(*own, _other(chosen, number)) for number, own in enumerate(chosen)]
+        corpus = read_corpus(self.corpus or WIKI)
+        measure = partial(measured, model, Documents([text for _, text in corpus.documents()]))
+        yield Part(
+            {},
+            samples,
+            measure,
+            methods={name: name for name in dict.fromkeys((*PREDICTED, *READ))},
+            settings={"tasks": self.tasks, "corpus": corpus.facts},
+            tables=_tables,
+            listings=_listings,
+            notes=lambda lines: [
+                *notes,
+                "shown: the ten nodes of a pair with the largest relevance at all layers and tokens",
+            ],
+        )
+
+
+def _other(chosen: Sequence[tuple[str, Pair]], number: int) -> Pair:
+    """Return the next pair of another task; of the same, where there is one task."""
+    behind = [*chosen[number + 1 :], *chosen[: number + 1]]
+    return next((pair for task, pair in behind if task != chosen[number][0]), behind[0][1])
+
+
+def paraphrase(task: str, prompt: str) -> str:
+    frame = PARAPHRASES[task]
+    return frame.format(prompt if frame.endswith(". {}") else prompt[0].lower() + prompt[1:])
+
+
+def is_paraphrased(model: Model, task: str, pair: Pair) -> bool:
+    """Return whether the paraphrases of both prompts have the same tokens from the second on, and the same answers."""
+    texts = [(text, paraphrase(task, text)) for text in (pair.prompt, pair.counterfactual)]
+    ids = [(model.token_ids(text), model.token_ids(longer)) for text, longer in texts]
+    same = all(longer[1 - len(own) :] == own[1:] for own, longer in ids)
+    return same and pairs.is_usable(model, Pair(texts[0][1], texts[1][1], pair.answer, pair.counterfactual_answer))
+
+
+def measured(model: Model, documents: Documents, sample: Sample) -> Line:
+    """Return the correlations and readings of a pair's nodes; JSON-ready."""
+    pair, generator = sample.pair, random.Random(sample.pair.prompt)
+    relevance = relevance_of(model, pair, answers(model, pair), "ffn")
+    rows = [row for cell in product(range(3), PLACES) for row in chosen_nodes(model, relevance, *cell)]
+    shown_from = len(rows)
+    rows += relevance.top(SHOWN, "ffn", position="all")
+    own = likely(model, pair)
+    tokens = list(dict.fromkeys([*own, *likely(model, sample.other)]))
+    here, longer, elsewhere = (
+        model.token_ids(text) for text in (pair.prompt, paraphrase(sample.task, pair.prompt), sample.other.prompt)
+    )
+    changes = [(row.neuron, row.position, change_of(relevance, row.neuron, row.position)) for row in rows]
+    drawn = [
+        (neuron, at, change_of(relevance, neuron, at))
+        for neuron, at in ((_random_neuron(model, row.neuron, generator), row.position) for row in rows)
+    ]
+    seed = torch.Generator().manual_seed(generator.getrandbits(32))
+    predicted = {
+        **projections(model, changes, tokens),
+        "effect": changed(model, here, changes, tokens),
+        "unrelated prompt": changed(model, elsewhere, _moved(changes, here, elsewhere), tokens),
+        "random neuron": changed(model, here, drawn, tokens),
+        "random words": torch.rand(len(rows), len(tokens), generator=seed),
+    }
+    truth = changed(model, longer, _moved(changes, here, longer), own)
+    texts, two = [model.text(token) for token in tokens], (pair, sample.other)
+    near = {"embedding": embedded(model, tokens, two), "documents": documents.near(texts, two)}
+    results = [
+        {
+            "neuron": str(row.neuron),
+            "position": row.position,
+            "third": THIRDS[third_of(model, row.neuron.layer)],
+            "place": PLACES[row.position < len(here) - 1],
+            "shown": at >= shown_from,
+            "correlation": {name: correlate(predicted[name][at, : len(own)], truth[at]) for name in PREDICTED},
+            **{judge: {name: reads(texts, predicted[name][at], x) for name in READ} for judge, x in near.items()},
+        }
+        for at, row in enumerate(rows)
+    ]
+    return {"task": sample.task, **vars(pair), "other": sample.other.prompt, "nodes": results, "methods": {}}
+
+
+# --- nodes and effects ---
+
+
+def third_of(model: Model, layer: int) -> int:
+    return 3 * layer // model.layers
+
+
+def chosen_nodes(model: Model, relevance: Relevance, third: int, place: str) -> list[Ranked]:
+    """Return the nodes with the largest relevance in a third of the layers, at the last or at earlier tokens."""
+    layers = [layer for layer in range(model.layers) if third_of(model, layer) == third]
+    last = relevance.predicted_at
+    positions = [last] if place == PLACES[0] else [at for at in range(last) if at not in relevance.prompt.sinks]
+    rows = [row for at in positions for row in relevance.top(EACH, "ffn", position=at, layers=layers)]
+    rows = [row for row in rows if row.activation != row.counterfactual]
+    return sorted(rows, key=lambda row: -row.relevance)[:EACH]
+
+
+def change_of(relevance: Relevance, neuron: Neuron, position: int) -> float:
+    """Return the activation in the counterfactual prompt minus that in the prompt."""
+    scores, place = relevance.neurons, (neuron.layer, position, neuron.index)
+    return (scores.counterfactual["ffn"][place] - scores.activation["ffn"][place]).item()
+
+
+def _random_neuron(model: Model, neuron: Neuron, generator: random.Random) -> Neuron:
+    return Neuron(neuron.layer, "ffn", generator.randrange(model.width("ffn")))
+
+
+def _moved(changes: Sequence[Change], here: Sequence[int], there: Sequence[int]) -> list[Change]:
+    """Return the changes at the tokens of another prompt that are as far from its end, but not at the first one."""
+    return [(neuron, max(1, at + len(there) - len(here)), change) for neuron, at, change in changes]
+
+
+def likely(model: Model, pair: Pair) -> list[int]:
+    best = [model.next_logits(text).topk(LIKELY).indices.tolist() for text in (pair.prompt, pair.counterfactual)]
+    return list(dict.fromkeys([*best[0], *best[1]]))
+
+
+@torch.no_grad()
+def changed(model: Model, ids: Sequence[int], changes: Sequence[Change], tokens: Sequence[int]) -> Tensor:
+    """Return (N, W) the logits of tokens minus their logits with each of N changes."""
+    batch = model.read_ids([list(ids)] * (1 + len(changes)))
+
+    def visit(site: str, layer: int, x: Tensor) -> Tensor:
+        x = x.clone()
+        for row, (neuron, position, change) in enumerate(changes, 1):
+            if neuron.layer == layer:
+                x[row, position, neuron.index] += change
+        return x
+
+    places = dict.fromkeys(("ffn", neuron.layer) for neuron, _, _ in changes)
+    with model.lock, hooks(model, places, visit):
+        logits = model.logits(batch, [len(ids) - 1])[:, 0, list(tokens)].float().cpu()
+    return logits[0] - logits[1:]
+
+
+def projections(model: Model, changes: Sequence[Change], tokens: Sequence[int]) -> dict[str, Tensor]:
+    """Return (N, W) what the logit lens and the mean Jacobian lens predict."""
+    neurons, lens = [neuron for neuron, _, _ in changes], mean_lens(model)
+    mean = lens.rows(model, neurons) if lens else mean_rows(model, neurons)
+    rows = {"direct": torch.stack([direct_row(model, neuron) for neuron in neurons]), "mean": mean}
+    minus = -torch.tensor([change for _, _, change in changes])[:, None]
+    unembedded = unembedding(model, torch.tensor(tokens)).T
+    return {name: minus * (x.to(unembedded) @ unembedded).detach().cpu() for name, x in rows.items()}
+
+
+def correlate(x: Tensor, y: Tensor) -> float:
+    """Return the correlation; 0 if one is constant."""
+    return normalize(x - x.mean(), dim=0).dot(normalize(y - y.mean(), dim=0)).item()
+
+
+# --- reading ---
+
+
+def reads(texts: Sequence[str], effects: Tensor, similar: np.ndarray) -> float:
+    """Return 1 if the raised and lowered words are nearer to the first of two pairs, 0.5 for a tie.
+
+    similar: (W, 2) nearness of all tokens to both pairs, from which the mean over all words is subtracted.
+    """
+    raised, lowered = effect_words(texts, effects - effects.mean(), WORDS)
+    every, _ = effect_words(texts, torch.ones(len(texts)), len(texts))
+    place = {text.strip(): at for at, text in reversed(list(enumerate(texts)))}
+    if not raised and not lowered:
+        return 0.5
+    read, mean = (similar[[place[word] for word in words]].mean(0) for words in ((*raised, *lowered), every))
+    own, other = read - mean
+    return float(own > other) if abs(own - other) > 1e-9 else 0.5
+
+
+def embedded(model: Model, tokens: Sequence[int], two: Sequence[Pair]) -> np.ndarray:
+    """Return (W, 2) the cosine of tokens with the answers and with the prompts of each pair, mean of both, in the input
+    embedding."""
+    embedding = model.net.get_input_embeddings().weight.detach()
+
+    def unit(ids: Sequence[int]) -> Tensor:
+        return normalize(embedding[list(ids)].float().cpu(), dim=-1)
+
+    columns = []
+    for pair in two:
+        prompts = [*model.token_ids(pair.prompt), *model.token_ids(pair.counterfactual)]
+        columns.append((unit(tokens) @ (unit(answers(model, pair)).mean(0) + unit(prompts).mean(0))) / 2)
+    return torch.stack(columns, 1).numpy()
+
+
+class Documents:
+    """Words and pairs are near if they are in the same documents."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        self.words = TfidfVectorizer(sublinear_tf=True)
+        try:
+            self.matrix = self.words.fit_transform(texts)
+        except ValueError:
+            raise InputError("The corpus has no words of two letters or more; choose another --corpus.") from None
+
+    def near(self, texts: Sequence[str], two: Sequence[Pair]) -> np.ndarray:
+        """Return (W, 2) the cosine of the documents that words are in with those that each pair is in."""
+        both = [" ".join(vars(pair).values()) for pair in two]
+        scores = (self.words.transform([*texts, *both]) @ self.matrix.T).toarray()
+        scores /= np.linalg.norm(scores, axis=1, keepdims=True).clip(1e-12)
+        return scores[: len(texts)] @ scores[len(texts) :].T
+
+
+# --- tables ---
+
+
+def _tables(lines: Lines) -> dict[str, Table]:
+    tables = {}
+    for third in THIRDS:
+        for place in PLACES:
+            tables[f"{third}-third-{place}"] = Table(CORRELATION, _lines(lines, _correlations, third, place))
+        tables[f"shown-{third}-third"] = Table(CORRELATION, _lines(lines, _correlations, third, shown=True))
+        tables[f"reading-{third}-third"] = Table(READING, _lines(lines, _readings, third))
+    tables["reading-shown"] = Table(READING, _lines(lines, _readings, shown=True))
+    return {name: table for name, table in tables.items() if table.lines}
+
+
+def _nodes(line: Line, third: str | None, place: str | None, shown: bool) -> list[Line]:
+    fits = {"third": third, "place": place, "shown": shown}
+    return [one for one in line["nodes"] if all(value in (None, one[name]) for name, value in fits.items())]
+
+
+def _lines(
+    lines: Lines,
+    numbers: Callable[[Lines], Line],
+    third: str | None = None,
+    place: str | None = None,
+    shown: bool = False,
+) -> list[Line]:
+    """Return a line for each pair that has such nodes."""
+    chosen = [(line, _nodes(line, third, place, shown)) for line in lines]
+    return [{**line, "methods": numbers(nodes)} for line, nodes in chosen if nodes]
+
+
+def _correlations(nodes: Lines) -> Line:
+    values = {name: [node["correlation"][name] for node in nodes] for name in PREDICTED}
+    return {name: {"mean": fmean(own), "median": median(own)} for name, own in values.items()}
+
+
+def _readings(nodes: Lines) -> Line:
+    return {name: {judge: fmean(node[judge][name] for node in nodes) for judge in READING} for name in READ}
+
+
+def _listings(lines: Lines) -> dict[str, list[Line]]:
+    """Return the medians over all nodes."""
+    rows = []
+    for shown, third, place in product((False, True), THIRDS, PLACES):
+        nodes = [node for line in lines for node in _nodes(line, third, place, shown)]
+        if nodes:
+            medians = {name: median(node["correlation"][name] for node in nodes) for name in PREDICTED}
+            rows.append({"layers": third, "position": place, "shown": shown, "nodes": len(nodes), **medians})
+    return {"median correlation over nodes": rows}

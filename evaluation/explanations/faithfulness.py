@@ -1,0 +1,128 @@
+"""Perturbation curves: how the answer changes while the most, or the least, relevant tokens are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.methods.common import measure_without
+from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import able_and_unable
+from icebear.concepts.statistics import removal_metrics
+from icebear.errors import InputError
+from icebear.evaluation.explanations.questions import CORPORA, Question, questions_of
+from icebear.evaluation.protocol import CorpusName, MethodEvaluation, Part, Setting, accuracy
+from icebear.models.model import Model
+from icebear.models.objective import Objective, objective_of
+
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Shares of the tokens that are removed (rounded), by setting their embeddings to zero."""
+TUNING_SAMPLES = 10
+COLUMNS = {
+    "delta_a": "Delta A^F = Delta A^I (logit), higher is better",
+    "delta_p": "the same of the probability, higher is better",
+    "auac": "AUAC in generation (probability), higher is better",
+    "au_mse": "AU-MSE in pruning (logit), lower is better",
+    "compr": "loss without the most relevant, higher is better",
+    "suff": "loss with the most relevant alone, lower is better",
+}
+
+
+@dataclass(frozen=True)
+class Faithfulness(MethodEvaluation):
+    """Remove tokens, most and least relevant first, and measure the predicted answer.
+
+    --task sets what the model answers: the next word, whether a review is positive, or one of four choices.
+
+    Example:
+      icebear evaluate faithfulness --samples 5 --methods attnlrp,gxi,random --out faithfulness
+    """
+
+    name: ClassVar = "faithfulness"
+    steps: ClassVar = SHARES
+    task: Annotated[Literal["next-word", "reviews", "choice"], Setting("The kind of prompts.")] = "next-word"
+    corpus: CorpusName = None
+    max_tokens: Annotated[int, Setting(least=17)] = 128
+    tune: Annotated[bool, Setting("First choose the parameters of the methods on other samples.", decides=False)] = (
+        False
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task == "choice" and self.corpus:
+            raise InputError("--task choice makes its own prompts; leave out --corpus.")
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        corpus = self.corpus or CORPORA[self.task]
+        count = self.samples + TUNING_SAMPLES * self.tune
+        questions = questions_of(model, self.task, corpus, count, self.seed, self.max_tokens)
+        methods, unable = able_and_unable(model, questions[0].prompt, self.chosen())
+        if self.tune:
+            methods = tuned(model, questions[self.samples :], methods)
+        yield Part(
+            COLUMNS,
+            questions[: self.samples],
+            partial(sample, model, methods=methods),
+            methods=methods,
+            unable=unable,
+            settings={"corpus": corpus},
+            notes=accuracy,
+        )
+
+
+def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> dict[str, Any]:
+    """Return the curves of a prompt's most probable answer and their metrics, by method; JSON-ready."""
+    answer = question.choice(model)
+    objective = objective_of(model, [question.prompt], answer).resolved(model)
+    scores = {name: method.scores(model, objective)[0] for name, method in methods.items()}
+    masks = torch.cat([removals(values).flatten(0, 1) for values in scores.values()])
+    different, where = torch.unique(masks, dim=0, return_inverse=True)  # many methods begin and end alike
+    measured = measure_without(model, objective, 0, different, _answer).cpu()[where]
+    results: dict[str, Any] = {}
+    for name, (most, least) in zip(scores, measured.view(-1, 2, len(SHARES), 2), strict=True):
+        logits = {"curve_most": most[:, 0].tolist(), "curve_least": least[:, 0].tolist()}
+        results[name] = {"scores": scores[name].tolist(), **logits, **removal_metrics(most, least)}
+    right = {} if question.right is None else {"correct": answer == question.right}
+    return {
+        "tokens": list(objective.batch.row_ids(0)),
+        "target": list(objective.targets[0] or ()),
+        **right,
+        "methods": results,
+    }
+
+
+def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Method]) -> dict[str, Method]:
+    """Return the methods; one with variants becomes the variant with the largest mean Delta A^F on `questions`."""
+    if not questions:
+        raise InputError("--samples takes all texts of the corpus, so --tune has none; lower --samples.")
+    chosen = dict(methods)
+    for name, method in methods.items():
+        variants = {repr(variant): variant for variant in method.variants()}
+        if variants:
+            lines = [sample(model, question, variants)["methods"] for question in questions]
+            best = max(variants, key=lambda key: sum(line[key]["delta_a"] for line in lines))
+            chosen[name] = variants[best]
+    return chosen
+
+
+def removals(values: Tensor) -> Tensor:
+    """Return (2, S, T) which tokens are removed at each of S shares: most relevant first, and least relevant first."""
+    order = values.argsort(descending=True, stable=True)
+    rank = order.argsort()
+    counts = torch.tensor([round(share * len(order)) for share in SHARES])[:, None]
+    return torch.stack([rank < counts, rank >= len(order) - counts])
+
+
+def _answer(model: Model, plan: Objective) -> Tensor:
+    """Return (N, 2) the mean logit and probability of the answer's tokens, for N variants of one prompt."""
+    targets, (positions, *_) = list(plan.targets[0] or ()), plan.positions
+    logits = model.logits(plan.batch, plan.all_positions).float()[
+        :, [plan.all_positions.index(place) for place in positions]
+    ]
+    own = logits[:, range(len(targets)), targets]
+    return torch.stack((own.mean(1), (own - logits.logsumexp(-1)).exp().mean(1)), 1)

@@ -1,0 +1,138 @@
+"""Latent ground truth: prune neurons or heads, least and most relevant first, and measure the predictions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.methods.common import log_probability
+from icebear.concepts.methods.method import Method
+from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.run import Logits, forward
+from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.concepts.statistics import area
+from icebear.evaluation.explanations.questions import CORPORA, questions_of
+from icebear.evaluation.protocol import CorpusName, FfnOrHead, MethodEvaluation, Part, Setting, Table
+from icebear.models.model import Model
+from icebear.models.objective import Objective, objective_of
+
+SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+"""Shares of all neurons (or heads) that are pruned."""
+COLUMNS = {
+    "delta_a": "area with the least relevant pruned first, minus that with the most relevant first, higher is better",
+    "least": "mean log-probability of the answer, least relevant pruned first, higher is better",
+    "most": "the same, most relevant pruned first, lower is better",
+}
+CONTROLS = ("random", "activation")
+"""Uniform numbers, and the magnitude of each neuron's activation."""
+
+
+@dataclass(frozen=True)
+class Pruning(MethodEvaluation):
+    """Prune FFN neurons or heads, least and most relevant first, and measure the predicted words.
+
+    This ranks neurons by their relevance to prompts in general, and sets them to zero for other prompts. For the
+    neurons of one answer, see ablation.
+
+    Example:
+      icebear evaluate pruning --samples 4 --methods attnlrp,random --out pruning
+    """
+
+    name: ClassVar = "pruning"
+    usual: ClassVar = (*CONTROLS, "gxi", "cp-lrp", "attnlrp")
+    controls: ClassVar = CONTROLS
+    steps: ClassVar = SHARES
+    site: FfnOrHead = "ffn"
+    corpus: CorpusName = None
+    max_tokens: Annotated[int, Setting(least=17)] = 64
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        """Yield one part whose samples are the methods: each is measured on all prompts."""
+        methods = self.chosen()
+        corpus = self.corpus or CORPORA["next-word"]
+        questions = questions_of(model, "next-word", corpus, 2 * self.samples, self.seed, self.max_tokens)
+        mixed = random.Random(self.seed).sample([question.prompt for question in questions], len(questions))
+        prompts, reference = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+        note = f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(SHARES)} of all."
+        yield Part(
+            COLUMNS,
+            list(methods.values()),
+            lambda method: curves(model, prompts, reference, method, self.site, self.seed),
+            methods=methods,
+            settings={"corpus": corpus},
+            tables=lambda lines: {"": Table(COLUMNS, prompt_lines(prompts, dict(zip(methods, lines, strict=True))))},
+            notes=lambda _: [note],
+        )
+
+
+def ranking(model: Model, prompts: Sequence[Any], site: str, method: Method | str, seed: int = 0) -> Tensor:
+    """Return (L, N) the relevance of each neuron of ``ffn`` (or head, for ``head``) to the prompts' answers.
+
+    It is the sum over tokens, and over prompts, of a method's scores, or of the scores of a control of `CONTROLS`.
+    """
+    total = torch.zeros(model.layers, model.width(neuron_site(site)), dtype=torch.float64)
+    if method == "random":
+        total = torch.rand(total.shape, generator=torch.Generator().manual_seed(seed))
+    else:
+        for prompt in prompts:
+            objective = objective_of(model, [prompt]).resolved(model)
+            if isinstance(method, Method):
+                scores = method.neuron_scores(model, objective, neuron_site(site))
+            else:
+                scores = activations(model, objective, neuron_site(site)).abs()
+            total += scores.sum(1).double()
+    return total.unflatten(-1, (model.heads, -1)).sum(-1) if site == "head" else total
+
+
+def activations(model: Model, plan: Objective, site: str) -> Tensor:
+    """Return the activations (L, T, N) of a site in a plan's only prompt."""
+    values = Values(model, plan.batch, (site,))
+    forward(model, Logits(plan), [values])
+    return values.values(0, values.activation[site])
+
+
+def answer_curves(model: Model, prompts: Sequence[Any], site: str, order: Tensor) -> list[list[float]]:
+    """Return for each prompt the log-probability of the unpruned model's answer at each of `SHARES`.
+
+    order: (L, N), the neurons with the smallest values are pruned (set to zero at every token) first.
+    """
+    plans = [objective_of(model, [prompt]).resolved(model) for prompt in prompts]
+    rank = order.flatten().argsort(stable=True).argsort().view(order.shape)
+    curves: list[list[float]] = [[] for _ in prompts]
+    for share in SHARES:
+        gone = rank < round(share * order.numel())  # (L, N)
+        if site == "head":
+            gone = gone.repeat_interleave(model.head_dim, 1)
+        places = [(neuron_site(site), layer) for layer in range(model.layers) if gone[layer].any()]
+        prune = lambda site, layer, x: x.masked_fill(gone[layer].to(x.device), 0)  # noqa: B023, E731
+        with model.lock, torch.no_grad(), hooks(model, places, prune):
+            for row, objective in enumerate(plans):
+                curves[row].append(log_probability(model, objective)[0].item())
+    return curves
+
+
+def curves(
+    model: Model, prompts: Sequence[Any], reference: Sequence[Any], method: Method | str, site: str, seed: int = 0
+) -> dict[str, Any]:
+    """Rank neurons on `reference` prompts, and return `answer_curves` of other prompts, pruned from both ends."""
+    scores = ranking(model, reference, site, method, seed)
+    return {"least": answer_curves(model, prompts, site, scores), "most": answer_curves(model, prompts, site, -scores)}
+
+
+def prompt_lines(prompts: Sequence[Any], by_method: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a line with `COLUMNS` for each prompt; by_method: name -> `curves`."""
+    lines = []
+    for row, prompt in enumerate(prompts):
+        methods = {}
+        for name, both in by_method.items():
+            least, most = both["least"][row], both["most"][row]
+            areas = {"least": area(least, SHARES), "most": area(most, SHARES)}
+            delta = areas["least"] - areas["most"]
+            methods[name] = {"curve_least": least, "curve_most": most, "delta_a": delta, **areas}
+        lines.append({"prompt": list(prompt), "methods": methods})
+    return lines

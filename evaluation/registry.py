@@ -1,0 +1,28 @@
+"""The evaluations of `icebear evaluate`. A new one is a file, and a line here."""
+
+from __future__ import annotations
+
+_EXPLANATIONS = "icebear.evaluation.explanations"
+
+EVALUATIONS = {
+    "faithfulness": (f"{_EXPLANATIONS}.faithfulness:Faithfulness", "Remove tokens and measure the predicted answer."),
+    "groundtruth": (f"{_EXPLANATIONS}.groundtruth:GroundTruth", "Test whether relevance lies on the evidence."),
+    "pruning": (f"{_EXPLANATIONS}.pruning:Pruning", "Prune FFN neurons or heads and measure the predictions."),
+    "ablation": (
+        f"{_EXPLANATIONS}.ablation:AblationCurves",
+        "Measure sufficiency and necessity of a method's first nodes.",
+    ),
+    "circuits": (f"{_EXPLANATIONS}.circuits:Circuits", "Check edges, graphs and groups by interventions."),
+    "effects": (f"{_EXPLANATIONS}.effects:EffectsHold", "Test whether effects hold in a paraphrase and can be read."),
+    "truth": (
+        "icebear.evaluation.truth.judge.evaluation:KnownMechanisms",
+        "Judge methods on small models whose mechanism is known.",
+    ),
+    "flips": ("icebear.evaluation.uses.flips:Flips", "Measure how often answers flip, and the side effects."),
+    "labels": ("icebear.evaluation.uses.labels:Labels", "Measure how many neurons have a significant label."),
+    "steering": (
+        "icebear.evaluation.uses.concepts:ConceptSteering",
+        "Compare concepts of few neurons with a residual vector.",
+    ),
+}
+"""Name -> the class, as `pkgutil.resolve_name` takes it, and its line in `icebear evaluate -h`."""

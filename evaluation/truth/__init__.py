@@ -1,0 +1,1 @@
+"""Models whose mechanism is known."""

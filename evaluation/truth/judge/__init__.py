@@ -1,0 +1,1 @@
+"""How methods are judged on models whose mechanism is known."""

@@ -1,0 +1,1 @@
+"""Programs, and the models that are compiled from them or trained to them."""

@@ -1,0 +1,1 @@
+"""Evaluations of uses: flips, labels and concepts."""

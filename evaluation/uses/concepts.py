@@ -1,0 +1,422 @@
+"""Compare concepts of few neurons with a residual-stream vector, a prompt and controls, at equal off-target KL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import pandas
+import torch
+from torch import Tensor
+
+from icebear.actmax.index.corpus import read_corpus
+from icebear.concepts.passes.sites import by_place
+from icebear.concepts.statistics import auroc
+from icebear.errors import InputError
+from icebear.evaluation import report
+from icebear.evaluation.data.pairs import WORDS
+from icebear.evaluation.data.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
+from icebear.evaluation.explanations.questions import CORPORA
+from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table
+from icebear.models.model import Model
+from icebear.models.text.prompts import PromptLike
+from icebear.steering.apply import steer
+from icebear.steering.concept.choosing import separation, universal
+from icebear.steering.concept.concept import Concept
+from icebear.steering.concept.finding import parts_of
+from icebear.steering.concept.ranking import RANKINGS, Material, word_ids
+from icebear.steering.concept.reading import Read, neurons_of, read, stream_means, vector_added
+from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
+from icebear.values import stable_hash
+
+KLS = (0.02, 0.1, 0.25, 0.5)
+"""Off-target KL in nats, at which methods are compared; each is met within `TOLERANCE`."""
+TOLERANCE = 0.05
+SIZES = (1, 5, 20, 100)
+STEERED_SIZES = (5, 20)
+WAYS = ("means", "cna", "w_out", "relevance")
+VECTOR, PROMPT, PLAIN = "residual stream", "prompt", "plain"
+CONTROLS = ("random neurons", "wrong sign", "noise")
+METHODS = (*(f"{way} {size}" for way in WAYS for size in STEERED_SIZES), VECTOR, *CONTROLS)
+OPENINGS = WORDS["plain_openings"]
+"""Prompts of the generated texts: none is about a concept, none is a held-out context."""
+NEW_TOKENS = 30
+BATCH_SIZE = 12
+LAYER_STEP, LAYER_KL = 4, 0.1
+"""The vector's layer is chosen among every fourth layer, at 0.1 nats."""
+COLUMNS = {
+    "score": "share of the texts that the frozen classifier takes for the concept's",
+    "words": "rise of the mean log-probability of the concept's held-out words at held-out contexts, in nats",
+    "perplexity": "of the generated texts, under the plain model, lower is better",
+    "repetition": "share of their three-token sequences that were there before, lower is better",
+    "distinct": "share of their two-token sequences that are different",
+}
+DETECTED = {
+    "held-out words": "AUROC on sentences of other documents whose only words of the concept were held out",
+    "no words": "AUROC on sentences without any of the concept's words, of documents that begin with a held-out one",
+}
+TESTS = dict(zip(DETECTED, ("report", "silent"), strict=True))
+
+Steering = Callable[[], AbstractContextManager[Any]]
+Direction = Callable[[float], Steering]
+"""Strength -> context in which the model is steered."""
+
+
+@dataclass(frozen=True)
+class ConceptSteering(Evaluation):
+    """Compare concepts of few neurons with a residual-stream vector, a prompt and controls, at equal off-target KL.
+
+    It measures how well each method detects a concept in texts of other words. It also measures the texts that the
+    model generates with each method at an off-target KL of 0.02, 0.1, 0.25 and 0.5 nats. Twelve concepts take an hour.
+
+    Example:
+      icebear evaluate steering --concepts music --out steering
+    """
+
+    name: ClassVar = "steering"
+    needs: ClassVar = ("evaluate", "circuits")
+    concepts: Annotated[str, Setting("Separated by commas: music, sport, animals, medicine, ...", decides=False)] = (
+        "all"
+    )
+    seed: Seed = 0
+    corpus: CorpusName = None
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        corpus = self.corpus or CORPORA["next-word"]
+        names = list(CONCEPTS) if self.concepts == "all" else [name.strip() for name in self.concepts.split(",")]
+        rows = [(sentence.title, sentence.text) for sentence in read_corpus(corpus).sentences()]
+        material = topics(rows, names, self.seed)
+        yield Part(
+            {},
+            material.concepts,
+            partial(compare_methods, Ground(model, material), seed=self.seed),
+            settings={"corpus": corpus, "concepts": names, "off_target_kls": list(KLS)},
+            tables=tables,
+            notes=steering_notes,
+            write=frontier,
+        )
+
+
+def compare_methods(ground: Ground, topic: Topic, seed: int = 0) -> dict[str, Any]:
+    data = ConceptData(ground, topic)
+    classifier, aurocs = classifier_of(ground, topic)
+    return {
+        "concept": topic.name,
+        "detection": detection(data),
+        "classifier": aurocs,
+        "steered": steered(ground, data, classifier, seed),
+    }
+
+
+class Ground:
+    """The data that all concepts share: sentences without any concept, read once, and held-out contexts."""
+
+    def __init__(self, model: Model, topics: TopicSentences) -> None:
+        self.model, self.topics, neurons = model, topics, neurons_of(model, ("ffn",))
+        self.others = {part: read(model, topics.others[part], neurons) for part in PARTS}
+        self.streams = {part: stream_means(model, topics.others[part]) for part in PARTS}  # part -> (S, L, D)
+        self.contexts = HeldOutContexts(model, HELD_OUT_TEXTS).contexts
+        self.plain = next_log_probabilities(model, self.contexts, nullcontext)  # (P, V) after the contexts
+
+
+@torch.no_grad()
+def next_log_probabilities(model: Model, contexts: Sequence[list[int]], steering: Steering) -> Tensor:
+    """Return the log-probabilities (P, V) of the next token after contexts in order of length."""
+    last = []
+    with steering():
+        for part in model.batches(list(map(len, contexts)), BATCH_SIZE):
+            rows = [contexts[number] for number in part]
+            ends = sorted({len(row) - 1 for row in rows})
+            logits = model.logits(model.encode(rows), ends)
+            last.append(logits[range(len(rows)), [ends.index(len(row) - 1) for row in rows]])
+    return torch.cat(last).float().log_softmax(-1).cpu()
+
+
+class ConceptData:
+    """The activations of a concept's sentences and of others: `x` of neurons, standardized, part (or ``silent``) ->
+    (S, N), with the concept's sentences first, and `stream` of the residual stream, part -> (S, L, D)."""
+
+    def __init__(self, ground: Ground, topic: Topic) -> None:
+        model, others, find = ground.model, ground.others, ground.others["find"]
+        texts = {part: rows for part, rows in {**topic.sentences, "silent": topic.silent}.items() if rows}
+        own = {part: read(model, rows, find.neurons) for part, rows in texts.items()}
+        self.topic, self.centre, self.spread = topic, find.means.mean(0), find.means.std(0)
+        self.x: dict[str, np.ndarray] = {}
+        self.stream: dict[str, np.ndarray] = {}
+        self.positive: dict[str, np.ndarray] = {}
+        for part, seen in own.items():
+            without = "report" if part == "silent" else part
+            means = np.concatenate([seen.means, others[without].means])
+            self.x[part] = (means - self.centre) / np.where(self.spread > 0, self.spread, 1)
+            self.stream[part] = np.concatenate([stream_means(model, texts[part]), ground.streams[without]])
+            self.positive[part] = np.arange(len(means)) < len(seen.means)
+        both = Read(
+            find.neurons,
+            np.concatenate([own["find"].means, find.means]),
+            np.concatenate([own["find"].last, find.last]),
+            np.minimum(own["find"].low, find.low),
+            np.maximum(own["find"].high, find.high),
+        )
+        self.material = Material(
+            model,
+            [*topic.sentences["find"], *ground.topics.others["find"]],
+            self.positive["find"],
+            np.arange(len(both.means)),
+            both,
+            self.x["find"],
+            universal(find.means) | (self.spread == 0),
+            topic.known,
+            None,
+        )
+
+    def concept(self, name: str, columns: np.ndarray, weights: np.ndarray) -> Concept:
+        """Return a concept of these neurons; weights (N,)."""
+        parts = parts_of(self.material.seen, columns, weights[columns], self.centre, self.spread)
+        return Concept(name, parts, self.material.model.name, self.material.model.fingerprint)
+
+    def difference(self, layer: int) -> np.ndarray:
+        return separation(self.stream["find"][:, layer], self.positive["find"])
+
+    def logistic(self, layer: int) -> np.ndarray:
+        """Return the weights (D,) of a logistic model of the residual stream, in the units of the stream."""
+        from sklearn.linear_model import LogisticRegression
+
+        x = self.stream["find"][:, layer]
+        spread = x.std(0) + 1e-6
+        model = LogisticRegression(C=0.01, class_weight="balanced", max_iter=2000)
+        return model.fit((x - x.mean(0)) / spread, self.positive["find"]).coef_[0] / spread
+
+
+def detection(data: ConceptData) -> dict[str, dict[str, float]]:
+    """Return method -> column -> AUROC.
+
+    The detectors are neurons by their difference of means, and two vectors of the residual stream at the layer that is
+    the best on the validation sentences.
+    """
+    ranked, weights = RANKINGS["means"](data.material)
+    tests = {column: part for column, part in TESTS.items() if part in data.x}
+    methods: dict[str, dict[str, float]] = {}
+    for size in SIZES:
+        columns = ranked[:size]
+        methods[f"{size} neuron{'s' * (size > 1)}"] = {
+            name: auroc(data.x[part][:, columns] @ weights[columns], data.positive[part])
+            for name, part in tests.items()
+        }
+    for name, fit in (("difference of means", data.difference), ("logistic", data.logistic)):
+        x, positive = data.stream["choose"], data.positive["choose"]
+        vectors = [fit(layer) for layer in range(x.shape[1])]
+        _, layer = max((auroc(x[:, layer] @ vector, positive), layer) for layer, vector in enumerate(vectors))
+        methods[f"residual stream, {name}"] = {
+            column: auroc(data.stream[part][:, layer] @ vectors[layer], data.positive[part])
+            for column, part in tests.items()
+        }
+    return methods
+
+
+def classifier_of(ground: Ground, topic: Topic) -> tuple[Any, dict[str, float]]:
+    """Return a classifier of texts, frozen before the model is steered, and its AUROC on the columns of `DETECTED`.
+
+    It is TF-IDF without the concept's known words, and logistic regression. A search for the held-out words has AUROCs
+    of 1 and 0.5 by construction.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    others = ground.topics.others
+    own = [*topic.sentences["find"], *topic.sentences["choose"]]
+    texts = [*own, *others["find"], *others["choose"]]
+    words = TfidfVectorizer(stop_words=list(topic.known), sublinear_tf=True)
+    model = make_pipeline(words, LogisticRegression(C=10, class_weight="balanced", max_iter=2000))
+    model.fit(texts, np.arange(len(texts)) < len(own))
+    aurocs = {}
+    for name, rows in zip(DETECTED, (topic.sentences["report"], topic.silent), strict=True):
+        if rows:
+            scores = model.predict_proba([*rows, *others["report"]])[:, 1]
+            aurocs[name] = auroc(scores, np.arange(len(scores)) < len(rows))
+    return model, aurocs
+
+
+def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direction]:
+    model, seen = ground.model, data.material.seen
+    concepts: dict[str, Concept] = {}
+    for way in WAYS:
+        ranked, weights = RANKINGS[way](data.material)
+        concepts |= {f"{way} {size}": data.concept(f"{way} {size}", ranked[:size], weights) for size in STEERED_SIZES}
+    generator = np.random.default_rng([seed, stable_hash(data.topic.name)])
+    best = concepts[f"means {STEERED_SIZES[-1]}"]
+    by_layer = by_place(seen.neurons)
+    places = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
+    signs = np.zeros(len(seen.neurons))
+    signs[places] = generator.choice((-1.0, 1.0), len(places)) * [part.weight for part in best.parts]
+    concepts["random neurons"] = data.concept("random neurons", np.unique(places), signs)
+    layer = vector_layer(ground, data)
+    vector = torch.tensor(data.difference(layer), dtype=torch.float32)
+    noise = torch.tensor(generator.standard_normal(len(vector)), dtype=torch.float32)
+    noise *= vector.norm() / noise.norm()
+
+    def of(concept: Concept, suppress: bool = False) -> Direction:
+        return lambda s: lambda: steer(model, concept.recipe(model, s, suppress=suppress))
+
+    return {
+        **{name: of(concept) for name, concept in concepts.items()},
+        "wrong sign": of(best, suppress=True),
+        VECTOR: _along(model, layer, vector),
+        "noise": _along(model, layer, noise),
+    }
+
+
+def vector_layer(ground: Ground, data: ConceptData) -> int:
+    """Return the layer whose difference of means, at `LAYER_KL` nats, raises the concept's known words most."""
+    ids, rises = word_ids(ground.model, data.topic.known), {}
+    for layer in range(LAYER_STEP // 2, ground.model.layers, LAYER_STEP):
+        vector = torch.tensor(data.difference(layer), dtype=torch.float32)
+        _, _, rise = _at(LAYER_KL, _along(ground.model, layer, vector), ground, 1.0)
+        rises[layer] = float(rise[:, ids].mean())
+    return max(rises, key=lambda layer: rises[layer])
+
+
+def _along(model: Model, layer: int, vector: Tensor) -> Direction:
+    return lambda s: vector_added(model, layer, s * vector)
+
+
+def steered(ground: Ground, data: ConceptData, classifier: Any, seed: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Return off-target KL -> method -> numbers; a method that cannot reach a KL is measured as near as it comes."""
+    model = ground.model
+    rows: dict[str, dict[str, dict[str, float]]] = {f"{kl}": {} for kl in KLS}
+    ids = word_ids(model, data.topic.held_out)
+    outcome = partial(_outcome, model, classifier, seed=seed)
+    for name, direction in directions(ground, data, seed).items():
+        strength, before = 0.1, KLS[0]
+        for kl in KLS:  # it grows about as the square of the strength
+            strength, reached, rise = _at(kl, direction, ground, strength * math.sqrt(kl / before))
+            before = kl
+            numbers = {"words": float(rise[:, ids].mean()), "strength": strength, "off_target_kl": reached}
+            rows[f"{kl}"][name] = {**outcome(direction(strength), OPENINGS), **numbers}
+    request = f"Write about {data.topic.name}."
+    special = model.special_ids()
+    contexts = [[*model.ids(request), *(token for token in row if token not in special)] for row in ground.contexts]
+    words = float((next_log_probabilities(model, contexts, nullcontext) - ground.plain)[:, ids].mean())
+    prompted = {**outcome(nullcontext, [f"{request} {opening}" for opening in OPENINGS]), "words": words}
+    plain = {**outcome(nullcontext, OPENINGS), "words": 0.0}
+    return {kl: {**cells, PROMPT: prompted, PLAIN: plain} for kl, cells in rows.items()}
+
+
+def _at(kl: float, direction: Direction, ground: Ground, first: float) -> tuple[float, float, Tensor]:
+    """Return the strength at an off-target KL, the KL, and the change (P, V) of log-probabilities at held-out contexts.
+
+    A direction that cannot reach the KL is measured at the strength `first`.
+    """
+    rises: dict[float, Tensor] = {}
+
+    def divergence(strength: float) -> float:
+        rises[strength] = next_log_probabilities(ground.model, ground.contexts, direction(strength)) - ground.plain
+        return float(-(ground.plain.exp() * rises[strength]).sum(-1).mean())
+
+    try:
+        strength, reached = strength_at(kl, divergence, first, TOLERANCE)
+    except InputError:
+        strength, reached = first, divergence(first)
+    return strength, reached, rises[strength]
+
+
+def _outcome(model: Model, classifier: Any, steering: Steering, openings: Sequence[str], seed: int) -> dict[str, float]:
+    prompts: list[PromptLike] = [*openings]
+    with steering():
+        texts = model.generate(prompts, NEW_TOKENS, temperature=1.0, seed=seed)
+    written = [model.tokens_of(text) for text in texts]
+    return {
+        "score": float(classifier.predict_proba(texts)[:, 1].mean()),
+        "perplexity": perplexity(model, openings, written),
+        "repetition": float(np.mean([repeated_trigrams(row) for row in written])),
+        "distinct": float(np.mean([len(set(pairwise(row))) / max(len(row) - 1, 1) for row in written])),
+    }
+
+
+@torch.no_grad()
+def perplexity(model: Model, openings: Sequence[str], written: Sequence[Sequence[int]]) -> float:
+    losses = []
+    for opening, row in zip(openings, written, strict=True):
+        logs = model.continuation_logits(model.ids(opening), row).log_softmax(-1)
+        losses.append(-logs[range(len(row)), list(row)])
+    return math.exp(min(float(torch.cat(losses).mean()), 20.0))
+
+
+def tables(lines: Lines) -> dict[str, Table]:
+    """Return a table of detection, and one for each off-target KL; a sample is a concept."""
+    columns = {name: about for name, about in DETECTED.items() if all(name in line["classifier"] for line in lines)}
+    detected = [{"concept": line["concept"], "methods": line["detection"]} for line in lines]
+    by_kl = {
+        f"{kl} nats": Table(
+            COLUMNS, [{"concept": line["concept"], "methods": line["steered"][f"{kl}"]} for line in lines]
+        )
+        for kl in KLS
+    }
+    return {"detection": Table(columns, detected), **by_kl}
+
+
+def steering_notes(lines: Lines) -> list[str]:
+    """Return medians of detection and their ratio to a logistic model, and the off-target KLs that were not met."""
+    texts = []
+    for column in DETECTED:
+        able = [line for line in lines if column in line["classifier"]]
+        if able:
+            frame = pandas.DataFrame([{name: row[column] for name, row in line["detection"].items()} for line in able])
+            medians = frame.median()
+            best = medians["residual stream, logistic"]
+            text = ", ".join(f"{name} {value:.3f} ({value / best:.2f})" for name, value in medians.items())
+            texts.append(f"median AUROC, {column} (and the ratio to a logistic model of the residual stream): {text}")
+            own = np.median([line["classifier"][column] for line in able])
+            texts.append(f"the frozen classifier's own AUROC, {column}: median {own:.3f}")
+    for kl in KLS:
+        cells = [(name, cell) for line in lines for name, cell in line["steered"][f"{kl}"].items()]
+        reached = [(name, cell["off_target_kl"]) for name, cell in cells if "off_target_kl" in cell]
+        missed = [name for name, value in reached if abs(value - kl) > TOLERANCE * kl]
+        if missed:
+            texts.append(f"{kl} nats: {len(missed)} of {len(reached)} were not met within 5 %: {', '.join(missed)}")
+    return texts
+
+
+def frontier(folder: Path, lines: Lines) -> None:
+    """Draw the concept score over off-target KL and over perplexity, with a line for each method.
+
+    The values are means over concepts, with standard errors from a bootstrap over concepts.
+    """
+    from matplotlib.figure import Figure
+
+    def mean_and_error(name: str, column: str) -> tuple[list[float], list[float]]:
+        values = np.array([[line["steered"][f"{kl}"][name][column] for kl in KLS] for line in lines])
+        draws = np.random.default_rng(0).integers(len(lines), size=(2000, len(lines)))
+        return values.mean(0).tolist(), values[draws].mean(1).std(0).tolist()
+
+    figure = Figure(figsize=(12, 5))
+    left, right = figure.subplots(1, 2, sharey=True)
+    for number, name in enumerate(METHODS):
+        (score, error), (perplexities, _) = mean_and_error(name, "score"), mean_and_error(name, "perplexity")
+        control = name in CONTROLS
+        style: dict[str, Any] = {
+            "color": f"{0.3 + 0.2 * CONTROLS.index(name)}" if control else f"C{number // 2}",
+            "linestyle": ":" if control else "--" if name.endswith(f" {STEERED_SIZES[0]}") else "-",
+            "marker": "x" if control else "o",
+        }
+        left.errorbar(KLS, score, error, label=name, capsize=2, **style)
+        right.plot(perplexities, score, **style)
+    for name, marker in ((PROMPT, "*"), (PLAIN, "s")):
+        score, perplexities = (mean_and_error(name, column)[0][:1] for column in ("score", "perplexity"))
+        right.scatter(perplexities, score, marker=marker, color="black", zorder=3)
+        left.axhline(score[0], color="black", linestyle="-" if name == PLAIN else "-.", linewidth=0.8, label=name)
+    left.set(xscale="log", xlabel="off-target KL, nats", ylabel="concept score: mean probability of the classifier")
+    right.set(xscale="log", xlabel="perplexity under the plain model (star: a prompt, square: plain text)")
+    left.set_xticks(KLS, [f"{kl}" for kl in KLS])
+    left.minorticks_off()
+    right.xaxis.set_minor_formatter("{x:.0f}")
+    right.xaxis.set_major_formatter("{x:.0f}")
+    left.legend(fontsize=7)
+    report.save(figure, folder / "frontier")

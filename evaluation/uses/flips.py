@@ -1,0 +1,203 @@
+"""Measure how often answers flip, with how few neurons and at what side effects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, ClassVar
+
+from icebear.edits import Edit
+from icebear.errors import IcebearError, InputError, RecipeError
+from icebear.evaluation.protocol import Evaluation, Line, Lines, Part, Setting
+from icebear.models.model import Model
+from icebear.models.text.chat import Chat
+from icebear.models.text.prompts import PromptLike, prompt_line
+from icebear.paths import read_text
+from icebear.recipe import Recipe
+from icebear.steering.apply import steer
+from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
+from icebear.steering.flipping.search import CHOOSERS, flip
+from icebear.steering.records import FlipRecord
+from icebear.steering.side_effects import HeldOutContexts
+
+LIMITS = ("bounded", "unbounded")
+"""Whether edits keep neurons inside their activation range."""
+COLUMNS = {"flipped": "share of the pairs that flip"}
+MEDIANS = ("neurons", "after", "off_target_kl")
+ROWS = (48, 96, 192, 288, 384, 480, 960)
+"""Numbers of edited rows of the prompt after which flips are counted; a round has 48."""
+
+
+@dataclass(frozen=True)
+class FlipPair:
+    prompt: PromptLike
+    to: str
+    source: PromptLike | None = None
+
+
+@dataclass(frozen=True)
+class Flips(Evaluation):
+    """Measure how often answers flip, inside the activation range and unbounded, with side effects and controls.
+
+    --data is a JSON list of objects with prompt, to and source. The recipes are saved in --out as well.
+
+    Example:
+      icebear evaluate flips --data flips.json --out flips
+    """
+
+    name: ClassVar = "flips"
+    data: Annotated[str, Setting("Your own file to evaluate on.", is_file=True, decides=False)]
+    max_neurons: Annotated[int, Setting()] = 10
+    no_source: Annotated[bool, Setting("Ignore the source prompts.", decides=False)] = False
+    controls: Annotated[
+        bool,
+        Setting(
+            "Repeat the search with candidates ranked by relevance, by distance, by activation and at random.",
+            decides=False,
+        ),
+    ] = True
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        pairs = [replace(pair, source=None) if self.no_source else pair for pair in read_flips(self.data)]
+        choosers, contexts = list(CHOOSERS)[: None if self.controls else 1], HeldOutContexts(model)
+        yield Part(
+            COLUMNS,
+            pairs,
+            lambda pair: try_flips(model, pair, choosers, self.max_neurons, contexts),
+            methods={f"{choose}, {limit}": choose for limit in LIMITS for choose in choosers},
+            settings={"pairs": [vars(pair) for pair in pairs], "limits": list(LIMITS)},
+            listings=listings,
+            write=write_recipes,
+        )
+
+
+def read_flips(path: str) -> list[FlipPair]:
+    """Read a JSON list of objects with prompt, to and (if wanted) source. Raises `InputError`.
+
+    Prompts are texts, or lists of a chat's messages.
+    """
+    try:
+        rows = [(row["prompt"], str(row["to"]), row.get("source")) for row in json.loads(read_text(path))]
+        return [FlipPair(_prompt(prompt), to, source and _prompt(source)) for prompt, to, source in rows]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{path} must be a JSON list of objects with prompt, to and source.") from None
+
+
+def _prompt(prompt: Any) -> PromptLike:
+    return list(Chat(prompt).messages) if isinstance(prompt, list) else str(prompt)
+
+
+def try_flips(
+    model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: int, contexts: HeldOutContexts
+) -> Line:
+    """Return whether a pair flips, with how many neurons and at what off-target KL.
+
+    Each name of `choosers` (`icebear.steering.flipping.search.CHOOSERS`) chooses candidates for the same search; all
+    but the first are controls.
+    """
+    try:
+        before = phrase_probability(model, [], pair.prompt, wanted_ids(model, pair.to, pair.prompt))
+    except IcebearError as error:
+        return {**vars(pair), "why": str(error), "runs": [], "counts": False}
+    already = flips(model, pair, [])
+    runs = [
+        {"limit": limit, "chosen_by": choose, **_try_flip(model, pair, limit, choose, max_neurons, contexts)}
+        for limit in LIMITS
+        for choose in choosers
+        if not already
+    ]
+    methods = {f"{run['chosen_by']}, {run['limit']}": {"flipped": float(run["flipped"])} for run in runs}
+    line = {**vars(pair), "before": before, "already": already, "runs": runs}
+    return {**line, "counts": bool(runs), "methods": methods}
+
+
+def _try_flip(
+    model: Model, pair: FlipPair, limit: str, choose: str, max_neurons: int, contexts: HeldOutContexts
+) -> dict[str, Any]:
+    unbounded = limit == "unbounded"
+    try:
+        recipe = flip(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=unbounded, choose=choose)
+    except IcebearError as error:
+        return {"flipped": False, "why": str(error)}
+    kl = contexts.off_target_kl(list(recipe))
+    recipe = Recipe.from_json(recipe.noting(kl=kl).to_json())  # the recipe of a saved file is judged
+    record = FlipRecord.of(recipe)
+    assert record is not None
+    return {
+        "flipped": flips(model, pair, list(recipe)),
+        "neurons": len(recipe),
+        "after": phrase_probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt)),
+        "off_target_kl": kl,
+        "rows": next((rows for rows, margin in record.rounds if margin > 0), record.rounds[-1][0]),
+        "recipe": recipe.to_dict(),
+    }
+
+
+def flips(model: Model, pair: FlipPair, edits: Sequence[Edit]) -> bool:
+    return flip_holds(model, edits, pair.prompt, wanted_ids(model, pair.to, pair.prompt))
+
+
+def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
+    """Return the first tokens after a flip's prompt with its edits, and whether the flip holds.
+
+    Raises `RecipeError` for a recipe that no flip made.
+    """
+    record = FlipRecord.of(recipe)
+    if not record:
+        raise RecipeError(
+            f"{recipe.name!r} was not made by flip, so it has no answer to check; choose a recipe of flip."
+        )
+    record.check(model)
+    with steer(model, recipe):
+        first = model.predict(record.prompt, record.top_k or 1)
+    holds = flip_holds(model, recipe, record.prompt, record.phrase, record.top_k)
+    return {"prompt": record.prompt, "holds": holds, "first": [vars(row) for row in first]}
+
+
+def write_recipes(folder: Path, lines: Lines) -> None:
+    for number, line in enumerate(lines):
+        for run in line["runs"]:
+            if "recipe" in run:
+                name = f"{number:02d}-{run['limit']}-{run['chosen_by'].replace(' ', '-')}.json"
+                Recipe.from_dict(run["recipe"]).save(folder / name)
+
+
+def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
+    """Return the flips of each pair with the first chooser, medians over all flips, and counts of pairs."""
+    flipped = [
+        {
+            "prompt": prompt_line(line["prompt"]),
+            "to": line["to"],
+            "limit": run["limit"],
+            "flipped": run["flipped"],
+            **{name: run.get(name) for name in (*MEDIANS, "rows")},
+            "before": line["before"],
+        }
+        for line in lines
+        for run in line["runs"]
+        if run["chosen_by"] == next(iter(CHOOSERS))
+    ]
+    counts = {
+        "pairs": sum(bool(line["runs"]) for line in lines),
+        "left out, as the token was first already": sum(line.get("already", False) for line in lines),
+        "left out, as it cannot be asked": sum("why" in line for line in lines),
+    }
+    return {"flips": flipped, "medians over flips": flip_medians(lines), "pairs": [counts]}
+
+
+def flip_medians(lines: Lines) -> list[dict[str, Any]]:
+    """Return a row for each limit and chooser: medians over flips, and how many flips took at most so many `ROWS`."""
+    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        for run in line["runs"]:
+            runs.setdefault((run["limit"], run["chosen_by"]), []).append(run)
+    rows = []
+    for (limit, choose), tried in runs.items():
+        done = [run for run in tried if run["flipped"]]
+        medians = {f"median {name}": median(run[name] for run in done) if done else None for name in MEDIANS}
+        within = {f"within {most} rows": sum(run["rows"] <= most for run in done) for most in ROWS}
+        rows.append({"limit": limit, "chosen_by": choose, "flipped": len(done), **medians, **within})
+    return rows

@@ -1,0 +1,178 @@
+"""Measure how many neurons have a significant label, and how well each kind of label predicts, with controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import pandas
+
+from icebear.actmax.labels import kinds, scores
+from icebear.actmax.labels.auto import measure_activations
+from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg
+from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
+from icebear.actmax.labels.sample import Sample, prepare_samples
+from icebear.actmax.labels.scores import Chosen, TopActivations, best_of, better_of, choose_label, score_parts
+from icebear.actmax.labels.side import Side, sides
+from icebear.convert import CONVERTER
+from icebear.db.store import Store, open_store
+from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed, Setting, Table
+from icebear.models.model import Model
+from icebear.records import Neuron
+
+THIRDS = ("first third", "middle third", "last third")
+SHIFT, OTHER, TABLE = "circular shift", "other neuron", "token-mean table"
+METHODS = ("label", *kinds.KINDS, SHIFT, OTHER, TABLE)
+"""The chosen label, the best label of each kind, both nulls, and the upper baseline."""
+BARS = (0.6, 0.7, 0.8)
+COLUMNS = {
+    "token": "AUROC for the 1 % of tokens with the largest activations, of the best candidate by token",
+    "sentence": "AUROC for the 5 % of sentences with the largest means, of the best candidate by sentence",
+    "passes": "share of significant labels: above the bar (0.85 by token, 0.70 by sentence) and 95 % of both nulls",
+    **{f"{bar}": f"share whose score, by the unit that it was chosen by, is {bar} or more" for bar in BARS},
+    "train": "that score on the train documents",
+    "validation": "that score on the validation documents",
+}
+NO_LABEL = dict.fromkeys(COLUMNS, 0.0) | dict.fromkeys(("token", "sentence", "train", "validation"), 0.5)
+
+
+@dataclass(frozen=True)
+class Labels(Evaluation):
+    """Measure how many neurons have a significant label, and how well each kind of label predicts, with controls.
+
+    Labels are scored on test documents only. Each third of the layers has a folder in --out.
+
+    Example:
+      icebear evaluate labels --neurons 10 --out labels --store wiki.db
+    """
+
+    name: ClassVar = "labels"
+    needs: ClassVar = ("evaluate", "index")
+    neurons: Annotated[int, Setting("Number of neurons from each third of the layers.", least=1)] = 200
+    seed: Seed = 0
+    store: Annotated[str, Setting(decides=False)] = "icebear.db"
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        with open_store(self.store) as store:
+            store.check_activations(model.fingerprint, model.name, model.dtype_name)
+            samples, index = prepare_samples(model, store, self.seed), store.made_with()["index"]
+            for third, drawn in neurons(store, self.neurons, self.seed).items():
+                yield Part(
+                    COLUMNS,
+                    drawn,
+                    partial(label_lines, model, store, samples, seed=self.seed),
+                    name=third,
+                    batch_size=self.neurons,
+                    methods={name: name for name in METHODS},
+                    settings={"index": index},
+                    tables=lambda lines: {"": Table(COLUMNS, pairs(lines))},
+                    notes=label_notes,
+                )
+
+
+def neurons(store: Store, samples: int, seed: int) -> dict[str, list[Neuron]]:
+    """Return random neurons of each third of the layers."""
+    every = store.neurons.all()
+    last = max(neuron.layer for neuron in every) + 1
+    generator, drawn = np.random.default_rng(seed), {}
+    for number, name in enumerate(THIRDS):
+        able = [n for n in every if number * last <= 3 * n.layer < (number + 1) * last]
+        places = generator.permutation(len(able))[:samples]
+        if able:
+            drawn[name] = [able[place] for place in sorted(places.tolist())]
+    return drawn
+
+
+def label_lines(
+    model: Model, store: Store, parts: dict[str, Sample], group: Sequence[Neuron], seed: int
+) -> list[dict[str, Any]]:
+    """Return a line for each neuron, with a pair (neuron, polarity) for each polarity at which it is active."""
+    values, known = measure_activations(model, store, parts, group, seed)
+    rows: dict[Neuron, list[dict[str, Any]]] = {neuron: [] for neuron in group}
+    for side in sides(store, parts, group, values):
+        if side.active:
+            voita = store.neurons.classes(side.neuron)[side.polarity]
+            name = f"{side.neuron} {side.polarity}"
+            rows[side.neuron].append({"pair": name, "class": voita, **_pair_line(side, known)})
+    return [{"neuron": str(neuron), "pairs": pairs} for neuron, pairs in rows.items()]
+
+
+def _pair_line(side: Side, known: dict[str, Any]) -> dict[str, Any]:
+    labels, fired = side.candidates(), side.fired
+    chosen = choose_label(labels, fired)
+    other = next(iter(other_labels(known["labels"], side, chosen)), None)
+    shifted = side.shifted("evaluated")  # another draw than those of the nulls
+    learnt = [fired["train"], fired["validation"]]
+    test, train, validation = (
+        scores.token_mean_baseline(learnt, fired[part]) for part in ("test", "train", "validation")
+    )
+    by_chance = nulls(known, side.neuron)
+    methods = {"label": _of_labels(labels, fired, by_chance)}
+    for kind in kinds.KINDS:
+        methods[kind] = _of_labels([label for label in labels if label.kind == kind], fired, by_chance)
+    methods[SHIFT] = _of_labels(shifted.candidates(), shifted.fired, by_chance) if shifted.active else NO_LABEL
+    methods[OTHER] = NO_LABEL
+    if other is not None:
+        judgement = score_parts(other, chosen.by, fired)
+        methods[OTHER] = {**scores.label_auroc(other, fired["test"]), **_of_chosen(judgement, by_chance)}
+    passes = any(test[by] >= THRESHOLDS[by] for by in test)
+    methods[TABLE] = test | _numbers(passes, test["token"], train["token"], validation["token"])
+    return {
+        "kind": chosen.label.kind,
+        "by": chosen.by,
+        "p": p_value(chosen, by_chance),
+        "labels": CONVERTER.unstructure({"label": chosen.label} | ({"other": other} if other else {})),
+        "methods": methods,
+    }
+
+
+def _of_labels(labels: Sequence[Label], fired: dict[str, TopActivations], by_chance: Nulls) -> dict[str, float]:
+    best = best_of(labels, fired["validation"])
+    if not best:
+        return NO_LABEL
+    each = {by: score_parts(label, by, fired).test for by, (label, _) in best.items()}
+    return {**NO_LABEL, **each, **_of_chosen(better_of(best, fired), by_chance)}
+
+
+def _of_chosen(chosen: Chosen, by_chance: Nulls) -> dict[str, float]:
+    return _numbers(significant(chosen, by_chance), chosen.test, chosen.train, chosen.validation)
+
+
+def _numbers(passes: bool, test: float, train: float, validation: float) -> dict[str, float]:
+    over = {f"{bar}": float(test >= bar) for bar in BARS}
+    return {"passes": float(passes), **over, "train": train, "validation": validation}
+
+
+def pairs(lines: Lines) -> list[dict[str, Any]]:
+    return [pair for line in lines for pair in line["pairs"]]
+
+
+def label_notes(lines: Lines) -> list[str]:
+    """Return how many labels are significant together, by class and kind, and how much higher scores on the train and
+    validation documents are."""
+    rows = pairs(lines)
+    of_label = pandas.DataFrame(
+        [row["methods"]["label"] | {"test": row["methods"]["label"][row["by"]]} for row in rows]
+    )
+    frame = pandas.DataFrame({name: [row[name] for row in rows] for name in ("class", "kind")})
+    frame["significant"] = of_label.passes
+    together = (np.array(benjamini_hochberg([row["p"] for row in rows])) & (of_label.passes > 0)).mean()
+    higher = {part: of_label[part] - of_label.test for part in ("train", "validation")}
+    on = {part: f"{np.mean(gain):.3f} ± {np.std(gain, ddof=1) / len(gain) ** 0.5:.3f}" for part, gain in higher.items()}
+    return [
+        f"{len(lines)} neurons, of which {len(rows)} of {2 * len(lines)} (neuron, polarity) are active",
+        f"significant for all {len(rows)} together (Benjamini-Hochberg at 5 %): {together:.0%}",
+        f"significant by class: {_shares(frame, 'class')}",
+        f"significant by the kind that was chosen: {_shares(frame, 'kind')}",
+        f"labels score {on['train']} higher on the train documents than on the test documents, {on['validation']} on "
+        "the validation documents",
+    ]
+
+
+def _shares(frame: pandas.DataFrame, by: str) -> str:
+    groups = frame.groupby(by).significant
+    return ", ".join(f"{name} {group.mean():.0%} of {len(group)}" for name, group in groups)

@@ -1,0 +1,141 @@
+"""What an explanation says, in sentences that every face shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from icebear.concepts.results.effect_words import effect_text, effect_words
+
+if TYPE_CHECKING:
+    from icebear.concepts.nodes.controls import Ablation
+    from icebear.concepts.results.result import Relevance
+    from icebear.explanation.explanation import ExplainedGroup, Explanation
+
+NODES = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads", "mixer": "mixer neurons"}
+"""The nodes of a site, in words."""
+GROUPS_ABOUT = (
+    "Each group of nodes is named by its joint effect: the likely next words that all its nodes together raise and "
+    "lower most. In brackets: as many random nodes of the same layers and tokens."
+)
+NAMED = 0.05
+"""Sinks with at least this share of the difference are named."""
+SMALL = 1.0
+"""A difference of fewer logits is hardly one: single nodes recover several times as much, either way."""
+MOST, ENOUGH = 3, 0.95
+"""Tokens are named until their shares sum to this, at most three."""
+
+
+def tokens_sentence(relevance: Relevance) -> str:
+    """Say which tokens account for the explained number, or for its difference to the counterfactual, and which of them
+    have nodes that are not ranked."""
+    return _accounting(relevance) + _unranked(relevance)
+
+
+def _unranked(relevance: Relevance) -> str:
+    """Name a sink with a share of the difference: a changed first token, where the tokenizer has no start token."""
+    prompt, total = relevance.prompt, relevance.sums.target
+    places = prompt.sinks if relevance.counterfactual and total else ()
+    changed = [repr(prompt.strings[place]) for place in places if abs(relevance.tokens[place]) >= NAMED * abs(total)]
+    if not changed:
+        return ""
+    return (
+        f" {' and '.join(changed)} {'is an' if len(changed) == 1 else 'are'} attention sink{'s' * (len(changed) > 1)}, "
+        "whose nodes are not ranked; begin both prompts with the same token, such as a start token, to rank them."
+    )
+
+
+def _accounting(relevance: Relevance) -> str:
+    compared, values = relevance.counterfactual is not None, relevance.tokens.tolist()
+    left_out = () if compared else {*relevance.prompt.sinks, *relevance.prompt.template}
+    places = [place for place in range(len(values)) if place not in left_out]
+    total = relevance.sums.target if compared else sum(values[place] for place in places)
+    order = sorted(places, key=lambda place: -values[place] * (1 if total > 0 else -1))
+    named, share = [], 0.0
+    for place in order[:MOST]:
+        if share >= ENOUGH or not total or values[place] / total <= 0:
+            break
+        named.append(place)
+        share += values[place] / total
+    if not named:
+        return "No token stands out."
+    words = [repr(relevance.prompt.strings[place]) for place in sorted(named)]
+    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    whole = "the difference" if compared else "the relevance of the tokens"
+    return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {whole}."
+
+
+def sum_text(group: ExplainedGroup) -> str:
+    """Say what the effects of the nodes, one at a time, add up to, where this differs from their joint effect."""
+    if not group.group.interacts:
+        return ""
+    words = effect_words(group.group.tokens, group.group.each.sum(0), 3)
+    return f"Effects of the single nodes, summed: {effect_text(*words)}"
+
+
+def group_text(group: ExplainedGroup) -> str:
+    """Say how many nodes a group has, where they are, and how much of the difference they carry."""
+    nodes, (first, last) = len(group.group.nodes), group.group.layers
+    layers = f"layer {first}" if first == last else f"layers {first} to {last}"
+    return f"{nodes} node{'s' if nodes > 1 else ''}, {layers}{shares_text(group.ablation)}"
+
+
+def shares_text(ablation: Ablation | None) -> str:
+    if ablation is None or hardly_differs(ablation):
+        return ""
+    return (
+        f"; sufficiency {ablation.sufficiency:z.0%} [{ablation.random_sufficiency:z.0%}], "
+        f"necessity {ablation.necessity:z.0%} [{ablation.random_necessity:z.0%}]"
+    )
+
+
+def hardly_differs(ablation: Ablation) -> str:
+    """Say that shares of a difference of less than `SMALL` mean little; empty for a larger one."""
+    if abs(ablation.difference) >= SMALL:
+        return ""
+    return f"The difference is only {ablation.difference:+.2g} logits; shares of it mean little."
+
+
+def empty_shares(ablations: Sequence[Ablation]) -> dict[str, float]:
+    """Return site -> sufficiency of no nodes, where it is not 0 to the percent."""
+    return {row.site: row.empty_sufficiency for row in ablations if abs(row.empty_sufficiency) >= 0.005}
+
+
+def together_sentence(explanation: Explanation) -> str:
+    """Say what the grouped nodes do together."""
+    if explanation.together is None:
+        return ""
+    group = explanation.together.group
+    raises, lowers = (", ".join(words) or "no likely word" for words in group.words(6))
+    compared = explanation.relevance.counterfactual is not None
+    values = "counterfactual values" if compared else "averages on other texts"
+    site = NODES[explanation.ranking.site or "ffn"]
+    return (
+        f"Together, the {len(group.nodes)} most relevant nodes ({site} at a token) raise {raises}, and "
+        f"lower {lowers}. The baseline of raise and lower is the prediction in which these nodes have their {values}."
+    )
+
+
+def reach_sentence(explanation: Explanation) -> str:
+    """Say how much of the difference the grouped nodes carry; empty if it was not measured."""
+    row = explanation.together.ablation if explanation.together else None
+    if row is None:
+        return ""
+    if small := hardly_differs(row):
+        return small
+    compared = explanation.relevance.counterfactual is not None
+    values = "counterfactual values" if compared else "average on other texts"
+    empty = "".join(f", no nodes {share:z.0%}" for share in empty_shares([row]).values())
+    return (
+        f"These {row.nodes} nodes recover {row.sufficiency:z.0%} of the difference ({row.difference:+.1f} logits) when "
+        f"all other nodes take their {values} (random nodes {row.random_sufficiency:z.0%}{empty}). When only these "
+        f"nodes take their {values}, {row.necessity:z.0%} of the difference is lost (random nodes "
+        f"{row.random_necessity:z.0%})."
+    )
+
+
+def limits_sentence(explanation: Explanation) -> str:
+    """Say what the list of nodes does not show."""
+    site = explanation.ranking.site or "ffn"
+    others = "attention" if site == "ffn" else "FFN neurons"
+    return f"Not shown: {others}, the other nodes, and interactions between nodes of different groups."

@@ -1,0 +1,140 @@
+"""Relevance as colors, and HTML by templates, which escape everything that is not `Markup`."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Collection, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from icebear.concepts.results.result import Relevance
+
+POSITIVE, NEGATIVE = (178, 24, 43), (33, 102, 172)
+"""The ends of ColorBrewer's RdBu, which color-blind readers can distinguish."""
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of all templates. A template is named by its package and its file in ``templates`` there:
+    ``icebear.actmax/card.html``."""
+    made = Environment(
+        loader=FunctionLoader(_source), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    made.filters.update(number=format, visible=visible, repr=repr, made_with=made_with_line, xml=_xml, style=style)
+    made.globals.update(heatmap=heatmap, relevance_heatmap=relevance_heatmap, marked=marked)
+    return made
+
+
+def _source(name: str) -> str:
+    package, _, file = name.partition("/")
+    return files(package).joinpath("templates", file).read_text(encoding="utf-8")
+
+
+def _xml(text: str) -> str:
+    """Replace the characters that XML forbids."""
+    return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Render a template as HTML."""
+    return Markup(environment().get_template(template).render(**values))
+
+
+def color(share: float) -> tuple[int, int, int]:
+    """Return the RGB color of a signed share of the largest value, -1 to 1: blue, white, red."""
+    end = POSITIVE if share >= 0 else NEGATIVE
+    weight = min(1.0, abs(share))
+    red, green, blue = (round(255 + (channel - 255) * weight) for channel in end)
+    return red, green, blue
+
+
+def hexadecimal(rgb: tuple[int, int, int]) -> str:
+    """Return a color as CSS, SVG and terminals write it."""
+    return "#{:02x}{:02x}{:02x}".format(*rgb)
+
+
+def ink(rgb: tuple[int, int, int]) -> str:
+    """Return black or white, whichever has more contrast on `rgb`."""
+    red, green, blue = rgb
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
+
+
+def style(share: float) -> str:
+    """Return the CSS of a token with this share; 0 is transparent, for light and dark pages."""
+    red, green, blue = POSITIVE if share >= 0 else NEGATIVE
+    text = ";color:#fff" if abs(share) > 0.55 else ""
+    return f"background:rgba({red},{green},{blue},{min(1.0, abs(share)):.2f}){text}"
+
+
+def normalized(values: list[float], apart: Collection[int] = ()) -> list[float]:
+    """Divide values by the largest magnitude, without the positions in `apart`."""
+    largest = max((abs(value) for place, value in enumerate(values) if place not in apart), default=0) or 1.0
+    return [value / largest for value in values]
+
+
+def visible(token: str) -> str:
+    """Make the white space of a token visible."""
+    return token.replace("\n", "⏎").replace("\t", "⇥") or "∅"
+
+
+def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> Markup:
+    """Return tokens on the color of their relevance. The value appears on hover and after a click; sinks have a dotted
+    outline, the tokens of a chat template are gray."""
+    rows = zip(tokens, values, normalized(values, set(template)), strict=True)
+    return render("icebear/heatmap.html", rows=rows, sinks=sinks, template_positions=template)
+
+
+def relevance_heatmap(relevance: Relevance) -> Markup:
+    """Return the heatmap of the tokens, or of the image."""
+    if relevance.image:
+        return render("icebear/image.html", png=b64encode(relevance.image.png()).decode())
+    return heatmap(
+        list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks, relevance.prompt.template
+    )
+
+
+def relevance_fragment(relevance: Relevance, k: int = 10) -> Markup:
+    """Return the target, the heatmap, conservation and the top k neurons, for a notebook."""
+    every = relevance.counterfactual and (
+        relevance.neurons.largest or len(relevance.neurons.recorded) == len(relevance.tokens)
+    )
+    k = min(k, relevance.neurons.largest.k) if relevance.neurons.largest else k
+    positions = relevance.positions
+    return render(
+        "icebear/relevance.html",
+        relevance=relevance,
+        neurons=relevance.top(k, position="all" if every else "last") if relevance.sites else [],
+        positions=None if positions is None else (list(relevance.prompt.strings), positions.sum(0).tolist()),
+    )
+
+
+def page(title: str, body: Markup, style: str = "") -> Markup:
+    """Return a self-contained page around HTML."""
+    return render("icebear/page.html", title=title, body=body, style=Markup(style))
+
+
+def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) -> Markup:
+    """Return the tokens of a sentence on the colors of their relevance, if any; the extreme token is bold."""
+    colors = [style(share) for share in normalized(list(values))] if values else [""] * len(tokens)
+    titles = [f"{value:+.3f}" for value in values or ()] or colors
+    rows = zip(tokens, colors, titles, strict=True)
+    return render("icebear/marked.html", rows=rows, extreme=extreme)
+
+
+def made_with_line(made_with: dict[str, Any]) -> str:
+    """Return `Model.made_with` in one line, for the foot of a page."""
+    model = made_with["model"]
+    facts = made_with.get("index", {})
+    index = [f"{key} {facts[key]}" for key in ("corpus", "limit", "k", "by") if key in facts]
+    parts = [
+        f"{model['name']} ({model['fingerprint']}), {model['dtype']}, {model['weights']}",
+        ", ".join(index),
+        ", ".join(f"{name} {number}" for name, number in made_with["versions"].items()),
+    ]
+    return "; ".join(part for part in parts if part)

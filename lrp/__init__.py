@@ -1,0 +1,1 @@
+"""Relevance rules, and where they are applied."""

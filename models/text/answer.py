@@ -1,0 +1,130 @@
+"""The answer of a model to a prompt, token by token."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from icebear.errors import InputError
+from icebear.models.text.chat import Chat
+from icebear.values import several, shown
+
+if TYPE_CHECKING:
+    from icebear.models.model import Model
+
+Span = tuple[int, int] | str
+"""Tokens [start, stop) of an answer, or a phrase of it; ``3:5`` means tokens unless it is a phrase."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a model to a prompt or a chat."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    """The token ids, without the token that ends the answer."""
+    token_strings: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    """The probability of each token after the tokens before it, at temperature 1."""
+    ended: bool
+    """Whether the model ended the answer; else it reached the maximum number of tokens."""
+    question: Chat | None = None
+    """The chat that is answered."""
+    model: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """The name and fingerprint of the model; None for an answer that was not generated."""
+
+    @cached_property
+    def text(self) -> str:
+        return "".join(self.token_strings)
+
+    @property
+    def chat(self) -> Chat:
+        """The chat with this answer; continue it with `Chat.then`. Raises `InputError` for a plain prompt."""
+        if self.question is None:
+            raise InputError("This answer to a plain prompt has no chat to continue; pass a Chat to model.answer.")
+        *before, last = self.question.messages
+        if last["role"] != "assistant":
+            return self.question.then("assistant", self.text, self.ids)
+        if last["content"] is None:
+            raise InputError("The last assistant message has calls of tools and no text; pass a text as its content.")
+        ids = {"ids": [*last["ids"], *self.ids]} if "ids" in last else {}
+        return self.question.of([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
+
+    def check(self, model: Model) -> None:
+        """Raise `InputError` if this is the answer of another model."""
+        if self.model is not None:
+            model.check_made(self.model, "The answer")
+
+    def token_range(self, span: Span | None = None) -> tuple[int, int]:
+        """Return the tokens [i, j) of a span, or all for None. Raises `InputError` if there are none."""
+        count = len(self.ids)
+        if isinstance(span, str):
+            named = read_span(span)
+            if isinstance(named, str) or span.strip() in self.text:
+                return self._phrase(span)
+            span = named
+        places = [0, count] if span is None else several(span)
+        if len(places) != 2 or not all(isinstance(place, Integral) for place in places):
+            raise InputError(
+                f"{shown(span)} is not a span; give a phrase of the answer, or the range of its tokens, such as 0:3."
+            )
+        start, stop = map(int, places)
+        if not 0 <= start < stop <= count:
+            raise InputError(f"The answer has no tokens {start}:{stop}; give a range of tokens inside 0:{count}.")
+        return start, stop
+
+    def _phrase(self, phrase: str) -> tuple[int, int]:
+        words = phrase.strip()
+        whole = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", self.text)  # else inside of words
+        at = (whole.start() if whole else self.text.find(words)) if words else -1
+        if at < 0:
+            raise InputError(
+                f"{phrase!r} is not in the answer {self.text!r}; give one of its phrases, or a range of tokens, such "
+                "as 0:3."
+            )
+        ends = list(accumulate(map(len, self.token_strings)))
+        first = bisect_right(ends, at)
+        while first and not self.token_strings[first - 1]:  # the first bytes of a character
+            first -= 1
+        return first, 1 + bisect_left(ends, at + len(words))
+
+    def before(self, place: int) -> list[int]:
+        """Return all token ids before one token of the answer."""
+        return [*self.prompt_ids, *self.ids[:place]]
+
+
+def read_span(text: str) -> Span:
+    """Read ``3:5`` or ``3-5`` as tokens, anything else as a phrase."""
+    numbers = re.fullmatch(r"([0-9]{1,6})[:-]([0-9]{1,6})", text.strip())
+    return (int(numbers[1]), int(numbers[2])) if numbers else text
+
+
+def message_ids(model: Model, chat: Chat, turn: int) -> list[int]:
+    """Return the tokens of a message that the model wrote; a message without ids is tokenized."""
+    content, ids = chat.messages[turn]["content"], chat.messages[turn].get("ids")
+    if not isinstance(content, str) or not content:
+        raise InputError(f"Message {turn} of the chat has no text; give it some.")
+    if not ids:
+        return model.tokens_of(content)
+    if "".join(model.pieces(model.ids(ids))) != content:
+        raise InputError(f"The token ids of message {turn} do not match its text; give ids of {model.name}.")
+    return ids
+
+
+def answer_of(model: Model, chat: Chat, turn: int) -> Answer:
+    """Return a message of a saved chat as an answer, with the probability of each token. Raises `InputError`."""
+    if not 0 < turn < len(chat.messages) or chat.messages[turn]["role"] != "assistant":
+        raise InputError(
+            f"Message {turn} of the chat is not an answer; choose one that the model wrote after a message."
+        )
+    question = chat.of(chat.messages[:turn])
+    read, ids = model.ids(question), message_ids(model, chat, turn)
+    model.ids([*read, *ids])  # refused where it is too long
+    probabilities = model.continuation_logits(read, ids).softmax(-1)[range(len(ids)), ids].tolist()
+    return Answer(tuple(read), tuple(ids), model.pieces(ids), tuple(probabilities), True, question)

@@ -1,0 +1,136 @@
+"""Prompts of every kind, and the text of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from icebear.errors import InputError
+from icebear.models.text.answer import Answer
+from icebear.models.text.chat import Chat
+
+if TYPE_CHECKING:
+    import numpy
+    import PIL.Image
+    from torch import Tensor
+
+PromptLike: TypeAlias = (
+    "Prompt | str | Path | tuple[str, str] | Sequence[int] | Chat | Sequence[Mapping[str, Any]] | Answer | Tensor | "
+    "numpy.ndarray | PIL.Image.Image"
+)
+"""A text, a pair of texts (a tuple), token ids (a list, an array, a tensor), a `Chat` or its messages (a list of dicts
+with role and content), or an `Answer` with its prompt; for an image classifier the path of an image, an image, or its
+pixels."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt: exactly one of these is set."""
+
+    text: str | None = None
+    """A text, or for an image classifier the path of an image."""
+    pair: str | None = None
+    """The second text of a pair, beside `text`: a premise and its hypothesis, a question and a passage."""
+    ids: tuple[int, ...] | None = None
+    """Token ids, including special tokens."""
+    tokens: Sequence[str | int] | None = None
+    """The texts or ids of single tokens, as results show them; no special tokens are added."""
+    chat: Chat | None = None
+    image: Any = None
+    """An image, or pixels (C, H, W)."""
+
+    @classmethod
+    def of(cls, prompt: Any) -> Prompt:
+        """Return a `PromptLike` as a prompt. Raises `InputError` for anything else."""
+        if isinstance(prompt, Prompt):
+            return prompt
+        if isinstance(prompt, (str, Path)):
+            return cls(text=str(prompt))
+        if isinstance(prompt, Chat):
+            return cls(chat=prompt)
+        if is_pair(prompt):
+            return cls(text=prompt[0], pair=prompt[1])
+        if isinstance(prompt, Answer):
+            return cls(ids=tuple(prompt.before(len(prompt.ids))))
+        if hasattr(prompt, "convert") or getattr(prompt, "ndim", 0) == 3:
+            return cls(image=prompt)
+        if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(part, Mapping) for part in prompt):
+            return cls(chat=Chat(prompt))
+        if isinstance(prompt, Mapping) and prompt.keys() & {"pair", "messages"}:
+            return cls._of_json(prompt)
+        return cls(ids=_flat(prompt))
+
+    @classmethod
+    def _of_json(cls, prompt: Mapping[str, Any]) -> Prompt:
+        """Return what `prompt_json` wrote as an object."""
+        if "pair" in prompt and is_pair(tuple(prompt["pair"])):
+            return cls(text=prompt["pair"][0], pair=prompt["pair"][1])
+        return cls(chat=Chat(prompt.get("messages", ()), prompt.get("template")))
+
+
+def _flat(prompt: Any) -> tuple[int, ...]:
+    """Return token ids in a list, an array or a tensor, also as a tokenizer returns one prompt (1, T). Raises
+    `InputError`."""
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if getattr(prompt, "ndim", 0) == 2 and len(values) == 1:
+        values = values[0]
+    flat = isinstance(values, Sequence) and not isinstance(values, bytes)
+    if not flat or not all(isinstance(part, Integral) for part in values):
+        raise InputError(
+            "A prompt is a text, a pair of texts (a tuple), a flat list of token ids or a list of chat messages, not "
+            f"this {type(prompt).__name__}."
+        )
+    return tuple(map(int, values))
+
+
+def is_pair(prompt: Any) -> bool:
+    """Return whether this is a pair of texts. A list of two texts is two prompts."""
+    return isinstance(prompt, tuple) and len(prompt) == 2 and all(isinstance(text, str) for text in prompt)
+
+
+def prompt_line(prompt: PromptLike) -> str:
+    """Return a prompt in one line; for a chat, the last message of the user."""
+    parts = Prompt.of(prompt)
+    if parts.chat:
+        return str(next((one["content"] for one in reversed(parts.chat.messages) if one["role"] == "user"), "a chat"))
+    return " ".join(filter(None, (parts.text, parts.pair))) if parts.text is not None else "token ids"
+
+
+def prompt_json(prompt: PromptLike) -> Any:
+    """Return a prompt JSON-ready; `Prompt.of` reads it."""
+    parts = Prompt.of(prompt)
+    if parts.chat:
+        return parts.chat.to_data()
+    if parts.pair is not None:
+        return {"pair": [parts.text, parts.pair]}
+    return parts.text if parts.text is not None else list(parts.ids or ())
+
+
+Prompts: TypeAlias = "list[PromptLike] | tuple[PromptLike, ...]"
+"""Several prompts."""
+
+
+def prompts_of(prompt: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
+    """Return one or several prompts as a list, and whether it was one."""
+    if not isinstance(prompt, (list, tuple)) or is_pair(prompt):
+        return [Prompt.of(prompt)], True
+    if not prompt:
+        raise InputError("There is no prompt; give at least one.")
+    single = isinstance(prompt[0], (Integral, Mapping))  # token ids, or the messages of a chat
+    return ([Prompt.of(prompt)] if single else [Prompt.of(part) for part in prompt]), single
+
+
+def joined(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
+    """Return the text of each token if some are parts of a character, which is the text of its last token."""
+    texts = [""] * len(ids)
+    known = begun = 0  # tokens before `begun` have their text; those from `known` on are decoded as context
+    for place in range(len(ids)):
+        ends = (ids[start : place + 1] for start in range(place, max(begun, place - 3) - 1, -1))
+        if place + 1 < len(ids) and all(decode(end).endswith("\ufffd") for end in ends):
+            continue  # a character is four tokens at most, and none is complete here
+        texts[place] = decode(ids[known : place + 1])[len(decode(ids[known:begun])) :]
+        known, begun = begun, place + 1
+    return texts

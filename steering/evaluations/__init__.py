@@ -1,1 +1,0 @@
-"""Evaluations of steering."""
