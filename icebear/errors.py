@@ -80,6 +80,11 @@ def too_many_files(error: BaseException | None) -> IcebearError | None:
     return InputError("Too many files are open; allow more, such as with: ulimit -n 1024")
 
 
+def exhausted(error: BaseException) -> IcebearError | None:
+    """Return an error that says what to do about a machine that lacks memory or open files; None for another error."""
+    return out_of_memory(error) or too_many_files(error)
+
+
 def out_of_memory(error: BaseException) -> IcebearError | None:
     """Return an error that says what to do about a full memory, on any device; None for another error."""
     if not (isinstance(error, MemoryError) or re.search("(out of|not enough|allocate) memory", str(error))):

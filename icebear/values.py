@@ -130,8 +130,7 @@ def typed(function: Function) -> Function:
     @functools.wraps(function)
     def checked(*values: Any, **named: Any) -> Any:
         for name in named.keys() - signature.parameters.keys() if closed else ():
-            others = ", ".join(signature.parameters)
-            raise UnknownName(f"argument of {function.__name__}", name, signature.parameters, f"It has {others}.")
+            one_of(name, f"argument of {function.__name__}", signature.parameters)
         arguments = signature.bind(*values, **named).arguments
         for name in wanted.keys() & arguments.keys():
             of_type(arguments[name], name, wanted[name])

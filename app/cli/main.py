@@ -18,7 +18,7 @@ from icebear.app.cli import verbs
 from icebear.app.cli.options import Verbs
 from icebear.app.cli.output import log_to_stderr
 from icebear.app.cli.streams import filtered
-from icebear.errors import IcebearError, InputError, SameAnswer, out_of_memory, too_many_files
+from icebear.errors import IcebearError, InputError, SameAnswer, exhausted
 
 ORDER = (
     "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate check app mcp doctor"
@@ -44,7 +44,7 @@ class Group(Verbs):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            known = error if isinstance(error, IcebearError) else _explained(error)
+            known = error if isinstance(error, IcebearError) else exhausted(error) or _unwritable(error)
             if known is None:
                 raise
             if os.environ.get("ICEBEAR_DEBUG"):
@@ -52,10 +52,6 @@ class Group(Verbs):
             command = ("icebear", *ctx.obj, "--contrast", known.contrast) if isinstance(known, SameAnswer) else ()
             click.echo(f"icebear: {known}" + f" Try: {shlex.join(command)}" * bool(command), err=True)
             sys.exit(1)
-
-
-def _explained(error: Exception) -> IcebearError | None:
-    return out_of_memory(error) or too_many_files(error) or _unwritable(error)
 
 
 def _unwritable(error: Exception) -> IcebearError | None:

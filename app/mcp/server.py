@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from icebear.app.mcp.session import Session
 from icebear.app.mcp.tools import Tools
-from icebear.errors import nearest
-from icebear.values import shown
+from icebear.errors import UnknownName
+from icebear.values import one_of, shown
 
 ABOUT = """icebear finds the neurons that a language model uses for a prediction, shows what they mean, and steers them.
 Begin with predict; use attribute and rank to find out why, best with counterfactual (a prompt of as many tokens whose
@@ -44,9 +44,11 @@ class Server(MCPServer):
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
         tool = self._tool_manager.get_tool(name)
         known = tool.parameters["properties"] if tool else arguments
-        for unknown in [one for one in arguments if one not in known]:
-            hint = nearest(unknown, known)
-            raise ToolError(f"{name} has no argument {shown(unknown)}.{hint} It has {', '.join(known)}.")
+        try:
+            for argument in arguments:
+                one_of(argument, f"argument of {name}", known)
+        except UnknownName as error:
+            raise ToolError(str(error)) from None
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:

@@ -31,7 +31,7 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import BY, absence, absent, by_words
 from icebear.edits import parse_edits
-from icebear.errors import IcebearError, InputError, out_of_memory
+from icebear.errors import IcebearError, InputError, exhausted
 from icebear.explanation.explanation import (
     GROUPS,
     CheckedCircuit,
@@ -95,7 +95,7 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
             with redirect_stdout(sys.stderr), Checked(anyio.from_thread.check_cancelled):
                 return short(run(self, *args, **options))
         except Exception as error:
-            known = error if isinstance(error, IcebearError) else out_of_memory(error)
+            known = error if isinstance(error, IcebearError) else exhausted(error)
             if known is None:
                 raise
             raise ToolError(_for_agents(str(known), run.__annotations__)) from None

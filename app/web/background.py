@@ -21,7 +21,7 @@ from streamlit import runtime
 
 from icebear.cache import cache_folder, cached, partial_folder
 from icebear.db.sqlite import VERSION
-from icebear.errors import IcebearError, out_of_memory
+from icebear.errors import IcebearError, exhausted
 from icebear.models.loading.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Job(threading.Thread):
         except Exception as error:
             log.warning("%s: failed.", what, exc_info=error)
             message = f"{what} failed ({type(error).__name__}: {error}); the log of icebear app has the details."
-            self.error = out_of_memory(error) or IcebearError(message)
+            self.error = exhausted(error) or IcebearError(message)
 
     @property
     def share(self) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import streamlit as st
 
 from icebear.app.web import header, ui
-from icebear.errors import IcebearError, out_of_memory
+from icebear.errors import IcebearError, exhausted
 
 ICON = Path(__file__).with_name("icon.svg")
 """A file of ours: for an emoji or a Material icon the browser asks a foreign host."""
@@ -39,4 +39,4 @@ def main() -> None:
     except Exception as error:  # a view must not take the app with it
         logging.getLogger("icebear.app").exception("The view %s failed.", view.title)
         message = f"This page failed ({type(error).__name__}: {error}); change the settings and try again."
-        st.error(ui.message(out_of_memory(error) or message))
+        st.error(ui.message(exhausted(error) or message))

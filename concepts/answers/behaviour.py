@@ -16,11 +16,12 @@ from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.lrp import AttnLRP, Difference
 from icebear.concepts.results.result import Relevance
-from icebear.errors import InputError, UnknownName
+from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.paths import read_text
 from icebear.records import Neuron
+from icebear.values import one_of
 
 ROWS = 8
 """The number of prompts in a padded batch."""
@@ -146,8 +147,7 @@ def read_cases(path: str | Path, **defaults: Any) -> list[Case]:
                 f"Line {number} of {path} is not a JSON object with a prompt; correct this line."
             ) from None
         for name in row:
-            if name not in ("prompt", *names):
-                raise UnknownName("key", name, ("prompt", *names), f"Correct line {number} of {path}.")
+            one_of(name, f"key in line {number} of {path}", ("prompt", *names))
         cases.append(Case(prompt, *(row.get(name) or defaults.get(name) for name in names)))
     if not cases:
         raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")

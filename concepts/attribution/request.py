@@ -13,7 +13,7 @@ from icebear.concepts.methods.registry import method_of
 from icebear.concepts.results.prompt import Recorded, recorded_positions
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.results.two_models import ModelPair
-from icebear.errors import InputError, UnknownName
+from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import (
     Objective,
@@ -26,7 +26,7 @@ from icebear.models.objective import (
 )
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.prompts import Prompt, prompts_of
-from icebear.values import one_of, several, shown, whole
+from icebear.values import of_type, one_of, several, whole
 
 Kept = Literal["all", "top"]
 ObjectiveName = Literal["log-odds", "logit"]
@@ -59,18 +59,15 @@ class AttributionOptions:
 
 def checked_options(options: dict[str, Any]) -> AttributionOptions:
     """Return the options of `attribute`. Raises `UnknownName`."""
-    known = [one.name for one in fields(AttributionOptions)]
-    arguments = "target contrast target_text counterfactual base_model method sites span position".split()
+    named = "target contrast target_text counterfactual base_model method sites span position".split()
     for name in options:
-        if name not in known:
-            raise UnknownName("argument of attribute", name, arguments + known, f"Others are {', '.join(known)}.")
+        one_of(name, "argument of attribute", named + [one.name for one in fields(AttributionOptions)])
     chosen = AttributionOptions(**options)
     one_of(chosen.keep, "value of keep", get_args(Kept))
     if chosen.number is not None:
         one_of(chosen.number, "number to explain", get_args(ObjectiveName))
     for name in ("checkpoint", "strict"):
-        if not isinstance(options.get(name), bool | None):
-            raise InputError(f"{name} must be True or False, not {shown(options[name])}.")
+        of_type(getattr(chosen, name), name, ("bool", "None"))
     record = chosen.record if isinstance(chosen.record, str) else tuple(several(chosen.record))
     if not record:
         raise InputError("record names no position; give all, last or positions, or record no neurons (sites=()).")

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from icebear.cache import cache_folder, hub_reachable
-from icebear.errors import IcebearError, InputError, ModelError, UnknownName, nearest, out_of_memory, too_many_files
+from icebear.errors import IcebearError, InputError, ModelError, UnknownName, exhausted, nearest
 from icebear.extras import need
 from icebear.models.loading import hooked
 from icebear.models.loading.conversion import converted, fetch
@@ -305,7 +305,7 @@ def _loading_error(name: str, error: BaseException) -> IcebearError:
     if not says(OSError, ValueError):  # such as KeyError: 'rope_theta'
         reason = f"{type(error).__name__}: {reason}"
     where = "It is not a preset, a folder or a .gguf file, and {}; `icebear doctor` lists the presets."
-    if full := out_of_memory(error) or too_many_files(error):
+    if full := exhausted(error):
         return full
     if says(errors.GatedRepoError):
         return ModelError(

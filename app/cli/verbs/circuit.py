@@ -69,7 +69,9 @@ def circuit(options: Options) -> None:
             "A circuit needs one counterfactual prompt; give --counterfactual once, such as the same prompt with "
             "another name in it."
         )
-    _check_size()
+    nodes_named = click.get_current_context().get_parameter_source("nodes") is not ParameterSource.DEFAULT
+    if nodes_named and options.sufficiency is not None:
+        raise click.UsageError("--nodes and --sufficiency both choose the size of the circuit; give one of them.")
     prompt = options.prompt.read() if single else None
     need("circuits")
     model = options.model.load()
@@ -97,14 +99,6 @@ def circuit(options: Options) -> None:
     show(options.json, document, circuit_report(graph, measured), *([labels_table(labels)] if labels else []))
     if options.claim:
         _claim(options.claim, model, graph, measured and measured[0], pairs)
-
-
-def _check_size() -> None:
-    """Raise `UsageError` for two sizes of a circuit."""
-    context = click.get_current_context()
-    named = [context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ("nodes", "sufficiency")]
-    if all(named):
-        raise click.UsageError("--nodes and --sufficiency both choose the size of the circuit; give one of them.")
 
 
 def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any, pairs: dict[str, Any]) -> None:
