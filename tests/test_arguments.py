@@ -215,9 +215,9 @@ DOORS = {
         lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, sufficiency=x),
         (0, -1, 1.1, NAN, "1", True),
     ),
-    "circuit.edge_threshold": (
-        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=3, edge_threshold=x),
-        (0, -1, 1.1, NAN, "1", None),
+    "circuit.edges": (
+        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=3, edges=x),
+        NO_COUNT,
     ),
     "circuit.counterfactual": (
         lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=x),
@@ -233,7 +233,6 @@ DOORS = {
     "Graph.recipe": (lambda at, x: at.graph.recipe(x), ("x", 3, None)),
     "Concept.of_group": (lambda at, x: icebear.Concept.of_group(at.graph, x), ("x", 3, None)),
     "Graph.mask": (lambda at, x: at.graph.mask(x), ("x", 3, [3])),
-    "Graph.overlap": (lambda at, x: at.graph.overlap(x), ("x", 3, None)),
     "Graph.to_png": (lambda at, x: at.graph.to_png(x), (0, -1, NAN, "2", None, 1e9)),
     # a model
     "generate.prompt": (lambda at, x: at.model.generate(x), ("", 3, None, 2.5, [], [2.5], {})),

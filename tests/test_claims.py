@@ -134,7 +134,7 @@ def test_an_edge_is_that_of_the_circuit_and_breaks_without_its_source(made, rele
     shares = contribution_shares(made, graph.relevances[0], places)
     number = {node.id: len(graph.tokens) + len(places) - 1 - row for row, node in enumerate(graph.nodes)}
     number |= {token.id: token.position for token in graph.tokens}
-    for edge in graph.shown_edges:
+    for edge in graph.edges:
         row = len(places) if edge.target is graph.answer else number[edge.target.id] - len(graph.tokens)
         assert shares[row, number[edge.source.id]].item() == pytest.approx(edge.contribution_share, rel=1e-3, abs=1e-5)
     drafts = [what for what, _ in writing.of_graph(made, graph, None, PROMPT, OTHER) if isinstance(what, EdgeClaim)]

@@ -128,7 +128,7 @@ def calls(made):
                 "nodes": 3,
                 "sufficiency": None,
                 "heads": False,
-                "edge_threshold": 0.8,
+                "edges": 8,
                 "position": None,
                 "span": None,
             },

@@ -150,7 +150,6 @@ circuit --model tiny "a" --counterfactual b --contrast c --sufficiency nan
 circuit --model tiny "a" --counterfactual b --contrast c --sufficiency 2
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png folder
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png /dev/full
-circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --neuronpedia no/where.json
 circuit --model tiny --file deep.jsonl
 explain --sources --model tiny "a" --max-new-tokens -1
 explain --sources --model tiny --chat "a"
@@ -347,7 +346,6 @@ rank --model tiny a --store circle-a
 circuit --model tiny a --counterfactual b --nodes 4 --heads --sufficiency 0.5
 circuit --model tiny a --counterfactual "a b c" --nodes 2
 circuit --model tiny "" --counterfactual "" --nodes 2
-circuit --model tiny a --counterfactual b --nodes 2 --neuronpedia x.json --neuronpedia folder
 circuit --model tiny --file prompts.jsonl --counterfactual b
 neuron L1.ffn.3+ --model tiny
 neuron L1.ffn.3 --model tiny --base-model ""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from icebear.claims.kind import Measured, mask_of, most_relevant, site_of
 from icebear.claims.kinds.nodes import NodesClaim
-from icebear.concepts.circuits.checks import shared
 from icebear.models.model import Model
 
 
@@ -23,4 +22,6 @@ class SimilarClaim(NodesClaim):
         site = site_of(self.nodes)
         relevance = self.relevance(model, site)
         listed = mask_of(model, relevance, self.nodes)
-        return Measured(*shared(listed, mask_of(model, relevance, most_relevant(relevance, site, len(self.nodes)))))
+        best = mask_of(model, relevance, most_relevant(relevance, site, len(self.nodes)))
+        by_chance = (listed.sum(-1) * best.sum(-1) / listed.shape[-1]).sum().item()
+        return Measured(int((listed & best).sum()) / len(self.nodes), by_chance / len(self.nodes))
