@@ -176,7 +176,6 @@ def calls(made):
                 "top_k": 5,
                 "store": None,
                 "unbounded": False,
-                "choose": "gradient",
                 "paraphrases": [],
             },
         ),

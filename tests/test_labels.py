@@ -34,7 +34,7 @@ from icebear.app.cli.options import ModelOptions
 from icebear.concepts.methods.attention import eager
 from icebear.concepts.statistics import auroc
 from icebear.convert import CONVERTER
-from icebear.errors import InputError, StoreError
+from icebear.errors import InputError, StoreError, UnknownName
 from icebear.evaluation.uses import labels as evaluation
 from icebear.records import Neuron, Sentence
 
@@ -359,6 +359,8 @@ def test_labels_come_back_from_json(indexed):
     evidence = Evidence(x, values, (), (" zebra",))
     labels = [label for kind in kinds.KINDS.values() for label in kind.candidates(evidence)]
     assert {label.kind for label in labels} == set(kinds.KINDS)
+    with pytest.raises(UnknownName):
+        kinds.of(Label.of("n-gram", "here", [" ice"]))
     for label in labels:
         assert CONVERTER.structure(json.loads(json.dumps(CONVERTER.unstructure(label))), Label) == label
         assert kinds.of(label).text(label)

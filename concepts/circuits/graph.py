@@ -128,7 +128,7 @@ class Graph(SavedResult, Tabled):
     def _edge(self, row: int, column: int) -> Edge:
         contribution, difference = self.contribution[row, column].item(), self.difference[row].item()
         return Edge(
-            self.sources[column],
+            self.shown[column],
             self.targets[row],
             self.effect[row, column].item(),
             contribution,
