@@ -117,8 +117,8 @@ def _flip(
     model: Model, case: Case, max_neurons: int, choose: str = "gradient", paraphrases: Sequence[str] = ()
 ) -> Sequence[Edit]:
     prompt, source = case.prompts()[0], RELATIONS[case.relation]["prompts"][0].format(case.source)
-    asked = FlipRequest(model, prompt, _first(model, case.new), source, max_neurons, paraphrases=paraphrases)
-    return list(flip_by(CHOOSERS[choose], asked))
+    request = FlipRequest(model, prompt, _first(model, case.new), source, max_neurons, paraphrases=paraphrases)
+    return list(flip_by(CHOOSERS[choose], request))
 
 
 def _measured(

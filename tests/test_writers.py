@@ -21,7 +21,7 @@ from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
 from icebear.claims.claim import Claim
 from icebear.claims.files import append_claims, read_claims, write_claims
-from icebear.claims.kinds.answer import AnswerClaim
+from icebear.claims.kinds.predictions import AnswerClaim
 from icebear.errors import IcebearError, InputError
 from icebear.evaluation import report, runner
 from icebear.evaluation.protocol import Evaluation, Part

@@ -130,7 +130,7 @@ WAYS = by_gradient, by_distance
 
 @dataclass(frozen=True)
 class FlipRequest:
-    """What `flip` was asked for."""
+    """The arguments of `flip`."""
 
     model: Model
     prompt: PromptLike
@@ -205,23 +205,23 @@ def flip(
     )
 
 
-def flip_by(ways: Sequence[Chooser], asked: FlipRequest) -> Recipe:
+def flip_by(ways: Sequence[Chooser], request: FlipRequest) -> Recipe:
     """Return the recipe of `flip`, with candidates chosen in these ways, each where those before it are in vain."""
-    model, prompt, suppress, store = asked.model, asked.prompt, asked.suppress, asked.store
-    wanted = _wanted(asked)
+    model, prompt, suppress, store = request.model, request.prompt, request.suppress, request.store
+    wanted = _wanted(request)
     if store:
         store.check(model.fingerprint, model.name)
-    paraphrases = [Prompt.of(one) for one in asked.paraphrases]
+    paraphrases = [Prompt.of(one) for one in request.paraphrases]
     if paraphrases and (wanted is None or suppress or len(wanted) > 1):
         raise InputError("Paraphrases work only for a single wanted token; make `to` one token.")
-    top_k = asked.top_k if suppress else None
-    state = _start(model, prompt, wanted, asked.source, top_k, asked.unbounded, paraphrases)
+    top_k = request.top_k if suppress else None
+    state = _start(model, prompt, wanted, request.source, top_k, request.unbounded, paraphrases)
     hits = store.search(state.text.strip(), k=20) if store and has_words(state.text) else []
     prefer = tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn")
     state = replace(
-        state, ways=tuple(ways), prefer=prefer, max_neurons=asked.max_neurons, on_progress=asked.on_progress
+        state, ways=tuple(ways), prefer=prefer, max_neurons=request.max_neurons, on_progress=request.on_progress
     )
-    state, result = _flipped(state, asked.source is not None)
+    state, result = _flipped(state, request.source is not None)
     edits = _edits(result.edits)
     if not flip_holds(model, edits, prompt, state.phrase, state.top_k):
         raise InputError(f"The flip of {state.text!r} failed its check; please report this prompt.")
@@ -230,10 +230,10 @@ def flip_by(ways: Sequence[Chooser], asked: FlipRequest) -> Recipe:
         text=state.text,
         phrase=state.phrase,
         top_k=state.top_k,
-        source=None if asked.source is None else prompt_json(asked.source),
+        source=None if request.source is None else prompt_json(request.source),
         paraphrases=tuple(map(prompt_json, paraphrases)),
-        unbounded=asked.unbounded,
-        left_source=state.goal is None and (asked.source is not None or state.top_k is not None),
+        unbounded=request.unbounded,
+        left_source=state.goal is None and (request.source is not None or state.top_k is not None),
         before=tuple(model.predict(prompt, 5, state.tokens[:1], -1)),
         rounds=result.rounds,
         neurons=_neurons(state, edits, store),
@@ -245,18 +245,18 @@ def flip_by(ways: Sequence[Chooser], asked: FlipRequest) -> Recipe:
     return Recipe.for_model(model, name, edits, found_by="flip", **provenance)
 
 
-def _wanted(asked: FlipRequest) -> tuple[int, ...] | None:
+def _wanted(request: FlipRequest) -> tuple[int, ...] | None:
     """Return the wanted (or suppressed) tokens, None for the current answer. Raises `InputError`."""
-    model, to, suppress = asked.model, asked.to, asked.suppress
+    model, to, suppress = request.model, request.to, request.suppress
     if (to is None) is not bool(suppress):
         raise InputError("Give either the wanted token (to) or suppress.")
     _check(model)
-    whole(asked.max_neurons, "max_neurons")
+    whole(request.max_neurons, "max_neurons")
     if suppress:
-        whole(asked.top_k, "top_k", 1, model.output_size - 1)
-    if asked.source is not None and model.ids(asked.source) == model.ids(asked.prompt):
+        whole(request.top_k, "top_k", 1, model.output_size - 1)
+    if request.source is not None and model.ids(request.source) == model.ids(request.prompt):
         raise InputError("The source prompt equals the prompt; give another source prompt.")
-    return None if suppress is True else wanted_ids(model, to if to is not None else suppress, asked.prompt)
+    return None if suppress is True else wanted_ids(model, to if to is not None else suppress, request.prompt)
 
 
 def _check(model: Model) -> None:

@@ -97,7 +97,7 @@ def circuit(options: Options) -> None:
 
 
 def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any, pairs: dict[str, Any]) -> None:
-    from icebear.claims.writing import of_graph
+    from icebear.claims.kinds.predictions import of_graph
 
     if len(graph.relevances) > 1:
         raise InputError("A claim is about one pair of prompts, and --file has many; leave out --claim.")

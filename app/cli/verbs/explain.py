@@ -137,7 +137,7 @@ def explain(options: Options) -> None:
             tables.insert(1, "\nCompare with another prompt:")
     show(options.json, document, *tables)
     if options.claim:
-        from icebear.claims.writing import of_explanation
+        from icebear.claims.kinds.predictions import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation, prompt, arguments["counterfactual"]))
 
