@@ -61,7 +61,7 @@ class Probes:
         def number(row: int, probe: Probe | None) -> Tensor:
             if probe is None:
                 return answers[row]
-            position = probe.position - self.objective.batch.span_of(model, probe.layer).start
+            position = probe.position - self.objective.batch.span_of(model.stack_of(probe.layer)).start
             x = self.seen[probe.site, probe.layer][row, position, probe.places]
             return (x * probe.direction.to(x)).sum()
 

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.concepts.results.counterfactual import Counterfactual
 from icebear.concepts.results.ranking import By
-from icebear.concepts.results.result import Counterfactual, Relevance
+from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.models.model import Model
