@@ -21,9 +21,9 @@ from torch import Tensor
 from icebear.concepts.methods.lrp import Difference
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import NeuronRecorder
+from icebear.concepts.passes.prompt import prompt_relevance
 from icebear.concepts.passes.run import Logits, Place, forward, forward_backward
 from icebear.concepts.passes.sites import by_place, hooks
-from icebear.concepts.results.prompt import prompt_relevance
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 

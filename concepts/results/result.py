@@ -15,13 +15,13 @@ from torch import Tensor
 
 from icebear.concepts.files import SavedResult, never_saved
 from icebear.concepts.methods.method import Method
+from icebear.concepts.passes.prompt import Prediction, PromptTokens
 from icebear.concepts.passes.run import Conservation
 from icebear.concepts.results.arrays import Names, arrays
 from icebear.concepts.results.counterfactual import Counterfactual
 from icebear.concepts.results.effects import Effects, Patched
-from icebear.concepts.results.prompt import Prediction, PromptTokens
 from icebear.concepts.results.ranking import By, NeuronScores, Position, Ranking
-from icebear.concepts.results.two_models import ModelPair
+from icebear.concepts.weights.two_models import ModelPair
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.lrp.positions import Reading, over_layers
