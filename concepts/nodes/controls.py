@@ -164,7 +164,7 @@ def ablation(
     Faithfulness and completeness: Marks et al. 2024, arXiv 2403.19647.
     """
     k, seed = whole(k, "The number of nodes"), seed_of(seed)
-    nodes, ranked = Nodes.of(model, relevance, site), relevance.top(k, site, position="all", by=by)
+    nodes, ranked = nodes_of(model, relevance, site), relevance.top(k, site, position="all", by=by)
     return ablate(nodes, relevance.mask(ranked, site), torch.Generator().manual_seed(seed))
 
 
