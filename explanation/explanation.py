@@ -23,7 +23,7 @@ from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.methods.method import Method
-from icebear.concepts.nodes.controls import Ablation, Nodes, ablate, ablation
+from icebear.concepts.nodes.controls import Ablation, ablate, ablation, nodes_of
 from icebear.concepts.nodes.effect_groups import EffectGroup, effect_groups
 from icebear.concepts.nodes.random_controls import RandomControl, token_removal_control
 from icebear.concepts.passes.sites import neuron_site
@@ -357,7 +357,7 @@ class _Explained:
         """Return the `GROUPED` most relevant nodes of all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
         rows = relevance.top(max(1, min(GROUPED, READ // len(relevance.tokens))), site, position="all")
-        patchable = Nodes.of(model, relevance, site) if _can_ablate(model, relevance, site) else None
+        patchable = nodes_of(model, relevance, site) if _can_ablate(model, relevance, site) else None
         generator = torch.Generator().manual_seed(0)
 
         def explained(group: EffectGroup) -> ExplainedGroup:

@@ -26,7 +26,7 @@ from icebear.db.store import Store, open_store
 from icebear.errors import IcebearError, StoreError
 from icebear.models.text.chat import Chat
 from icebear.records import Neuron
-from icebear.render import relevance_heatmap, visible
+from icebear.render import visible
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import Page
@@ -383,7 +383,7 @@ def read_prompt(text: str) -> str | Chat:
 
 def heat(relevance: Relevance, answer: bool = False) -> None:
     """Show the tokens, shaded by their relevance; answer: followed by the target."""
-    tokens = relevance_heatmap(relevance)
+    tokens = relevance.heatmap()
     st.html(ANSWER.format(tokens, relevance.target_text) if answer else HEAT.format(tokens))
 
 

@@ -28,7 +28,7 @@ from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.nodes import node_sites
 from icebear.concepts.circuits.records import Node
-from icebear.concepts.nodes.controls import Ablation, Nodes, ablate
+from icebear.concepts.nodes.controls import Ablation, ablate, nodes_of
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
@@ -143,7 +143,7 @@ class NodesClaim(Explained):
     def ablation(self, model: Model, seed: int) -> Ablation:
         site = site_of(self.nodes)
         relevance = self.relevance(model, site)
-        nodes = Nodes.of(model, relevance, site)
+        nodes = nodes_of(model, relevance, site)
         return ablate(nodes, mask_of(model, relevance, self.nodes), torch.Generator().manual_seed(seed))
 
     def __str__(self) -> str:

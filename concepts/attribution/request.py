@@ -10,9 +10,9 @@ from icebear.concepts.attribution.named import at_first_difference, note_ending,
 from icebear.concepts.methods.lrp import ATTNLRP, DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
-from icebear.concepts.results.prompt import Recorded, recorded_positions
+from icebear.concepts.passes.prompt import Recorded, recorded_positions
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.results.two_models import ModelPair
+from icebear.concepts.weights.two_models import ModelPair
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import (
@@ -160,12 +160,12 @@ class AttributionRequest:
     def base_model(self) -> Model | None:
         return self.models.base if self.models else None
 
-    def whole(self) -> AttributionRequest:
+    def recording_all(self) -> AttributionRequest:
         """Return the request with all neurons recorded at all positions, for results that are combined first."""
         return self if self.k is None else replace(self, record="all", k=None)
 
     def reduced(self, relevance: Relevance) -> Relevance:
-        """Reduce a result of `whole` to what the request records."""
+        """Reduce a result of `recording_all` to what the request records."""
         if self.k is None:
             return relevance
         prompt = relevance.prompt

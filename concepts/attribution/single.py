@@ -12,15 +12,15 @@ from icebear.concepts.methods.method import OnePass
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, Values
-from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
-from icebear.concepts.passes.stream import Stream
-from icebear.concepts.results.prompt import (
+from icebear.concepts.passes.prompt import (
     Prediction,
     PromptTokens,
     excluded_positions,
     prompt_relevance,
     recorded_at,
 )
+from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
+from icebear.concepts.passes.stream import Stream
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
 from icebear.errors import NumericalError
@@ -33,7 +33,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     """Explain a batch of prompts without a counterfactual."""
     method = request.method
     if not isinstance(method, OnePass):
-        results = _method_scores(request.whole(), objective.resolved(request.model))
+        results = _method_scores(request.recording_all(), objective.resolved(request.model))
         return [request.reduced(relevance) for relevance in results] if request.sites else results
     model, batch, sites = request.model, objective.batch, request.sites
     recorded = [recorded_at(objective, row, request.record) for row in range(len(batch.ids))]
