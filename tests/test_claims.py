@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from conftest import LLAMA, Letters, random_model
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import script
 from planted import CODES, COMMON, TOPICS, bare
 
 from icebear import Edit, Model, Neuron, attribute, check, circuit, find_concept, load_model, steer
@@ -39,7 +40,6 @@ from icebear.claims.kinds.predictions import (
     SufficiencyClaim,
     of_graph,
 )
-from icebear.claims.schema import text as schema_text
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.errors import InputError
 from icebear.steering.side_effects import HeldOutContexts
@@ -258,7 +258,7 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
     }
     assert set(lines) == set(KINDS)
     jsonschema = pytest.importorskip("jsonschema")
-    validator = jsonschema.Draft202012Validator(json.loads(schema_text()))
+    validator = jsonschema.Draft202012Validator(json.loads(script("claims_schema").text()))
     for kind, what in lines.items():
         document = {
             "icebear_claims": 1,
@@ -275,7 +275,7 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
 
 
 def test_the_published_schema_is_that_of_the_records():
-    assert (ROOT / "docs" / "claims.schema.json").read_text() == schema_text()
+    assert (ROOT / "docs" / "claims.schema.json").read_text() == script("claims_schema").text()
 
 
 LINE = "{what: {kind: answer, prompt: a, answer: b}, threshold: 1, control_below: 1}"
