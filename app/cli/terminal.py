@@ -106,26 +106,13 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
 
 
 def changes_tables(changes: ExplainedChanges) -> list[Any]:
-    """What changed weights caused, what they do to the next word, and what restoring them undoes."""
-    names = (">caused", ">undone alone", "raises", "lowers")
-    rows = [
-        [
-            [one.name, f"{one.caused:+.3f}", f"{one.undone:z.0%}", ", ".join(one.raises[:3]), ", ".join(one.lowers[:3])]
-            for one in each
-        ]
-        for each in (changes.layers, changes.changes)
-    ]
-    shares = [
-        [f"{one.changes:,}", *(f"{share:z.0%}" for share in (one.undone, one.same_size, one.random, one.largest))]
-        for one in changes.restorations
-    ]
-    columns = (">restored", ">undone", ">same size", ">random", ">largest changes")
-    caption = "same size: random changes with about the same norms; random: any changes; the mean of three draws\n"
+    """What changed weights caused, and what restoring them undoes."""
+    causes = [(str(one), f"{one.caused:+.3f}") for one in changes.changes]
+    shares = [(f"{one.changes:,}", f"{one.undone:z.0%}", f"{one.largest:z.0%}") for one in changes.restorations]
     title = "Share of the difference that is undone when the first changes take the base model's weights"
     return [
-        grid("layer", *names, rows=rows[0], title="Layers whose changed weights caused most"),
-        grid("change", *names, rows=rows[1], title="Changed rows that caused most"),
-        grid(*columns, rows=shares, title=title, caption=caption),
+        grid("change", ">caused", rows=causes, title="Changed rows that caused most"),
+        grid(">restored", ">undone", ">largest changes", rows=shares, title=title),
     ]
 
 
@@ -306,19 +293,16 @@ def matrix_report(matrix: Matrix) -> Group:
     return Group(*parts)
 
 
-def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfulness, dict[str, float]] | None) -> Group:
+def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfulness] | None) -> Group:
     """A circuit: its groups, its nodes from the last layer to the first with their largest sources, and measurements
-    of nodes, edges and effects."""
+    of nodes and edges."""
     parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
     if measured:
-        ablation, edges, correlations = measured
+        ablation, edges = measured
         line = (
             f"The {edges.edges} edges have a sufficiency of {edges.sufficiency:.0%}. As many random edges into the "
             f"same targets from the same layers have {edges.random_sufficiency:.0%}. All edges between the nodes have "
-            f"{edges.all_edges:.0%}.\n"
-            "Correlation between effects of edges and direct interventions: "
-            f"{correlations['effects']:.3f}; between contributions and two-sided interventions: "
-            f"{correlations['contributions']:.3f}."
+            f"{edges.all_edges:.0%}."
         )
         parts += [ablation_table([ablation]), Text(line, "dim")]
     return Group(*parts)
@@ -550,7 +534,7 @@ def _flip_lines(record: FlipRecord) -> list[str]:
     else:
         moves = f"Activations move towards {aim}." if directed else "Activations move in both directions."
     limits = "They may leave" if record.unbounded else "They stay inside"
-    return [*lines, f"{moves} {limits} their activation range.", f"candidates ranked by: {record.chosen_by}"]
+    return [*lines, f"{moves} {limits} their activation range."]
 
 
 def _edits_tables(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> list[Table]:
