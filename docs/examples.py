@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear import Chat, attribute, flip, load_model
-from icebear.app.web import measured
-from icebear.app.web.ui import read_prompt
+from icebear.app.web.shared.ui import read_prompt
+from icebear.app.web.why import measured
 from icebear.explanation.explanation import explain_groups
 from icebear.models.model import Model
 from icebear.steering.outcome import outcome_of
 
-FOLDER = Path(__file__).parents[1] / "app" / "web" / "examples"
+FOLDER = Path(__file__).parents[1] / "app" / "web" / "why" / "examples"
 
 
 class Example(NamedTuple):

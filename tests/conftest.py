@@ -319,7 +319,7 @@ def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     """A small model, and a store that is not there; the texts are ours, as a store is built of them."""
     from appview import set_up
 
-    from icebear.app.web import background
+    from icebear.app.web.shared import background
 
     set_up(monkeypatch, model=tiny_folder, store=str(tmp_path / "none.db"))
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))

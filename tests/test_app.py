@@ -23,10 +23,11 @@ from few import FEW
 from serving import serving, started
 
 from icebear import attribute
-from icebear.app.web import gallery, live, ui
-from icebear.app.web.background import Job, Shared
-from icebear.app.web.continuations import share
-from icebear.app.web.finding import Finding
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import Job, Shared
+from icebear.app.web.steering.continuations import share
+from icebear.app.web.why import gallery, measuring
+from icebear.app.web.why.finding import Finding
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.errors import IcebearError
@@ -121,7 +122,7 @@ def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
 
 
 def test_a_long_prompt_asks_first(environment, no_groups, monkeypatch):
-    monkeypatch.setattr(live, "LONG", 8)
+    monkeypatch.setattr(measuring, "LONG", 8)
     page = fine(visit(prompt="one two three four five six seven eight nine ten eleven"))
     assert page.info
     assert "heat answer" not in text(page)

@@ -12,9 +12,10 @@ from conftest import LLAMA, random_model
 from icebear import Neuron, build_index, open_store
 from icebear.actmax.index import build, scan
 from icebear.actmax.page import WRITES
-from icebear.app.web import background, card, ui
-from icebear.app.web.background import STOPPED, shared
+from icebear.app.web import neuron_card
 from icebear.app.web.neurons import PAGE
+from icebear.app.web.shared import background, ui
+from icebear.app.web.shared.background import STOPPED, shared
 from icebear.db.search import BY, by_words
 from icebear.errors import DownloadError
 from icebear.models.loading import loading
@@ -24,7 +25,7 @@ from icebear.records import Meaning
 @pytest.fixture(autouse=True)
 def few_places(monkeypatch):
     """What a neuron writes is measured at two sentences a side."""
-    monkeypatch.setattr(card, "FEW", 2)
+    monkeypatch.setattr(neuron_card, "FEW", 2)
 
 
 def test_a_card_needs_no_model(environment, monkeypatch):
@@ -42,7 +43,7 @@ def test_a_card_says_what_the_neuron_writes_where_the_model_is_loaded(environmen
     ui.loading().join()
     page = text(fine(visit("neurons", neuron="L28.ffn.7")))
     assert WRITES in page
-    assert page.count("; lowers ") >= 2 + card.FEW  # both polarities, and each sentence
+    assert page.count("; lowers ") >= 2 + neuron_card.FEW  # both polarities, and each sentence
 
 
 def test_neuron(environment, near):
@@ -234,7 +235,7 @@ def job_of(page, monkeypatch, label):
     """Click Suggest one, with `label` in the place of the labeling; return the job."""
     monkeypatch.setattr("icebear.actmax.labels.auto.label_neurons", label)
     page.get_by_key("suggest_label").click().run()
-    return card._labelling(*page.session_state["labelling"])
+    return neuron_card._labelling(*page.session_state["labelling"])
 
 
 def stop_buttons(page):

@@ -10,10 +10,11 @@ from appview import fine, text, visit
 from conftest import CAMEL, ICE_BEAR
 from streamlit.testing.v1 import AppTest
 
-from icebear.app.web import concept, ui
-from icebear.app.web.background import STOPPED
-from icebear.app.web.continuations import differences
-from icebear.app.web.flips import started
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import STOPPED
+from icebear.app.web.steering import concepts
+from icebear.app.web.steering.continuations import differences
+from icebear.app.web.steering.flips import started
 from icebear.steering import outcome
 from icebear.steering.comparison import both_texts, compare
 
@@ -94,7 +95,7 @@ def test_a_generation_that_fails(environment, monkeypatch, caplog):
         raise RuntimeError("out of `memory`")
 
     with monkeypatch.context() as broken:
-        broken.setattr("icebear.app.web.editing.compare", fail)
+        broken.setattr("icebear.app.web.steering.edit_neurons.compare", fail)
         page.get_by_key("generate").click().run()
         assert "This page failed" in page.error[0].value
     (record,) = [record for record in caplog.records if record.name == "icebear.app"]
@@ -154,7 +155,7 @@ def examples():
 
 
 def test_the_examples_in_the_package_are_those_in_the_examples_folder():
-    inside = [concept.EXAMPLES.joinpath(name).read_text() for name in ("music.txt", "not-music.txt")]
+    inside = [concepts.EXAMPLES.joinpath(name).read_text() for name in ("music.txt", "not-music.txt")]
     assert inside == examples()
 
 
@@ -222,6 +223,6 @@ def test_steering_that_moves_the_measure_the_wrong_way_warns(smol):
 
 def effect(before, after, suppress, random):
     from icebear import Recipe
-    from icebear.app.web.concept import _effect
+    from icebear.app.web.steering.concepts import _effect
 
     _effect(before, after, Recipe("r", (), "m", "f", {"suppress": suppress, "off_target_kl": 0.25}), random)

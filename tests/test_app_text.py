@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from icebear import Concept, build_index, load_model, open_store, read_corpus
-from icebear.app.web import ui
+from icebear.app.web.shared import ui
 from icebear.records import Meaning, Neuron
 
 LEAK = "![x](http://127.0.0.1:9/{})"

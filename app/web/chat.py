@@ -12,7 +12,8 @@ import streamlit as st
 from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web import account, ui, words
+from icebear.app.web import chat_sources
+from icebear.app.web.shared import ui, words
 from icebear.errors import IcebearError, InputError
 from icebear.models.text.answer import message_ids, read_span
 from icebear.models.text.chat import Chat, template_of
@@ -66,9 +67,9 @@ def show() -> None:
         if span is None:
             st.caption(HINT)
             return
-        sources = account.show(chat, turn, span)
+        sources = chat_sources.show(chat, turn, span)
     with st.container():
-        account.details(chat, turn, span, sources)
+        chat_sources.details(chat, turn, span, sources)
 
 
 # --- the conversation -----------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) ->
     content, answers = message["content"], message["role"] == "assistant"
     if not isinstance(content, str):
         st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
-    elif not live or not (answers or account.selects_alternative()):
+    elif not live or not (answers or chat_sources.selects_alternative()):
         st.html(TEXT.format(content))
     elif answers:
         try:
@@ -247,7 +248,7 @@ def _selected(chat: Chat) -> tuple[int, tuple[int, int] | None]:
 
 
 def _select(turn: int, first: int, stop: int, text: str) -> None:
-    if account.selects_alternative():
+    if chat_sources.selects_alternative():
         _select_alternative(first, stop, text)
         return
     ui.to_url(turn=str(turn), span=f"{first}-{stop}")
@@ -256,7 +257,7 @@ def _select(turn: int, first: int, stop: int, text: str) -> None:
 
 def _select_alternative(first: int, stop: int, text: str) -> None:
     st.session_state["rather"] = text.strip()
-    st.session_state["clicks"] = account.WORD
+    st.session_state["clicks"] = chat_sources.WORD
 
 
 def _unselect() -> None:

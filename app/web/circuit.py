@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.resources import files
 from time import monotonic
-from typing import Any
 
 import streamlit as st
 
 from icebear.app.cli.verbs.demo import OTHER, PROMPT
-from icebear.app.web import checks, suggestions, ui
-from icebear.app.web.background import Job
+from icebear.app.web import circuit_checks
+from icebear.app.web.shared import counterfactuals, ui
+from icebear.app.web.shared.background import Job
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
@@ -42,7 +42,7 @@ ACTIONS = {"card": "Open its card", "steer": "Steer: set to the counterfactual"}
 
 def show() -> None:
     prompt = ui.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=_forget)
-    counterfactual = suggestions.field(prompt, OTHER if prompt == PROMPT else "")
+    counterfactual = counterfactuals.field(prompt, OTHER if prompt == PROMPT else "")
     bar = st.container(horizontal=True)
     with bar:
         options = _settings()
@@ -50,7 +50,7 @@ def show() -> None:
     ui.model()
     if not counterfactual:
         st.info("A circuit explains a difference: choose a counterfactual prompt, or write one.")
-        suggestions.offer(prompt)
+        counterfactuals.offer(prompt)
         return
     request = (ui.model_name(), prompt, counterfactual, *options)
     graph = ui.awaited(_started, *request, stops=True)
@@ -60,7 +60,7 @@ def show() -> None:
     check = st.container()
     _groups(graph, request)
     with check:
-        checks.show(graph, request)
+        circuit_checks.show(graph, request)
 
 
 def _forget() -> None:
@@ -160,18 +160,16 @@ def _groups(graph: Graph, request: tuple) -> None:
     group, result = graph.groups[number], _without(request, number, graph)
     answers = ", ".join(f"{ui.token_label(token.text)} {token.number}" for token in result.predictions[:3])
     st.markdown(
-        f"Without this group the model continues with {answers}, and {checks.percent(result.necessity)} of the "
+        f"Without this group the model continues with {answers}, and {circuit_checks.percent(result.necessity)} of the "
         f"difference is lost; without as many random nodes of the same layers and tokens "
-        f"{checks.percent(result.random_necessity)}."
+        f"{circuit_checks.percent(result.random_necessity)}."
     )
     cards = [(node.neuron, _sign(node)) for node in group.nodes if node.neuron.site != "head"]
     ui.neuron_pills("Cards", cards, f"cards_{number}")
     if len(cards) == len(group.nodes):
         edits = "\n".join(map(str, graph.recipe(group).edits))
-        go: dict[str, Any] = {"section": "edits", "edits": edits}
-        st.button(
-            f"Set this group in {ui.VIEWS['steer']}", key="steer_group", on_click=ui.go, args=("steer",), kwargs=go
-        )
+        label, values = f"Set this group in {ui.VIEWS['steer'].title}", {"section": "edits", "edits": edits}
+        st.button(label, key="steer_group", on_click=ui.go, args=("steer",), kwargs=values)
 
 
 @st.cache_data(max_entries=64, show_spinner="Switching it off ...")

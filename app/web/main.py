@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from icebear.app.web import header, ui
+from icebear.app.web.shared import header, ui
 from icebear.errors import IcebearError, exhausted
 
 ICON = Path(__file__).with_name("icon.svg")

@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
-from icebear.app.web import card, ui
-from icebear.app.web.header import no_store_yet
+from icebear.app.web import neuron_card
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.header import no_store_yet
 from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, by_words, nearest, nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import Hit, Neuron
@@ -28,7 +29,7 @@ def show() -> None:
     right.text_input("Go to a neuron", placeholder=ui.a_neuron(), key="jump", on_change=_jump)
     if name:
         left.button(_back(), icon=":material/arrow_back:", key="back", on_click=_go_back)
-        card.show(name)
+        neuron_card.show(name)
         return
     st.session_state["card_from"] = None
     with left:
@@ -46,7 +47,7 @@ def _jump() -> None:
 def _back() -> str:
     """Return the name of the view or search that a card came from."""
     if st.session_state.get("card_from"):
-        return ui.VIEWS[st.session_state["card_from"][0]]
+        return ui.VIEWS[st.session_state["card_from"][0]].title
     by, words = st.session_state.get("how"), st.session_state.get("text")
     return f"Search: {ui.plain(words)}" if words and by in (None, HOW[0]) else "Search"
 
@@ -84,7 +85,7 @@ def _similar() -> None:
         return
     neuron = Neuron.parse(name)
     with ui.store(neuron.site) as opened:
-        card.check(opened, neuron)
+        neuron_card.check(opened, neuron)
         median, largest = nearest_by_chance(opened, by)
         st.caption(
             f"In brackets: the cosine. The most similar to a random neuron has {median:.2f}, at most {largest:.2f}."
@@ -114,7 +115,7 @@ def _result(opened: Store, hit: Hit) -> None:
     with st.container(border=True, key=f"result {hit}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.button(
-                f"**{name}** at {card.SIDES[side]}" if hit.polarity else f"**{name}**",
+                f"**{name}** at {neuron_card.SIDES[side]}" if hit.polarity else f"**{name}**",
                 key=f"open {hit}",
                 type="tertiary",
                 on_click=ui.open_card,
@@ -148,13 +149,13 @@ def _content(path: str, changed: int, name: str, side: str) -> tuple[str, list[t
     with ui.store(neuron.site) as opened:
         projection, similar = None, []
         if neuron.site not in SILENT["writes"] and opened.vectors.size() < LARGE:
-            worded = card.words(opened, neuron, 15)
+            worded = neuron_card.words(opened, neuron, 15)
             projection = worded and worded.at(side)
             hits = nearest(opened, neuron, SIMILAR, "writes", side)
             similar = [(str(hit.neuron), hit.polarity) for hit in hits]
         order = (side, "-" if side == "+" else "+")
-        sides = [(f"Sentences with {card.SIDES[one]}", opened.examples(neuron, one, SENTENCES)) for one in order]
-    return str(card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar
+        sides = [(f"Sentences with {neuron_card.SIDES[one]}", opened.examples(neuron, one, SENTENCES)) for one in order]
+    return str(neuron_card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar
 
 
 @st.cache_data(max_entries=2, show_spinner="Reading the statistics ...")

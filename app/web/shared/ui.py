@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas
 import streamlit as st
@@ -19,8 +19,8 @@ from markupsafe import Markup
 from streamlit.errors import StreamlitAPIException
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from icebear.app.web import background
-from icebear.app.web.background import STOPPED, Job, shared
+from icebear.app.web.shared import background
+from icebear.app.web.shared.background import STOPPED, Job, shared
 from icebear.concepts.results.effect_words import BY_LENS, IN_PROMPT
 from icebear.db.store import Store, open_store
 from icebear.errors import IcebearError, StoreError
@@ -36,14 +36,22 @@ if TYPE_CHECKING:
     from icebear.explanation.explanation import Explanation, Grouped
     from icebear.models.model import Model
 
+
+class View(NamedTuple):
+    title: str
+    """Its name in the navigation."""
+    module: str
+    """Its module with `show()`, in `icebear.app.web`."""
+
+
 VIEWS = {
-    "why": "Why this word?",
-    "chat": "Chat",
-    "circuit": "How is it computed?",
-    "neurons": "Neurons",
-    "steer": "Concepts & steering",
+    "why": View("Why this word?", "why.prediction"),
+    "chat": View("Chat", "chat"),
+    "circuit": View("How is it computed?", "circuit"),
+    "neurons": View("Neurons", "neurons"),
+    "steer": View("Concepts & steering", "steering.sections"),
 }
-"""Module and URL of a view -> its name in the navigation; the first one is at the root."""
+"""The URL of a view -> the view; the first one is at the root."""
 LIGHT = ("why",)
 """Views that can be shown without torch."""
 LINK = 6000
@@ -75,11 +83,11 @@ def page(view: str) -> Page:
     def show() -> None:
         lock = nullcontext() if view in LIGHT else background.importing
         with st.skeleton(height=400), lock:  # the first import of torch takes seconds
-            code = importlib.import_module(f"icebear.app.web.{view}")
+            code = importlib.import_module(f"icebear.app.web.{VIEWS[view].module}")
         st.session_state["drawn"] = set()
         code.show()
 
-    return st.Page(show, title=VIEWS[view], url_path=view, default=view == next(iter(VIEWS)))
+    return st.Page(show, title=VIEWS[view].title, url_path=view, default=view == next(iter(VIEWS)))
 
 
 # --- model and index ------------------------------------------------------------------------------------
@@ -332,7 +340,7 @@ def fill(**values: str) -> None:
 def go(view: str, **values: str) -> None:
     """Show `view` with these values typed in; for callbacks."""
     st.session_state.update(values)
-    if VIEWS[view] != st.session_state["view"]:
+    if VIEWS[view].title != st.session_state["view"]:
         _switch(view, values)
 
 
@@ -347,8 +355,8 @@ def open_card(neuron: str, polarity: str = "") -> None:
     values = {"neuron": neuron, "polarity": polarity or _strongest_side(Neuron.parse(neuron))}
     st.session_state.update(values)
     title = st.session_state["view"]
-    if title != VIEWS["neurons"]:
-        view = next(name for name in VIEWS if VIEWS[name] == title)
+    if title != VIEWS["neurons"].title:
+        view = next(name for name in VIEWS if VIEWS[name].title == title)
         st.session_state["card_from"] = (view, None if view == "chat" else st.session_state.get("prompt"))
     if values["polarity"] == "+":
         del values["polarity"]  # the default is not in the URL; a second change of it would be a second step back
@@ -446,7 +454,7 @@ def node_table(explanation: Explanation, key: str, columns: Sequence[str], **val
         whole = partial(with_groups, explanation)  # when it is downloaded
         downloads(key, {"html": lambda: whole().to_html(), "json": lambda: whole().to_json()})
         st.button(
-            f"Switch off {first} in {VIEWS['steer']}",
+            f"Switch off {first} in {VIEWS['steer'].title}",
             key=f"{key}_steer",
             on_click=to_steer,
             args=(first,),

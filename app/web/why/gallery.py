@@ -11,8 +11,8 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.web import ui
-from icebear.app.web.finding import Finding
+from icebear.app.web.shared import ui
+from icebear.app.web.why.finding import Finding
 from icebear.render import heatmap
 
 MODEL = "smollm2-135m"
@@ -34,7 +34,7 @@ class Example:
 
 @cache
 def example(name: str) -> Example:
-    record = json.loads(files("icebear.app.web").joinpath("examples", f"{name}.json").read_text(encoding="utf-8"))
+    record = json.loads(files("icebear.app.web.why").joinpath("examples", f"{name}.json").read_text(encoding="utf-8"))
     return Example(**record | {"finding": Finding.from_dict(record["finding"])})
 
 

@@ -9,8 +9,8 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax.page import excerpt
-from icebear.app.web import ui
-from icebear.app.web.finding import Finding, Group, Strong
+from icebear.app.web.shared import ui
+from icebear.app.web.why.finding import Finding, Group, Strong
 from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.records import Example, Neuron
 from icebear.render import heatmap, render
@@ -50,11 +50,11 @@ def cards(finding: Finding, switch: Callable[[int, Group], None], foot: Callable
     for number, (column, group) in enumerate(zip(st.columns(len(finding.groups)), finding.groups, strict=True)):
         with column.container(border=True, height="stretch"):
             node = group.strongest[0]
-            st.html(render("icebear.app.web/group.html", group=group, measured=IN_PROMPT))
+            st.html(render("icebear.app.web.why/group.html", group=group, measured=IN_PROMPT))
             switch(number, group)
             compared = finding.counterfactual is not None
             values = {"node": node, "compared": compared, "measured": IN_PROMPT, "sentences": _sentences(node)}
-            st.html(render("icebear.app.web/strongest.html", **values))
+            st.html(render("icebear.app.web.why/strongest.html", **values))
             foot(number, group)
     st.caption(ui.plain(f"{finding.together} {finding.reach} {OTHER_WORDS}"))
 

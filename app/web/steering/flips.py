@@ -9,8 +9,9 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.app.web import continuations, ui
-from icebear.app.web.background import STOPPED, Job
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import STOPPED, Job
+from icebear.app.web.steering import continuations
 from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike

@@ -14,7 +14,8 @@ import streamlit as st
 
 from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.app.web import continuations, flips, ui
+from icebear.app.web.shared import ui
+from icebear.app.web.steering import continuations, flips
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
 from icebear.errors import InputError
 from icebear.models.text.chat import Chat

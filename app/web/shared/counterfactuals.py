@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from icebear.app.web import ui
-from icebear.app.web.background import Job
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import Job
 from icebear.models.text.chat import Chat
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import streamlit as st
 Word = tuple[str, int, int]
 """A text, and its tokens, half open."""
 
-HERE = files("icebear.app.web")
+HERE = files("icebear.app.web.shared")
 component = st.components.v2.component(
     "icebear_words",
     html='<div class="words"></div>',

@@ -7,12 +7,14 @@ from functools import partial
 
 import streamlit as st
 
-from icebear.app.web import details as tables
-from icebear.app.web import fine_tuning as two_models
-from icebear.app.web import flips, measured, ui
-from icebear.app.web.continuations import share
-from icebear.app.web.finding import Answers, Finding, Request
-from icebear.app.web.relevances import explained, predicted
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.explanations import explained, predicted
+from icebear.app.web.steering import flips
+from icebear.app.web.steering.continuations import share
+from icebear.app.web.why import fine_tuning as two_models
+from icebear.app.web.why import measured
+from icebear.app.web.why import ranked_neurons as tables
+from icebear.app.web.why.finding import Answers, Finding, Request
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.web import change, concept, editing, ui
+from icebear.app.web.shared import ui
+from icebear.app.web.steering import change_answer, concepts, edit_neurons
 
 SECTIONS = {
-    "flip": ("Change the answer", change.show),
-    "concepts": ("Concepts", concept.show),
-    "edits": ("Edits", editing.show),
+    "flip": ("Change the answer", change_answer.show),
+    "concepts": ("Concepts", concepts.show),
+    "edits": ("Edits", edit_neurons.show),
 }
 """The value in the URL -> its name, and what shows it."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from icebear.app.web import ui
-from icebear.app.web.background import Job
-from icebear.app.web.bars import Bar, bars
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.drawing import DRAWN, FIRST
 from icebear.concepts.circuits.graph import Graph

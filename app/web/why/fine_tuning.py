@@ -8,9 +8,11 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.app.web import flips, measured, ui
-from icebear.app.web.background import Job
-from icebear.app.web.finding import Request
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import Job
+from icebear.app.web.steering import flips
+from icebear.app.web.why import measured
+from icebear.app.web.why.finding import Request
 from icebear.concepts.answers.restoring import ChangeEffect
 from icebear.explanation.explanation import Explanation, explain
 from icebear.records import TokenScore

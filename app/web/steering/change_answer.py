@@ -5,7 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from icebear.app.cli.verbs.demo import PROMPT
-from icebear.app.web import flips, suggestions, ui
+from icebear.app.web.shared import counterfactuals, ui
+from icebear.app.web.steering import flips
 
 
 def show() -> None:
@@ -35,7 +36,7 @@ def _help(to: str) -> str | None:
 
 def _suggestions(prompt: str) -> None:
     """Suggest source prompts with their answers; a click chooses one."""
-    rows = {row.text: row for row in suggestions.rows(prompt)}
+    rows = {row.text: row for row in counterfactuals.rows(prompt)}
 
     def take() -> None:
         row = rows.get(st.session_state["chosen_source"])

@@ -8,8 +8,8 @@ import altair as alt
 import pandas
 import streamlit as st
 
-from icebear.app.web import ui
-from icebear.app.web.relevances import explained
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.explanations import explained
 from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance

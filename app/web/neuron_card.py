@@ -17,9 +17,9 @@ from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.writes import FEW, writes
-from icebear.app.web import ui
-from icebear.app.web.background import SITES, Job
-from icebear.app.web.header import no_store_yet, offer_sites
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import SITES, Job
+from icebear.app.web.shared.header import no_store_yet, offer_sites
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import nearest, vocabulary_projection
@@ -248,7 +248,7 @@ def _actions(card: Card) -> None:
     left.text_input("Your label", card.label or "", key=key, on_change=write)
     _, prompt = st.session_state.get("card_from") or ("", None)
     off = partial(ui.to_steer, card.neuron, **({"prompt": prompt} if prompt else {}))
-    middle.button(f"Switch it off in {ui.VIEWS['steer']}", on_click=off, key="card_to_steer")
+    middle.button(f"Switch it off in {ui.VIEWS['steer'].title}", on_click=off, key="card_to_steer")
     with right:
         as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
         ui.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

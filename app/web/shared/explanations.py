@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.web import ui
-from icebear.app.web.background import shared
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import shared
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance

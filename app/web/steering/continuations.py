@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.web import ui
+from icebear.app.web.shared import ui
 from icebear.render import NEGATIVE, hexadecimal, visible
 
 SIDE = Markup(

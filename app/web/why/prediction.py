@@ -10,8 +10,9 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.app.web import background, gallery, story, suggestions, ui
-from icebear.app.web.finding import Finding, Group, Request
+from icebear.app.web.shared import background, counterfactuals, ui
+from icebear.app.web.why import gallery, group_cards
+from icebear.app.web.why.finding import Finding, Group, Request
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 
@@ -21,7 +22,7 @@ def show() -> None:
     first = gallery.example(gallery.NAMES[0]).finding
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
     prompt = ui.typed(row[0].text_input, "Prompt", "prompt", value=first.prompt, on_change=_forget)
-    counterfactual = suggestions.field(prompt, first.counterfactual or "" if prompt == first.prompt else "")
+    counterfactual = counterfactuals.field(prompt, first.counterfactual or "" if prompt == first.prompt else "")
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
     answers = example.finding if example else _live().answers(prompt, counterfactual)
@@ -43,14 +44,14 @@ def show() -> None:
             _page(request, finding, partial(_live().finished, request, finding), None)
     if counterfactual is None:
         with offered:
-            suggestions.offer(prompt)
+            counterfactuals.offer(prompt)
     gallery.show()
 
 
 def _live() -> ModuleType:
     """Return the module that measures, as soon as the model is loaded."""
     ui.model()
-    return _module("live")
+    return _module("why.measuring")
 
 
 def _module(name: str) -> ModuleType:
@@ -91,7 +92,7 @@ def _page(request: Request, finding: Finding, finished: Callable[[], Finding], f
     """Show the sentence, the switch, the cards, and what is folded. finished: measures the cards, in seconds."""
     left, right = st.columns([3, 1], vertical_alignment="top")
     with left:
-        story.head(finding)
+        group_cards.head(finding)
     switched = st.container()
     with right:
         _switch(request, finding, flip, switched)
@@ -100,7 +101,7 @@ def _page(request: Request, finding: Finding, finished: Callable[[], Finding], f
     with place:
         with st.container():
             finding = finished()
-        story.cards(finding, partial(_set, request), _foot)
+        group_cards.cards(finding, partial(_set, request), _foot)
 
 
 def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None, place: Any) -> None:
@@ -115,7 +116,7 @@ def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None,
         return
     with place.container(border=True):
         if recorded:
-            _module("flips").show(Recipe.from_dict(recorded))
+            _module("steering.flips").show(Recipe.from_dict(recorded))
         else:
             _live().flip(request, contrast)
 

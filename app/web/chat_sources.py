@@ -8,10 +8,10 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.app.web import ui
-from icebear.app.web.background import Job
-from icebear.app.web.bars import Bar, bars
-from icebear.app.web.relevances import answered, explained_words
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.bars import Bar, bars
+from icebear.app.web.shared.explanations import answered, explained_words
 from icebear.concepts.answers.sources import SourceBreakdown, SourcePart, source_breakdown
 from icebear.concepts.results.ranking import Ranking
 from icebear.models.text.answer import Answer

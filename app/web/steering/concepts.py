@@ -11,9 +11,10 @@ import pandas
 import streamlit as st
 
 from icebear.app.cli.verbs.demo import PROMPT
-from icebear.app.web import continuations, flips, ui
-from icebear.app.web.background import Job
-from icebear.app.web.editing import download, last_result, side_by_side
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import Job
+from icebear.app.web.steering import continuations, flips
+from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
 from icebear.concepts.statistics import auroc_by_chance
 from icebear.edits import Edit
 from icebear.errors import InputError
@@ -33,7 +34,7 @@ DRAWS = 5
 """Random draws of as many other neurons."""
 SHOWN = 5
 """Neurons that are shown without scrolling."""
-EXAMPLES = files("icebear.app.web").joinpath("examples")
+EXAMPLES = files("icebear.app.web.steering").joinpath("examples")
 
 
 def show() -> None:

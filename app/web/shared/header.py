@@ -6,8 +6,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from icebear.app.web import ui
-from icebear.app.web.background import LARGER, SMALLER, Job, shared
+from icebear.app.web.shared import ui
+from icebear.app.web.shared.background import LARGER, SMALLER, Job, shared
 from icebear.cache import cache_folder
 from icebear.errors import StoreError
 
