@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear import Chat, attribute, flip, load_model
-from icebear.app.web.shared.ui import read_prompt
+from icebear.app.web.shared.markdown import read_prompt
 from icebear.app.web.why import measured
 from icebear.explanation.explanation import explain_groups
 from icebear.models.model import Model

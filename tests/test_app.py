@@ -23,8 +23,8 @@ from few import FEW
 from serving import serving, started
 
 from icebear import attribute
-from icebear.app.web.shared import ui
-from icebear.app.web.shared.background import Job, Shared
+from icebear.app.web.shared import jobs, markdown, served
+from icebear.app.web.shared.background import Job, Shared, shared
 from icebear.app.web.steering.continuations import share
 from icebear.app.web.why import gallery, measuring
 from icebear.app.web.why.finding import Finding
@@ -44,7 +44,7 @@ CAMEL = "The wild camel lives in the"
 def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, monkeypatch):
     waits = threading.Event()
     monkeypatch.setattr(loading, "load_model", lambda *arguments, **options: waits.wait())
-    ui._load.clear()
+    jobs._load.clear()
     page = fine(visit())
     found = gallery.example(gallery.NAMES[0]).finding
     assert page.get_by_key("prompt").value == found.prompt
@@ -53,7 +53,7 @@ def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, m
     page.get_by_key("example_2").click().run()
     assert fine(page).get_by_key("prompt").value == gallery.example(gallery.NAMES[2]).finding.prompt
     waits.set()
-    ui._load.clear()
+    jobs._load.clear()
 
 
 def test_examples_are_what_the_model_computes(smol, monkeypatch):
@@ -118,7 +118,7 @@ def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
     assert "goes from" not in text(page)
     page.toggle(key="set_0").set_value(True).run()
     before = smol.probability(FRANCE, " Paris")
-    assert ui.plain(f"P(Paris) goes from {share(before)} to {share(after)}") in text(fine(page))
+    assert markdown.plain(f"P(Paris) goes from {share(before)} to {share(after)}") in text(fine(page))
 
 
 def test_a_long_prompt_asks_first(environment, no_groups, monkeypatch):
@@ -166,21 +166,23 @@ def test_a_job_ends_when_nobody_waits_for_it():
 
 
 def test_a_job_that_waits_for_another_visitor_says_so(environment, smol):
-    model = ui.model()
+    model = jobs.model()
     with model.lock:
         job = Job("Predicting", lambda job: model.predict("bear"))
         deadline = time.monotonic() + 10
-        while ui.doing(job) == "Predicting" and time.monotonic() < deadline:
+        while jobs.doing(job) == "Predicting" and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert ui.doing(job) != "Predicting"
+        assert jobs.doing(job) != "Predicting"
     job.join(10)
     assert job.result
 
 
 def test_messages_leave_out_what_only_a_command_line_knows():
-    assert ui.message("It is one; two? Use --to or three.") == ui.plain("It is one; two?")
-    assert ui.message("a.db does not have L1.ffn.2; run icebear index.") == ui.plain("a.db does not have L1.ffn.2.")
-    assert ui.message("Use --to.") == ui.plain("Use --to.")
+    assert markdown.message("It is one; two? Use --to or three.") == markdown.plain("It is one; two?")
+    assert markdown.message("a.db does not have L1.ffn.2; run icebear index.") == markdown.plain(
+        "a.db does not have L1.ffn.2."
+    )
+    assert markdown.message("Use --to.") == markdown.plain("Use --to.")
 
 
 def test_groups_are_measured_once(environment, no_groups, monkeypatch):
@@ -228,9 +230,9 @@ def test_a_base_model_that_does_not_load_is_tried_again_and_the_model_stays(
     page = visit(prompt="Paris is", fine_tuning_open="true")
     assert base in page.error[0].value.replace("\\", "")
     assert not page.exception
-    model, failed = ui.loading(), ui.shared().loads[json.dumps({**ui._model_settings(), "model": base})]
-    assert ui.loading(base) is not failed
-    assert ui.loading() is model
+    model, failed = jobs.loading(), shared().loads[json.dumps({**served.model_settings(), "model": base})]
+    assert jobs.loading(base) is not failed
+    assert jobs.loading() is model
 
 
 def test_what_was_typed_stays(environment, no_groups):
@@ -244,11 +246,11 @@ def test_one_token_and_an_unknown_family(environment, no_groups):
     fine(visit(prompt="Hi"))
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(FAMILIES, "llama")
-        ui._load.clear()
+        jobs._load.clear()
         page = fine(visit(prompt="The camel"))
         assert page.info
         assert "heat answer" in text(page)
-    ui._load.clear()
+    jobs._load.clear()
 
 
 def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, monkeypatch):
@@ -294,7 +296,7 @@ def test_the_second_visitor_does_not_load_the_model_again(environment, no_groups
     loads = []
     load = loading.load_model
     monkeypatch.setattr(loading, "load_model", lambda *args, **options: loads.append(1) or load(*args, **options))
-    ui._load.clear()
+    jobs._load.clear()
     fine(visit(prompt="Hi"))
     fine(visit("chat"))
     assert len(loads) == 1

@@ -10,7 +10,7 @@ from appview import fine, text, visit
 from conftest import CAMEL, ICE_BEAR
 from streamlit.testing.v1 import AppTest
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import markdown, served
 from icebear.app.web.shared.background import STOPPED
 from icebear.app.web.steering import concepts
 from icebear.app.web.steering.continuations import differences
@@ -27,7 +27,7 @@ def test_a_flip(environment, few_contexts, desert, monkeypatch):
     page = fine(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, tokens="2"))
     assert not page.session_state["run"]
     page.get_by_key("flip").click().run()
-    wanted = ui.model_name(), ICE_BEAR, "desert", CAMEL, 10, False
+    wanted = served.model_name(), ICE_BEAR, "desert", CAMEL, 10, False
     job = started(*wanted)
     while job.is_alive() and job.result is None:
         time.sleep(0.02)
@@ -147,7 +147,7 @@ def test_differences_are_marked_and_text_stays_text():
     assert one == "a <mark>&lt;b&gt;</mark> same"
     assert other == "a <mark>&lt;i&gt;</mark> same"
     assert differences("x", "x") == ("x", "x")
-    assert ui.plain("*a* `b` :red[c] $d$ <e> [f](g)") == (r"\*a\* \`b\` \:red\[c\] \$d\$ \<e\> \[f\]\(g\)")
+    assert markdown.plain("*a* `b` :red[c] $d$ <e> [f](g)") == (r"\*a\* \`b\` \:red\[c\] \$d\$ \<e\> \[f\]\(g\)")
 
 
 def examples():

@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.explanations import answered, explained_words
@@ -40,12 +40,12 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     account = st.container()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks")
-        contrast = ui.typed(st.text_input, "Rather than (optional)", "rather", width=200)
+        contrast = links.typed(st.text_input, "Rather than (optional)", "rather", width=200)
     text, answer = _answer(chat, turn)
     with account:
-        request = (ui.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
-        sources = ui.awaited(_sources, *request, stops=True)
-        st.markdown(f"#### Why {ui.target_label(sources.relevance)}?")
+        request = (served.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
+        sources = jobs.awaited(_sources, *request, stops=True)
+        st.markdown(f"#### Why {markdown.target_label(sources.relevance)}?")
         st.markdown(sentence(sources))
         st.html(bars(parts(sources)))
         st.caption(
@@ -64,34 +64,34 @@ def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdo
     start, stop = answer.token_range(span)
     with opened:
         st.markdown("#### The tokens behind the bars")
-        ui.heat(sources.relevance, answer=True)
+        markdown.heat(sources.relevance, answer=True)
         chances = ", ".join(f"{chance:.0%}" for chance in answer.probabilities[start : min(stop, start + 12)])
         more = ", ..." if stop - start > 12 else ""
         st.caption(
             "Red supports it, blue opposes it; dotted: attention sinks; gray: the chat template. "
-            + ui.plain(f"Probability of the selected words: {chances}{more}")
+            + markdown.plain(f"Probability of the selected words: {chances}{more}")
         )
         relevance = explained_words(text, turn, (start, stop), sources.relevance.contrast_text or None)
-        explanation = ui.explanation_of(relevance, Ranking(10, position="last"))
+        explanation = explanations.explanation_of(relevance, Ranking(10, position="last"))
         before = chat.of(chat.messages[:turn])
         if explanation.nodes:
-            st.markdown(f"#### The neurons that contribute most to {ui.target_label(relevance)}")
-            ui.node_table(explanation, "account", ("neuron", "token", "relevance"), prompt=before.to_json(None))
+            st.markdown(f"#### The neurons that contribute most to {markdown.target_label(relevance)}")
+            tables.node_table(explanation, "account", ("neuron", "token", "relevance"), prompt=before.to_json(None))
         _circuit(before, answer, start, sources)
         bars_line = f"The bars (CP-LRP) sum to {sources.target:.2f} logits, remainder {sources.remainder:+.1e}."
-        st.caption(ui.plain(f"Method check. {bars_line} Neurons: {relevance.conservation_text()}."))
+        st.caption(markdown.plain(f"Method check. {bars_line} Neurons: {relevance.conservation_text()}."))
 
 
 def _answer(chat: Chat, turn: int) -> tuple[str, Answer]:
     """Return the conversation up to a message, as JSON, and this message."""
     text = chat.of(chat.messages[: turn + 1]).to_json(None)
-    return text, answered(ui.model_name(), text, turn)
+    return text, answered(served.model_name(), text, turn)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _sources(name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Job:
     """Return the job that finds what the words come from, or has found it, for all visitors."""
-    model, answer = ui.model(), answered(name, chat, turn)
+    model, answer = jobs.model(), answered(name, chat, turn)
     options: dict[str, Any] = {"contrast": contrast} if contrast else {"number": "log-odds"}
     return Job("Explaining", lambda job: source_breakdown(model, answer, span, **options))
 
@@ -119,12 +119,13 @@ def sentence(sources: SourceBreakdown) -> str:
     apart = {*relevance.prompt.template, *relevance.prompt.sinks}
     places = [place for place in range(len(relevance.tokens)) if place not in apart]
     top = max(places, key=lambda place: relevance.tokens[place].item())
-    word, others = relevance.prompt.strings[top].strip(), ui.plain(contrast.strip()) or "the other likely words"
+    word, others = relevance.prompt.strings[top].strip(), markdown.plain(contrast.strip()) or "the other likely words"
     name = part_name(best)
     behind = "" if sources.target > 0 else f" But the model prefers {others} here."
+    name = markdown.plain(name[0].lower() + name[1:])
     return (
-        f"**Of the messages, {ui.plain(name[0].lower() + name[1:])} contributed most: {best.total:+.1f}** of the "
-        f"{sources.target:.1f} logits by which it leads {others}. The strongest word is **{ui.token_label(word)}** "
+        f"**Of the messages, {name} contributed most: {best.total:+.1f}** of the {sources.target:.1f} logits by which "
+        f"it leads {others}. The strongest word is **{markdown.token_label(word)}** "
         f"({relevance.tokens[top].item():+.1f}).{behind}"
     )
 
@@ -146,7 +147,7 @@ def _circuit(before: Chat, answer: Answer, start: int, sources: SourceBreakdown)
         "target": sources.relevance.target.text,
         "contrast": sources.relevance.contrast_text,
     }
-    go = partial(ui.go, "circuit", **values)
+    go = partial(links.go, "circuit", **values)
     st.button("Open its circuit", key="open_circuit", on_click=go, disabled=other == message)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import jobs, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
@@ -20,13 +20,13 @@ LITTLE = 0.2
 def show(graph: Graph, request: tuple) -> None:
     """Say what the nodes recover, with their control; the other checks run on a click, as they take seconds."""
     st.markdown("#### Is it true?")
-    nodes = ui.awaited(_ablation, request, graph)
+    nodes = jobs.awaited(_ablation, request, graph)
     parts = "nodes" if graph.heads else "neurons"
     st.markdown(sentence(nodes, parts))
     st.html(bars(measures(nodes, parts), high=1.0))
     with st.expander("All checks"):
         if st.toggle("Also run the model along the edges alone", key="measure"):
-            edges = ui.awaited(_along_edges, request, graph)
+            edges = jobs.awaited(_along_edges, request, graph)
             table = [(f"the {one.edges} strongest edges", one.sufficiency, one.random_sufficiency) for one in edges]
             _table(["along these edges alone", "recovered", "along random edges into the same targets"], table)
         rows = [
@@ -46,7 +46,7 @@ def show(graph: Graph, request: tuple) -> None:
 
 
 def _table(columns: list[str], rows: list[tuple]) -> None:
-    ui.data_table(pandas.DataFrame(rows, columns=columns), shares=columns[1:])
+    tables.data_table(pandas.DataFrame(rows, columns=columns), shares=columns[1:])
 
 
 def percent(share: float) -> str:

@@ -17,7 +17,7 @@ from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.writes import FEW, writes
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import SITES, Job
 from icebear.app.web.shared.header import no_store_yet, offer_sites
 from icebear.concepts.vocabulary.lens import mean_lens
@@ -45,7 +45,7 @@ def show(name: str) -> None:
     neuron = Neuron.parse(name)
     st.html(TO_TOP.format(neuron), unsafe_allow_javascript=True)
     st.markdown(f"#### {neuron}")
-    polarity = ui.typed(
+    polarity = links.typed(
         st.segmented_control,
         "High (+) or low (-) activation first",
         "polarity",
@@ -53,13 +53,13 @@ def show(name: str) -> None:
         default="+",
         required=True,
     )
-    if ui.has_store(neuron.site):
-        with ui.store(neuron.site) as opened:
+    if served.has_store(neuron.site):
+        with served.store(neuron.site) as opened:
             check(opened, neuron)
             _card(opened, neuron, polarity)
         return
     vocabulary = st.container()
-    if not ui.has_store():
+    if not served.has_store():
         no_store_yet("Sentences, statistics and similar neurons need")
     elif neuron.site in SITES:
         offer_sites(neuron.site)
@@ -95,14 +95,14 @@ def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:
 
 def _vocabulary(neuron: Neuron, polarity: str) -> None:
     """Show the part of a card that needs no index."""
-    model = ui.model()
+    model = jobs.model()
     model.check(neuron)
     if neuron.site not in SILENT["writes"]:
         _styled(page.projections_html(both_projections(model, neuron, EXAMPLES), polarity))
 
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
-    model = ui.loaded(opened)
+    model = jobs.loaded(opened)
     reading = model if model and mean_lens(model) else None  # else the lens of the neuron would take seconds
     card = describe(opened, neuron, reading, EXAMPLES, places=0)
     if card.left_out:
@@ -110,9 +110,9 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
         if st.button(f"Vocabulary and similar neurons (reads {size})", icon=":material/hub:", key="whole_card"):
             card = describe(opened, neuron, reading, EXAMPLES, whole=True, places=0)
     if card.title:
-        st.markdown(f"**{ui.plain(card.title)}**")
+        st.markdown(f"**{markdown.plain(card.title)}**")
     if card.by == "relevance":
-        st.caption(ui.plain(page.RELMAX))
+        st.caption(markdown.plain(page.RELMAX))
     elif not card.meanings:
         _suggesting(neuron)
     worded = None if card.left_out else words(opened, neuron, EXAMPLES)
@@ -161,7 +161,7 @@ def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:
         if side in card.meanings:
             _styled(page.meaning_html(card, side))
         if card.kind[side] != OTHER:
-            st.caption(ui.plain(f"class: {class_name(card.kind[side])}"))
+            st.caption(markdown.plain(f"class: {class_name(card.kind[side])}"))
         first, second = st.empty(), st.empty()
         written, sentences = (second, first) if worded else (first, second)
         if card.examples[side]:
@@ -181,7 +181,7 @@ def _nearest(opened: Store, card: Card, polarity: str) -> None:
             continue
         cosines = f"cosine {hits[0].score:.2f} to {hits[-1].score:.2f}"
         label = f"{page.NEAREST[by]} ({cosines}; nearest of a random neuron: {median:.2f}, at most {largest:.2f})"
-        ui.neuron_pills(label, [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
+        tables.neuron_pills(label, [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
 
 
 @st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)
@@ -197,31 +197,31 @@ def _styled(html: Markup, place: Any = st) -> None:
 def _annotating(opened: Store, neuron: Neuron) -> None:
     """Attribute the examples that are shown, on demand, and store the result."""
     if st.button("Color the tokens that activate it", icon=":material/palette:", key="annotate"):
-        loaded = ui.fitting(opened)
-        with ui.progress("Attributing; finished sentences are kept") as step:
+        loaded = jobs.fitting(opened)
+        with jobs.progress("Attributing; finished sentences are kept") as step:
             annotate(loaded, opened, [neuron], EXAMPLES, on_progress=step)
         st.rerun()
 
 
 def _suggesting(neuron: Neuron) -> None:
     """Label both sides of a neuron on demand, in the background, and store the result."""
-    request = (ui.model_name(), str(ui.store_path(neuron.site)), str(neuron))
+    request = (served.model_name(), str(served.store_path(neuron.site)), str(neuron))
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("No label yet", width="content")
         if st.button("Suggest one", key="suggest_label", type="tertiary", icon=":material/label:"):
             if _labelling(*request).error:
                 _labelling.clear(*request)
-            _labelling(*request).left.discard(ui.visitor())
+            _labelling(*request).left.discard(jobs.visitor())
             st.session_state["labelling"] = request
-        st.caption(f"The model reads {sum(SENTENCES.values()):,} sentences{LABEL_TIMES.get(ui.model_name(), '')}.")
-    if st.session_state.get("labelling") == request and ui.is_done(_labelling(*request)):
+        st.caption(f"The model reads {sum(SENTENCES.values()):,} sentences{LABEL_TIMES.get(served.model_name(), '')}.")
+    if st.session_state.get("labelling") == request and jobs.is_done(_labelling(*request)):
         st.caption("No label passed its test.")
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _labelling(name: str, path: str, neuron: str) -> Job:
     """Return the job that labels a neuron, for all visitors."""
-    loading = ui.loading()
+    loading = jobs.loading()
 
     def work(job: Job) -> None:
         model = loading.outcome()
@@ -240,15 +240,15 @@ def _actions(card: Card) -> None:
 
     def write() -> None:
         try:
-            with ui.store(card.neuron.site) as opened:
+            with served.store(card.neuron.site) as opened:
                 opened.labels.set_own(card.neuron, st.session_state[key])
         except IcebearError as error:  # in a callback; the next run shows it
             st.session_state["trouble"] = str(error)
 
     left.text_input("Your label", card.label or "", key=key, on_change=write)
     _, prompt = st.session_state.get("card_from") or ("", None)
-    off = partial(ui.to_steer, card.neuron, **({"prompt": prompt} if prompt else {}))
-    middle.button(f"Switch it off in {ui.VIEWS['steer'].title}", on_click=off, key="card_to_steer")
+    off = partial(links.to_steer, card.neuron, **({"prompt": prompt} if prompt else {}))
+    middle.button(f"Switch it off in {links.VIEWS['steer'].title}", on_click=off, key="card_to_steer")
     with right:
         as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
-        ui.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})
+        tables.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

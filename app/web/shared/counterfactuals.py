@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import jobs, links, markdown, served
 from icebear.app.web.shared.background import Job
 from icebear.models.text.chat import Chat
 
@@ -18,7 +18,7 @@ def field(prompt: str, default: str) -> str | None:
     """Draw the field; None if it is empty."""
     label = "Compared with (counterfactual prompt)"
     hint = "Choose a suggestion, or write a prompt with the same number of tokens"
-    return ui.typed(st.text_input, label, "counterfactual", value=default, placeholder=hint) or None
+    return links.typed(st.text_input, label, "counterfactual", value=default, placeholder=hint) or None
 
 
 def offer(prompt: str) -> None:
@@ -33,14 +33,16 @@ def offer(prompt: str) -> None:
 
     if names:
         label = "Compare with"
-        st.pills(label, list(names), format_func=lambda text: ui.plain(names[text]), key="suggestion", on_change=take)
+        st.pills(
+            label, list(names), format_func=lambda text: markdown.plain(names[text]), key="suggestion", on_change=take
+        )
 
 
 def rows(prompt: str) -> list[Suggestion]:
     """Return prompts with another answer, which are found in the background; the page says if there is none yet."""
-    if isinstance(ui.read_prompt(prompt), Chat):
+    if isinstance(markdown.read_prompt(prompt), Chat):
         return []
-    job = _started(ui.model_name(), prompt)
+    job = _started(served.model_name(), prompt)
     if job.is_alive():
         _waiting(job)
         return []
@@ -59,7 +61,7 @@ def _waiting(job: Job) -> None:
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _started(name: str, prompt: str) -> Job:
     """Return the job that finds suggestions, for all visitors."""
-    loading = ui.loading()
+    loading = jobs.loading()
 
     def work(job: Job) -> list[Suggestion]:
         model = loading.outcome()

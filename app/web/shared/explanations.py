@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import jobs, markdown, served
 from icebear.app.web.shared.background import shared
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
+from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
+from icebear.explanation.explanation import Explanation, Grouped, explain_groups
 from icebear.models.text.answer import Answer, answer_of
 from icebear.models.text.chat import Chat
 from icebear.records import TokenScore
@@ -22,33 +27,56 @@ def explained(
 ) -> Relevance:
     """Return the relevance for a prompt, cached for all visitors."""
 
-    model, read = ui.model(), ui.read_prompt(prompt)
-    other, known = ui.read_prompt(counterfactual) if counterfactual else None, METHODS.get(method)
+    model, read = jobs.model(), markdown.read_prompt(prompt)
+    other, known = markdown.read_prompt(counterfactual) if counterfactual else None, METHODS.get(method)
 
     def make() -> Relevance:
         return attribute(model, read, target, contrast, counterfactual=other, method=known)
 
     key = (model, prompt, target, contrast, method, counterfactual)
-    return shared().relevance(key, lambda: ui.computed("Explaining", make))
+    return shared().relevance(key, lambda: jobs.computed("Explaining", make))
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def answered(name: str, chat: str, turn: int) -> Answer:
-    return answer_of(ui.model(), Chat.from_json(chat), turn)
+    return answer_of(jobs.model(), Chat.from_json(chat), turn)
 
 
 def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
     """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
 
-    model, answer = ui.model(), answered(ui.model_name(), chat, turn)
+    model, answer = jobs.model(), answered(served.model_name(), chat, turn)
 
     def make() -> Relevance:
         return attribute(model, answer, contrast=contrast, span=span, record="last")
 
     key = (model, chat, turn, span, contrast)
-    return shared().relevance(key, lambda: ui.computed("Explaining", make))
+    return shared().relevance(key, lambda: jobs.computed("Explaining", make))
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def predicted(name: str, prompt: str) -> list[TokenScore]:
-    return ui.model().predict(ui.read_prompt(prompt), 10)
+    return jobs.model().predict(markdown.read_prompt(prompt), 10)
+
+
+def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
+    """Return the nodes of a relevance with their effects, and with their labels if there is an index."""
+    with st.skeleton(height=240), served.store() if served.has_labels() else nullcontext() as opened:
+        return Explanation.of(jobs.model(), relevance, ranking, store=opened)
+
+
+def grouped(relevance: Relevance, site: str) -> Grouped:
+    """Return the groups of the nodes of a site, measured once for all visitors."""
+    known = shared().groups.setdefault(relevance, {})
+    if site not in known:
+        shown = jobs.model()
+        what = "Measuring what groups of neurons do to the next word"
+        known[site] = jobs.computed(what, lambda: explain_groups(shown, relevance, site))
+    return known[site]
+
+
+def with_groups(explanation: Explanation) -> Explanation:
+    """Return the explanation with the groups of its nodes, if they were measured."""
+    known = shared().groups.get(explanation.relevance, {})
+    together, groups = known.get(explanation.ranking.site or "ffn", (None, ()))
+    return replace(explanation, together=together, groups=groups)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import jobs, markdown, served
 from icebear.app.web.shared.background import LARGER, SMALLER, Job, shared
 from icebear.cache import cache_folder
 from icebear.errors import StoreError
@@ -22,15 +22,15 @@ UNKNOWN_TIME = ("minutes for a small model, hours for one of billions of paramet
 def show() -> None:
     """Show the line, and the progress of the indexes that are being built."""
     try:
-        ready = ui.has_store()
+        ready = served.has_store()
         label = _label(ready)
     except StoreError:  # the file is something else; a view that needs it reports that
-        ready, label = False, f"{ui.named_store()} cannot be read"
+        ready, label = False, f"{served.named_store()} cannot be read"
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         st.markdown("**icebear**", width="content")
-        name = Path(ui.model_name())
-        st.markdown(ui.plain(name.name if name.exists() else str(name)), width="content")
-        with st.popover(f"index: {ui.plain(label)}", type="tertiary"):
+        name = Path(served.model_name())
+        st.markdown(markdown.plain(name.name if name.exists() else str(name)), width="content")
+        with st.popover(f"index: {markdown.plain(label)}", type="tertiary"):
             _about(ready)
     with st.container():  # in any case, so that what follows keeps its place
         if any(job.is_alive() for job in shared().builds.values()):
@@ -39,7 +39,11 @@ def show() -> None:
 
 def _label(ready: bool) -> str:
     if ready:
-        return ui.named_store().name if ui.store_path() == ui.named_store() else f"{SMALLER} Wikipedia summaries"
+        return (
+            served.named_store().name
+            if served.store_path() == served.named_store()
+            else f"{SMALLER} Wikipedia summaries"
+        )
     job = shared().builds.get(None)
     return "being built" if job and job.is_alive() else "none"
 
@@ -49,18 +53,20 @@ def _about(ready: bool) -> None:
     if not ready:
         _offer("header")
         return
-    with ui.store() as opened:
+    with served.store() as opened:
         facts = opened.facts.all()
         sample = opened.sample
-    st.markdown(ui.plain(f"It holds {sample}, read by {facts['model']}"))
-    st.caption(ui.plain(str(ui.store_path().absolute())))
-    if ui.store_path() != ui.named_store():
-        job = shared().builds.get(ui.named_store())
+    st.markdown(markdown.plain(f"It holds {sample}, read by {facts['model']}"))
+    st.caption(markdown.plain(str(served.store_path().absolute())))
+    if served.store_path() != served.named_store():
+        job = shared().builds.get(served.named_store())
         _outcome(job)
         if not (job and job.is_alive()):
-            time = TIMES.get(ui.model_name(), UNKNOWN_TIME)[1]
-            st.caption(f"A larger one is written to {ui.plain(str(ui.named_store().absolute()))}. You can stop it.")
-            _button(f"Build a larger index ({LARGER:,} articles, {time})", "build_larger", ui.named_store())
+            time = TIMES.get(served.model_name(), UNKNOWN_TIME)[1]
+            st.caption(
+                f"A larger one is written to {markdown.plain(str(served.named_store().absolute()))}. You can stop it."
+            )
+            _button(f"Build a larger index ({LARGER:,} articles, {time})", "build_larger", served.named_store())
 
 
 @st.fragment(run_every=1.0)
@@ -77,7 +83,7 @@ def _watching() -> None:
 
 def no_store_yet(needs: str) -> bool:
     """Return whether there is no index to read; then the page says what `needs` it, and asks to build one."""
-    if ui.has_store():
+    if served.has_store():
         return False
     with st.container(border=True, key="no_index"):
         st.markdown(f"{needs} an index.")
@@ -99,14 +105,14 @@ def _offer(where: str) -> None:
         st.caption("It is being built; the progress is at the top of the page, and the page then updates itself.")
         return
     _outcome(job)
-    time = TIMES.get(ui.model_name(), UNKNOWN_TIME)[0]
+    time = TIMES.get(served.model_name(), UNKNOWN_TIME)[0]
     st.markdown(WHAT_FOR)
     st.markdown(
         f"The model reads {SMALLER} Wikipedia summaries, which takes {time}. Meanwhile you can use the app, and you "
         "can stop and continue. The index stays on this computer, and is built only once."
     )
     _button("Continue" if job else "Build the index", f"build_small_{where}", None)
-    st.caption(ui.plain(f"It is written to {cache_folder()}."))
+    st.caption(markdown.plain(f"It is written to {cache_folder()}."))
 
 
 def _outcome(job: Job | None) -> None:
@@ -114,9 +120,9 @@ def _outcome(job: Job | None) -> None:
     if job and job.stopped:
         st.markdown("Stopped. Most of what was read is saved: *Continue* resumes there.")
     elif job and job.error:
-        st.error(ui.plain(str(job.error)))
+        st.error(markdown.plain(str(job.error)))
 
 
 def _button(label: str, key: str, path: Path | None) -> None:
     build = shared().build
-    st.button(label, key=key, type="primary", on_click=lambda: build(ui.loading(), path))
+    st.button(label, key=key, type="primary", on_click=lambda: build(jobs.loading(), path))

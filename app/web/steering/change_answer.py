@@ -5,28 +5,28 @@ from __future__ import annotations
 import streamlit as st
 
 from icebear.app.cli.verbs.demo import PROMPT
-from icebear.app.web.shared import counterfactuals, ui
+from icebear.app.web.shared import counterfactuals, links, markdown, served
 from icebear.app.web.steering import flips
 
 
 def show() -> None:
-    prompt = ui.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    prompt = links.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
     left, right = st.columns(2)
-    to = ui.typed(left.text_input, "The word it should say", "to", placeholder="desert")
+    to = links.typed(left.text_input, "The word it should say", "to", placeholder="desert")
     label = "Source prompt (optional): one that the model continues with this word"
-    source = ui.typed(right.text_input, label, "source", placeholder="The camel lives in the")
+    source = links.typed(right.text_input, label, "source", placeholder="The camel lives in the")
     with st.container(horizontal=True):
         place = st.container(width="content")
         with st.popover("Advanced", icon=":material/tune:"):
-            most = ui.typed(st.number_input, "Edits at most", "most", 1, 50, flips.MOST)
-            unbounded = ui.typed(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
-    request = (ui.model_name(), prompt, to, source or None, most, unbounded)
+            most = links.typed(st.number_input, "Edits at most", "most", 1, 50, flips.MOST)
+            unbounded = links.typed(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
+    request = (served.model_name(), prompt, to, source or None, most, unbounded)
     if place.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=_help(to)):
         flips.resume(request)  # only a click starts it again, not each run of the page
-        ui.to_url(run="flip")
+        links.to_url(run="flip")
     if not to.strip():
         _suggestions(prompt)
-    elif ui.from_url("run") == "flip":
+    elif links.from_url("run") == "flip":
         flips.watch(request)
 
 
@@ -43,7 +43,7 @@ def _suggestions(prompt: str) -> None:
         if row:
             st.session_state.update(source=row.text, to=row.answer)
 
-    names = {text: f"{ui.plain(text)} → {ui.word(row.answer)}" for text, row in rows.items()}
+    names = {text: f"{markdown.plain(text)} → {markdown.word(row.answer)}" for text, row in rows.items()}
     if names:
         label = "Or the answer of another prompt"
         st.pills(label, list(names), format_func=names.__getitem__, key="chosen_source", on_change=take)

@@ -11,7 +11,7 @@ import pandas
 import streamlit as st
 
 from icebear.app.cli.verbs.demo import PROMPT
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.steering import continuations, flips
 from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
@@ -42,7 +42,7 @@ def show() -> None:
     concept = _chosen()
     if concept is None:
         return
-    concept.check(ui.model())
+    concept.check(jobs.model())
     if _verdict(concept):
         left, right = st.columns(2)
         with left:
@@ -63,7 +63,7 @@ def _choose() -> None:
     finding: Job | None = st.session_state.get("finding")
     if finding:
         try:
-            _take(ui.waited(finding, stops=True))
+            _take(jobs.waited(finding, stops=True))
         finally:
             if not finding.is_alive():
                 del st.session_state["finding"]
@@ -74,7 +74,9 @@ def _choose() -> None:
             _take(Concept.from_json(uploaded.getvalue().decode("utf-8", errors="replace")))
         names = _names()
         if names:
-            st.pills("Or one of the index", names, format_func=ui.plain, key="stored_concept", on_change=_take_stored)
+            st.pills(
+                "Or one of the index", names, format_func=markdown.plain, key="stored_concept", on_change=_take_stored
+            )
 
 
 def _examples() -> None:
@@ -109,12 +111,12 @@ def _music() -> None:
     texts = {key: EXAMPLES.joinpath(name).read_text(encoding="utf-8") for key, name in names.items()}
     positive, negative = (text.splitlines() for text in texts.values())
     st.session_state.update(texts, concept_name="music")
-    ui.fill(measured="She played an old song on the piano.", prompt="Yesterday I")
+    links.fill(measured="She played an old song on the piano.", prompt="Yesterday I")
     _find(positive, negative, "music", 20)
 
 
 def _find(positive: list[str], negative: list[str], name: str, most: int) -> None:
-    loading = ui.loading()
+    loading = jobs.loading()
 
     def work(job: Job) -> Concept:
         return find_concept(loading.outcome(), positive, negative, name, max_neurons=most, on_progress=job.step)
@@ -123,16 +125,16 @@ def _find(positive: list[str], negative: list[str], name: str, most: int) -> Non
 
 
 def _names() -> list[str]:
-    if not ui.has_labels():
+    if not served.has_labels():
         return []
-    with ui.store() as opened:
+    with served.store() as opened:
         return list(opened.concepts.all())
 
 
 def _take_stored() -> None:
     name = st.session_state["stored_concept"]
     if name:
-        with ui.store() as opened:
+        with served.store() as opened:
             _take(Concept.from_dict(opened.concepts.get(name)), name)
 
 
@@ -140,10 +142,10 @@ def _take(concept: Concept, name: str | None = None) -> None:
     """Put a concept into the URL, without its search if it is long; name: its name in the index, if it is longer."""
     record = concept.to_dict()
     text = _json(record)
-    if len(text) > ui.LINK:
+    if len(text) > links.LINK:
         record["provenance"] = {key: record["provenance"].get(key) for key in ("auroc", "tested_on", "found_by")}
         text = _json(record)
-    ui.to_url(concept=text if len(text) <= ui.LINK or name is None else name)
+    links.to_url(concept=text if len(text) <= links.LINK or name is None else name)
 
 
 def _json(record: dict[str, Any]) -> str:
@@ -152,14 +154,14 @@ def _json(record: dict[str, Any]) -> str:
 
 def _chosen() -> Concept | None:
     """Return the concept of the URL, or of this session."""
-    text = ui.from_url("concept")
+    text = links.from_url("concept")
     if not text:
         return None
     if text.startswith("{"):
         return Concept.from_json(text)
     if text not in _names():
         raise InputError(f"The index of this server has no concept {text!r}; make it again from its examples.")
-    with ui.store() as opened:
+    with served.store() as opened:
         return Concept.from_dict(opened.concepts.get(text))
 
 
@@ -169,7 +171,7 @@ def _chosen() -> Concept | None:
 def _verdict(concept: Concept) -> bool:
     """Show how well the concept separates held-out texts. Return whether it may be used: it beats chance, or was not
     tested."""
-    headline = f"#### {ui.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}"
+    headline = f"#### {markdown.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}"
     match concept.provenance:
         case {"auroc": int() | float() as score, "tested_on": [int() as positive, int() as negative]} if (
             positive > 0 and negative > 0
@@ -185,35 +187,35 @@ def _verdict(concept: Concept) -> bool:
     )
     if score < chance:
         st.error(
-            f"**Not found: no better than chance on held-out texts.** {ui.plain(text)} Add examples, or make the two "
-            "kinds differ in nothing but the concept."
+            f"**Not found: no better than chance on held-out texts.** {markdown.plain(text)} Add examples, or make the "
+            "two kinds differ in nothing but the concept."
         )
         return False
     st.markdown(headline)
-    st.caption(ui.plain(text))
+    st.caption(markdown.plain(text))
     return True
 
 
 def _neurons(concept: Concept) -> None:
     rows = [{"neuron": str(part.neuron), "sign": part.polarity, "weight": part.weight} for part in concept.parts]
     weight = {"weight": st.column_config.NumberColumn(format="%.3f")}
-    ui.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight, rows=SHOWN)
+    tables.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight, rows=SHOWN)
     with st.container(horizontal=True):
-        ui.downloads("concept", {"json": concept.to_json})
+        tables.downloads("concept", {"json": concept.to_json})
         path = concept.provenance.get("path")
         if path:
             with st.popover("How many neurons"):
                 st.caption("AUROC on the validation texts; the fewest neurons within 0.01 of the best are chosen.")
-                ui.data_table(pandas.DataFrame(path).drop_duplicates())
+                tables.data_table(pandas.DataFrame(path).drop_duplicates())
 
 
 def _measure(concept: Concept) -> None:
-    text = ui.typed(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
+    text = links.typed(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
     if text.strip():
-        result = concept.measure(ui.model(), text)
-        st.html(ui.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
+        result = concept.measure(jobs.model(), text)
+        st.html(markdown.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
         scale = "0 is the mean of the negative examples, 1 their standard deviation; a text has its tokens' mean."
-        st.caption(ui.plain(f"{result.value:+.2f}. {scale}"))
+        st.caption(markdown.plain(f"{result.value:+.2f}. {scale}"))
 
 
 # --- steering -------------------------------------------------------------------------------------------
@@ -221,21 +223,21 @@ def _measure(concept: Concept) -> None:
 
 def _steer(concept: Concept) -> None:
     st.markdown("#### Steer")
-    prompt = ui.typed(st.text_input, "Continue this text", "prompt", value=PROMPT)
+    prompt = links.typed(st.text_input, "Continue this text", "prompt", value=PROMPT)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
-        kl = ui.typed(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
-        suppress = ui.typed(st.toggle, "Suppress instead", "suppress")
+        kl = links.typed(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
+        suppress = links.typed(st.toggle, "Suppress instead", "suppress")
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
     settings = (concept, prompt, kl, suppress)
-    job = last_result("concepts", settings, pressed, partial(_steering, ui.model(), *settings))
+    job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
     if job is None:
         return
-    comparison, recipe, before, after, random = ui.waited(job, stops=True)
+    comparison, recipe, before, after, random = jobs.waited(job, stops=True)
     with st.container(key="steered"):
         _effect(before, after, recipe, random)
         side_by_side(comparison)
-    ui.into_view("steered", settings[1:])
+    markdown.into_view("steered", settings[1:])
     with st.container(horizontal=True):
         st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
         download(comparison)
@@ -245,10 +247,10 @@ def _effect(before: float, after: float, recipe: Recipe, random: list[float]) ->
     """Show the concept's own measure of both texts and of those under random edits; a warning if it moved the wrong
     way, or no further than under random edits."""
     suppress, kl = recipe.provenance["suppress"], recipe.provenance["off_target_kl"]
-    numbers = ui.plain(f"{before:.2f} → {after:.2f}")
+    numbers = markdown.plain(f"{before:.2f} → {after:.2f}")
     control = ""
     if random:
-        measures = ui.plain(f"{min(random):.2f} to {max(random):.2f}")
+        measures = markdown.plain(f"{min(random):.2f} to {max(random):.2f}")
         control = f" The same edits of random other neurons of these layers: {measures} \\({len(random)} draws\\)."
     if (after <= before) if not suppress else (after >= before):
         what = "raised" if after > before else "lowered" if after < before else "did not change"
@@ -271,7 +273,7 @@ def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: 
         contexts = _Stoppable(model, job)
         recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=contexts).noting(prompt=prompt)
         job.doing = "Generating"
-        parsed = ui.read_prompt(prompt)
+        parsed = markdown.read_prompt(prompt)
         result = compare(model, parsed, recipe, NEW_TOKENS, on_token=lambda done: job.step(done, 2 * NEW_TOKENS))
         sides = (result.plain, result.steered)
         before, after = (concept.measure(model, prompt + side.text).value for side in sides)

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import markdown
 from icebear.render import NEGATIVE, hexadecimal, visible
 
 SIDE = Markup(
@@ -66,17 +66,17 @@ def bars(columns: Mapping[str, Mapping[str, float]]) -> None:
 
 def probability_text(word: str, before: float, after: float) -> str:
     """Return how the probability of a word changed, as Markdown."""
-    return f"P({ui.word(word)}) went from {ui.plain(share(before))} to {ui.plain(share(after))}"
+    return f"P({markdown.word(word)}) went from {markdown.plain(share(before))} to {markdown.plain(share(after))}"
 
 
 def side_effects_text(kl: float, random: Sequence[float], contexts: str = "") -> str:
     """Return an off-target KL in nats beside that of random edits, with a verdict, as Markdown."""
-    measure = ui.plain(f" change by {kl:.2f} nats (mean KL divergence; 0 is no change).")
+    measure = markdown.plain(f" change by {kl:.2f} nats (mean KL divergence; 0 is no change).")
     text = f"in {contexts}unrelated texts the next\\-word probabilities{measure}"
     if not random:
         return f"**Side effects**: {text}"
     verdict = "smaller than" if kl < min(random) else "larger than" if kl > max(random) else "as large as"
-    control = ui.plain(f" The same edits of random other neurons: {min(random):.2f} to {max(random):.2f} ")
+    control = markdown.plain(f" The same edits of random other neurons: {min(random):.2f} to {max(random):.2f} ")
     return f"**Side effects are {verdict} those of random edits**: {text}{control}\\({len(random)} draws\\)."
 
 

@@ -14,7 +14,7 @@ import streamlit as st
 
 from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.steering import continuations, flips
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
 from icebear.errors import InputError
@@ -42,17 +42,19 @@ CHARTED = 3
 
 
 def show() -> None:
-    prompt = ui.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    prompt = links.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
     with st.container(horizontal=True):
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="generate")
         with st.popover("Settings", icon=":material/tune:"):
-            count = ui.typed(st.number_input, "New tokens", "tokens", 1, 400, 24)
-            temperature = ui.typed(st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy")
-            seed = ui.typed(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+            count = links.typed(st.number_input, "New tokens", "tokens", 1, 400, 24)
+            temperature = links.typed(
+                st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy"
+            )
+            seed = links.typed(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
         _recipes()
     result_place = st.container()
     edits = _edits()
-    settings = (ui.model_name(), prompt, tuple(map(str, edits)), count, temperature, seed)
+    settings = (served.model_name(), prompt, tuple(map(str, edits)), count, temperature, seed)
     _export(prompt, edits, *settings[3:])
     with result_place:
         result = last_result("edits", settings, pressed, lambda: _generate(prompt, edits, *settings[3:]))
@@ -71,8 +73,8 @@ def _recipes() -> None:
         uploaded = st.file_uploader("A saved recipe", "json", key="uploaded")
         if uploaded:
             recipe = Recipe.from_json(uploaded.getvalue().decode("utf-8", errors="replace"))
-            recipe.check(ui.model())
-            st.button(f"Use {ui.plain(recipe.name)}", key="use_recipe", on_click=flips.edit, args=(recipe,))
+            recipe.check(jobs.model())
+            st.button(f"Use {markdown.plain(recipe.name)}", key="use_recipe", on_click=flips.edit, args=(recipe,))
 
 
 # --- the edits ------------------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ def _recipes() -> None:
 def _edits() -> list[Edit]:
     """Show a line for each edit, with its controls folded, and the edits as text."""
     lines = st.container(gap="xxsmall")
-    written = ui.typed(st.text_area, "Edits, one a line", "edits", height=120, placeholder="L29.ffn.860=-20")
+    written = links.typed(st.text_area, "Edits, one a line", "edits", height=120, placeholder="L29.ffn.860=-20")
     st.caption(SYNTAX)
     edits = parse_edits(line for line in written.splitlines() if line.strip())
     with lines:
@@ -106,7 +108,7 @@ def sentence(edit: Edit) -> str:
     where = WHERE.get(edit.where, f"at {edit.where}")
     decay = f", {edit.decay:g} times as much at each further token" if edit.decay != 1 else ""
     share = f", at {edit.share:.0%} of its strength" if edit.share != 1 else ""
-    return f"**{edit.neuron}**: {ui.plain(what)} {ui.plain(where + decay + share)}"
+    return f"**{edit.neuron}**: {markdown.plain(what)} {markdown.plain(where + decay + share)}"
 
 
 def _write(edits: list[Edit], number: int, changed: Edit | None) -> None:
@@ -129,7 +131,7 @@ def _controls(edits: list[Edit], number: int) -> None:
         key = f"{field} {number} {edit}"
         return {"key": key, "on_change": change, "args": (key, field)}
 
-    units = list(dict.fromkeys([edit.unit, *(UNITS if ui.has_labels() else [""])]))
+    units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_labels() else [""])]))
     places = list(dict.fromkeys([edit.where, *PLACES]))
     st.selectbox("Operation", list(SYMBOLS), list(SYMBOLS).index(edit.op), **options("op"))
     st.slider("Value", -largest, largest, edit.value, **options("value"))
@@ -137,7 +139,7 @@ def _controls(edits: list[Edit], number: int) -> None:
         st.selectbox("Unit", units, format_func=UNITS.__getitem__, **options("unit"))
     st.selectbox("Where", places, format_func=lambda where: WHERE.get(where, where), **options("where"))
     card = (str(edit.neuron), "+" if edit.value >= 0 else "-")
-    st.button("The neuron's card", key=f"card {number}", on_click=ui.open_card, args=card)
+    st.button("The neuron's card", key=f"card {number}", on_click=links.open_card, args=card)
 
 
 def _remove(edits: list[Edit], number: int) -> None:
@@ -154,8 +156,8 @@ def last_result(section: str, settings: tuple, pressed: bool, make: Callable[[],
     A link to the result (?run=section) presses the button once.
     """
     key = f"{section} result"
-    if pressed or (ui.from_url("run") == section and key not in st.session_state):
-        ui.to_url(run=section)
+    if pressed or (links.from_url("run") == section and key not in st.session_state):
+        links.to_url(run=section)
         st.session_state[key] = (settings, None)  # so that a link presses only once
         st.session_state[key] = (settings, make())
     made_with, result = st.session_state.get(key, (settings, None))
@@ -165,19 +167,19 @@ def last_result(section: str, settings: tuple, pressed: bool, make: Callable[[],
 
 
 def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> Comparison:
-    loaded, statistic = ui.model(), None
-    with ui.progress("Generating") as step, ExitStack() as stack:
+    loaded, statistic = jobs.model(), None
+    with jobs.progress("Generating") as step, ExitStack() as stack:
         if any(edit.unit for edit in edits):
-            if not ui.has_store():
+            if not served.has_store():
                 raise InputError("These edits are in units of max or std, which need an index. Write plain numbers.")
-            opened = stack.enter_context(ui.store())
-            ui.fitting(opened)
+            opened = stack.enter_context(served.store())
+            jobs.fitting(opened)
             statistic = opened.neurons.statistic
 
         def on_token(tokens: int) -> None:
             step(tokens, 2 * count)
 
-        return compare(loaded, ui.read_prompt(prompt), edits, count, statistic, temperature, seed, on_token)
+        return compare(loaded, markdown.read_prompt(prompt), edits, count, statistic, temperature, seed, on_token)
 
 
 def side_by_side(result: Comparison) -> None:
@@ -198,7 +200,7 @@ def side_by_side(result: Comparison) -> None:
 
 
 def download(result: Comparison) -> None:
-    ui.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
+    tables.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
 
 
 def _in_logits(result: Comparison) -> bool:
@@ -219,7 +221,7 @@ def _number_text(result: Comparison, word: TokenScore) -> str:
         next(token for token in side if token.id == word.id) for side in (result.plain.next, result.steered.next)
     )
     if before.probability is None or after.probability is None:
-        return ui.plain(f"{word.text!r} went from {before.logit:.2f} to {after.logit:.2f}")
+        return markdown.plain(f"{word.text!r} went from {before.logit:.2f} to {after.logit:.2f}")
     return continuations.probability_text(word.text, before.probability, after.probability)
 
 
@@ -232,16 +234,16 @@ def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed
             st.caption("Its units need an index wherever it is used.")
 
         def save() -> str:
-            return Recipe.for_model(ui.model(), name, edits, prompt=prompt).to_json()
+            return Recipe.for_model(jobs.model(), name, edits, prompt=prompt).to_json()
 
         st.download_button("Save recipe", save, "recipe.json", key="save_recipe", on_click="ignore", disabled=not edits)
-        parsed, path, lines = ui.read_prompt(prompt), str(ui.store_path()), list(map(str, edits))
+        parsed, path, lines = markdown.read_prompt(prompt), str(served.store_path()), list(map(str, edits))
         if isinstance(parsed, str):
             words = ["icebear", "steer", prompt, *(word for line in lines for word in ("--edit", line))]
             words += ["--max-new-tokens", str(count)]
             words += ["--temperature", f"{temperature:g}", "--seed", str(seed)] if temperature else []
             words += ["--store", path] if in_units else []
-            st.code(shlex.join([*words, "--model", ui.model_name()]), "bash", wrap_lines=True)
+            st.code(shlex.join([*words, "--model", served.model_name()]), "bash", wrap_lines=True)
         chat = "Chat, " if isinstance(parsed, Chat) else ""
         sampling = f", temperature={temperature:g}, seed={seed}" if temperature else ""
         opened, statistic = ("", "")
@@ -249,7 +251,7 @@ def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed
             opened, statistic = f"open_store({path!r}) as store, ", ", store.neurons.statistic"
         st.code(
             f"from icebear import {chat}load_model{', open_store' if in_units else ''}, steer\n\n"
-            f"model = load_model({ui.model_name()!r})\n"
+            f"model = load_model({served.model_name()!r})\n"
             f"with {opened}steer(model, {lines!r}{statistic}):\n"
             f"    print(model.generate({parsed!r}, max_new_tokens={count}{sampling}))",
             "python",

@@ -9,7 +9,7 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import jobs, links, markdown, tables
 from icebear.app.web.shared.background import STOPPED, Job
 from icebear.app.web.steering import continuations
 from icebear.concepts.results.effect_words import IN_PROMPT
@@ -42,11 +42,11 @@ def started(
     probable. source: a prompt after which the model says it. most: the largest number of edits. _recipe: the flip, if
     it is known.
     """
-    loading = ui.loading()
+    loading = jobs.loading()
 
     def work(job: Job) -> Recipe:
         job.result, model = _recipe, loading.outcome()
-        recipe = _recipe or _searched(job, model, ui.read_prompt(prompt), to, source, most, unbounded)
+        recipe = _recipe or _searched(job, model, markdown.read_prompt(prompt), to, source, most, unbounded)
         return _measured(job, model, recipe)
 
     return Job("Searching for edits", work)
@@ -55,7 +55,7 @@ def started(
 def resume(wanted: Wanted) -> None:
     """Start the job again if it was stopped or failed; it measures a flip that is known already."""
     job = started(*wanted)
-    job.left.discard(ui.visitor())
+    job.left.discard(jobs.visitor())
     if job.error:
         started.clear(*wanted)
         started(*wanted, job.result)
@@ -64,7 +64,7 @@ def resume(wanted: Wanted) -> None:
 def watch(wanted: Wanted) -> None:
     """Show a flip as soon as it is found, and what is measured of it; until then the progress, or why there is none."""
     job = started(*wanted)
-    if ui.is_done(job):
+    if jobs.is_done(job):
         show(job.result, wanted)
 
 
@@ -75,7 +75,7 @@ def _searched(
         job.doing = f"Searching for edits: {done} of at most {total}"
         job.step(SEARCH * done, total)
 
-    there = ui.read_prompt(source) if source else None
+    there = markdown.read_prompt(source) if source else None
     return flip(model, prompt, completed(model, prompt, to), there, most, on_progress=step, unbounded=unbounded)
 
 
@@ -108,21 +108,21 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
     if outcome is None or record is None:
         st.info("This recipe was not made by a flip, so nothing is known about its effect.")
         return
-    old, new = ui.word(outcome.old), ui.word(outcome.new)
+    old, new = markdown.word(outcome.old), markdown.word(outcome.new)
     if not recipe:
         st.info(f"The model says {new} already; no edit is needed.")
         return
     edits = f"{len(recipe)} edit{'s make' if len(recipe) > 1 else ' makes'}"
     st.markdown(f"#### {edits} the model say {new} instead of {old}")
-    if wanted and ui.is_awaited(started(*wanted)):
-        ui.watched(started(*wanted), _outcome)
+    if wanted and jobs.is_awaited(started(*wanted)):
+        jobs.watched(started(*wanted), _outcome)
     else:
         _outcome(recipe)
         if wanted and outcome.off_target_kl is None:
-            st.info(ui.message(started(*wanted).error or STOPPED))
+            st.info(markdown.message(started(*wanted).error or STOPPED))
             st.button("Measure the rest", key="flip_measure", on_click=resume, args=(wanted,))
     pairs = [(one.neuron, "+" if one.value >= 0 else "-") for one in recipe]
-    ui.neuron_pills("The edited neurons (+ set to a positive value, - to a negative one)", pairs, "flip_neurons")
+    tables.neuron_pills("The edited neurons (+ set to a positive value, - to a negative one)", pairs, "flip_neurons")
     with st.expander("What each edit does"):
         _edits(recipe, record)
     with st.container(horizontal=True):
@@ -138,8 +138,8 @@ def edit(recipe: Recipe) -> None:
     if prompt:
         values["prompt"] = prompt
     st.session_state.pop("edits result", None)
-    ui.fill(**values)
-    ui.go("steer", **values)
+    links.fill(**values)
+    links.go("steer", **values)
 
 
 def prompt_of(recipe: Recipe) -> str | None:
@@ -191,11 +191,11 @@ def _random_text(outcome: FlipOutcome, count: int) -> str:
         return "There are not enough other neurons for a random control."
     flipped = sum(one.flipped for one in outcome.random)
     largest = continuations.share(max(one.new for one in outcome.random))
-    new = ui.word(outcome.new)
+    new = markdown.word(outcome.new)
     neurons = "a random other neuron of its layer" if count == 1 else f"{count} random other neurons of the same layers"
     return (
         f"**Random edits** (the same values, {neurons}): {flipped} of {draws} draws make {new} the answer; its "
-        f"probability is at most {ui.plain(largest)}."
+        f"probability is at most {markdown.plain(largest)}."
     )
 
 
@@ -212,4 +212,4 @@ def _edits(recipe: Recipe, record: FlipRecord) -> None:
     formats = {name: st.column_config.NumberColumn(format="%+.2f") for name in ("value", "set to")}
     order = [name for name in rows[0] if name != "sign"]
     st.caption(f"Raises, lowers: {IN_PROMPT.lower()}, each edit alone, among the likely next words.")
-    ui.neuron_table(pandas.DataFrame(rows), "flip_edits", column_order=order, column_config=formats)
+    tables.neuron_table(pandas.DataFrame(rows), "flip_edits", column_order=order, column_config=formats)

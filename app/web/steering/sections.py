@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import links
 from icebear.app.web.steering import change_answer, concepts, edit_neurons
 
 SECTIONS = {
@@ -16,11 +16,11 @@ SECTIONS = {
 
 
 def show() -> None:
-    section = ui.from_url("section") or "flip"
+    section = links.from_url("section") or "flip"
     st.session_state["_section"] = section = section if section in SECTIONS else "flip"
 
     def choose() -> None:
-        ui.to_url(section=st.session_state["_section"])
+        links.to_url(section=st.session_state["_section"])
 
     st.segmented_control(
         "Steer by",

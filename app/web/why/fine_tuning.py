@@ -8,7 +8,7 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import jobs, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.steering import flips
 from icebear.app.web.why import measured
@@ -26,30 +26,32 @@ def started(
     name: str, base: str, prompt: str, counterfactual: str | None, target: str | None, contrast: str | None
 ) -> Job:
     """Return the job that explains the difference between two models, for all visitors."""
-    model, read = ui.model(), ui.read_prompt(prompt)
-    options: dict[str, Any] = {"base_model": ui.base_model()}
+    model, read = jobs.model(), markdown.read_prompt(prompt)
+    options: dict[str, Any] = {"base_model": jobs.base_model()}
     for key, text in (("target", target), ("contrast", contrast)):
         options[key] = flips.completed(model, read, text) if text else None
-    options["counterfactual"] = ui.read_prompt(counterfactual) if counterfactual else None
+    options["counterfactual"] = markdown.read_prompt(counterfactual) if counterfactual else None
     return Job("Comparing with the base model", lambda job: explain(model, read, **options))
 
 
 def show(request: Request) -> None:
-    names, answers = (ui.model_name(), ui.base_name() or ""), (request.target, request.contrast)
-    explanation: Explanation = ui.awaited(started, *names, request.prompt, request.counterfactual, *answers, stops=True)
+    names, answers = (served.model_name(), served.base_name() or ""), (request.target, request.contrast)
+    explanation: Explanation = jobs.awaited(
+        started, *names, request.prompt, request.counterfactual, *answers, stops=True
+    )
     relevance, changes = explanation.relevance, explanation.changes
     compared = relevance.counterfactual
     assert compared is not None
     predictions = relevance.predictions, compared.predictions
     for place, title, name, likely in zip(st.columns(2), ("Model", "Base model"), names, predictions, strict=True):
-        place.markdown(f"**{title}** {ui.plain(name)}: {ui.plain(_listed(likely))}")
-    st.caption(ui.plain(f"{relevance.conservation_text()}."))
+        place.markdown(f"**{title}** {markdown.plain(name)}: {markdown.plain(_listed(likely))}")
+    st.caption(markdown.plain(f"{relevance.conservation_text()}."))
     if changes is None:
         st.info("Both models give the same number here, so there is no difference to explain.")
         return
     st.markdown("#### Weights that caused the difference")
     for kind, rows in (("layer", changes.layers), ("changed row", changes.changes)):
-        ui.data_table(_caused(kind, rows), shares=["undone alone"], column_config={"caused": ui.SIGNED})
+        tables.data_table(_caused(kind, rows), shares=["undone alone"], column_config={"caused": tables.SIGNED})
     st.markdown("#### What restoring them undoes")
     st.caption(
         "The share of the difference that is undone when the first changed rows take the base model's weights, beside "
@@ -59,7 +61,7 @@ def show(request: Request) -> None:
         {"rows": row.changes, **{title: getattr(row, name) for name, title in SHARES.items()}}
         for row in changes.restorations
     ]
-    ui.data_table(pandas.DataFrame(restored), shares=list(SHARES.values()))
+    tables.data_table(pandas.DataFrame(restored), shares=list(SHARES.values()))
 
 
 def _listed(answers: Sequence[TokenScore]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import markdown, served
 from icebear.app.web.why.finding import Finding
 from icebear.render import heatmap
 
@@ -40,7 +40,7 @@ def example(name: str) -> Example:
 
 def known(prompt: str, counterfactual: str | None) -> Example | None:
     """Return the example with these prompts, if the app shows its model."""
-    if ui.model_name() != MODEL:
+    if served.model_name() != MODEL:
         return None
     every = map(example, NAMES)
     return next(
@@ -55,9 +55,9 @@ def show() -> None:
     for place, one in enumerate(map(example, NAMES)):
         finding = one.finding
         with columns[place % 3].container(border=True):
-            st.markdown(f"**{ui.plain(one.title)}**")
-            st.html(ui.HEAT.format(_picture(finding)))
-            st.caption(ui.plain(one.about))
+            st.markdown(f"**{markdown.plain(one.title)}**")
+            st.html(markdown.HEAT.format(_picture(finding)))
+            st.caption(markdown.plain(one.about))
             st.button("Show", key=f"example_{place}", on_click=_take, args=(finding,))
 
 

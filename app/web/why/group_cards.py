@@ -9,7 +9,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax.page import excerpt
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import markdown, served
 from icebear.app.web.why.finding import Finding, Group, Strong
 from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.records import Example, Neuron
@@ -34,7 +34,7 @@ def head(finding: Finding) -> None:
     rather = RATHER.format(finding.contrast.strip() or finding.contrast) if finding.contrast else ""
     tokens = heatmap(list(finding.tokens), list(finding.values), finding.sinks, finding.template)
     st.html(ANSWER.format(tokens, finding.target.strip() or finding.target, rather))
-    st.markdown(ui.plain(quoted(f"{finding.about_tokens} {finding.margins}")))
+    st.markdown(markdown.plain(quoted(f"{finding.about_tokens} {finding.margins}")))
 
 
 def quoted(text: str) -> str:
@@ -56,15 +56,15 @@ def cards(finding: Finding, switch: Callable[[int, Group], None], foot: Callable
             values = {"node": node, "compared": compared, "measured": IN_PROMPT, "sentences": _sentences(node)}
             st.html(render("icebear.app.web.why/strongest.html", **values))
             foot(number, group)
-    st.caption(ui.plain(f"{finding.together} {finding.reach} {OTHER_WORDS}"))
+    st.caption(markdown.plain(f"{finding.together} {finding.reach} {OTHER_WORDS}"))
 
 
 def _sentences(node: Strong) -> list[tuple[str, float, Markup]]:
     """Return the sentence with the highest and the one with the lowest activation, if there is an index."""
     neuron = Neuron.parse(node.neuron)
-    if not node.polarity or not ui.has_labels():
+    if not node.polarity or not served.has_labels():
         return []
-    with ui.store() as opened:
+    with served.store() as opened:
         if neuron.site not in opened.facts.get("sites"):
             return []
         sides = [(name, opened.examples(neuron, sign, 1)) for name, sign in (("high", "+"), ("low", "-"))]

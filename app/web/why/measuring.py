@@ -7,7 +7,7 @@ from functools import partial
 
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import explanations, jobs, links, markdown, served
 from icebear.app.web.shared.explanations import explained, predicted
 from icebear.app.web.steering import flips
 from icebear.app.web.steering.continuations import share
@@ -33,22 +33,22 @@ SMALL = 0.01
 
 def answers(prompt: str, counterfactual: str | None) -> Answers:
     """Return the probable answers, and which ones are explained if none is chosen."""
-    here = predicted(ui.model_name(), prompt)
-    there = predicted(ui.model_name(), counterfactual) if counterfactual else []
+    here = predicted(served.model_name(), prompt)
+    there = predicted(served.model_name(), counterfactual) if counterfactual else []
     contrast = there[0].text if there and there[0].id != here[0].id else None
     return Answers(measured.listed(here), measured.listed(there), here[0].text, contrast)
 
 
 def is_short(request: Request) -> bool:
     """Return whether to explain the prompt at once; else offer to explain a part of it."""
-    ids = ui.model().ids(ui.read_prompt(request.prompt))
+    ids = jobs.model().ids(markdown.read_prompt(request.prompt))
     if len(ids) <= LONG or st.session_state.get("whole") == request.prompt:
         return True
     seconds, size = _cost(tuple(ids), request.counterfactual is not None)
     duration = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
     st.info(f"{len(ids):,} tokens: about {duration} and {size:.1f} GB of memory. Explain the last {LONG} instead?")
     with st.container(horizontal=True):
-        part = ui.model().tokenizer.decode(ids[-LONG:], skip_special_tokens=True)
+        part = jobs.model().tokenizer.decode(ids[-LONG:], skip_special_tokens=True)
         shorten = partial(st.session_state.update, prompt=part, counterfactual="")
         st.button(f"Explain the last {LONG} tokens", key="shorten", type="primary", on_click=shorten)
         whole = partial(st.session_state.update, whole=request.prompt)
@@ -60,16 +60,16 @@ def is_short(request: Request) -> bool:
 def _cost(ids: tuple[int, ...], compared: bool) -> tuple[float, float]:
     """Return about how many seconds an explanation takes, and how many GB, from that of a part of the prompt."""
     part, begun = list(ids[:SAMPLE]), time.monotonic()
-    first, second = (token.id for token in ui.model().predict(part, 2))
+    first, second = (token.id for token in jobs.model().predict(part, 2))
     other = [*part[:-1], part[0]] if compared else None
-    relevance = attribute(ui.model(), part, first, second, counterfactual=other)
+    relevance = attribute(jobs.model(), part, first, second, counterfactual=other)
     scale = len(ids) / SAMPLE
     return (time.monotonic() - begun) * scale, PEAK[compared] * relevance.neurons.nbytes * scale / 1e9
 
 
 def relevance_of(request: Request) -> Relevance:
     method = request.method or ("default" if request.counterfactual else "attnlrp")
-    model, prompt = ui.model(), ui.read_prompt(request.prompt)
+    model, prompt = jobs.model(), markdown.read_prompt(request.prompt)
     target, contrast = (
         flips.completed(model, prompt, text) if text else None for text in (request.target, request.contrast)
     )
@@ -87,12 +87,12 @@ def finished(request: Request, begun: Finding) -> Finding:
         st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
         return begun
     site = "ffn" if "ffn" in relevance.sites else "head"
-    return measured.with_groups(ui.model(), begun, relevance, site, ui.grouped(relevance, site))
+    return measured.with_groups(jobs.model(), begun, relevance, site, explanations.grouped(relevance, site))
 
 
 def flip(request: Request, word: str) -> None:
     """Show the flip that makes a word the answer, with the counterfactual as its source."""
-    wanted = (ui.model_name(), request.prompt, word, request.counterfactual, flips.MOST, False)
+    wanted = (served.model_name(), request.prompt, word, request.counterfactual, flips.MOST, False)
     if st.session_state.get("flip_of") != request:  # it is wanted anew, perhaps after Stop
         flips.resume(wanted)
     st.session_state["flip_of"] = request
@@ -118,9 +118,9 @@ def without(request: Request, edits: tuple[str, ...]) -> str:
 @st.cache_data(max_entries=256, show_spinner="Setting it ...")
 def _probabilities(prompt: str, edits: tuple[str, ...], ids: tuple[int, ...]) -> tuple[list[float], str]:
     """Return the probabilities of tokens, and the most probable one, with edits."""
-    model = ui.model()
+    model = jobs.model()
     with steer(model, parse_edits(edits)):
-        logits = model.next_logits(ui.read_prompt(prompt))
+        logits = model.next_logits(markdown.read_prompt(prompt))
     probabilities = logits.softmax(-1)
     return [probabilities[token].item() for token in ids], model.answer_text(int(logits.argmax()))
 
@@ -140,9 +140,11 @@ def method(request: Request) -> None:
     relevance = relevance_of(request)
     usable = [name for name, one in METHODS.items() if one.scores_neurons]
     names = [name for name in usable if request.counterfactual or not METHODS[name].needs_counterfactual]
-    ui.typed(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
+    links.typed(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
     st.caption("Red supports the answer, blue opposes it; dotted tokens are attention sinks, which are ignored.")
-    st.caption(ui.plain(relevance.comparison_text()))
+    st.caption(markdown.plain(relevance.comparison_text()))
     total, parts = relevance.sums.target, relevance.sums.tokens
     passed = "passed. " if abs(total - parts) <= CLOSE * max(1.0, abs(total)) else "not passed. "
-    st.caption(ui.plain(f"Method check: {passed if request.counterfactual else ''}{relevance.conservation_text()}."))
+    st.caption(
+        markdown.plain(f"Method check: {passed if request.counterfactual else ''}{relevance.conservation_text()}.")
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.app.web.shared import background, counterfactuals, ui
+from icebear.app.web.shared import background, counterfactuals, jobs, links, markdown, served
 from icebear.app.web.why import gallery, group_cards
 from icebear.app.web.why.finding import Finding, Group, Request
 from icebear.recipe import Recipe
@@ -21,7 +21,7 @@ def show() -> None:
     """Show an example from its file if these are its prompts, which needs no model; else what is measured."""
     first = gallery.example(gallery.NAMES[0]).finding
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
-    prompt = ui.typed(row[0].text_input, "Prompt", "prompt", value=first.prompt, on_change=_forget)
+    prompt = links.typed(row[0].text_input, "Prompt", "prompt", value=first.prompt, on_change=_forget)
     counterfactual = counterfactuals.field(prompt, first.counterfactual or "" if prompt == first.prompt else "")
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
@@ -35,7 +35,7 @@ def show() -> None:
         shown = example.finding
         _page(Request(prompt, counterfactual, shown.target, shown.contrast, None), shown, lambda: shown, example.flip)
         st.caption("Measured before, and read from a file that comes with icebear; no model was needed.")
-        if ui.loading().is_alive():
+        if jobs.loading().is_alive():
             _loading()
     else:
         with st.container():  # one element, measured or not, so that what follows keeps its place
@@ -50,7 +50,7 @@ def show() -> None:
 
 def _live() -> ModuleType:
     """Return the module that measures, as soon as the model is loaded."""
-    ui.model()
+    jobs.model()
     return _module("why.measuring")
 
 
@@ -63,9 +63,9 @@ def _module(name: str) -> ModuleType:
 @st.fragment(run_every=1.0)
 def _loading() -> None:
     """Show how far the model is."""
-    job = ui.loading()
+    job = jobs.loading()
     if job.is_alive():
-        st.progress(job.share, f"{ui.plain(job.doing)} ...")
+        st.progress(job.share, f"{markdown.plain(job.doing)} ...")
 
 
 def _forget() -> None:
@@ -76,7 +76,7 @@ def _forget() -> None:
 def _chip(place: Any, label: str, key: str, tokens: Sequence[tuple[str, str]], default: str | None) -> str | None:
     """Draw a chip with probable tokens; another one can be typed. None is the default."""
     texts = {f"{text.strip() or repr(text)} {number}": text for text, number in tokens}  # a link has these names
-    chosen = ui.typed(
+    chosen = links.typed(
         place.selectbox,
         label,
         key,
@@ -110,9 +110,9 @@ def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None,
     if not contrast:
         st.caption("To make the model say another word, choose it under “Rather than”.")
         return
-    word = ui.plain(contrast.strip() or contrast)
+    word = markdown.plain(contrast.strip() or contrast)
     again = partial(st.session_state.pop, "flip_of", None)  # after Stop
-    if not ui.typed(st.toggle, f"**Make it say {word}**", "switch", on_change=again):
+    if not links.typed(st.toggle, f"**Make it say {word}**", "switch", on_change=again):
         return
     with place.container(border=True):
         if recorded:
@@ -130,8 +130,8 @@ def _set(request: Request, number: int, group: Group) -> None:
     )
     if group.edits and st.toggle(what, key=f"set_{number}"):
         with st.container(key=f"result_{number}"):
-            st.markdown(ui.plain(_live().without(request, group.edits)))
-        ui.into_view(f"result_{number}", (request, group.edits))
+            st.markdown(markdown.plain(_live().without(request, group.edits)))
+        markdown.into_view(f"result_{number}", (request, group.edits))
 
 
 def _foot(number: int, group: Group) -> None:
@@ -144,14 +144,14 @@ def _foot(number: int, group: Group) -> None:
             key=f"card_{number}",
             type="tertiary",
             icon=":material/arrow_forward:",
-            on_click=ui.open_card,
+            on_click=links.open_card,
             args=values,
         )
 
 
 def _folded(request: Request) -> None:
     titles = {"details": "Details", "method": "Method"}
-    if ui.base_name():
+    if served.base_name():
         titles = {"fine_tuning": "What fine-tuning changed", **titles}
     for name, title in titles.items():
         box = st.expander(title, key=f"{name}_open", bind="query-params")

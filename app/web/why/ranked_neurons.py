@@ -8,7 +8,7 @@ import altair as alt
 import pandas
 import streamlit as st
 
-from icebear.app.web.shared import ui
+from icebear.app.web.shared import explanations, links, markdown, tables
 from icebear.app.web.shared.explanations import explained
 from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.concepts.results.ranking import Ranking
@@ -30,14 +30,14 @@ def show(relevance: Relevance, prompt: str, target: str) -> None:
     if st.toggle("Show the neurons that both prompts share, and the neurons that differ", key="compare"):
         _compared(prompt, target, site)
     with picture:
-        _effects(ui.with_groups(explanation))
+        _effects(explanations.with_groups(explanation))
 
 
 def _neurons(relevance: Relevance, prompt: str) -> Explanation:
     """Show the ranked nodes, with filters."""
     st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
-        site = SITES[ui.typed(st.selectbox, "Component", "site", list(SITES), width=180)]
+        site = SITES[links.typed(st.selectbox, "Component", "site", list(SITES), width=180)]
         position = st.selectbox(
             "At token",
             [*(("all", "last") if relevance.counterfactual else ("last", "all")), *range(len(relevance.tokens))],
@@ -45,9 +45,9 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
             format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.prompt.strings[p]}",
             width=160,
         )
-        sign = ui.typed(st.selectbox, "Effect", "effect", ["supports", "opposes"], width=160)
-        polarity = ui.typed(st.selectbox, "Activation", "sign", ["any", "+", "-"], width=160)
-        include = ui.typed(st.selectbox, "Attention sinks", "sinks", ["ignored", "included"], width=160)
+        sign = links.typed(st.selectbox, "Effect", "effect", ["supports", "opposes"], width=160)
+        polarity = links.typed(st.selectbox, "Activation", "sign", ["any", "+", "-"], width=160)
+        include = links.typed(st.selectbox, "Attention sinks", "sinks", ["ignored", "included"], width=160)
     last = max(1, max(len(relevance.of(name)) for name in relevance.sites) - 1)
     low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
     ranking = Ranking(
@@ -59,10 +59,10 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
         "positive" if sign == "supports" else "negative",
         range(low, high + 1),
     )
-    explanation = ui.explanation_of(relevance, ranking)
+    explanation = explanations.explanation_of(relevance, ranking)
     if explanation.nodes:
         columns = ("neuron", "relevance", "activation", "counterfactual", "token")
-        ui.node_table(explanation, "neurons", columns, prompt=prompt)
+        tables.node_table(explanation, "neurons", columns, prompt=prompt)
     else:
         st.info("No neuron passes these filters; widen them.")
     return explanation
@@ -130,26 +130,26 @@ def _map(relevance: Relevance) -> None:
 def _compared(prompt: str, target: str, site: str | None) -> None:
     """Show the neurons of this prompt (A) and of a second one (B), each explained without a counterfactual."""
     left, middle, right = st.columns(3)
-    second = ui.typed(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
-    target_b = ui.typed(middle.text_input, "Its target (empty: the most probable token)", "target_b")
-    count = ui.typed(right.number_input, "Neurons of each", "count", 1, 500, 50)
+    second = links.typed(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
+    target_b = links.typed(middle.text_input, "Its target (empty: the most probable token)", "target_b")
+    count = links.typed(right.number_input, "Neurons of each", "count", 1, 500, 50)
     sides = {
         name: explained(text, token or None, None, "attnlrp", None)
         for name, text, token in (("A", prompt, target), ("B", second, target_b))
     }
     for column, (name, side) in zip(st.columns(2), sides.items(), strict=True):
         with column:
-            st.markdown(f"{name}: why {ui.token_label(side.target_text)}?")
-            ui.heat(side)
+            st.markdown(f"{name}: why {markdown.token_label(side.target_text)}?")
+            markdown.heat(side)
     table = _shared_neurons(sides, site, count)
     sizes = table["in"].value_counts()
     both, only_a, only_b = (sizes.get(name, 0) for name in ("both", "A", "B"))
     st.markdown(f"**{both} shared, {only_a} only in A, {only_b} only in B**")
-    formats = {"A": ui.SIGNED, "B": ui.SIGNED}
+    formats = {"A": tables.SIGNED, "B": tables.SIGNED}
     if site == "head":
-        ui.data_table(table, column_config=formats)
+        tables.data_table(table, column_config=formats)
     else:
-        ui.neuron_table(table, "compared", column_config=formats)
+        tables.neuron_table(table, "compared", column_config=formats)
     st.scatter_chart(table, x="A", y="B", color="in", x_label="relevance in A", y_label="relevance in B")
 
 
