@@ -21,7 +21,7 @@ from sklearn.metrics import roc_auc_score
 
 from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
-from icebear.app.cli.terminal import concept_report, concepts_table
+from icebear.app.cli.tables.concepts import concept_report, concepts_table
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 import icebear
-from icebear.app.cli.terminal import heatmap
+from icebear.app.cli.tables.grid import heatmap
 from icebear.explanation.screen import WIDTH, Line, lines
 
 

@@ -58,8 +58,10 @@ def store_of(model: icebear.Model) -> Path:
 def _run(console: Console) -> dict[str, Any]:
     """Print each step on the console; return the results, JSON-ready."""
     from icebear.actmax.index.corpus import held_out
-    from icebear.app.cli import terminal
     from icebear.app.cli.screen import explanation_screen
+    from icebear.app.cli.tables.cards import card_report
+    from icebear.app.cli.tables.circuits import groups_table
+    from icebear.app.cli.tables.recipes import comparison_table, recipe_report
     from icebear.concepts.circuits.drawing import summary
     from icebear.steering.comparison import compare
     from icebear.steering.side_effects import side_effects
@@ -73,7 +75,7 @@ def _run(console: Console) -> dict[str, Any]:
     circuit = explanation.circuit
     assert circuit is not None
     console.print(summary(circuit.graph), markup=False)
-    console.print(terminal.groups_table(circuit.graph, circuit.without))
+    console.print(groups_table(circuit.graph, circuit.without))
 
     console.rule(f"3. What activates {NEURON}? ({SUMMARIES} Wikipedia summaries)")
     corpus = icebear.read_corpus("wiki-summaries", limit=SUMMARIES)
@@ -83,15 +85,15 @@ def _run(console: Console) -> dict[str, Any]:
     with icebear.open_store(store_path) as store:
         annotating(model, store, [NEURON], 4)
         card = icebear.describe(store, NEURON, model, k=4)
-        console.print(terminal.card_report(card))
+        console.print(card_report(card))
 
     console.rule("4. Is it causal?")
     console.print(f"A small set of edits that makes {CONTRAST!r} the next token, as after {SOURCE!r}:")
     recipe = icebear.flip(model, PROMPT, CONTRAST, source=SOURCE)
     recipe = recipe.noting(**side_effects(model, recipe, perplexity_texts=held_out()).provenance())
-    console.print(terminal.recipe_report(recipe))
+    console.print(recipe_report(recipe))
     result = compare(model, PROMPT, recipe, 24)
-    console.print(terminal.comparison_table(result))
+    console.print(comparison_table(result))
 
     console.rule("Where to go next")
     console.print(NEXT.format(store=store_path), markup=False)

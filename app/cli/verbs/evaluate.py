@@ -125,7 +125,7 @@ def _run(evaluation: protocol.Evaluation, output: Output) -> None:
 
 
 def _show(part: PartResult) -> None:
-    from icebear.app.cli.terminal import evaluation_table, listing_table
+    from icebear.app.cli.tables.evaluations import evaluation_table, listing_table
 
     console = stdout()
     for name, table in part.tables.items():

@@ -75,7 +75,8 @@ def flip(options: Options) -> None:
         )
     held_out = lines(options.held_out) if options.held_out else None
     model = options.model.load()
-    from icebear.app.cli.terminal import labels_table, recipe_report
+    from icebear.app.cli.tables.labels import labels_table
+    from icebear.app.cli.tables.recipes import recipe_report
     from icebear.steering.side_effects import HELD_OUT_TEXTS, side_effects, token_rows
 
     texts = held_out or HELD_OUT_TEXTS
