@@ -158,11 +158,11 @@ def _tools(chat: Chat) -> dict[str, Any]:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("New conversation", icon=":material/add:", key="forget", on_click=_forget)
         with st.popover("Settings", icon=":material/tune:"):
-            count = links.typed(st.number_input, "New tokens at most", "length", 1, 4096, 256)
-            temperature = links.typed(
+            count = links.bound(st.number_input, "New tokens at most", "length", 1, 4096, 256)
+            temperature = links.bound(
                 st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy"
             )
-            seed = links.typed(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+            seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
         tables.downloads("chat", {"json": chat.to_json})
     if len(chat.to_json(None)) > links.LINK:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")

@@ -40,7 +40,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     account = st.container()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks")
-        contrast = links.typed(st.text_input, "Rather than (optional)", "rather", width=200)
+        contrast = links.bound(st.text_input, "Rather than (optional)", "rather", width=200)
     text, answer = _answer(chat, turn)
     with account:
         request = (served.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)

@@ -8,7 +8,6 @@ from time import monotonic
 
 import streamlit as st
 
-from icebear.app.cli.verbs.demo import OTHER, PROMPT
 from icebear.app.web import circuit_checks
 from icebear.app.web.shared import counterfactuals, jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
@@ -16,6 +15,7 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Group, GroupAblation, Node
+from icebear.example import COUNTERFACTUAL, PROMPT
 from icebear.extras import need
 
 NODES = 25
@@ -41,8 +41,8 @@ ACTIONS = {"card": "Open its card", "steer": "Steer: set to the counterfactual"}
 
 
 def show() -> None:
-    prompt = links.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=_forget)
-    counterfactual = counterfactuals.field(prompt, OTHER if prompt == PROMPT else "")
+    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=_forget)
+    counterfactual = counterfactuals.field(prompt, COUNTERFACTUAL if prompt == PROMPT else "")
     bar = st.container(horizontal=True)
     with bar:
         options = _settings()
@@ -71,10 +71,10 @@ def _forget() -> None:
 def _settings() -> tuple[str | None, str | None, int, bool]:
     """Return the target, the contrast, the number of nodes, and whether heads are nodes."""
     with st.popover("Settings", icon=":material/tune:"):
-        target = links.typed(st.text_input, "Target token (empty: the most probable)", "target")
-        contrast = links.typed(st.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
-        count = links.typed(st.slider, "Nodes", "nodes", 5, 150, NODES, step=5)
-        heads = links.typed(st.toggle, "Include attention heads", "heads")
+        target = links.bound(st.text_input, "Target token (empty: the most probable)", "target")
+        contrast = links.bound(st.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
+        count = links.bound(st.slider, "Nodes", "nodes", 5, 150, NODES, step=5)
+        heads = links.bound(st.toggle, "Include attention heads", "heads")
     return target or None, contrast or None, count, heads
 
 

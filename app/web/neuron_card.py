@@ -45,7 +45,7 @@ def show(name: str) -> None:
     neuron = Neuron.parse(name)
     st.html(TO_TOP.format(neuron), unsafe_allow_javascript=True)
     st.markdown(f"#### {neuron}")
-    polarity = links.typed(
+    polarity = links.bound(
         st.segmented_control,
         "High (+) or low (-) activation first",
         "polarity",

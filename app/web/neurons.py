@@ -33,7 +33,7 @@ def show() -> None:
         return
     st.session_state["card_from"] = None
     with left:
-        how = links.typed(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
+        how = links.bound(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
     {"words": _words, "similar to a neuron": _similar, "statistics": _statistics}[how]()
 
 
@@ -60,7 +60,7 @@ def _go_back() -> None:
 
 
 def _words() -> None:
-    text = links.typed(st.text_input, "Words", "text", value="water")
+    text = links.bound(st.text_input, "Words", "text", value="water")
     if no_store_yet("A search by words needs"):
         return
     with served.store() as opened:
@@ -78,9 +78,9 @@ def _words() -> None:
 
 def _similar() -> None:
     left, middle, right = st.columns(3)
-    name = links.typed(left.text_input, "Neuron", "near", value=served.a_neuron())
-    by = links.typed(middle.selectbox, "By output (writes), input (reads) or sentences (examples)", "by", list(NEAR))
-    polarity = links.typed(right.segmented_control, "At", "near_polarity", ["+", "-"], default="+", required=True)
+    name = links.bound(left.text_input, "Neuron", "near", value=served.a_neuron())
+    by = links.bound(middle.selectbox, "By output (writes), input (reads) or sentences (examples)", "by", list(NEAR))
+    polarity = links.bound(right.segmented_control, "At", "near_polarity", ["+", "-"], default="+", required=True)
     if no_store_yet("Similar neurons need"):
         return
     neuron = Neuron.parse(name)

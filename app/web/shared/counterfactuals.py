@@ -18,7 +18,7 @@ def field(prompt: str, default: str) -> str | None:
     """Draw the field; None if it is empty."""
     label = "Compared with (counterfactual prompt)"
     hint = "Choose a suggestion, or write a prompt with the same number of tokens"
-    return links.typed(st.text_input, label, "counterfactual", value=default, placeholder=hint) or None
+    return links.bound(st.text_input, label, "counterfactual", value=default, placeholder=hint) or None
 
 
 def offer(prompt: str) -> None:

@@ -47,7 +47,7 @@ class Visit:
     is_first: bool
     """Whether the run before it showed another view."""
     drawn: set[str] = field(default_factory=set)
-    """The keys of the widgets of `typed` so far."""
+    """The keys of the widgets of `bound` so far."""
 
 
 def visit() -> Visit:
@@ -76,7 +76,7 @@ def page(view: str) -> Page:
     return st.Page(show, title=VIEWS[view].title, url_path=view, default=view == next(iter(VIEWS)))
 
 
-def typed(widget: Callable, label: str, key: str, *args: Any, **options: Any) -> Any:
+def bound(widget: Callable, label: str, key: str, *args: Any, **options: Any) -> Any:
     """Draw a widget whose value is in the URL, and persists while other views are shown."""
     visit().drawn.add(key)
     return widget(label, *args, key=key, bind="query-params", persist_state="session", **options)
@@ -110,7 +110,7 @@ def to_url(**values: str | None) -> None:
 
 
 def fill(**values: str) -> None:
-    """Type values into widgets of `typed`, whether the page draws them now or only in its next run; for callbacks."""
+    """Type values into widgets of `bound`, whether the page draws them now or only in its next run; for callbacks."""
     st.session_state.update(values)
     for key, value in values.items():
         with suppress(StreamlitAPIException):  # a widget that is drawn now writes the URL itself

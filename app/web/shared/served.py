@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from icebear import example
 from icebear.app.web.shared import background
 from icebear.db.store import Store, open_store
 from icebear.errors import IcebearError
@@ -16,7 +17,7 @@ from icebear.errors import IcebearError
 
 def settings() -> dict[str, Any]:
     """Return the index's path and the arguments of `load_model` that `icebear app` was started with."""
-    return {"store": "icebear.db", "model": "smollm2-135m", **json.loads(os.environ.get("ICEBEAR_APP", "{}"))}
+    return {"store": "icebear.db", "model": example.MODEL, **json.loads(os.environ.get("ICEBEAR_APP", "{}"))}
 
 
 def model_settings() -> dict[str, Any]:
@@ -33,7 +34,7 @@ def base_name() -> str | None:
 
 def a_neuron() -> str:
     """Return the neuron that views show first; in the default model it fires on the ice bear."""
-    return "L29.ffn.860" if model_name() == "smollm2-135m" else "L0.ffn.0"
+    return str(example.NEURON) if model_name() == example.MODEL else "L0.ffn.0"
 
 
 def named_store() -> Path:

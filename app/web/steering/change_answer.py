@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.web.shared import counterfactuals, links, markdown, served
 from icebear.app.web.steering import flips
+from icebear.example import PROMPT
 
 
 def show() -> None:
-    prompt = links.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
     left, right = st.columns(2)
-    to = links.typed(left.text_input, "The word it should say", "to", placeholder="desert")
+    to = links.bound(left.text_input, "The word it should say", "to", placeholder="desert")
     label = "Source prompt (optional): one that the model continues with this word"
-    source = links.typed(right.text_input, label, "source", placeholder="The camel lives in the")
+    source = links.bound(right.text_input, label, "source", placeholder="The camel lives in the")
     with st.container(horizontal=True):
         place = st.container(width="content")
         with st.popover("Advanced", icon=":material/tune:"):
-            most = links.typed(st.number_input, "Edits at most", "most", 1, 50, flips.MOST)
-            unbounded = links.typed(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
+            most = links.bound(st.number_input, "Edits at most", "most", 1, 50, flips.MOST)
+            unbounded = links.bound(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
     request = (served.model_name(), prompt, to, source or None, most, unbounded)
     if place.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=_help(to)):
         flips.resume(request)  # only a click starts it again, not each run of the page

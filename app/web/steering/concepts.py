@@ -10,7 +10,6 @@ from typing import Any
 import pandas
 import streamlit as st
 
-from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.steering import continuations, flips
@@ -18,6 +17,7 @@ from icebear.app.web.steering.edit_neurons import download, last_result, side_by
 from icebear.concepts.statistics import auroc_by_chance
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.example import PROMPT
 from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.render import heatmap
@@ -210,7 +210,7 @@ def _neurons(concept: Concept) -> None:
 
 
 def _measure(concept: Concept) -> None:
-    text = links.typed(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
+    text = links.bound(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
     if text.strip():
         result = concept.measure(jobs.model(), text)
         st.html(markdown.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
@@ -223,11 +223,11 @@ def _measure(concept: Concept) -> None:
 
 def _steer(concept: Concept) -> None:
     st.markdown("#### Steer")
-    prompt = links.typed(st.text_input, "Continue this text", "prompt", value=PROMPT)
+    prompt = links.bound(st.text_input, "Continue this text", "prompt", value=PROMPT)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
-        kl = links.typed(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
-        suppress = links.typed(st.toggle, "Suppress instead", "suppress")
+        kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
+        suppress = links.bound(st.toggle, "Suppress instead", "suppress")
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
     settings = (concept, prompt, kl, suppress)
     job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))

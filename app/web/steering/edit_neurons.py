@@ -12,12 +12,12 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.app.cli.verbs.demo import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.steering import continuations, flips
 from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
 from icebear.errors import InputError
+from icebear.example import PROMPT
 from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
@@ -42,15 +42,15 @@ CHARTED = 3
 
 
 def show() -> None:
-    prompt = links.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
     with st.container(horizontal=True):
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="generate")
         with st.popover("Settings", icon=":material/tune:"):
-            count = links.typed(st.number_input, "New tokens", "tokens", 1, 400, 24)
-            temperature = links.typed(
+            count = links.bound(st.number_input, "New tokens", "tokens", 1, 400, 24)
+            temperature = links.bound(
                 st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy"
             )
-            seed = links.typed(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+            seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
         _recipes()
     result_place = st.container()
     edits = _edits()
@@ -83,7 +83,7 @@ def _recipes() -> None:
 def _edits() -> list[Edit]:
     """Show a line for each edit, with its controls folded, and the edits as text."""
     lines = st.container(gap="xxsmall")
-    written = links.typed(st.text_area, "Edits, one a line", "edits", height=120, placeholder="L29.ffn.860=-20")
+    written = links.bound(st.text_area, "Edits, one a line", "edits", height=120, placeholder="L29.ffn.860=-20")
     st.caption(SYNTAX)
     edits = parse_edits(line for line in written.splitlines() if line.strip())
     with lines:

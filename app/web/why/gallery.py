@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from icebear.app.web.shared import markdown, served
 from icebear.app.web.why.finding import Finding
+from icebear.example import MODEL
 from icebear.render import heatmap
 
-MODEL = "smollm2-135m"
 NAMES = ("geography", "languages", "music", "grammar", "chat", "sums")
 """Files in `examples`; the first one is what a first visit shows."""
 

@@ -140,7 +140,7 @@ def method(request: Request) -> None:
     relevance = relevance_of(request)
     usable = [name for name, one in METHODS.items() if one.scores_neurons]
     names = [name for name in usable if request.counterfactual or not METHODS[name].needs_counterfactual]
-    links.typed(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
+    links.bound(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
     st.caption("Red supports the answer, blue opposes it; dotted tokens are attention sinks, which are ignored.")
     st.caption(markdown.plain(relevance.comparison_text()))
     total, parts = relevance.sums.target, relevance.sums.tokens

@@ -21,7 +21,7 @@ def show() -> None:
     """Show an example from its file if these are its prompts, which needs no model; else what is measured."""
     first = gallery.example(gallery.NAMES[0]).finding
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
-    prompt = links.typed(row[0].text_input, "Prompt", "prompt", value=first.prompt, on_change=_forget)
+    prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=first.prompt, on_change=_forget)
     counterfactual = counterfactuals.field(prompt, first.counterfactual or "" if prompt == first.prompt else "")
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
@@ -76,7 +76,7 @@ def _forget() -> None:
 def _chip(place: Any, label: str, key: str, tokens: Sequence[tuple[str, str]], default: str | None) -> str | None:
     """Draw a chip with probable tokens; another one can be typed. None is the default."""
     texts = {f"{text.strip() or repr(text)} {number}": text for text, number in tokens}  # a link has these names
-    chosen = links.typed(
+    chosen = links.bound(
         place.selectbox,
         label,
         key,
@@ -112,7 +112,7 @@ def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None,
         return
     word = markdown.plain(contrast.strip() or contrast)
     again = partial(st.session_state.pop, "flip_of", None)  # after Stop
-    if not links.typed(st.toggle, f"**Make it say {word}**", "switch", on_change=again):
+    if not links.bound(st.toggle, f"**Make it say {word}**", "switch", on_change=again):
         return
     with place.container(border=True):
         if recorded:

@@ -37,7 +37,7 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
     """Show the ranked nodes, with filters."""
     st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
-        site = SITES[links.typed(st.selectbox, "Component", "site", list(SITES), width=180)]
+        site = SITES[links.bound(st.selectbox, "Component", "site", list(SITES), width=180)]
         position = st.selectbox(
             "At token",
             [*(("all", "last") if relevance.counterfactual else ("last", "all")), *range(len(relevance.tokens))],
@@ -45,9 +45,9 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
             format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.prompt.strings[p]}",
             width=160,
         )
-        sign = links.typed(st.selectbox, "Effect", "effect", ["supports", "opposes"], width=160)
-        polarity = links.typed(st.selectbox, "Activation", "sign", ["any", "+", "-"], width=160)
-        include = links.typed(st.selectbox, "Attention sinks", "sinks", ["ignored", "included"], width=160)
+        sign = links.bound(st.selectbox, "Effect", "effect", ["supports", "opposes"], width=160)
+        polarity = links.bound(st.selectbox, "Activation", "sign", ["any", "+", "-"], width=160)
+        include = links.bound(st.selectbox, "Attention sinks", "sinks", ["ignored", "included"], width=160)
     last = max(1, max(len(relevance.of(name)) for name in relevance.sites) - 1)
     low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
     ranking = Ranking(
@@ -130,9 +130,9 @@ def _map(relevance: Relevance) -> None:
 def _compared(prompt: str, target: str, site: str | None) -> None:
     """Show the neurons of this prompt (A) and of a second one (B), each explained without a counterfactual."""
     left, middle, right = st.columns(3)
-    second = links.typed(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
-    target_b = links.typed(middle.text_input, "Its target (empty: the most probable token)", "target_b")
-    count = links.typed(right.number_input, "Neurons of each", "count", 1, 500, 50)
+    second = links.bound(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
+    target_b = links.bound(middle.text_input, "Its target (empty: the most probable token)", "target_b")
+    count = links.bound(right.number_input, "Neurons of each", "count", 1, 500, 50)
     sides = {
         name: explained(text, token or None, None, "attnlrp", None)
         for name, text, token in (("A", prompt, target), ("B", second, target_b))
