@@ -25,7 +25,6 @@ from serving import serving, started
 from icebear import attribute
 from icebear.app.web.shared import jobs, markdown, served
 from icebear.app.web.shared.background import Job, Shared, shared
-from icebear.app.web.steering.continuations import share
 from icebear.app.web.why import gallery, measuring
 from icebear.app.web.why.finding import Finding
 from icebear.concepts.answers import counterfactuals
@@ -35,6 +34,7 @@ from icebear.explanation.explanation import explain_groups
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
 from icebear.render import heatmap
+from icebear.steering.outcome import number_text
 
 ROOT = Path(__file__).parent.parent
 FRANCE = "The capital of France is"
@@ -118,7 +118,7 @@ def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
     assert "goes from" not in text(page)
     page.toggle(key="set_0").set_value(True).run()
     before = smol.probability(FRANCE, " Paris")
-    assert markdown.plain(f"P(Paris) goes from {share(before)} to {share(after)}") in text(fine(page))
+    assert markdown.plain(f"P(Paris) goes from {number_text(before)} to {number_text(after)}") in text(fine(page))
 
 
 def test_a_long_prompt_asks_first(environment, no_groups, monkeypatch):
@@ -188,7 +188,7 @@ def test_messages_leave_out_what_only_a_command_line_knows():
 def test_groups_are_measured_once(environment, no_groups, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "icebear.explanation.explanation.explain_groups", lambda *arguments: calls.append(arguments) or (None, ())
+        "icebear.app.web.shared.explanations.explain_groups", lambda *arguments: calls.append(arguments) or (None, ())
     )
     for prompt in ("A bear lives in the", "A bear lives in the", "A cat lives in the"):
         fine(visit(prompt=prompt))

@@ -111,11 +111,6 @@ def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None
     return Group(*parts)
 
 
-def steered_line(concept: icebear.Concept, recipe: icebear.Recipe, plain: float, steered: float) -> Text:
+def steered_line(concept: icebear.Concept, recipe: icebear.Recipe) -> Text:
     record = recipe.provenance
-    kl = f", off-target KL {record['off_target_kl']:.3f} nats" if "off_target_kl" in record else ""
-    return Text(
-        f"{concept.name}{' suppressed' * record['suppress']} at strength {record['strength']:.3g}{kl}. "
-        f"Its value in each text, measured by the plain model: {plain:+.2f} plain, {steered:+.2f} steered.",
-        "dim",
-    )
+    return Text(f"{concept.name}{' suppressed' * record['suppress']} at strength {record['strength']:.3g}.", "dim")

@@ -14,6 +14,7 @@ from icebear.app.cli.tables.grid import grid
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
+from icebear.steering.outcome import Outcome
 from icebear.steering.records import FlipRecord, SideEffects
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def recipe_report(recipe: icebear.Recipe) -> Group:
 
     Raises `RecipeError` where its provenance is not as icebear writes it.
     """
-    records, effects = FlipRecord.all_of(recipe), SideEffects.of(recipe)
+    records, effects, outcome = FlipRecord.all_of(recipe), SideEffects.of(recipe), Outcome.of(recipe)
     facts = {key: value for key, value in recipe.provenance.items() if isinstance(value, str | int | float)}
     names = {"found_by": "made by", "suppress": "weakens the concept"}
     shown = {True: "yes", False: "no"}
@@ -63,6 +64,7 @@ def recipe_report(recipe: icebear.Recipe) -> Group:
     ]
     lines += [line for record in records for line in _flip_lines(record)]
     parts = [*_edits_tables(recipe, records), *(_side_effects(effects) if effects else [])]
+    parts += outcome_lines(outcome) if outcome else []
     return Group(*parts, *(Text(line, "dim") for line in lines))
 
 
@@ -100,6 +102,12 @@ def _edits_tables(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> list
     examples = [(str(row.neuron), text) for row in neurons.values() for text in row.examples]
     title = "\nSentences with large activations of the sign that each neuron is set to"
     return [table, *([grid("neuron", "sentence", rows=examples, title=title)] if examples else [])]
+
+
+def outcome_lines(outcome: Outcome) -> list[Text]:
+    """What the edits do beside what random edits do, and a warning where that is no evidence."""
+    warning = [Text(f"Warning: {outcome.warning}", "yellow")] if outcome.warning else []
+    return [Text(outcome.control_text), Text(outcome.side_effects_text), *warning]
 
 
 def _side_effects(effects: SideEffects) -> list[Table | Text]:

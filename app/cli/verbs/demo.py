@@ -63,6 +63,7 @@ def _run(console: Console) -> dict[str, Any]:
     from icebear.app.cli.tables.recipes import comparison_table, recipe_report
     from icebear.concepts.circuits.drawing import summary
     from icebear.steering.comparison import compare
+    from icebear.steering.outcome import outcome_of
     from icebear.steering.side_effects import side_effects
 
     model = icebear.load_model()
@@ -89,7 +90,8 @@ def _run(console: Console) -> dict[str, Any]:
     console.rule("4. Is it causal?")
     console.print(f"A small set of edits that makes {WANTED!r} the next token, as after {SOURCE!r}:")
     recipe = icebear.flip(model, PROMPT, WANTED, source=SOURCE)
-    recipe = recipe.noting(**side_effects(model, recipe, perplexity_texts=held_out()).provenance())
+    effects = side_effects(model, recipe, perplexity_texts=held_out())
+    recipe = recipe.noting(**effects.provenance(), **outcome_of(model, recipe).provenance())
     console.print(recipe_report(recipe))
     result = compare(model, PROMPT, recipe, 24)
     console.print(comparison_table(result))

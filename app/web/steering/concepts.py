@@ -12,26 +12,22 @@ import streamlit as st
 
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
-from icebear.app.web.steering import continuations, flips
+from icebear.app.web.steering import flips
 from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
-from icebear.concepts.statistics import auroc_by_chance
-from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.example import PROMPT
 from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.render import heatmap
-from icebear.steering.comparison import Comparison, compare, texts_under
+from icebear.steering.comparison import Comparison
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
-from icebear.steering.random_edits import random_edits
+from icebear.steering.outcome import NEW_TOKENS, Outcome, steer_concept
+from icebear.steering.records import score_of
 from icebear.steering.side_effects import HeldOutContexts
 
 LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Nats of KL divergence in held-out contexts."""
-NEW_TOKENS = 30
-DRAWS = 5
-"""Random draws of as many other neurons."""
 SHOWN = 5
 """Neurons that are shown without scrolling."""
 EXAMPLES = files("icebear.app.web.steering").joinpath("examples")
@@ -143,7 +139,8 @@ def _take(concept: Concept, name: str | None = None) -> None:
     record = concept.to_dict()
     text = _json(record)
     if len(text) > links.LINK:
-        record["provenance"] = {key: record["provenance"].get(key) for key in ("auroc", "tested_on", "found_by")}
+        short = ("auroc", "error", "tested_on", "found_by")
+        record["provenance"] = {key: record["provenance"].get(key) for key in short}
         text = _json(record)
     links.to_url(concept=text if len(text) <= links.LINK or name is None else name)
 
@@ -172,20 +169,16 @@ def _verdict(concept: Concept) -> bool:
     """Show how well the concept separates held-out texts. Return whether it may be used: it beats chance, or was not
     tested."""
     headline = f"#### {markdown.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}"
-    match concept.provenance:
-        case {"auroc": int() | float() as score, "tested_on": [int() as positive, int() as negative]} if (
-            positive > 0 and negative > 0
-        ):
-            chance = auroc_by_chance(positive, negative)
-        case _:
-            st.markdown(headline)
-            st.caption("Not tested on held-out texts.")
-            return True
+    score = score_of(concept.provenance)
+    if score is None:
+        st.markdown(headline)
+        st.caption("Not tested on held-out texts.")
+        return True
     text = (
-        f"AUROC {score:.2f} on {positive} positive and {negative} negative held-out texts; chance is 0.50, and 95 % of "
-        f"random guesses stay below {min(chance, 1):.2f}."
+        f"AUROC {score.auroc:.2f} on {score.positive} positive and {score.negative} negative held-out texts; chance is "
+        f"0.50, and 95 % of random guesses stay below {min(score.by_chance, 1):.2f}."
     )
-    if score < chance:
+    if score.auroc < score.by_chance:
         st.error(
             f"**Not found: no better than chance on held-out texts.** {markdown.plain(text)} Add examples, or make the "
             "two kinds differ in nothing but the concept."
@@ -233,9 +226,9 @@ def _steer(concept: Concept) -> None:
     job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
     if job is None:
         return
-    comparison, recipe, before, after, random = jobs.waited(job, stops=True)
+    comparison, recipe = jobs.waited(job, stops=True)
     with st.container(key="steered"):
-        _effect(before, after, recipe, random)
+        _outcome(Outcome.of(recipe))
         side_by_side(comparison)
     markdown.into_view("steered", settings[1:])
     with st.container(horizontal=True):
@@ -243,56 +236,24 @@ def _steer(concept: Concept) -> None:
         download(comparison)
 
 
-def _effect(before: float, after: float, recipe: Recipe, random: list[float]) -> None:
-    """Show the concept's own measure of both texts and of those under random edits; a warning if it moved the wrong
-    way, or no further than under random edits."""
-    suppress, kl = recipe.provenance["suppress"], recipe.provenance["off_target_kl"]
-    numbers = markdown.plain(f"{before:.2f} → {after:.2f}")
-    control = ""
-    if random:
-        measures = markdown.plain(f"{min(random):.2f} to {max(random):.2f}")
-        control = f" The same edits of random other neurons of these layers: {measures} \\({len(random)} draws\\)."
-    if (after <= before) if not suppress else (after >= before):
-        what = "raised" if after > before else "lowered" if after < before else "did not change"
-        st.warning(
-            f"Steering {what} the concept's own measure: {numbers}. Allow more side effects, or do not trust that "
-            f"these neurons cause the concept.{control}"
-        )
-        return
-    if random and (after <= max(random) if not suppress else after >= min(random)):
-        st.warning("Random edits move the concept's own measure as far. Do not trust that these neurons cause it.")
-    side_effects = continuations.side_effects_text(kl, recipe.provenance.get("random_off_target_kl", ()))
-    st.caption(f"The concept's measure of the text: {numbers}.{control} {side_effects}")
+def _outcome(outcome: Outcome | None) -> None:
+    """Show what steering did to the concept's own measure, beside random edits, and the side effects."""
+    assert outcome
+    if outcome.warning:
+        st.warning(markdown.plain(outcome.warning))
+    st.caption(markdown.plain(f"{outcome.control_text} {outcome.side_effects_text}"))
 
 
 def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: bool) -> Job:
-    """Return the job that finds the strength and generates; its result has the comparison, the recipe, and the
-    concept's measure of both texts and of those under random edits."""
+    """Return the job that finds the strength and generates; its result has both texts, and the recipe with its
+    outcome."""
 
-    def work(job: Job) -> tuple[Comparison, Recipe, float, float, list[float]]:
-        contexts = _Stoppable(model, job)
+    def work(job: Job) -> tuple[Comparison, Recipe]:
+        contexts = HeldOutContexts(model)
         recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=contexts).noting(prompt=prompt)
-        job.doing = "Generating"
-        parsed = markdown.read_prompt(prompt)
-        result = compare(model, parsed, recipe, NEW_TOKENS, on_token=lambda done: job.step(done, 2 * NEW_TOKENS))
-        sides = (result.plain, result.steered)
-        before, after = (concept.measure(model, prompt + side.text).value for side in sides)
-        job.doing = "Generating with random edits"
-        draws = random_edits(model, list(recipe), DRAWS)
-        recipe = recipe.noting(random_off_target_kl=list(map(contexts.off_target_kl, draws)))
-        texts = texts_under(model, parsed, draws, NEW_TOKENS) if draws and model.task.generates else []
-        return result, recipe, before, after, [concept.measure(model, prompt + text).value for text in texts]
+        job.doing, read = "Generating, also with random edits", markdown.read_prompt(prompt)
+        options: dict[str, Any] = {"contexts": contexts, "on_progress": job.step}
+        comparison, outcome = steer_concept(model, concept, read, recipe, NEW_TOKENS, **options)
+        return comparison, recipe.noting(**outcome.provenance())
 
     return Job("Finding the strength", work)
-
-
-class _Stoppable(HeldOutContexts):
-    """Contexts of a job, which it may stop before each measurement."""
-
-    def __init__(self, model: Model, job: Job):
-        super().__init__(model)
-        self._job = job
-
-    def off_target_kl(self, edits: list[Edit]) -> float:  # type: ignore[override]
-        self._job.step(0, 1)
-        return super().off_target_kl(edits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from icebear.app.web.shared import markdown
 from icebear.render import NEGATIVE, hexadecimal, visible
+from icebear.steering.outcome import number_text
 
 SIDE = Markup(
     "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"
@@ -60,26 +61,11 @@ def bars(columns: Mapping[str, Mapping[str, float]]) -> None:
         for place, (name, words) in enumerate(columns.items()):
             width = 80 * (words[word] - low) / ((high - low) or 1)
             label = (visible(word.strip()) or visible(word)) if place == 0 else ""
-            rows.append(ROW.format(label, name, COLORS[place], width, share(words[word])))
+            rows.append(ROW.format(label, name, COLORS[place], width, number_text(words[word])))
     st.html(ROWS.format(Markup().join(rows)))
 
 
 def probability_text(word: str, before: float, after: float) -> str:
     """Return how the probability of a word changed, as Markdown."""
-    return f"P({markdown.word(word)}) went from {markdown.plain(share(before))} to {markdown.plain(share(after))}"
-
-
-def side_effects_text(kl: float, random: Sequence[float], contexts: str = "") -> str:
-    """Return an off-target KL in nats beside that of random edits, with a verdict, as Markdown."""
-    measure = markdown.plain(f" change by {kl:.2f} nats (mean KL divergence; 0 is no change).")
-    text = f"in {contexts}unrelated texts the next\\-word probabilities{measure}"
-    if not random:
-        return f"**Side effects**: {text}"
-    verdict = "smaller than" if kl < min(random) else "larger than" if kl > max(random) else "as large as"
-    control = markdown.plain(f" The same edits of random other neurons: {min(random):.2f} to {max(random):.2f} ")
-    return f"**Side effects are {verdict} those of random edits**: {text}{control}\\({len(random)} draws\\)."
-
-
-def share(probability: float) -> str:
-    """Return a probability (or a logit) with three decimals, or if it is small with two significant digits."""
-    return f"{probability:.3f}" if abs(probability) >= 0.01 else f"{probability:.2g}"
+    numbers = markdown.plain(f"{number_text(before)} to {number_text(after)}")
+    return f"P({markdown.word(word)}) went from {numbers}"

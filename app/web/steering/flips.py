@@ -4,6 +4,7 @@ in as it is measured."""
 from __future__ import annotations
 
 import json
+from statistics import fmean
 from typing import Any
 
 import pandas
@@ -18,7 +19,7 @@ from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
 from icebear.steering.flipping.search import flip
-from icebear.steering.outcome import FlipOutcome, outcomes
+from icebear.steering.outcome import Outcome, outcomes
 from icebear.steering.records import FlipRecord
 
 MOST = 10
@@ -104,11 +105,11 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
 
     recipe: a result of `started`, or saved from it; the model is not needed. wanted: where it is not from a file.
     """
-    outcome, record = FlipOutcome.of(recipe), FlipRecord.of(recipe)
+    outcome, record = Outcome.of(recipe), FlipRecord.of(recipe)
     if outcome is None or record is None:
         st.info("This recipe was not made by a flip, so nothing is known about its effect.")
         return
-    old, new = markdown.word(outcome.old), markdown.word(outcome.new)
+    old, new = markdown.word(record.before[0].text), markdown.word(record.text)
     if not recipe:
         st.info(f"The model says {new} already; no edit is needed.")
         return
@@ -153,50 +154,29 @@ def prompt_of(recipe: Recipe) -> str | None:
 
 def _outcome(recipe: Recipe) -> None:
     """Show what is measured of a flip, and what is not."""
-    outcome, record = FlipOutcome.of(recipe), FlipRecord.of(recipe)
+    outcome, record = Outcome.of(recipe), FlipRecord.of(recipe)
     assert outcome
     assert record
     if outcome.plain is None or outcome.edited is None:
         st.caption("Both texts: not written yet.")
     else:
         continuations.texts(record.prompt, outcome.plain, outcome.edited)
-    _probabilities(outcome)
-    side_effects = (
-        f"**Side effects** in {outcome.contexts} unrelated texts: not measured yet, nor those of random edits."
-    )
-    if outcome.off_target_kl is not None:
-        contexts = f"{outcome.contexts} "
-        side_effects = continuations.side_effects_text(outcome.off_target_kl, outcome.random_off_target_kl, contexts)
-    st.markdown("\n".join(f"- {line}" for line in (_random_text(outcome, len(recipe)), side_effects)))
+    _probabilities(outcome, record)
+    st.markdown("\n".join(f"- {markdown.plain(line)}" for line in (outcome.control_text, outcome.side_effects_text)))
 
 
-def _probabilities(outcome: FlipOutcome) -> None:
-    def words(old: float, new: float) -> dict[str, float]:
-        return {outcome.old: old, outcome.new: new}
-
+def _probabilities(outcome: Outcome, record: FlipRecord) -> None:
+    words = {record.text: outcome.control}
+    if outcome.old:
+        words = {record.before[0].text: outcome.old, **words}
     columns = {
-        "without edits": words(outcome.before.old, outcome.before.new),
-        "with edits": words(outcome.after.old, outcome.after.new),
+        "without edits": {word: control.before for word, control in words.items()},
+        "with edits": {word: control.after for word, control in words.items()},
     }
-    if outcome.random:
-        mean = [sum(getattr(one, name) for one in outcome.random) / len(outcome.random) for name in ("old", "new")]
-        columns["random edits (mean)"] = words(*mean)
+    if outcome.control.drawn:
+        columns["random edits (mean)"] = {word: fmean(control.drawn) for word, control in words.items()}
     st.caption("The next word: probabilities")
     continuations.bars(columns)
-
-
-def _random_text(outcome: FlipOutcome, count: int) -> str:
-    draws = len(outcome.random)
-    if not draws:
-        return "There are not enough other neurons for a random control."
-    flipped = sum(one.flipped for one in outcome.random)
-    largest = continuations.share(max(one.new for one in outcome.random))
-    new = markdown.word(outcome.new)
-    neurons = "a random other neuron of its layer" if count == 1 else f"{count} random other neurons of the same layers"
-    return (
-        f"**Random edits** (the same values, {neurons}): {flipped} of {draws} draws make {new} the answer; its "
-        f"probability is at most {markdown.plain(largest)}."
-    )
 
 
 def _edits(recipe: Recipe, record: FlipRecord) -> None:

@@ -10,7 +10,6 @@ import streamlit as st
 from icebear.app.web.shared import explanations, jobs, links, markdown, served
 from icebear.app.web.shared.explanations import explained, predicted
 from icebear.app.web.steering import flips
-from icebear.app.web.steering.continuations import share
 from icebear.app.web.why import fine_tuning as two_models
 from icebear.app.web.why import measured
 from icebear.app.web.why import ranked_neurons as tables
@@ -20,6 +19,7 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
 from icebear.edits import parse_edits
 from icebear.steering.apply import steer
+from icebear.steering.outcome import number_text
 
 LONG, SAMPLE = 512, 64
 """Tokens of a prompt that is explained without a question, and of a part of it that is timed for the question."""
@@ -105,7 +105,7 @@ def without(request: Request, edits: tuple[str, ...]) -> str:
     tokens = [token for token in (relevance.target, relevance.contrast) if token]
     before, after = (_probabilities(request.prompt, each, tuple(token.id for token in tokens)) for each in ((), edits))
     moved = [
-        f"P({token.text.strip() or token.text}) goes from {share(old)} to {share(new)}"
+        f"P({token.text.strip() or token.text}) goes from {number_text(old)} to {number_text(new)}"
         for token, old, new in zip(tokens, before[0], after[0], strict=True)
     ]
     same = max(abs(old - new) for old, new in zip(before[0], after[0], strict=True)) < SMALL
