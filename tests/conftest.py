@@ -310,7 +310,7 @@ def environment(folder, monkeypatch):
 @pytest.fixture
 def no_groups(monkeypatch):
     """Groups and suggestions take seconds."""
-    monkeypatch.setattr("icebear.app.web.shared.explanations.explain_groups", lambda *arguments: (None, ()))
+    monkeypatch.setattr("icebear.app.web.shared.explanations.GROUPS", 0)
     monkeypatch.setattr("icebear.concepts.answers.counterfactuals.suggest_counterfactuals", lambda *arguments: [])
 
 

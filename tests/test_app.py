@@ -24,13 +24,15 @@ from serving import serving, started
 
 from icebear import attribute
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import Job, Shared, shared
+from icebear.app.web.shared.background import Groups, Job, Shared, shared
 from icebear.app.web.why import gallery, measuring
-from icebear.app.web.why.finding import Finding
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
+from icebear.concepts.results.ranking import Ranking
 from icebear.errors import IcebearError
-from icebear.explanation.explanation import explain_groups
+from icebear.explanation.explanation import Explanation
+from icebear.explanation.saved import SavedExplanation
+from icebear.explanation.saving import saved_groups, saved_tokens
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
 from icebear.render import heatmap
@@ -46,12 +48,12 @@ def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, m
     monkeypatch.setattr(loading, "load_model", lambda *arguments, **options: waits.wait())
     jobs._load.clear()
     page = fine(visit())
-    found = gallery.example(gallery.NAMES[0]).finding
-    assert page.get_by_key("prompt").value == found.prompt
-    for group in found.groups:
+    explanation = gallery.example(gallery.NAMES[0]).explanation
+    assert page.get_by_key("prompt").value == explanation.prompt
+    for group in explanation.groups:
         assert all(f">{escape(word)}</span>" in text(page) for word in (*group.raises, *group.lowers))
     page.get_by_key("example_2").click().run()
-    assert fine(page).get_by_key("prompt").value == gallery.example(gallery.NAMES[2]).finding.prompt
+    assert fine(page).get_by_key("prompt").value == gallery.example(gallery.NAMES[2]).explanation.prompt
     waits.set()
     jobs._load.clear()
 
@@ -66,12 +68,12 @@ def test_examples_are_what_the_model_computes(smol, monkeypatch):
     spec.loader.exec_module(made)
     assert tuple(made.EXAMPLES) == gallery.NAMES
     record = json.loads(json.dumps(made.measure(smol, made.EXAMPLES["grammar"])))
-    finding = Finding.from_dict(record["finding"])
-    file = gallery.example("grammar").finding
-    assert finding.values == pytest.approx(file.values, abs=1e-3)
-    for one, other in zip(finding.groups, file.groups, strict=True):
-        assert one.raises + one.lowers == other.raises + other.lowers
-        assert [edit.split("=")[0] for edit in one.edits] == [edit.split("=")[0] for edit in other.edits]
+    explanation = SavedExplanation.from_dict(record["explanation"])
+    file = gallery.example("grammar").explanation
+    assert explanation.relevance == pytest.approx(file.relevance, abs=1e-3)
+    for measured, saved in zip(explanation.groups, file.groups, strict=True):
+        assert measured.raises + measured.lowers == saved.raises + saved.lowers
+        assert [edit.neuron for edit in measured.edits] == [edit.neuron for edit in saved.edits]
 
 
 def test_an_own_prompt(environment, smol, no_groups):
@@ -91,8 +93,7 @@ def test_an_own_prompt(environment, smol, no_groups):
 
 def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
     """As by a hook that sets them."""
-    found = gallery.example("geography").finding
-    group = found.groups[0]
+    group = gallery.example("geography").explanation.groups[0]
 
     def patched(layer, edits):
         def hook(module, arguments):
@@ -103,7 +104,7 @@ def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
 
         return smol.net.model.layers[layer].mlp.down_proj.register_forward_pre_hook(hook)
 
-    parts = [re.fullmatch(r"L(\d+)\.ffn\.(\d+)=(.+)@position:(\d+)", edit).groups() for edit in group.edits]
+    parts = [re.fullmatch(r"L(\d+)\.ffn\.(\d+)=(.+)@position:(\d+)", str(edit)).groups() for edit in group.edits]
     layers = {int(layer) for layer, *_ in parts}
     hooks = [
         patched(one, [(int(index), float(value), int(at)) for layer, index, value, at in parts if int(layer) == one])
@@ -187,9 +188,8 @@ def test_messages_leave_out_what_only_a_command_line_knows():
 
 def test_groups_are_measured_once(environment, no_groups, monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        "icebear.app.web.shared.explanations.explain_groups", lambda *arguments: calls.append(arguments) or (None, ())
-    )
+    name = "icebear.app.web.shared.explanations.saved_groups"
+    monkeypatch.setattr(name, lambda begun, *arguments: calls.append(arguments) or begun)
     for prompt in ("A bear lives in the", "A bear lives in the", "A cat lives in the"):
         fine(visit(prompt=prompt))
     assert len(calls) == 2
@@ -266,9 +266,11 @@ def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, 
 
 def test_groups_are_forgotten_with_their_relevance(model):
     relevance, known = attribute(model, "ice bear", contrast="z", counterfactual="big cats"), Shared().groups
-    known[relevance] = {"ffn": explain_groups(model, relevance)}
-    assert known[relevance]["ffn"][1]
-    assert explain_groups(model, attribute(model, "ice bear", record="last")) == (None, ())
+    explanation = Explanation.of(model, relevance, Ranking(site="ffn"), groups=2)
+    saved = saved_groups(saved_tokens(relevance, "ice bear", "big cats"), model, explanation)
+    known[relevance] = {"ffn": Groups(explanation.together, explanation.groups, saved)}
+    assert saved.groups
+    del explanation
     forgotten = weakref.ref(relevance)
     del relevance
     gc.collect()

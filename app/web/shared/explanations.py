@@ -8,12 +8,14 @@ from dataclasses import replace
 import streamlit as st
 
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import shared
+from icebear.app.web.shared.background import Groups, shared
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.explanation.explanation import Explanation, Grouped, explain_groups
+from icebear.explanation.explanation import GROUPS, Explanation, can_group
+from icebear.explanation.saved import SavedExplanation
+from icebear.explanation.saving import saved_groups
 from icebear.models.text.answer import Answer, answer_of
 from icebear.models.text.chat import Chat
 from icebear.records import TokenScore
@@ -65,18 +67,23 @@ def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
         return Explanation.of(jobs.model(), relevance, ranking, store=opened)
 
 
-def grouped(relevance: Relevance, site: str) -> Grouped:
-    """Return the groups of the nodes of a site, measured once for all visitors."""
+def grouped(begun: SavedExplanation, relevance: Relevance, site: str) -> SavedExplanation:
+    """Return the explanation with the groups of a site, measured once for all visitors."""
     known = shared().groups.setdefault(relevance, {})
     if site not in known:
-        shown = jobs.model()
-        what = "Measuring what groups of neurons do to the next word"
-        known[site] = jobs.computed(what, lambda: explain_groups(shown, relevance, site))
-    return known[site]
+        model = jobs.model()
+
+        def measure() -> Groups:
+            count = GROUPS if can_group(relevance, site) else 0
+            explanation = Explanation.of(model, relevance, Ranking(site=site), groups=count)
+            return Groups(explanation.together, explanation.groups, saved_groups(begun, model, explanation))
+
+        known[site] = jobs.computed("Measuring what groups of neurons do to the next word", measure)
+    return known[site].saved
 
 
 def with_groups(explanation: Explanation) -> Explanation:
     """Return the explanation with the groups of its nodes, if they were measured."""
     known = shared().groups.get(explanation.relevance, {})
-    together, groups = known.get(explanation.ranking.site or "ffn", (None, ()))
-    return replace(explanation, together=together, groups=groups)
+    measured = known.get(explanation.ranking.site or "ffn")
+    return replace(explanation, together=measured.together, groups=measured.groups) if measured else explanation

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 from markupsafe import Markup
@@ -23,6 +24,11 @@ ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
 def read_prompt(text: str) -> str | Chat:
     """Return a text as it is, and the messages of a chat as JSON as a `Chat`. Raises `InputError`."""
     return Chat.from_json(text, "The prompt") if re.match(r'\s*\[\s*{\s*"role"', text) else text
+
+
+def prompt_field(prompt: Any) -> str:
+    """Return a prompt as `read_prompt` reads it: a text as it is, the messages of a chat as JSON."""
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, separators=(",", ":"))
 
 
 def heat(relevance: Relevance, answer: bool = False) -> None:

@@ -3,7 +3,6 @@ in as it is measured."""
 
 from __future__ import annotations
 
-import json
 from statistics import fmean
 from typing import Any
 
@@ -148,7 +147,7 @@ def prompt_of(recipe: Recipe) -> str | None:
     record = FlipRecord.of(recipe)
     prompt = record.prompt if record else recipe.provenance.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        return json.dumps(prompt, ensure_ascii=False)
+        return markdown.prompt_field(prompt)
     return prompt if isinstance(prompt, str) else None
 
 

@@ -11,8 +11,7 @@ import streamlit as st
 from icebear.app.web.shared import jobs, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.steering import flips
-from icebear.app.web.why import measured
-from icebear.app.web.why.finding import Request
+from icebear.app.web.why.request import Request
 from icebear.concepts.answers.restoring import ChangeEffect
 from icebear.explanation.explanation import Explanation, explain
 from icebear.records import TokenScore
@@ -65,7 +64,7 @@ def show(request: Request) -> None:
 
 
 def _listed(answers: Sequence[TokenScore]) -> str:
-    return ", ".join(f"{text!r} {number}" for text, number in measured.listed(answers)[:3])
+    return ", ".join(f"{token.text!r} {token.number}" for token in answers[:3])
 
 
 def _caused(kind: str, rows: Sequence[ChangeEffect]) -> pandas.DataFrame:

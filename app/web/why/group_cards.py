@@ -1,4 +1,4 @@
-"""Draw a finding: heatmap, sentences, and the cards of its groups."""
+"""Draw a saved explanation: heatmap, sentences, and the cards of its groups."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from icebear.actmax.page import excerpt
 from icebear.app.web.shared import markdown, served
-from icebear.app.web.why.finding import Finding, Group, Strong
 from icebear.concepts.results.effect_words import IN_PROMPT
-from icebear.records import Example, Neuron
+from icebear.explanation.saved import SavedExplanation, SavedGroup, SavedNode
+from icebear.records import Example
 from icebear.render import heatmap, render
 
 SHARES = (
@@ -25,16 +25,18 @@ OTHER_WORDS = (
 )
 AROUND = 10
 """Tokens of a sentence that are shown on each side of its peak."""
+DrawPart = Callable[[int, SavedGroup], None]
+"""Draws a part of the card of a group, by its number."""
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
 
-def head(finding: Finding) -> None:
+def head(explanation: SavedExplanation) -> None:
     """Show the sentence with its answer, and what it depends on in words."""
-    rather = RATHER.format(finding.contrast.strip() or finding.contrast) if finding.contrast else ""
-    tokens = heatmap(list(finding.tokens), list(finding.values), finding.sinks, finding.template)
-    st.html(ANSWER.format(tokens, finding.target.strip() or finding.target, rather))
-    st.markdown(markdown.plain(quoted(f"{finding.about_tokens} {finding.margins}")))
+    rather = RATHER.format(explanation.contrast.strip() or explanation.contrast) if explanation.contrast else ""
+    tokens = heatmap(list(explanation.tokens), list(explanation.relevance), explanation.sinks, explanation.template)
+    st.html(ANSWER.format(tokens, explanation.target.strip() or explanation.target, rather))
+    st.markdown(markdown.plain(quoted(f"{explanation.tokens_sentence} {explanation.margins_sentence}")))
 
 
 def quoted(text: str) -> str:
@@ -42,27 +44,27 @@ def quoted(text: str) -> str:
     return re.sub(r"' (?=[^' ]+')", "'", text)
 
 
-def cards(finding: Finding, switch: Callable[[int, Group], None], foot: Callable[[int, Group], None]) -> None:
+def cards(explanation: SavedExplanation, switch: DrawPart, foot: DrawPart) -> None:
     """Show the cards of the groups side by side. switch, foot: draw a part of each card."""
-    if not finding.groups:
+    if not explanation.groups:
         return
     st.caption(SHARES)
-    for number, (column, group) in enumerate(zip(st.columns(len(finding.groups)), finding.groups, strict=True)):
+    for number, (column, group) in enumerate(zip(st.columns(len(explanation.groups)), explanation.groups, strict=True)):
         with column.container(border=True, height="stretch"):
             node = group.strongest[0]
             st.html(render("icebear.app.web.why/group.html", group=group, measured=IN_PROMPT))
             switch(number, group)
-            compared = finding.counterfactual is not None
+            compared = explanation.counterfactual is not None
             values = {"node": node, "compared": compared, "measured": IN_PROMPT, "sentences": _sentences(node)}
             st.html(render("icebear.app.web.why/strongest.html", **values))
             foot(number, group)
-    st.caption(markdown.plain(f"{finding.together} {finding.reach} {OTHER_WORDS}"))
+    st.caption(markdown.plain(f"{explanation.together_sentence} {explanation.reach_sentence} {OTHER_WORDS}"))
 
 
-def _sentences(node: Strong) -> list[tuple[str, float, Markup]]:
+def _sentences(node: SavedNode) -> list[tuple[str, float, Markup]]:
     """Return the sentence with the highest and the one with the lowest activation, if there is an index."""
-    neuron = Neuron.parse(node.neuron)
-    if not node.polarity or not served.has_labels():
+    neuron = node.ranked.neuron
+    if not node.ranked.polarity or not served.has_labels():
         return []
     with served.store() as opened:
         if neuron.site not in opened.facts.get("sites"):

@@ -8,16 +8,19 @@ from functools import partial
 import streamlit as st
 
 from icebear.app.web.shared import explanations, jobs, links, markdown, served
-from icebear.app.web.shared.explanations import explained, predicted
+from icebear.app.web.shared.explanations import explained
 from icebear.app.web.steering import flips
 from icebear.app.web.why import fine_tuning as two_models
-from icebear.app.web.why import measured
 from icebear.app.web.why import ranked_neurons as tables
-from icebear.app.web.why.finding import Answers, Finding, Request
+from icebear.app.web.why.request import Answers, Request
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
-from icebear.edits import parse_edits
+from icebear.edits import Edit
+from icebear.explanation.saved import SavedExplanation
+from icebear.explanation.saving import saved_tokens
+from icebear.explanation.sentences import check_sentence
+from icebear.records import TokenScore
 from icebear.steering.apply import steer
 from icebear.steering.outcome import number_text
 
@@ -25,18 +28,16 @@ LONG, SAMPLE = 512, 64
 """Tokens of a prompt that is explained without a question, and of a part of it that is timed for the question."""
 PEAK = {False: 5, True: 15}
 """The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
-CLOSE = 1e-3
-"""The largest remainder, as a share of the explained number, with which the check of a method is passed."""
 SMALL = 0.01
 """A change of a probability that is called almost nothing."""
 
 
 def answers(prompt: str, counterfactual: str | None) -> Answers:
     """Return the probable answers, and which ones are explained if none is chosen."""
-    here = predicted(served.model_name(), prompt)
-    there = predicted(served.model_name(), counterfactual) if counterfactual else []
-    contrast = there[0].text if there and there[0].id != here[0].id else None
-    return Answers(measured.listed(here), measured.listed(there), here[0].text, contrast)
+    likely = explanations.predicted(served.model_name(), prompt)
+    others = explanations.predicted(served.model_name(), counterfactual) if counterfactual else []
+    contrast = others[0].text if others and others[0].id != likely[0].id else None
+    return Answers(likely, others, likely[0].text, contrast)
 
 
 def is_short(request: Request) -> bool:
@@ -76,18 +77,18 @@ def relevance_of(request: Request) -> Relevance:
     return explained(request.prompt, target, contrast, method, request.counterfactual)
 
 
-def finding(request: Request) -> Finding:
-    return measured.finding(relevance_of(request), request.prompt, request.counterfactual)
+def tokens(request: Request) -> SavedExplanation:
+    """Return the explanation without its groups, which take seconds (`with_groups`)."""
+    prompts = map(markdown.read_prompt, filter(None, (request.prompt, request.counterfactual)))
+    return saved_tokens(relevance_of(request), *prompts)
 
 
-def finished(request: Request, begun: Finding) -> Finding:
-    """Return the finding with its groups."""
+def with_groups(request: Request, begun: SavedExplanation) -> SavedExplanation:
     relevance = relevance_of(request)
     if not relevance.sites:
         st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
         return begun
-    site = "ffn" if "ffn" in relevance.sites else "head"
-    return measured.with_groups(jobs.model(), begun, relevance, site, explanations.grouped(relevance, site))
+    return explanations.grouped(begun, relevance, "ffn" if "ffn" in relevance.sites else "head")
 
 
 def flip(request: Request, word: str) -> None:
@@ -99,30 +100,32 @@ def flip(request: Request, word: str) -> None:
     flips.watch(wanted)
 
 
-def without(request: Request, edits: tuple[str, ...]) -> str:
+def without(request: Request, edits: tuple[Edit, ...]) -> str:
     """Return in words what happens to both answers when the edits are made."""
     relevance = relevance_of(request)
-    tokens = [token for token in (relevance.target, relevance.contrast) if token]
-    before, after = (_probabilities(request.prompt, each, tuple(token.id for token in tokens)) for each in ((), edits))
+    ids = [token.id for token in (relevance.target, relevance.contrast) if token]
+    plain, edited = (_predicted(request.prompt, each, ids) for each in ((), edits))
+    pairs = [(plain[token], edited[token]) for token in ids]
     moved = [
-        f"P({token.text.strip() or token.text}) goes from {number_text(old)} to {number_text(new)}"
-        for token, old, new in zip(tokens, before[0], after[0], strict=True)
+        f"P({old.text.strip() or old.text}) goes from {number_text(_number(old))} to {number_text(_number(new))}"
+        for old, new in pairs
     ]
-    same = max(abs(old - new) for old, new in zip(before[0], after[0], strict=True)) < SMALL
-    answer = (
-        f"the answer stays {after[1].strip()}" if before[1] == after[1] else f"the answer becomes {after[1].strip()}"
-    )
+    same = max(abs(_number(old) - _number(new)) for old, new in pairs) < SMALL
+    before, after = (next(iter(scores.values())) for scores in (plain, edited))
+    answer = f"the answer {'stays' if before.id == after.id else 'becomes'} {after.text.strip()}"
     return f"{'Almost nothing changes: ' if same else ''}{', '.join(moved)}; {answer}."
 
 
+def _number(token: TokenScore) -> float:
+    return token.logit if token.probability is None else token.probability
+
+
 @st.cache_data(max_entries=256, show_spinner="Setting it ...")
-def _probabilities(prompt: str, edits: tuple[str, ...], ids: tuple[int, ...]) -> tuple[list[float], str]:
-    """Return the probabilities of tokens, and the most probable one, with edits."""
+def _predicted(prompt: str, edits: tuple[Edit, ...], ids: list[int]) -> dict[int, TokenScore]:
+    """Return the most probable token, then other tokens, with edits."""
     model = jobs.model()
-    with steer(model, parse_edits(edits)):
-        logits = model.next_logits(markdown.read_prompt(prompt))
-    probabilities = logits.softmax(-1)
-    return [probabilities[token].item() for token in ids], model.answer_text(int(logits.argmax()))
+    with steer(model, edits):
+        return {token.id: token for token in model.predict(markdown.read_prompt(prompt), 1, ids)}
 
 
 def details(request: Request) -> None:
@@ -143,8 +146,4 @@ def method(request: Request) -> None:
     links.bound(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
     st.caption("Red supports the answer, blue opposes it; dotted tokens are attention sinks, which are ignored.")
     st.caption(markdown.plain(relevance.comparison_text()))
-    total, parts = relevance.sums.target, relevance.sums.tokens
-    passed = "passed. " if abs(total - parts) <= CLOSE * max(1.0, abs(total)) else "not passed. "
-    st.caption(
-        markdown.plain(f"Method check: {passed if request.counterfactual else ''}{relevance.conservation_text()}.")
-    )
+    st.caption(markdown.plain(check_sentence(relevance)))

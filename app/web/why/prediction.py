@@ -12,40 +12,46 @@ import streamlit as st
 
 from icebear.app.web.shared import background, counterfactuals, jobs, links, markdown, served
 from icebear.app.web.why import gallery, group_cards
-from icebear.app.web.why.finding import Finding, Group, Request
+from icebear.app.web.why.request import Answers, Request
+from icebear.explanation.saved import SavedExplanation, SavedGroup
 from icebear.recipe import Recipe
-from icebear.records import Neuron
+from icebear.records import TokenScore
 
 
 def show() -> None:
     """Show an example from its file if these are its prompts, which needs no model; else what is measured."""
-    first = gallery.example(gallery.NAMES[0]).finding
+    first_prompt, first_counterfactual = gallery.example(gallery.NAMES[0]).fields
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
-    prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=first.prompt, on_change=_forget)
-    counterfactual = counterfactuals.field(prompt, first.counterfactual or "" if prompt == first.prompt else "")
+    prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=first_prompt, on_change=_forget)
+    counterfactual = counterfactuals.field(prompt, first_counterfactual if prompt == first_prompt else "")
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
-    answers = example.finding if example else _live().answers(prompt, counterfactual)
-    answer = _chip(row[1], "Answer", "target", answers.predicted, answers.target)
-    rather = _chip(row[2], "Rather than", "contrast", answers.predicted_there or answers.predicted, answers.contrast)
-    request = Request(
-        prompt, counterfactual, answer, rather, st.session_state.get("method") or st.query_params.get("method")
-    )
+    answers = _answers(example.explanation) if example else _live().answers(prompt, counterfactual)
+    target = _chip(row[1], "Answer", "target", answers.predictions, answers.target)
+    rather = answers.counterfactual_predictions or answers.predictions
+    contrast = _chip(row[2], "Rather than", "contrast", rather, answers.contrast)
+    method = st.session_state.get("method") or st.query_params.get("method")
+    request = Request(prompt, counterfactual, target, contrast, method)
     if example and request.is_default:
-        shown = example.finding
+        shown = example.explanation
         _page(Request(prompt, counterfactual, shown.target, shown.contrast, None), shown, lambda: shown, example.flip)
         st.caption("Measured before, and read from a file that comes with icebear; no model was needed.")
         if jobs.loading().is_alive():
             _loading()
     else:
         with st.container():  # one element, measured or not, so that what follows keeps its place
-            finding = _live().finding(request) if _live().is_short(request) else None
-        if finding:
-            _page(request, finding, partial(_live().finished, request, finding), None)
+            begun = _live().tokens(request) if _live().is_short(request) else None
+        if begun:
+            _page(request, begun, partial(_live().with_groups, request, begun), None)
     if counterfactual is None:
         with offered:
             counterfactuals.offer(prompt)
     gallery.show()
+
+
+def _answers(explanation: SavedExplanation) -> Answers:
+    likely = explanation.predictions, explanation.counterfactual_predictions
+    return Answers(*likely, explanation.target, explanation.contrast)
 
 
 def _live() -> ModuleType:
@@ -73,9 +79,10 @@ def _forget() -> None:
     st.session_state.update(counterfactual="", target=None, contrast=None, switch=False)
 
 
-def _chip(place: Any, label: str, key: str, tokens: Sequence[tuple[str, str]], default: str | None) -> str | None:
+def _chip(place: Any, label: str, key: str, tokens: Sequence[TokenScore], default: str | None) -> str | None:
     """Draw a chip with probable tokens; another one can be typed. None is the default."""
-    texts = {f"{text.strip() or repr(text)} {number}": text for text, number in tokens}  # a link has these names
+    # A link has these names.
+    texts = {f"{token.text.strip() or repr(token.text)} {token.number}": token.text for token in tokens}
     chosen = links.bound(
         place.selectbox,
         label,
@@ -88,25 +95,26 @@ def _chip(place: Any, label: str, key: str, tokens: Sequence[tuple[str, str]], d
     return texts.get(chosen, chosen)
 
 
-def _page(request: Request, finding: Finding, finished: Callable[[], Finding], flip: dict[str, Any] | None) -> None:
+def _page(
+    request: Request, begun: SavedExplanation, finished: Callable[[], SavedExplanation], flip: dict[str, Any] | None
+) -> None:
     """Show the sentence, the switch, the cards, and what is folded. finished: measures the cards, in seconds."""
     left, right = st.columns([3, 1], vertical_alignment="top")
     with left:
-        group_cards.head(finding)
+        group_cards.head(begun)
     switched = st.container()
     with right:
-        _switch(request, finding, flip, switched)
+        _switch(request, begun.contrast, flip, switched)
     place = st.container()
     _folded(request)
     with place:
         with st.container():
-            finding = finished()
-        group_cards.cards(finding, partial(_set, request), _foot)
+            explanation = finished()
+        group_cards.cards(explanation, partial(_set, request), _foot)
 
 
-def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None, place: Any) -> None:
+def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | None, place: Any) -> None:
     """Offer to change the answer to the word that it is explained against."""
-    contrast = finding.contrast
     if not contrast:
         st.caption("To make the model say another word, choose it under “Rather than”.")
         return
@@ -121,7 +129,7 @@ def _switch(request: Request, finding: Finding, recorded: dict[str, Any] | None,
             _live().flip(request, contrast)
 
 
-def _set(request: Request, number: int, group: Group) -> None:
+def _set(request: Request, number: int, group: SavedGroup) -> None:
     """Offer to set the nodes of a group to their other values, and say what that does."""
     what = (
         "Set the group to its values in the counterfactual"
@@ -134,11 +142,12 @@ def _set(request: Request, number: int, group: Group) -> None:
         markdown.into_view(f"result_{number}", (request, group.edits))
 
 
-def _foot(number: int, group: Group) -> None:
+def _foot(number: int, group: SavedGroup) -> None:
     """Offer the card of the strongest neuron of a group."""
     node = group.strongest[0]
-    if Neuron.parse(node.neuron).site != "head":
-        label, values = f"Card of {node.neuron}", (node.neuron, node.polarity)
+    neuron = node.ranked.neuron
+    if neuron.site != "head":
+        label, values = f"Card of {neuron}", (str(neuron), node.ranked.polarity)
         st.button(
             label,
             key=f"card_{number}",
