@@ -7,17 +7,14 @@ from dataclasses import replace
 from importlib.resources import files
 from itertools import pairwise, zip_longest
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from icebear.actmax.described import Described
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
 from icebear.concepts.results.effect_words import BY_LENS
 from icebear.records import HISTOGRAM_EDGES, POLARITIES, Example, Place, Projection, Promotion, Writes
 from icebear.render import NEGATIVE, POSITIVE, render, visible
-
-if TYPE_CHECKING:
-    from icebear.actmax.card import Card
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 NEAREST = {
@@ -39,7 +36,7 @@ RELMAX = (
 )
 
 
-def heading(card: Card, polarity: str) -> str:
+def heading(card: Described, polarity: str) -> str:
     """Return the heading of the examples at a polarity."""
     return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
 
@@ -55,7 +52,7 @@ def nearest_title(by: str, chance: tuple[float, float], polarity: str = "+") -> 
     )
 
 
-def card_fragment(card: Card) -> Markup:
+def card_fragment(card: Described) -> Markup:
     """Return the card, for a page with `STYLE`."""
     return render(
         "icebear.actmax/card.html",
@@ -73,7 +70,7 @@ def card_fragment(card: Card) -> Markup:
     )
 
 
-def statistics_line(card: Card) -> str:
+def statistics_line(card: Described) -> str:
     statistics = card.statistics
     return (
         f"mean {statistics.mean:+.3f}, std {statistics.std:.3f}, positive on {statistics.positive:.0%} of "
@@ -81,14 +78,14 @@ def statistics_line(card: Card) -> str:
     )
 
 
-def token_count_note(card: Card) -> str:
+def token_count_note(card: Described) -> str:
     """Return the number of tokens that means are taken over, if it is not all."""
     index = card.made_with["index"]
     some, every = index.get("statistics_tokens"), index.get("tokens")
     return "" if some in (None, every) else f" (of {some:,} tokens)"
 
 
-def meaning_html(card: Card, polarity: str) -> Markup:
+def meaning_html(card: Described, polarity: str) -> Markup:
     """Return the label with its score, and on a click its test and held-out sentences."""
     label = card.meanings.get(polarity)
     held_out = card.held_out[polarity] if label and label.record else {}
@@ -105,7 +102,7 @@ def examples_html(rows: Sequence[Example], places: Sequence[Place] = ()) -> Mark
     return render("icebear.actmax/examples.html", examples=list(zip_longest(rows, places[: len(rows)])))
 
 
-def writes_about(card: Card) -> str:
+def writes_about(card: Described) -> str:
     """Return what the words and numbers of `Card.writes` are; they have places."""
     one = next(iter(card.writes.values()))
     return (
@@ -129,7 +126,7 @@ def writes_verdict(one: Writes) -> str:
     return f"The effect is much the same at each of these sentences ({numbers})."
 
 
-def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:
+def writes_html(card: Described, polarities: Sequence[str] = POLARITIES) -> Markup:
     """Return what the neuron writes at its sentences, by polarity; nothing if that is not measured."""
     about = writes_about(card) if card.writes else ""
     measured_at = {polarity: card.writes[polarity] for polarity in polarities if polarity in card.writes}

@@ -26,7 +26,6 @@ from icebear import Model, attribute, steer
 from icebear.actmax.index.scan import BATCH, Settings, scan_shard
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.concepts.results.effects import effects
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.selftest import seconds
 from icebear.models.objective import objective_of
@@ -125,7 +124,7 @@ def relevances(model: Model, ids: list[int]) -> dict[str, Tensor]:
 
 def logit_changes(model: Model, relevance: Relevance, nodes: Sequence[Ranked]) -> dict[int, Tensor]:
     """Return the effects (N,) of nodes on each likely token. Which tokens are likely may differ in near ties."""
-    measured = effects(model, relevance, nodes)
+    measured = relevance.effects(nodes)
     return dict(zip(measured.token_ids, (measured.matrix + measured.means[:, None]).T, strict=True))
 
 

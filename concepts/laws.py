@@ -123,7 +123,7 @@ def _off_plain(model: Model, result: Relevance) -> float:
 
 
 def _of_layer(model: Model, batch: Batch, result: Relevance, site: str, layer: int) -> Tensor:
-    return result.activation(site)[layer, batch.span_of(model, layer)]
+    return result.activation(site)[layer, batch.span_of(model.stack_of(layer))]
 
 
 def plain_activations(model: Model, batch: Batch) -> dict[tuple[str, int], Tensor]:

@@ -8,18 +8,16 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from icebear.db import vectors
 from icebear.db.sqlite import reads
+from icebear.db.tables import Tables
 from icebear.errors import InputError
 from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron
 from icebear.values import one_of, shown, whole
-
-if TYPE_CHECKING:
-    from icebear.db.store import Store
 
 MATCHING = 50
 """Sentences with the words whose mean vector the examples of a neuron are compared with."""
@@ -48,7 +46,7 @@ Neighbours = list[tuple[int, str, float]]
 
 
 @reads
-def by_words(store: Store, text: str, k: int = 20) -> list[Hit]:
+def by_words(store: Tables, text: str, k: int = 20) -> list[Hit]:
     """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own.
 
     Arrays have a number for each side, at 2 * neuron id + (polarity is -).
@@ -100,7 +98,7 @@ def words_of(text: str) -> list[str]:
 
 
 @reads
-def absent(store: Store, text: str) -> list[str]:
+def absent(store: Tables, text: str) -> list[str]:
     """Return the words of a text that no sentence of the index has."""
     return [word for word in dict.fromkeys(words_of(text)) if not store.sentences.count(_query([word]))]
 
@@ -114,7 +112,7 @@ def _query(words: Sequence[str]) -> str:
     return " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
 
 
-def _by_output(store: Store, words: list[str]) -> np.ndarray:
+def _by_output(store: Tables, words: list[str]) -> np.ndarray:
     """Return how similar the output of each side is to the words, as z over random tokens; 0 without such tokens."""
     tokens, query = store.vectors.get("tokens"), np.zeros(0, dtype=np.float32)
     for word in words:
@@ -127,14 +125,14 @@ def _by_output(store: Store, words: list[str]) -> np.ndarray:
     return np.stack((z, -z), 1).ravel()
 
 
-def _by_sentences(store: Store, query: str) -> np.ndarray:
+def _by_sentences(store: Tables, query: str) -> np.ndarray:
     """Return how similar the examples of each side are to sentences with the words, as z over random sentences."""
     rows = store.sentences.vectors(store.sentences.matching(query, MATCHING))[1]
     mean = store.vectors.standardized(rows).mean(0) if len(rows) else np.zeros(0)
     return store.vectors.z("examples", mean)
 
 
-def _by_labels(store: Store, words: list[str]) -> dict[int, tuple[str, float]]:
+def _by_labels(store: Tables, words: list[str]) -> dict[int, tuple[str, float]]:
     """Return side -> a reason, and the z of a label's p, for the significant labels that have one of the words."""
     wanted = {word.lower() for word in words}
     return {
@@ -149,12 +147,12 @@ def _directions(tokens: Any, ids: Sequence[int]) -> np.ndarray:
     return vectors.unit(np.array([tokens.reconstruct(identity) for identity in ids]))
 
 
-def _examples_text(store: Store) -> str:
+def _examples_text(store: Tables) -> str:
     return "examples" if store.by == "activation" else f"examples by {store.by}"
 
 
 @reads
-def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
+def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
     one_of(by, "kind of similarity", NEAR)
     one_of(polarity, "polarity", POLARITIES)
     k = whole(k, "The number of neurons")
@@ -174,7 +172,7 @@ def similar(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str) 
     return [Hit(names[other], p, cosine, (f"{why} ({cosine:.2f})",), by) for other, p, cosine in nearest]
 
 
-def measure_chance(store: Store, seed: int = 0) -> None:
+def measure_chance(store: Tables, seed: int = 0) -> None:
     """Save the nulls of searches: for each comparison of neurons, the median and the largest cosine of random neurons
     to their nearest neighbor; the cosines of each row with random tokens or sentences; and the largest z of outputs."""
     generator = np.random.default_rng(seed)
@@ -207,7 +205,7 @@ def random_rows(rows: np.ndarray, seed: int = 0) -> np.ndarray:
     return rows.mean(0) + normal @ (rows - rows.mean(0)) / math.sqrt(len(rows))
 
 
-def _kurtosis_by_chance(store: Store, name: str) -> dict[str, float]:
+def _kurtosis_by_chance(store: Tables, name: str) -> dict[str, float]:
     """Return site and layer -> the null of `Projection.kurtosis`, for the rows of a vector index."""
     index, tokens, chance = store.vectors.get(name), store.vectors.get("tokens"), {}
     for site, (layers, width) in store.neurons.sizes().items():
@@ -221,7 +219,7 @@ def _kurtosis_by_chance(store: Store, name: str) -> dict[str, float]:
 
 
 @reads
-def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
+def nearest_by_chance(store: Tables, by: str) -> tuple[float, float]:
     """Return the median and the largest cosine of random neurons to their nearest neighbor."""
     measured = store.controls.get("nearest")
     if measured is None:
@@ -231,14 +229,14 @@ def nearest_by_chance(store: Store, by: str) -> tuple[float, float]:
 
 
 @reads
-def nearest(store: Store, neuron: Neuron | str, k: int, by: str, polarity: str = "+") -> list[Hit]:
+def nearest(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str = "+") -> list[Hit]:
     """Return the hits of `Store.similar` that are more similar than any random neuron's nearest neighbor."""
     largest = nearest_by_chance(store, by)[1]
-    return [hit for hit in store.similar(neuron, k, by, polarity) if hit.score > largest]
+    return [hit for hit in similar(store, neuron, k, by, polarity) if hit.score > largest]
 
 
 @reads
-def vocabulary_projection(store: Store, neuron: Neuron | str, k: int, rows: str = "w_out") -> Projection:
+def vocabulary_projection(store: Tables, neuron: Neuron | str, k: int, rows: str = "w_out") -> Projection:
     """Return what `Store.vocabulary` does. rows: the vector index that is projected; only W_out rows give logits."""
     neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
     identity = store.neurons.id(neuron)

@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from icebear.db import search, vectors
-from icebear.db.examples import ExampleTables, SentenceTables
-from icebear.db.labels import LabelTables
-from icebear.db.neurons import NeuronTables
-from icebear.db.scan import ScanTables
-from icebear.db.sqlite import JsonTable, SqliteFile, reads
+from icebear.db.sqlite import reads
+from icebear.db.tables import Tables
 from icebear.errors import StoreError
 from icebear.records import Example, Hit, Neuron, Projection
-from icebear.values import one_of
 
 NO_RESULT = ("icebear", "progress", "vectors", "sentences_fts", "sqlite_")
 """Prefixes of tables that do not count for the checksum; of `vectors` the files count."""
@@ -75,29 +71,8 @@ def open_finished(path: str | Path, fingerprint: str, model_name: str) -> Iterat
         yield store
 
 
-class Store(SqliteFile):
-    """An index of neurons: a SQLite file and vector indexes next to it.
-
-    Each attribute reads and writes some of the tables. Others can read while one process writes.
-    """
-
-    def __init__(self, path: str | Path, create: bool = False) -> None:
-        super().__init__(path, create)
-        self.controls = JsonTable(self, "controls")
-        unknown = "{path} has no concept {name!r} (it has {known}); find it with icebear concept find."
-        self.concepts = JsonTable(self, "concepts", unknown)
-        self.sentences = SentenceTables(self)
-        self.neurons = NeuronTables(self)
-        self.example_tables = ExampleTables(self, self.neurons)
-        self.vectors = vectors.VectorFiles(self, self.neurons)
-        self.labels = LabelTables(self, self.neurons)
-        self.scan = ScanTables(self, self.vectors)
-
-    @property
-    @reads
-    def by(self) -> str:
-        """The number that examples are ranked by, ``activation`` or ``relevance``; polarities are its signs."""
-        return self.facts.all().get("by", "activation")
+class Store(Tables):
+    """An index of neurons: a SQLite file and vector indexes next to it."""
 
     @property
     @reads
@@ -265,11 +240,6 @@ class Store(SqliteFile):
         tables = ("neurons", "examples", "attributions", "meanings", "labels", "concepts")
         rows = {table: self.count(table) for table in tables}
         return {"state": state, "shards": len(shards), "sentences": sum(shards.values()), **rows}
-
-    @reads
-    def count(self, table: str) -> int:
-        """Return the number of rows of a table."""
-        return self.database[one_of(table, "table", self.database.table_names())].count
 
     def changed(self) -> int:
         """Return the time of the last write, in nanoseconds."""

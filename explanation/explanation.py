@@ -23,13 +23,14 @@ from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.methods.method import Method
-from icebear.concepts.nodes.controls import Ablation, Nodes, ablate, ablation
+from icebear.concepts.nodes.controls import Ablation, ablate, ablation, nodes_of
 from icebear.concepts.nodes.effect_groups import EffectGroup, effect_groups
 from icebear.concepts.nodes.random_controls import RandomControl, token_removal_control
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Effects, Patched
+from icebear.concepts.results.prompt import PromptTokens
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.lens import mean_lens
@@ -355,7 +356,7 @@ class _Explained:
         """Return the `GROUPED` most relevant nodes of all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
         rows = relevance.top(max(1, min(GROUPED, READ // len(relevance.tokens))), site, position="all")
-        patchable = Nodes.of(model, relevance, site) if _can_ablate(model, relevance, site) else None
+        patchable = nodes_of(model, relevance, site) if _can_ablate(model, relevance, site) else None
         generator = torch.Generator().manual_seed(0)
 
         def explained(group: EffectGroup) -> ExplainedGroup:
@@ -493,13 +494,13 @@ def silencing_control(
 
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
     place = relevance.predicted_at if model.task.takes_position else None
-    edits = [Edit(row.neuron, "scale", 0.0, where=edited_at(relevance, row)) for row in rows]
+    edits = [Edit(row.neuron, "scale", 0.0, where=edited_at(relevance.prompt, row)) for row in rows]
     return random_edit_control(model, prompt, edits, target, contrast, position=place, on_progress=on_progress)
 
 
-def edited_at(relevance: Relevance, row: Ranked) -> str:
-    """Return the place of an edit of a node, as of `Edit`: positions start anew in the decoder."""
-    read = relevance.prompt.encoder_length
+def edited_at(prompt: PromptTokens, row: Ranked) -> str:
+    """Return where an edit of a node acts, as `Edit.where`: positions start anew in the decoder."""
+    read = prompt.encoder_length
     return f"position:{row.position - read if row.position >= read else row.position}"
 
 

@@ -70,7 +70,7 @@ def _group(patched: Patched, explained: ExplainedGroup) -> SavedGroup:
 
 def _edit(patched: Patched, row: Ranked) -> Edit:
     """Return the edit that sets a neuron to the value that its effect is measured against."""
-    return Edit(row.neuron, "set", patched.node(row).value.item(), where=edited_at(patched.relevance, row))
+    return Edit(row.neuron, "set", patched.node(row).value.item(), where=edited_at(patched.relevance.prompt, row))
 
 
 def _node(patched: Patched, node: ExplainedNode) -> SavedNode:

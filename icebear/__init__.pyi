@@ -23,7 +23,6 @@ from icebear.concepts.methods.lrp import Difference as Difference
 from icebear.concepts.nodes.controls import ablation as ablation
 from icebear.concepts.results.diff import Diff as Diff
 from icebear.concepts.results.effects import Effects as Effects
-from icebear.concepts.results.effects import effects as effects
 from icebear.concepts.results.result import Relevance as Relevance
 from icebear.concepts.vocabulary.projection import project as project
 from icebear.db.store import Store as Store

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
-
-if TYPE_CHECKING:
-    from icebear.concepts.results.result import Relevance
 
 POSITIVE, NEGATIVE = (178, 24, 43), (33, 102, 172)
 """The ends of ColorBrewer's RdBu, which color-blind readers can distinguish."""
@@ -27,7 +23,7 @@ def environment() -> Environment:
         loader=FunctionLoader(_source), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     made.filters.update(number=format, visible=visible, repr=repr, made_with=made_with_line, xml=_xml, style=style)
-    made.globals.update(heatmap=heatmap, relevance_heatmap=relevance_heatmap, marked=marked)
+    made.globals.update(heatmap=heatmap, marked=marked)
     return made
 
 
@@ -88,30 +84,6 @@ def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), t
     outline, the tokens of a chat template are gray."""
     rows = zip(tokens, values, normalized(values, set(template)), strict=True)
     return render("icebear/heatmap.html", rows=rows, sinks=sinks, template_positions=template)
-
-
-def relevance_heatmap(relevance: Relevance) -> Markup:
-    """Return the heatmap of the tokens, or of the image."""
-    if relevance.image:
-        return render("icebear/image.html", png=b64encode(relevance.image.png()).decode())
-    return heatmap(
-        list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks, relevance.prompt.template
-    )
-
-
-def relevance_fragment(relevance: Relevance, k: int = 10) -> Markup:
-    """Return the target, the heatmap, conservation and the top k neurons, for a notebook."""
-    every = relevance.counterfactual and (
-        relevance.neurons.largest or len(relevance.neurons.recorded) == len(relevance.tokens)
-    )
-    k = min(k, relevance.neurons.largest.k) if relevance.neurons.largest else k
-    positions = relevance.positions
-    return render(
-        "icebear/relevance.html",
-        relevance=relevance,
-        neurons=relevance.top(k, position="all" if every else "last") if relevance.sites else [],
-        positions=None if positions is None else (list(relevance.prompt.strings), positions.sum(0).tolist()),
-    )
 
 
 def page(title: str, body: Markup, style: str = "") -> Markup:

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +19,13 @@ from transformers.activations import ACT2CLS
 
 from icebear.errors import MissingRule
 from icebear.lrp import differences, pairs, rules, two_models
-from icebear.lrp.linear_rules import Epsilon
+from icebear.lrp.linear_rules import Epsilon, Rules
 from icebear.lrp.operations import TABLE, RelevanceMode, is_activation
 from icebear.lrp.two_models import PairedWeights, TwoModels
 from icebear.models.lock import replaced
 from icebear.models.parts.dispatch import packed
 from icebear.models.parts.families import SCANS, family_of
 from icebear.models.parts.linear import Linear
-
-if TYPE_CHECKING:
-    from icebear.concepts.methods.lrp import AttnLRP, Difference
 
 # Eq. 9 for the whole: some are formulas (NewGELU), and the table would treat their parts as products.
 ACTIVATION_MODULES = tuple(entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())
@@ -44,7 +41,7 @@ def _is_elementwise(kind: type[nn.Module], norms: bool) -> bool:
 @contextmanager
 def relevance_rules(
     net: nn.Module,
-    method: AttnLRP | Difference,
+    method: Rules,
     accounting: dict[str, Tensor] | None = None,
     strict: bool = True,
     checkpoint_layers: Iterable[nn.Module] = (),

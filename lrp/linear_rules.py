@@ -1,8 +1,9 @@
-"""The rules of linear maps as values, which can be compared, printed and read back."""
+"""Rules as values, which can be compared, printed and read back: those of linear maps, and all that a pass applies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from icebear.values import real
 
@@ -55,3 +56,17 @@ class AlphaBeta:
 
 
 LinearRule = Epsilon | Gamma | ZPlus | AlphaBeta
+
+
+class Rules(Protocol):
+    """The rules of a backward pass. Methods have these fields; nothing here imports a method."""
+
+    @property
+    def softmax(self) -> str: ...
+    @property
+    def linear(self) -> LinearRule: ...
+    @property
+    def conv(self) -> LinearRule | None: ...
+    @property
+    def paired(self) -> bool:
+        """Whether the second half of the rows are counterfactuals of the first."""

@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from icebear.errors import MissingRule
 from icebear.lrp import rules
-from icebear.lrp.linear_rules import Epsilon, LinearRule
+from icebear.lrp.linear_rules import Epsilon, LinearRule, Rules
 from icebear.models.parts import experts
-
-if TYPE_CHECKING:
-    from icebear.concepts.methods.lrp import AttnLRP, Difference
 
 Rule = Callable[..., Any]
 """Called by the mode as rule(mode, func, args, kwargs)."""
@@ -301,13 +298,13 @@ class RelevanceMode(TorchFunctionMode):
     def __init__(
         self,
         net: nn.Module,
-        method: AttnLRP | Difference,
+        method: Rules,
         accounting: dict[str, Tensor] | None = None,
         strict: bool = True,
         table: dict[Any, Rule] = TABLE,
     ):
         super().__init__()
-        self.method: Any = method  # of the kind that the table's rules know
+        self.method = method
         self.net, self.accounting, self.strict, self.table = net, accounting, strict, table
         self.missing: list[str] = []
         self.unseen: set[int] = set()

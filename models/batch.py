@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from icebear.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -33,9 +30,9 @@ class Batch:
         end = self.ids.shape[1]
         return slice(0, end), slice(end, end + (self.decoder.ids.shape[1] if self.decoder else 0))
 
-    def span_of(self, model: Model, layer: int) -> slice:
-        """Return the columns that a layer reads."""
-        return self.spans[model.stack_of(layer) if self.decoder else 0]
+    def span_of(self, stack: int) -> slice:
+        """Return the columns that the layers of a stack read."""
+        return self.spans[stack if self.decoder else 0]
 
     def columns(self, row: int) -> list[int]:
         """Return the columns of this row's tokens, without padding."""

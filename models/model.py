@@ -19,8 +19,8 @@ from transformers import GenerationConfig
 from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.models.batch import Batch
 from icebear.models.lock import FairLock, as_written, draws, replaced, unhooked
-from icebear.models.objective import objective_of
 from icebear.models.parts.architecture import Architecture
+from icebear.models.tasks import PromptTarget
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Marks, Turn, marks_of, rendered, turns
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
@@ -335,9 +335,12 @@ class Model(Architecture):
     @torch.no_grad()
     def next_logits(self, prompt: PromptLike, position: int | None = None) -> Tensor:
         """Return the float32 logits (V,) of the next token (or of labels)."""
-        objective = objective_of(self, [prompt], position=position)
+        read = Prompt.of(prompt)
+        self.task.refuse(self, position=[position])
+        target = PromptTarget(read, None, self.task.before(read, None), position)
+        batch, positions = self.task.encode_targets(self, [target])
         with self.lock:
-            return not_nan(self.logits(objective.batch, list(objective.positions[0][:1]))[0, 0].float())
+            return not_nan(self.logits(batch, list(positions[0][:1]))[0, 0].float())
 
     @torch.no_grad()
     def continuation_logits(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Tensor:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from icebear.errors import InputError
 from icebear.models.batch import Batch
+from icebear.models.model import Model
 from icebear.models.tasks import PromptTarget
 from icebear.models.text.prompts import Prompt, PromptLike
 from icebear.values import scalar, several
-
-if TYPE_CHECKING:
-    from icebear.models.model import Model
 
 Token = str | int
 ObjectiveKind = Literal["logit", "log-odds", "centered-logit", "mean-centered-logit"]

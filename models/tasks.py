@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,8 @@ from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.text import images
 from icebear.models.text.prompts import Prompt
+from icebear.models.text.reader import Reader
 from icebear.values import whole
-
-if TYPE_CHECKING:
-    from icebear.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -63,22 +61,22 @@ class Task:
     is_causal = False
     """No token attends to a later one, so later tokens have no influence on a prediction."""
 
-    def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+    def encode(self, model: Reader, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         return model.padded([model.ids(prompt) for prompt in prompts], padding_side)
 
-    def read(self, model: Model, rows: Sequence[list[int]]) -> Batch:
+    def read(self, model: Reader, rows: Sequence[list[int]]) -> Batch:
         """Encode texts whose neurons are read."""
         return model.read_ids(rows)
 
-    def as_prompt(self, model: Model, text: str) -> str:
+    def as_prompt(self, model: Reader, text: str) -> str:
         """Return the text as a prompt of this task."""
         return text
 
-    def own_tokens(self, model: Model) -> tuple[int, ...] | None:
+    def own_tokens(self, model: Reader) -> tuple[int, ...] | None:
         """Return the positions that the model adds to its input; None if residual streams show them."""
         return None
 
-    def refuse(self, model: Model, **arguments: Sequence[Any]) -> None:
+    def refuse(self, model: Reader, **arguments: Sequence[Any]) -> None:
         """Raise `InputError` for an argument of `attribute` (target_text, prefix, position) that this task cannot use.
 
         arguments: a value for each prompt, or None.
@@ -99,21 +97,21 @@ class Task:
         """Return what precedes an answer; None if the answer stands in the text."""
         return Prompt(text=prefix) if prefix else None
 
-    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+    def encode_targets(self, model: Reader, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
         """Encode the prompts, each followed by its answer without the last token; also return where answers are
         predicted."""
         batch = self.encode(model, [row.prompt for row in rows])
         return batch, [self.positions(model, batch.row_ids(number), row) for number, row in enumerate(rows)]
 
-    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
         """Return where the answer is predicted in the ids of one prompt."""
         raise NotImplementedError
 
-    def log_probabilities(self, model: Model, logits: Tensor) -> Tensor | None:
+    def log_probabilities(self, model: Reader, logits: Tensor) -> Tensor | None:
         """Return the log-probabilities of all answers from logits (..., V); None for a number, which has none."""
         return logits.log_softmax(-1)
 
-    def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
+    def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
         """Return the network's output for a batch."""
         return model.net(**model.inputs(batch), **options)
 
@@ -148,7 +146,7 @@ class Causal(Task):
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         return prompt
 
-    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+    def encode_targets(self, model: Reader, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = [(model.ids(row.prompt), row.answer) for row in rows]
         if any(row.position is not None and len(row.answer or (0,)) > 1 for row in rows):
             raise InputError(
@@ -171,26 +169,26 @@ class EncoderDecoder(Task):
     generates = True
     generation_padding = "right"  # of the encoder; the text is the decoder's
 
-    def read(self, model: Model, rows: Sequence[list[int]]) -> Batch:
+    def read(self, model: Reader, rows: Sequence[list[int]]) -> Batch:
         """Give the decoder the same tokens, as if it had written them, so that token t is the same in both stacks (the
         decoder's start token replaces the first one)."""
         return self._with_decoder(model, model.read_ids(rows), [ids[1:] for ids in rows])
 
-    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+    def encode_targets(self, model: Reader, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = self.encode(model, [row.prompt for row in rows])
         begun = [(model.tokens_of(row.before.text or "") if row.before else [], row.answer) for row in rows]
         batch = self._with_decoder(model, read, [with_answer(ids, answer) for ids, answer in begun])
         # The start token, which is in no text, predicts the first one.
         return batch, [answer_positions(len(ids), answer) for ids, answer in begun]
 
-    def _with_decoder(self, model: Model, read: Batch, written: Sequence[list[int]]) -> Batch:
+    def _with_decoder(self, model: Reader, read: Batch, written: Sequence[list[int]]) -> Batch:
         return replace(read, decoder=model.padded([[start_of(model), *ids] for ids in written]))
 
     def input_length(self, batch: Batch) -> int:
         return 1  # the start token
 
 
-def start_of(model: Model) -> int:
+def start_of(model: Reader) -> int:
     """Return the id of the token that a decoder starts with, as transformers' `generate` finds it. Raises
     `ModelError`."""
     places = [getattr(model.net, "generation_config", None), model.net.config, model.config]
@@ -208,11 +206,11 @@ class Masked(Task):
     auto_class = "AutoModelForMaskedLM"
     is_masked_lm = True
 
-    def as_prompt(self, model: Model, text: str) -> str:
+    def as_prompt(self, model: Reader, text: str) -> str:
         mask = model.text(model.mask_id)
         return text if mask in text else f"{text} {mask}"
 
-    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
         mask, answer = model.mask_id, row.answer
         places = tuple(place for place, token in enumerate(ids) if token == mask)
         if not places:
@@ -230,7 +228,7 @@ class Labelled(Task):
 
     labelled = True
 
-    def log_probabilities(self, model: Model, logits: Tensor) -> Tensor | None:
+    def log_probabilities(self, model: Reader, logits: Tensor) -> Tensor | None:
         """Apply a softmax, but sigmoids if labels do not exclude each other; return None for a regression."""
         kind = getattr(model.net.config, "problem_type", None)
         if kind == "multi_label_classification":
@@ -246,7 +244,7 @@ class TextLabel(Labelled):
     name = "sequence"
     auto_class = "AutoModelForSequenceClassification"
 
-    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
         """Encoders have a token for the label in front; decoders (whose map to the labels is called `score`) read it
         at the last token that is not padding."""
         if not hasattr(model.net, "score"):
@@ -254,7 +252,7 @@ class TextLabel(Labelled):
         padding = model.config.pad_token_id
         return (max((place for place, token in enumerate(ids) if token != padding), default=0),)
 
-    def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
+    def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
         padding = model.padding([batch.row_ids(row) for row in range(len(batch.lengths))])
         with replaced(model.config, "pad_token_id", padding):  # before which decoders read labels, if they have one
             return super().forward(model, batch, **options)
@@ -266,18 +264,18 @@ class DecodedLabel(TextLabel):
     stacks = 2
     reads_alone = True  # transformers refuses texts with different numbers of end tokens
 
-    def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+    def encode(self, model: Reader, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         return self.read(model, [model.ids(prompt) for prompt in prompts])
 
-    def read(self, model: Model, rows: Sequence[list[int]]) -> Batch:
+    def read(self, model: Reader, rows: Sequence[list[int]]) -> Batch:
         """Give the decoder the same tokens, shifted behind its start token, as the model does itself."""
         return replace(model.read_ids(rows), decoder=model.padded([[start_of(model), *ids[:-1]] for ids in rows]))
 
-    def encode_targets(self, model: Model, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+    def encode_targets(self, model: Reader, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = [model.ids(row.prompt) for row in rows]
         return self.read(model, read), [(self.end_of(model, ids),) for ids in read]
 
-    def end_of(self, model: Model, ids: Sequence[int]) -> int:
+    def end_of(self, model: Reader, ids: Sequence[int]) -> int:
         """Return the position of the last end token. Raises `InputError`."""
         end = model.config.eos_token_id
         if end not in ids:
@@ -286,7 +284,7 @@ class DecodedLabel(TextLabel):
             )
         return max(place for place, token in enumerate(ids) if token == end)
 
-    def forward(self, model: Model, batch: Batch, **options: Any) -> Any:
+    def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
         return Task.forward(self, model, batch, **options)
 
 
@@ -297,10 +295,10 @@ class TokenLabel(Labelled):
     auto_class = "AutoModelForTokenClassification"
     labels_tokens = takes_position = True
 
-    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
         return (self.default_position(model, ids) if row.position is None else index_of(row.position, ids),)
 
-    def default_position(self, model: Model, ids: Sequence[int]) -> int:
+    def default_position(self, model: Reader, ids: Sequence[int]) -> int:
         """Return the token that most probably has another label than the first one (``O`` or the like)."""
         with model.lock, torch.no_grad():
             scores = model.logits(model.read_ids([list(ids)]), list(range(len(ids))))[0].float()  # (T, labels)
@@ -315,7 +313,7 @@ class Outputs(TokenLabel):
     name = "outputs"
     unembeds = True
 
-    def default_position(self, model: Model, ids: Sequence[int]) -> int:
+    def default_position(self, model: Reader, ids: Sequence[int]) -> int:
         raise InputError(
             f"{model.name} has an output at each token; choose one by its position (position=, --at), such as -1."
         )
@@ -327,7 +325,7 @@ class CausalOutputs(Outputs):
     name = "causal-outputs"
     is_causal = True
 
-    def default_position(self, model: Model, ids: Sequence[int]) -> int:
+    def default_position(self, model: Reader, ids: Sequence[int]) -> int:
         return len(ids) - 1
 
 
@@ -338,13 +336,13 @@ class Image(Labelled):
     auto_class = "AutoModelForImageClassification"
     reads_text = False
 
-    def encode(self, model: Model, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+    def encode(self, model: Reader, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
         return images.encode(model, [prompt.image if prompt.text is None else prompt.text for prompt in prompts])
 
-    def own_tokens(self, model: Model) -> tuple[int, ...]:
+    def own_tokens(self, model: Reader) -> tuple[int, ...]:
         return tuple(range(len(images.names(model)) - math.prod(images.grid(model))))
 
-    def positions(self, model: Model, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
         return (0,)
 
 

@@ -12,7 +12,7 @@ from test_differences import OTHER
 
 from icebear import attribute
 from icebear.concepts.methods.registry import methods_of
-from icebear.concepts.nodes.controls import Nodes, ablation, largest, random_nodes, recovered_shares
+from icebear.concepts.nodes.controls import ablation, largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, UnknownName
 from icebear.evaluation.data import pairs
@@ -51,7 +51,7 @@ def by_hand(model, selected, values=None):
 
 
 def test_f_is_its_definition(model, result):
-    nodes = Nodes.of(model, result)
+    nodes = nodes_of(model, result)
     choices = [largest(result.ffn, k) for k in (1, 5, 40)]
     selected, left = recovered_shares(nodes, choices)
     everything = torch.ones(nodes.shape, dtype=torch.bool)
@@ -70,7 +70,7 @@ def test_f_is_its_definition(model, result):
 
 
 def test_the_nodes_of_an_ablation_are_those_that_top_lists(model, result):
-    nodes = Nodes.of(model, result)
+    nodes = nodes_of(model, result)
     for by in ("positive", "absolute"):
         mask = torch.zeros(nodes.shape, dtype=torch.bool)
         for row in result.top(40, "ffn", position="all", by=by):
@@ -84,14 +84,14 @@ def test_without_a_counterfactual_neurons_take_their_means_but_not_at_sinks(mode
     choice, means = largest(alone.ffn, 40), calibrate(model).means["ffn"]
     at_sinks = torch.tensor([place in alone.prompt.sinks for place in range(len(IDS))])[:, None]
     values = [torch.where(at_sinks, alone.activation("ffn")[layer], means[layer]) for layer in range(model.layers)]
-    selected, left = recovered_shares(Nodes.of(model, alone), [choice])
+    selected, left = recovered_shares(nodes_of(model, alone), [choice])
     m = [by_hand(model, part, dict(enumerate(values))) for part in (choice, ~choice, choice | True, choice & False)]
     assert selected == [pytest.approx((m[0] - m[3]) / (m[2] - m[3]), rel=1e-5)]
     assert left == [pytest.approx((m[1] - m[3]) / (m[2] - m[3]), rel=1e-5)]
 
 
 def test_all_heads_are_the_whole_and_none_is_nothing(model, result):
-    nodes = Nodes.of(model, result, "head")
+    nodes = nodes_of(model, result, "head")
     assert nodes.shape == result.heads().shape
     everything = torch.ones(nodes.shape, dtype=torch.bool)
     empty = nodes.empty_share
@@ -103,7 +103,7 @@ def test_all_heads_are_the_whole_and_none_is_nothing(model, result):
 
 
 def test_the_gains_of_nodes_are_gradient_x_difference(model, result):
-    nodes = Nodes.of(model, result)
+    nodes = nodes_of(model, result)
     selected, (layer, token, index), step = largest(result.ffn, 10), (0, 4, 3), 1e-5
     moved = []
     with Double():

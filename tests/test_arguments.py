@@ -66,7 +66,7 @@ def at(tmp_path_factory):
                 corpus=icebear.read_corpus(str(folder / "c.txt")),
                 new=icebear.Store(folder / "new.db", create=True),
                 relevance=icebear.attribute(model, PROMPT, counterfactual=OTHER),
-                effects=icebear.effects(model, icebear.attribute(model, PROMPT, counterfactual=OTHER), 2),
+                effects=icebear.attribute(model, PROMPT, counterfactual=OTHER).effects(2),
                 top=icebear.attribute(model, PROMPT, keep="top", k=3),
                 positions=icebear.attribute(model, PROMPT, method=icebear.PA_LRP, sites=()),
                 graph=icebear.circuit(model, PROMPT, counterfactual=OTHER, nodes=5),

@@ -11,7 +11,7 @@ from configurations import dense, mixtures
 from conftest import IDS, Letters, random_model
 from torch.testing import assert_close
 
-from icebear import Edit, Model, Neuron, attribute, effects, steer
+from icebear import Edit, Model, Neuron, attribute, steer
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.passes.stream import Stream
@@ -206,7 +206,7 @@ class Slow:
 
 def check(model, relevance, slow, nodes, atol=1e-5):
     """Nodes in one call, alone and together equal the slow way; returns the effects."""
-    result = effects(model, relevance, nodes)
+    result = relevance.effects(nodes)
     patched, few = Patched(model, relevance), list(nodes[:4])
     joint, joint_mean, joint_phrase = patched.effects([few, nodes[4:6]])
     alone = [patched.effects([[node]]) for node in few]
@@ -325,7 +325,7 @@ def test_a_span_of_an_answer(model, generator):
     assert max(node.position for node in nodes) > relevance.prompt.target_positions[0] - 1
     assert result.phrase.abs().max() > 1e-3
     one = attribute(model, answer, span=(3, 4))
-    assert effects(model, one, 3).phrase is None
+    assert one.effects(3).phrase is None
 
 
 def test_two_counterfactuals_are_averaged(model):
@@ -355,14 +355,14 @@ def test_a_relevance_in_bfloat16_or_with_only_the_largest_nodes(model):
     for dtype in (torch.bfloat16, torch.float16):
         half = Model(copy.deepcopy(model.net).to(dtype), Letters(), "half")
         for options in ({}, {"counterfactual": "The wild camel"}):
-            result = half_precision = effects(half, attribute(half, "The dark whale", 5, 6, **options), 4)
+            result = half_precision = attribute(half, "The dark whale", 5, 6, **options).effects(4)
             assert half_precision.matrix.isfinite().all()
             assert result.matrix.dtype == torch.float32
     whole = attribute(model, "The dark whale", 5, 6, counterfactual="The wild camel")
     few = attribute(model, "The dark whale", 5, 6, counterfactual="The wild camel", record="last", keep="top")
     assert_close(few.effects(5).matrix, whole.effects(5).matrix)
     unrecorded = [Ranked(Neuron(0, "ffn", 0), 1, None, 0.0), Ranked(Neuron(1, "head", 2), 1, None, 0.0)]
-    assert_close(effects(model, few, unrecorded).matrix, effects(model, whole, unrecorded).matrix)
+    assert_close(few.effects(unrecorded).matrix, whole.effects(unrecorded).matrix)
 
 
 def test_a_relevance_from_a_file(model, tmp_path):
@@ -374,10 +374,10 @@ def test_a_relevance_from_a_file(model, tmp_path):
         with pytest.raises(InputError, match="attribute"):
             loaded.effects(2)
         if options:
-            assert_close(effects(model, loaded, 2).matrix, relevance.effects(2).matrix)
+            assert_close(loaded.effects(2, model).matrix, relevance.effects(2).matrix)
         else:
             with pytest.raises(InputError, match="attribute"):
-                effects(model, loaded, 2)
+                loaded.effects(2, model)
 
 
 def test_words_are_read_once_and_have_letters():

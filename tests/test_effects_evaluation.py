@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from conftest import IDS, LLAMA, random_model
 from torch.testing import assert_close
 
-from icebear import Neuron, attribute, effects
+from icebear import Neuron, attribute
 from icebear.app.cli.verbs.evaluate import command
 from icebear.evaluation.data import pairs
 from icebear.evaluation.data.pairs import Pair
@@ -23,7 +23,7 @@ def test_a_change_to_the_counterfactual_value_has_the_effect_of_the_node():
     model = random_model(LLAMA, dtype=torch.float32)
     relevance = attribute(model, IDS, 5, 6, counterfactual=OTHER)
     nodes = relevance.top(8, "ffn", position="all")
-    result = effects(model, relevance, nodes)
+    result = relevance.effects(nodes)
     changes = [
         (node.neuron, node.position, evaluation.change_of(relevance, node.neuron, node.position)) for node in nodes
     ]

@@ -7,7 +7,7 @@ from conftest import IDS, Double, random_model
 from pages import script
 from transformers import CONFIG_MAPPING
 
-from icebear import Model, attribute, effects
+from icebear import Model, attribute
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.errors import MissingRule
 from icebear.models.parts import experts
@@ -84,7 +84,7 @@ def test_neurons_of_an_expert_have_relevance_where_both_prompts_chose_it(name):
     once[-1, :-1] = False  # the last layer is read at the last token
     assert (result.of("router")[once] != 0).all()
     first = result.top(20, site="ffn", position="all")
-    assert (effects(model, result, first).matrix.abs().max(1).values > 0).all()
+    assert (result.effects(first).matrix.abs().max(1).values > 0).all()
 
 
 def test_a_router_that_gives_others_a_share_is_refused():

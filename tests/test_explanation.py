@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from icebear import ablation, attribute, build_index, circuit, effects, explain, open_store, project
+from icebear import ablation, attribute, build_index, circuit, explain, open_store, project
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
@@ -174,7 +174,7 @@ def test_the_picture_has_the_effects_of_groups_nodes_on_the_most_moved_words(mod
     others = [(node.ranked, 0) for node in worded.nodes if node.ranked not in grouped]
     rows = list(zip(result.nodes, result.groups, strict=True))
     assert rows == [*of_groups, *others][:NODES]
-    measured = effects(model, worded.relevance, result.nodes)
+    measured = worded.relevance.effects(result.nodes)
     places = [int(word.removeprefix("word")) for word in result.words]
     torch.testing.assert_close(result.matrix, measured.matrix[:, places], atol=1e-5, rtol=1e-4)
     assert len(places) == len(set(places)) == min(WORDS, len(measured.tokens) - 1)

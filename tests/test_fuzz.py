@@ -137,7 +137,7 @@ def calls(made):
             icebear.ablation,
             {"model": model, "relevance": relevance, "k": 3, "site": "ffn", "seed": 0, "by": "positive"},
         ),
-        "effects": (icebear.effects, {"model": model, "relevance": relevance, "nodes": 3}),
+        "effects": (relevance.effects, {"nodes": 3, "model": model}),
         "matrix": (
             icebear.matrix,
             {"model": model, "answer": made.answer, "by": "sentence", "method": icebear.CP_LRP, "checkpoint": None},

@@ -31,7 +31,7 @@ from icebear import (
     read_corpus,
     steer,
 )
-from icebear.concepts.nodes.controls import Nodes
+from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, ModelError
@@ -167,7 +167,7 @@ def test_ablation_sets_all_other_nodes_to_their_counterfactual_values(name, made
     """A node's sufficiency and necessity, by a forward pass that is written out with hooks."""
     model = made(name)
     result = attribute(model, IDS, 0, 1, counterfactual=OTHER, position=5)
-    nodes = Nodes.of(model, result)
+    nodes = nodes_of(model, result)
     chosen = result.mask(result.top(3, "ffn", position="all"), "ffn")
     there = result.neurons.counterfactual["ffn"]
 

@@ -12,9 +12,9 @@ from hooked_models import IDS, folder_of
 
 from icebear import attribute, load_model
 from icebear.app.cli.main import main
+from icebear.concepts.methods import rounds
 from icebear.concepts.methods.lrp import DIFFERENCE
-from icebear.concepts.nodes import rounds
-from icebear.concepts.nodes.controls import Nodes, recovered_shares
+from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.edits import Edit
 from icebear.evaluation.truth.judge import edges
 from icebear.evaluation.truth.judge import flips as truth_flips
@@ -230,7 +230,7 @@ def test_recovered_is_the_sufficiency_of_ablation():
     made, (pair, *_) = first_pairs("conditional", "decoys", 1)
     candidates = candidates_of(made.model, pair, ("ffn", "head"))
     result = pair.relevance(made.model, DIFFERENCE)
-    nodes = Nodes.of(made.model, result, "ffn", "head")
+    nodes = nodes_of(made.model, result, "ffn", "head")
     chosen = torch.rand(5, len(candidates), generator=torch.Generator().manual_seed(0)) < 0.5
     masks = torch.zeros(5, *nodes.shape, dtype=torch.bool)
     masks.flatten(1)[:, candidates.places] = chosen

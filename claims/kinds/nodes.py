@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from icebear.claims.kind import Explained, Measured, NodeId, mask_of, site_of
-from icebear.concepts.nodes.controls import Ablation, Nodes, ablate
+from icebear.concepts.nodes.controls import Ablation, ablate, nodes_of
 from icebear.models.model import Model
 
 
@@ -20,7 +20,7 @@ class NodesClaim(Explained):
     def ablation(self, model: Model, seed: int) -> Ablation:
         site = site_of(self.nodes)
         relevance = self.relevance(model, site)
-        nodes = Nodes.of(model, relevance, site)
+        nodes = nodes_of(model, relevance, site)
         return ablate(nodes, mask_of(model, relevance, self.nodes), torch.Generator().manual_seed(seed))
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.results.diff import Change, Diff, ranked_changes
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import likely_ids
-from icebear.concepts.results.two_models import ChangedWeights, ModelPair
+from icebear.concepts.weights.two_models import ChangedWeights, ModelPair
 from icebear.errors import InputError
 from icebear.models.objective import Objective
 from icebear.values import seed_of, whole

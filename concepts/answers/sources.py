@@ -13,7 +13,7 @@ from icebear.concepts.answers.units import Unit, units_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.request import ObjectiveName, PromptRequest, row_of_answer
 from icebear.concepts.methods.lrp import CP_LRP
-from icebear.concepts.nodes.controls import Nodes
+from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
@@ -119,7 +119,7 @@ def source_breakdown(
     if counterfactual is not None:
         explained, other = answer.ids[start:stop], Prompt(ids=(*model.ids(counterfactual), *answer.ids[:start]))
         compared = attribute(model, answer.before(start), target_text=[explained], counterfactual=other, sites=("ffn",))
-        complete, without = Nodes.of(model, compared).extremes
+        complete, without = nodes_of(model, compared).extremes
         drop = (complete - without) / complete
     target = relevance.sums.target
     past = _past_ffn(model, row_of_answer(model, answer, (start, stop), contrast, None), relevance, checkpoint)

@@ -19,19 +19,20 @@ from icebear.concepts.methods.method import Method, Multiplying, OnePass
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import Largest, LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, PairedNeurons, Values
-from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward
-from icebear.concepts.passes.stream import Stream
-from icebear.concepts.results.diff import Diff
-from icebear.concepts.results.prompt import (
+from icebear.concepts.passes.prompt import (
     Prediction,
     PromptTokens,
     excluded_positions,
     prompt_relevance,
     recorded_at,
 )
+from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward
+from icebear.concepts.passes.stream import Stream
+from icebear.concepts.results.counterfactual import Counterfactual
+from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.ranking import NeuronScores
-from icebear.concepts.results.result import Counterfactual, Relevance, Run
-from icebear.concepts.results.two_models import Causes, ChangedWeights
+from icebear.concepts.results.result import Relevance, Run
+from icebear.concepts.weights.two_models import Causes, ChangedWeights
 from icebear.errors import InputError, MissingRule, NumericalError, SameAnswer
 from icebear.models.model import Model
 from icebear.models.objective import Objective

@@ -10,9 +10,9 @@ from icebear.concepts.attribution.named import at_first_difference, note_ending,
 from icebear.concepts.methods.lrp import ATTNLRP, DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
-from icebear.concepts.results.prompt import Recorded, recorded_positions
+from icebear.concepts.passes.prompt import Recorded, recorded_positions
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.results.two_models import ModelPair
+from icebear.concepts.weights.two_models import ModelPair
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import (

@@ -12,15 +12,15 @@ from icebear.concepts.methods.method import OnePass
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.largest import LargestNeurons
 from icebear.concepts.passes.neurons import AllNeurons, Values
-from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
-from icebear.concepts.passes.stream import Stream
-from icebear.concepts.results.prompt import (
+from icebear.concepts.passes.prompt import (
     Prediction,
     PromptTokens,
     excluded_positions,
     prompt_relevance,
     recorded_at,
 )
+from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
+from icebear.concepts.passes.stream import Stream
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
 from icebear.errors import NumericalError

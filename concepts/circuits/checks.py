@@ -86,7 +86,7 @@ class FixedNeurons:
         spans = objective.batch.spans
 
         def fix(site: str, layer: int, x: Tensor) -> Tensor:
-            span = objective.batch.span_of(self.model, layer)
+            span = objective.batch.span_of(self.model.stack_of(layer))
             fixed = torch.stack([self.values[row.base][site][layer, span] for row in rows]).to(x)
             for number in self.numbers.get((site, layer), []):
                 position, places = self.nodes[number].position - span.start, self.nodes[number].places

@@ -21,9 +21,9 @@ from torch import Tensor
 from icebear.concepts.methods.lrp import Difference
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import NeuronRecorder
+from icebear.concepts.passes.prompt import prompt_relevance
 from icebear.concepts.passes.run import Logits, Place, forward, forward_backward
 from icebear.concepts.passes.sites import by_place, hooks
-from icebear.concepts.results.prompt import prompt_relevance
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 
@@ -61,7 +61,7 @@ class Probes:
         def number(row: int, probe: Probe | None) -> Tensor:
             if probe is None:
                 return answers[row]
-            position = probe.position - self.objective.batch.span_of(model, probe.layer).start
+            position = probe.position - self.objective.batch.span_of(model.stack_of(probe.layer)).start
             x = self.seen[probe.site, probe.layer][row, position, probe.places]
             return (x * probe.direction.to(x)).sum()
 

@@ -270,7 +270,7 @@ class Graph(SavedResult, Tabled):
                 raise InputError(
                     f"{node.neuron} is a head, which has no single value to be set to; pass off=True for zero."
                 )
-            stack = pair_of(self.relevances[0]).batch.span_of(self.model, node.neuron.layer)
+            stack = pair_of(self.relevances[0]).batch.span_of(self.model.stack_of(node.neuron.layer))
             where = f"position:{node.position - stack.start}"
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))
         prompt = "".join(self.relevances[0].prompt.strings)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.circuits.edges import Probe
-from icebear.concepts.nodes.controls import Nodes, most_relevant, recovered_shares
+from icebear.concepts.nodes.controls import most_relevant, nodes_of, recovered_shares
+from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.run import Place
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Patched
@@ -47,7 +48,7 @@ def scored(model: Model, relevance: Relevance, heads: bool) -> Tensor:
 
 def patchable(model: Model, relevance: Relevance, heads: bool) -> Nodes:
     """Return the activations of both prompts, for activation patching."""
-    return Nodes.of(model, relevance, *node_sites(model, heads))
+    return nodes_of(model, relevance, *node_sites(model, heads))
 
 
 def most_relevant_nodes(relevances: Sequence[Relevance], scores: Tensor, count: int) -> Tensor:

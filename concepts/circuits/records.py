@@ -37,7 +37,7 @@ class Node:
     counterfactual: float
     """The activation in the counterfactual prompt."""
     raises: tuple[str, ...] = ()
-    """The likely next words that it raises most, in the first pair of prompts (`icebear.effects`)."""
+    """The likely next words that it raises most, in the first pair of prompts (`Relevance.effects`)."""
     lowers: tuple[str, ...] = ()
 
     @property

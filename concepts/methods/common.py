@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,12 +13,10 @@ from icebear.concepts.passes.inputs import Inputs, input_hooks
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import InputError
+from icebear.lrp.linear_rules import Rules
 from icebear.lrp.positions import Reading, Sinks, over_layers
 from icebear.models.model import Model
 from icebear.models.objective import Objective
-
-if TYPE_CHECKING:
-    from icebear.concepts.methods.lrp import AttnLRP
 
 ROWS = 32
 """Variants of a prompt in a batch."""
@@ -28,7 +25,7 @@ ROWS = 32
 def token_relevance(
     model: Model,
     objective: Objective,
-    rules: AttnLRP | None = None,
+    rules: Rules | None = None,
     reading: Reading | None = None,
     tokens: bool = True,
 ) -> list[Tensor]:
@@ -47,7 +44,7 @@ def token_relevance(
     return [a + b for a, b in zip(rows, positions, strict=True)] if tokens else positions
 
 
-def neuron_relevance(model: Model, objective: Objective, site: str, rules: AttnLRP | None = None) -> Tensor:
+def neuron_relevance(model: Model, objective: Objective, site: str, rules: Rules | None = None) -> Tensor:
     """Return activation x gradient (L, T, N) of the neurons of a site, for an objective of one prompt."""
     neurons = AllNeurons(model, objective.batch, (site,))
     forward_backward(model, Logits(objective), [Inputs(), neurons], rules)

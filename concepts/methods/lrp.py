@@ -93,6 +93,8 @@ class Difference(Method):
     """
 
     softmax: Literal["exact", "constant"] = "exact"
+    linear: ClassVar[LinearRule] = Epsilon()
+    conv: ClassVar[None] = None
     scores_neurons = True
     needs_counterfactual = True
     paired: ClassVar[bool] = True

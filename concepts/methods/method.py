@@ -12,7 +12,7 @@ from icebear.values import one_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from icebear.concepts.methods.lrp import AttnLRP
+    from icebear.lrp.linear_rules import Rules
     from icebear.models.model import Model
     from icebear.models.objective import Objective
 
@@ -101,7 +101,7 @@ class OnePass(Multiplying):
     """Whether positions have relevance too."""
 
     @property
-    def rules(self) -> AttnLRP | None:
+    def rules(self) -> Rules | None:
         """The relevance rules of the backward pass; None for the plain gradient."""
         return None
 

@@ -74,7 +74,7 @@ class NeuronRecorder(Recorder):
         """Return the recorded positions (B, P, N) of (B, T, N); zero for those of the other stack."""
         if self.columns is None:
             return x
-        span, columns = self.batch.span_of(self.model, layer), self.columns.to(x.device)
+        span, columns = self.batch.span_of(self.model.stack_of(layer)), self.columns.to(x.device)
         inside = (columns >= span.start) & (columns < span.stop)
         places = (columns - span.start).clamp(0, x.shape[1] - 1)
         rows = torch.arange(len(x), device=x.device)[:, None]
@@ -82,7 +82,7 @@ class NeuronRecorder(Recorder):
 
     def span(self, layer: int) -> slice:
         """Return the recorded positions that `begin` and `end` of a layer have."""
-        return self.batch.span_of(self.model, layer) if self.columns is None else slice(0, self.width)
+        return self.batch.span_of(self.model.stack_of(layer)) if self.columns is None else slice(0, self.width)
 
 
 class Values(NeuronRecorder):

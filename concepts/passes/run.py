@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from icebear.concepts.passes.sites import hooks
 from icebear.lrp.context import relevance_rules
+from icebear.lrp.linear_rules import Rules
 from icebear.lrp.two_models import PairedWeights
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
@@ -20,9 +21,6 @@ from icebear.models.model import Model
 from icebear.models.objective import Objective
 from icebear.models.parts import experts
 from icebear.records import Neuron
-
-if TYPE_CHECKING:
-    from icebear.concepts.methods.lrp import AttnLRP, Difference
 
 Place = tuple[Neuron, int]
 """A neuron (or a head) at a token."""
@@ -170,7 +168,7 @@ def forward_backward(
     model: Model,
     target: Target,
     recorders: Sequence[Recorder],
-    method: AttnLRP | Difference | None = None,
+    method: Rules | None = None,
     *,
     accounting: dict[str, Tensor] | None = None,
     strict: bool = True,
@@ -180,7 +178,7 @@ def forward_backward(
     """Return the numbers (B,) that were explained (one after the other, if there are several a row), and the operations
     without a rule (with strict=False).
 
-    method: None takes the plain gradient; with a `Difference` the second half of rows are counterfactuals of the first.
+    method: None takes the plain gradient; with paired rules the second half of rows are counterfactuals of the first.
         At least one recorder must make leaves (`Inputs` does).
     accounting: from `new_accounting`; the relevance that rules retain is added to it.
     checkpoint: store one residual stream a layer and recompute everything else; None does so from `LONG` tokens.

@@ -44,7 +44,7 @@ class Stream(Recorder):
 
     def _read(self, layer: int, module: Any, args: Any, output: Any) -> None:
         x = output[0] if isinstance(output, tuple | list) else output  # (B, T, D)
-        columns = self.batch.span_of(self.model, layer)
+        columns = self.batch.span_of(self.model.stack_of(layer))
         if x.shape[:2] != self.norms[:, 0, columns].shape:  # of an unknown family: no residual stream
             return
         x = x.flatten(2)  # some keep several

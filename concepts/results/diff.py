@@ -12,8 +12,8 @@ from torch import Tensor
 from icebear.concepts.files import never_saved
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.results.two_models import ChangedWeights
-from icebear.concepts.results.weight_places import NEURONS, Kind
+from icebear.concepts.weights.two_models import ChangedWeights
+from icebear.concepts.weights.weight_places import NEURONS, Kind
 from icebear.errors import InputError, UnknownName
 from icebear.records import Neuron, Ranked
 from icebear.values import several, whole

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.prefix import Prefix
+from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.concepts.results.counterfactual import Counterfactual
 from icebear.concepts.results.effect_words import effect_words
+from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 from icebear.records import Neuron, Ranked
-from icebear.values import several, shown, typed, whole
+from icebear.values import whole
 
 if TYPE_CHECKING:
     import pandas
-
-    from icebear.concepts.results.result import Relevance
 
 LIKELY = 150
 """The number of most probable tokens of each prompt that are likely tokens."""
@@ -103,49 +104,26 @@ def likely_ids(logits: Tensor) -> list[int]:
     return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
 
 
-@typed
-def effects(model: Model, relevance: Relevance, nodes: int | Sequence[Ranked] = 10) -> Effects:
-    """Measure what nodes do to the likely next tokens, by activation patching of one node at a time.
+class Explained(Protocol):
+    """What `Patched` reads of a `Relevance`, which calls it."""
 
-    The effect on a token is its logit in the prompt, minus its logit when the node is set to its value in the
-    counterfactual prompt (without one, to its mean on the calibration texts), minus the mean effect on the likely
-    tokens. The likely tokens are the 150 most probable ones of the prompt and of the counterfactual.
+    @property
+    def made_with(self) -> Mapping[str, Any]: ...
+    @property
+    def prompt(self) -> PromptTokens: ...
+    @property
+    def neurons(self) -> NeuronScores: ...
+    @property
+    def counterfactual(self) -> Counterfactual | None: ...
 
-    Parameters
-    ----------
-    model : Model
-    relevance : Relevance
-        Its prompt, and its counterfactual if it has one.
-    nodes : int or sequence of Ranked
-        The nodes, or the number of nodes with the largest relevance at all tokens.
-
-    Returns
-    -------
-    Effects
-        For a classifier, effects on the labels.
-
-    Raises
-    ------
-    InputError
-        If the values of the nodes were not recorded, or for a relevance of another model, or read from a file.
-
-    References
-    ----------
-    Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
-    """
-    if isinstance(nodes, int):
-        return Patched(model, relevance).measure(relevance.top(whole(nodes, "The number of nodes"), position="all"))
-    rows = several(nodes)
-    for row in rows:
-        if not isinstance(row, Ranked):
-            raise InputError(f"{shown(row)} is not a ranked node; pass a number of nodes, or rows of relevance.top.")
-    return Patched(model, relevance).measure(rows)
+    def explained(self) -> Objective: ...
+    def mask(self, nodes: Iterable[Ranked], site: str) -> Tensor: ...
 
 
 class Patched:
     """Passes over the prompt of a relevance in which nodes take their counterfactual values."""
 
-    def __init__(self, model: Model, relevance: Relevance) -> None:
+    def __init__(self, model: Model, relevance: Explained) -> None:
         model.check_made(relevance.made_with["model"], "The relevance")
         self.model, self.relevance, self.objective = model, relevance, relevance.explained()
         self.read = relevance.prompt.encoder_length

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.passes.largest import Largest
-from icebear.concepts.results.prompt import PromptTokens
+from icebear.concepts.passes.prompt import PromptTokens
 from icebear.errors import InputError
 from icebear.records import POLARITIES, SITES_AND_HEADS, Neuron, Ranked
 from icebear.values import one_of, several, shown, whole

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from icebear.concepts.files import SavedResult, never_saved
 from icebear.concepts.methods.method import Method
+from icebear.concepts.passes.prompt import Prediction, PromptTokens
 from icebear.concepts.passes.run import Conservation
 from icebear.concepts.results.arrays import Names, arrays
-from icebear.concepts.results.prompt import Prediction, PromptTokens
+from icebear.concepts.results.counterfactual import Counterfactual
+from icebear.concepts.results.effects import Effects, Patched
 from icebear.concepts.results.ranking import By, NeuronScores, Position, Ranking
+from icebear.concepts.weights.two_models import ModelPair
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.lrp.positions import Reading, over_layers
@@ -24,15 +29,13 @@ from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
 from icebear.models.text.images import ImageMap
 from icebear.records import Neuron, Ranked, TokenScore, as_neuron
-from icebear.render import page, relevance_fragment
-from icebear.values import typed, whole
+from icebear.render import heatmap, page, render
+from icebear.values import several, shown, typed, whole
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas
 
-    from icebear.concepts.results.effects import Effects
-    from icebear.concepts.results.two_models import ModelPair
 
 OBJECTIVES: dict[ObjectiveKind, str] = {
     "logit": "Logit",
@@ -40,51 +43,6 @@ OBJECTIVES: dict[ObjectiveKind, str] = {
     "centered-logit": "Logit less the mean of the vocabulary",
     "mean-centered-logit": "Mean logit less the mean of the vocabulary",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Counterfactual:
-    """What a relevance is compared with: counterfactual prompts, or a base model."""
-
-    prompts: tuple[tuple[str, ...], ...]
-    """The tokens of each counterfactual."""
-    pairs: tuple[Objective, ...]
-    """For each counterfactual the objective of two rows: the prompt, then the counterfactual."""
-    alignments: tuple[Tensor, ...]
-    """(T, T') for each counterfactual, see `icebear.concepts.attribution.paired.alignment`."""
-    contrasts: tuple[str, ...]
-    """The contrast with each counterfactual; empty if a whole continuation is explained."""
-    own_answers: bool
-    """Whether the contrasts are the model's answers to the counterfactuals."""
-    at: str
-    """Where multipliers are taken: at ``both`` prompts (difference rules), ``prompt``, ``midpoint``, ``path``, or at
-    each ``model``."""
-    numbers: tuple[float, ...]
-    """The value of the objective in each counterfactual."""
-    overlap: float | None
-    """With several counterfactuals: the mean share of the 100 largest nodes that two of them have in common."""
-    note: str = ""
-    """Why the method is not the default."""
-    model: str | None = None
-    """The name of the base model; the prompt is then the same."""
-    predictions: tuple[TokenScore, ...] = ()
-    """The most probable next tokens in the (first) counterfactual."""
-
-    def to_dict(self) -> dict[str, Any]:
-        fields = {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}
-        return {**fields, "predictions": [vars(token) for token in self.predictions]}
-
-    def __str__(self) -> str:
-        if self.model:
-            return f"the model {self.model} on the same prompt: relevance minus relevance in that model"
-        others = " and ".join(repr("".join(tokens)) for tokens in self.prompts[:3])
-        more = f" and {len(self.prompts) - 3} more" if len(self.prompts) > 3 else ""
-        contrasts = " / ".join(map(repr, dict.fromkeys(self.contrasts)))
-        own = f", contrast: the counterfactual's top token {contrasts}" if self.own_answers else ""
-        where = "" if self.at == "both" else f", multipliers of the {self.at}"
-        note = f" ({self.note})" if self.note else ""
-        overlap = f"; overlap of their first 100 nodes {self.overlap:.0%}" if self.overlap is not None else ""
-        return f"{others}{more}{own}{where}{note}{overlap}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,27 +276,42 @@ class Relevance(SavedResult, Tabled):
                 chosen[node.neuron.layer, column, node.neuron.index] = True
         return chosen
 
-    def effects(self, k: int = 10) -> Effects:
-        """Measure what the k nodes with the largest relevance do to the likely next tokens.
+    def effects(self, nodes: int | Sequence[Ranked] = 10, model: Model | None = None) -> Effects:
+        """Measure what nodes do to the likely next tokens, by activation patching of one node at a time.
+
+        The effect on a token is its logit in the prompt, minus its logit when the node is set to its value in the
+        counterfactual prompt (without one, to its mean on the calibration texts), minus the mean effect on the likely
+        tokens. The likely tokens are the 150 most probable ones of the prompt and of the counterfactual.
 
         Parameters
         ----------
-        k : int
-            The number of nodes, at all tokens.
+        nodes : int or sequence of Ranked
+            The nodes, or the number of nodes with the largest relevance at all tokens.
+        model : Model, optional
+            The model, for a relevance that was read from a file; it needs a counterfactual.
 
         Returns
         -------
         Effects
-            See `effects`, which takes other nodes, and relevance that was read from a file.
+            For a classifier, effects on the labels.
 
         Raises
         ------
         InputError
-            If this relevance was read from a file.
-        """
-        from icebear.concepts.results.effects import effects
+            If the values of the nodes were not recorded, or if this relevance was read from a file without a model.
 
-        return effects(self._run().model, self, k)
+        References
+        ----------
+        Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
+        """
+        patched = Patched(model or self._run().model, self)
+        if isinstance(nodes, int):
+            return patched.measure(self.top(whole(nodes, "The number of nodes"), position="all"))
+        rows = several(nodes)
+        for row in rows:
+            if not isinstance(row, Ranked):
+                raise InputError(f"{shown(row)} is not a ranked node; pass a number, or rows of relevance.top.")
+        return patched.measure(rows)
 
     def _run(self) -> Run:
         if self.run is None:
@@ -457,10 +430,28 @@ class Relevance(SavedResult, Tabled):
 
     def to_html(self) -> str:
         """Return a self-contained HTML page: the heatmap, the prediction and the top neurons."""
-        return page("icebear relevance", relevance_fragment(self, k=30))
+        return page("icebear relevance", self._fragment(30))
 
     def _repr_html_(self) -> str:
-        return relevance_fragment(self)
+        return self._fragment(10)
+
+    def heatmap(self) -> Markup:
+        """Return the tokens on the color of their relevance, or the image, as HTML."""
+        if self.image:
+            return render("icebear/image.html", png=b64encode(self.image.png()).decode())
+        return heatmap(list(self.prompt.strings), self.tokens.tolist(), self.prompt.sinks, self.prompt.template)
+
+    def _fragment(self, k: int) -> Markup:
+        """Return the target, the heatmap, conservation and the top k neurons."""
+        scores, positions = self.neurons, self.positions
+        every = self.counterfactual and (scores.largest or len(scores.recorded) == len(self.tokens))
+        k = min(k, scores.largest.k) if scores.largest else k
+        return render(
+            "icebear/relevance.html",
+            relevance=self,
+            neurons=self.top(k, position="all" if every else "last") if self.sites else [],
+            positions=None if positions is None else (list(self.prompt.strings), positions.sum(0).tolist()),
+        )
 
 
 never_saved(Relevance, "run")

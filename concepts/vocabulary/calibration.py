@@ -125,7 +125,7 @@ def _measured(model: Model) -> Calibration:
                     low[layer] = torch.minimum(low[layer], values.amin(0))
                     high[layer] = torch.maximum(high[layer], values.amax(0))
         for path, (layer, values) in seen.items():
-            divided.setdefault(path, []).append(values[counted[:, batch.span_of(model, layer)]].cpu())
+            divided.setdefault(path, []).append(values[counted[:, batch.span_of(model.stack_of(layer))]].cpu())
     quantiles = {path: torch.cat(parts).quantile(torch.tensor((0.1, 0.5, 0.9))) for path, parts in divided.items()}
     return Calibration(
         low,

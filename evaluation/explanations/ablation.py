@@ -14,7 +14,8 @@ from torch import Tensor
 
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
-from icebear.concepts.nodes.controls import Nodes, largest, random_nodes, recovered_shares
+from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
+from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import correlations
@@ -56,7 +57,7 @@ class Compared:
 
     @property
     def exchangeable(self) -> Nodes:
-        return Nodes.of(self.model, self.relevance, self.site)
+        return nodes_of(self.model, self.relevance, self.site)
 
     def nodes(self, relevance: Relevance) -> Tensor:
         """Return the relevance (L, T, N) of neurons, or (L, T, H) of heads."""

@@ -21,7 +21,7 @@ from icebear.concepts.circuits.checks import READINGS, between
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Node
-from icebear.concepts.nodes.controls import Nodes, largest, random_nodes, recovered_shares
+from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
@@ -176,7 +176,7 @@ def _alike(graph: Graph, groups: Sequence[Sequence[Node]], effects: pandas.DataF
     if not groups:
         return dict.fromkeys(PARTS["groups"], 0.0)
     members = [torch.tensor(effects.loc[[node.id for node in nodes]].to_numpy(copy=True)) for nodes in groups]
-    _, left = recovered_shares(Nodes.of(graph.model, graph.relevances[0]), [graph.mask(nodes) for nodes in groups])
+    _, left = recovered_shares(nodes_of(graph.model, graph.relevances[0]), [graph.mask(nodes) for nodes in groups])
     return {
         "alike": fmean(map(_cosine, members)),
         "apart": _cosine(torch.stack([rows.sum(0) for rows in members])) if len(members) > 1 else 0.0,
@@ -214,7 +214,7 @@ def task_circuit(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, An
             chosen[f"task, {count}"] = task
             chosen[f"own, {count}"] = largest(relevance.ffn, count)
             chosen[f"matched, {count}"] = random_nodes(task, "ffn", generator)
-        rows = zip(chosen, *recovered_shares(Nodes.of(model, relevance), list(chosen.values())), strict=True)
+        rows = zip(chosen, *recovered_shares(nodes_of(model, relevance), list(chosen.values())), strict=True)
         lines.append({"methods": {name: {"sufficiency": alone, "remaining": abs(left)} for name, alone, left in rows}})
     return lines, choices
 

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from icebear.errors import InputError
 from icebear.models.text.chat import Chat
+from icebear.models.text.reader import Reader
 from icebear.values import several, shown
-
-if TYPE_CHECKING:
-    from icebear.models.model import Model
 
 Span = tuple[int, int] | str
 """Tokens [start, stop) of an answer, or a phrase of it; ``3:5`` means tokens unless it is a phrase."""
@@ -56,7 +54,7 @@ class Answer:
         ids = {"ids": [*last["ids"], *self.ids]} if "ids" in last else {}
         return self.question.of([*before, {"role": "assistant", "content": last["content"] + self.text, **ids}])
 
-    def check(self, model: Model) -> None:
+    def check(self, model: Reader) -> None:
         """Raise `InputError` if this is the answer of another model."""
         if self.model is not None:
             model.check_made(self.model, "The answer")
@@ -105,7 +103,7 @@ def read_span(text: str) -> Span:
     return (int(numbers[1]), int(numbers[2])) if numbers else text
 
 
-def message_ids(model: Model, chat: Chat, turn: int) -> list[int]:
+def message_ids(model: Reader, chat: Chat, turn: int) -> list[int]:
     """Return the tokens of a message that the model wrote; a message without ids is tokenized."""
     content, ids = chat.messages[turn]["content"], chat.messages[turn].get("ids")
     if not isinstance(content, str) or not content:
@@ -117,7 +115,7 @@ def message_ids(model: Model, chat: Chat, turn: int) -> list[int]:
     return ids
 
 
-def answer_of(model: Model, chat: Chat, turn: int) -> Answer:
+def answer_of(model: Reader, chat: Chat, turn: int) -> Answer:
     """Return a message of a saved chat as an answer, with the probability of each token. Raises `InputError`."""
     if not 0 < turn < len(chat.messages) or chat.messages[turn]["role"] != "assistant":
         raise InputError(

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from icebear.errors import InputError
+from icebear.models.text.reader import Reader
 from icebear.paths import read_text
 from icebear.values import several, text_of
-
-if TYPE_CHECKING:
-    from icebear.models.model import Model
 
 
 class Chat:
@@ -139,7 +137,7 @@ def _switches(template: Any) -> dict[str, Any]:
     return dict(template)
 
 
-def rendered(model: Model, chat: Chat) -> list[int]:
+def rendered(model: Reader, chat: Chat) -> list[int]:
     """Return the token ids of a chat by the model's template, up to where the model answers or continues its answer.
 
     The ids of an answer follow the ids that the model read before it wrote them: a template may write a past answer
@@ -168,7 +166,9 @@ def rendered(model: Model, chat: Chat) -> list[int]:
     return ids + model.continuation(parts[-1])
 
 
-def _templated(model: Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], tokenize: bool) -> Any:
+def _templated(
+    model: Reader, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], tokenize: bool
+) -> Any:
     """Return token ids, or text."""
     tokenizer = template_of(model)
     answering = messages[-1]["role"] == "assistant"
@@ -185,7 +185,7 @@ def _templated(model: Model, messages: Sequence[Mapping[str, Any]], template: Ma
         raise InputError(f"The chat template of {model.name} refuses these messages ({error}); change them.") from None
 
 
-def template_of(model: Model) -> Any:
+def template_of(model: Reader) -> Any:
     """Return the tokenizer, which has the chat template. Raises `InputError` if there is none."""
     if not getattr(model.tokenizer, "chat_template", None):
         raise InputError(f"{model.name} has no chat template; give the prompt as one text.")

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from icebear.errors import InputError
 from icebear.models.batch import Batch
+from icebear.models.text.reader import Reader
 from icebear.paths import existing
 from icebear.render import NEGATIVE, POSITIVE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from icebear.models.model import Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +65,7 @@ class ImageMap:
         return file.getvalue()
 
 
-def encode(model: Model, images: Sequence[Any]) -> Batch:
+def encode(model: Reader, images: Sequence[Any]) -> Batch:
     """Return a batch of images: paths, PIL images, or pixels (C, H, W) as the model reads them."""
     pixels = torch.stack([_pixels(model, image) for image in images]).to(model.device, model.dtype)
     count = len(names(model))
@@ -74,7 +73,7 @@ def encode(model: Model, images: Sequence[Any]) -> Batch:
     return Batch(ids, torch.ones_like(ids), (count,) * len(images), pixels=pixels)
 
 
-def _pixels(model: Model, image: Any) -> Tensor:
+def _pixels(model: Reader, image: Any) -> Tensor:
     if isinstance(image, Tensor):
         return image
     if isinstance(image, (str, Path)):
@@ -90,13 +89,13 @@ def _pixels(model: Model, image: Any) -> Tensor:
     return model.processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
 
 
-def grid(model: Model) -> tuple[int, int]:
+def grid(model: Reader) -> tuple[int, int]:
     """Return the number of rows and of columns of patches."""
     size, patch = pair(model.net.config.image_size), pair(model.net.config.patch_size)
     return size[0] // patch[0], size[1] // patch[1]
 
 
-def names(model: Model) -> tuple[str, ...]:
+def names(model: Reader) -> tuple[str, ...]:
     """Return the names of the positions: the model's own tokens ([CLS], ...), then patches as ``row,column``."""
     rows, columns = grid(model)
     patches = tuple(f"{row},{column}" for row in range(rows) for column in range(columns))
@@ -104,7 +103,7 @@ def names(model: Model) -> tuple[str, ...]:
     return ("[CLS]", "[DIST]")[: total - len(patches)] + patches
 
 
-def image_map(model: Model, pixels: Tensor, relevance: Tensor) -> ImageMap:
+def image_map(model: Reader, pixels: Tensor, relevance: Tensor) -> ImageMap:
     """Return the map of one image (C, H, W) and the relevance of its values (C, H, W)."""
     low, high = pixels.amin(), pixels.amax()
     picture = (pixels.float() - low) / (high - low).clamp(min=1e-12)

@@ -10,7 +10,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.models.text.chat import Chat
-from icebear.render import relevance_heatmap, visible
+from icebear.render import visible
 
 if TYPE_CHECKING:
     from icebear.concepts.results.result import Relevance
@@ -33,7 +33,7 @@ def prompt_field(prompt: Any) -> str:
 
 def heat(relevance: Relevance, answer: bool = False) -> None:
     """Show the tokens, shaded by their relevance; answer: followed by the target."""
-    tokens = relevance_heatmap(relevance)
+    tokens = relevance.heatmap()
     st.html(ANSWER.format(tokens, relevance.target_text) if answer else HEAT.format(tokens))
 
 

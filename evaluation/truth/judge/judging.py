@@ -12,8 +12,8 @@ from torch import Tensor
 
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
-from icebear.concepts.nodes.controls import Nodes
-from icebear.concepts.nodes.rounds import in_rounds
+from icebear.concepts.methods.rounds import in_rounds
+from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import area
 from icebear.evaluation.truth.judge.pairs import Pair
@@ -161,7 +161,7 @@ def sites_of(model: Model) -> list[str]:
 def candidates_of(model: Model, pair: Pair, sites: Sequence[str]) -> Candidates | None:
     """Return the nodes of a pair that differ; None if most of the difference does not depend on these sites."""
     relevance = pair.relevance(model, DIFFERENCE)
-    candidates = Candidates(Nodes.of(model, relevance, *sites), pair.position)
+    candidates = Candidates(nodes_of(model, relevance, *sites), pair.position)
     if not len(candidates):
         return None
     whole, none = candidates.ends

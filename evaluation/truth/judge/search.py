@@ -11,7 +11,7 @@ from math import comb, prod
 import torch
 from torch import Tensor
 
-from icebear.concepts.nodes.controls import Nodes
+from icebear.concepts.passes.patching import Nodes
 
 ROWS = 1024
 """Sets of nodes that go through the model at once."""

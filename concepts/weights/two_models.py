@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from icebear.concepts.passes.sites import is_hooked
-from icebear.concepts.results.weight_places import Kind, Part, WeightPlaces
 from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
+from icebear.concepts.weights.weight_places import Kind, Part, WeightPlaces
 from icebear.errors import InputError
 from icebear.lrp.two_models import Caused, Entries, PairedWeights
 from icebear.models.batch import Batch

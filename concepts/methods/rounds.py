@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.methods.lrp import DIFFERENCE
-from icebear.concepts.nodes.controls import Nodes
+from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.run import Logits, Recorder, forward_backward
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.models.model import Model

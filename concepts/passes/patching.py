@@ -1,0 +1,128 @@
+"""Activation patching of sets of nodes: some are recomputed, and all others of their sites take other values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.passes.run import Logits, forward
+from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import Objective
+from icebear.records import TokenScore
+
+SETS_PER_PASS = 24
+"""The number of node sets that go through the model at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """The nodes of some sites that can be patched: their activations (L, T, N) in the prompt and the counterfactual.
+
+    A set of nodes is a mask (L, T, W) over the neurons of all sites side by side (for the site ``head``, the heads).
+    """
+
+    model: Model
+    one: Objective
+    sites: tuple[str, ...]
+    own: dict[str, Tensor]
+    there: dict[str, Tensor]
+    compared: float | None = None
+    """m(c); None for the number when all nodes take the values `there`."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(L, T, W)"""
+        layers, tokens, _ = self.own[self.sites[0]].shape
+        return layers, tokens, sum(self.widths)
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of nodes of each site at a layer and token."""
+        return [self.model.width(site) for site in self.sites]
+
+    def numbers(self, chosen: Sequence[Tensor]) -> list[float]:
+        """Return the explained number for each mask (L, T, W) of recomputed nodes."""
+        numbers: list[float] = []
+        for recomputed in torch.stack(list(chosen)).split(SETS_PER_PASS):
+            with self.patched(recomputed, self.there):
+                numbers += forward(self.model, Logits(self.one.rows([0] * len(recomputed))), []).tolist()
+        return numbers
+
+    def predictions(self, recomputed: Tensor, k: int = 5) -> list[TokenScore]:
+        """Return the most probable answers for a mask (L, T, W) of recomputed nodes."""
+        target = Logits(self.one)
+        with self.patched(recomputed, self.there):
+            forward(self.model, target, [])
+        return self.model.top_tokens(target.logits[0, -1].float(), k)
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """m(x) and m(c). Raises `InputError` if they are equal, or if patching the whole site changes nothing."""
+        complete, empty = self.extremes
+        compared = empty if self.compared is None else self.compared
+        if complete in (compared, empty):
+            raise InputError(
+                "The explained number does not change when all neurons of the site take their counterfactual values; "
+                "choose another counterfactual or another site."
+            )
+        return complete, compared
+
+    @cached_property
+    def empty_share(self) -> float:
+        """F of no nodes."""
+        (complete, compared), (_, empty) = self.ends, self.extremes
+        return (empty - compared) / (complete - compared)
+
+    @cached_property
+    def extremes(self) -> tuple[float, float]:
+        """The explained number with all nodes recomputed, and with none."""
+        everything = torch.ones(self.shape, dtype=torch.bool)
+        complete, empty = self.numbers([everything, ~everything])
+        return complete, empty
+
+    def gains(self, recomputed: Tensor) -> Tensor:
+        """Return (L, T, W) the first-order effect of also recomputing each other node: gradient x difference."""
+        leaves = {
+            site: x.to(self.model.device, self.model.dtype, copy=True).requires_grad_()
+            for site, x in self.there.items()
+        }
+        with self.patched(recomputed, leaves):
+            logits = self.model.logits(self.one.batch, self.one.all_positions)
+            gradients = torch.autograd.grad(self.one.evaluate(logits)[1].sum(), list(leaves.values()))
+        pairs = zip(self.there.items(), gradients, strict=True)
+        values = {site: ((self.own[site] - there) * gradient.cpu()).float() for (site, there), gradient in pairs}
+        return self._side_by_side(values, lambda x: x.sum(-1))
+
+    def change(self) -> Tensor:
+        """Return (L, T, W) sizes of the activation differences; for heads, norms."""
+        values = {site: (self.own[site] - there).abs() for site, there in self.there.items()}
+        return self._side_by_side(values, lambda x: x.norm(dim=-1))
+
+    def _side_by_side(self, values: dict[str, Tensor], by_head: Callable[[Tensor], Tensor]) -> Tensor:
+        """Concatenate values (L, T, N) of each site to (L, T, W)."""
+        parts = (by_head(x.unflatten(-1, (self.model.heads, -1))) if s == "head" else x for s, x in values.items())
+        return torch.cat(list(parts), -1)
+
+    @contextmanager
+    def patched(self, recomputed: Tensor, there: dict[str, Tensor]) -> Iterator[None]:
+        """Give all nodes outside of a mask (..., L, T, W) the activations `there` (L, T, N)."""
+        parts = dict(zip(self.sites, recomputed.split(self.widths, -1), strict=True))
+        patches: dict[str, tuple[Tensor, Tensor]] = {}
+        for site, part in parts.items():
+            x = there[site].to(self.model.device, self.model.dtype)
+            patches[neuron_site(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
+
+        def patched(site: str, layer: int, x: Tensor) -> Tensor:
+            own, other = patches[site]
+            return torch.where(own[..., layer, :, :], x, other[layer])
+
+        places = [(name, layer) for name in patches for layer in self.model.layers_with(name)]
+        with self.model.lock, hooks(self.model, places, patched):
+            yield

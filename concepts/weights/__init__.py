@@ -1,0 +1,1 @@
+"""What the weights that fine-tuning changed caused."""

@@ -1,0 +1,43 @@
+"""`Tables`: an open store, table by table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from icebear.db.examples import ExampleTables, SentenceTables
+from icebear.db.labels import LabelTables
+from icebear.db.neurons import NeuronTables
+from icebear.db.scan import ScanTables
+from icebear.db.sqlite import JsonTable, SqliteFile, reads
+from icebear.db.vectors import VectorFiles
+from icebear.values import one_of
+
+
+class Tables(SqliteFile):
+    """An index of neurons: a SQLite file and vector indexes next to it.
+
+    Each attribute reads and writes some of the tables. Others can read while one process writes.
+    """
+
+    def __init__(self, path: str | Path, create: bool = False) -> None:
+        super().__init__(path, create)
+        self.controls = JsonTable(self, "controls")
+        unknown = "{path} has no concept {name!r} (it has {known}); find it with icebear concept find."
+        self.concepts = JsonTable(self, "concepts", unknown)
+        self.sentences = SentenceTables(self)
+        self.neurons = NeuronTables(self)
+        self.example_tables = ExampleTables(self, self.neurons)
+        self.vectors = VectorFiles(self, self.neurons)
+        self.labels = LabelTables(self, self.neurons)
+        self.scan = ScanTables(self, self.vectors)
+
+    @property
+    @reads
+    def by(self) -> str:
+        """The number that examples are ranked by, ``activation`` or ``relevance``; polarities are its signs."""
+        return self.facts.all().get("by", "activation")
+
+    @reads
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table."""
+        return self.database[one_of(table, "table", self.database.table_names())].count
