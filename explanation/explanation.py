@@ -26,11 +26,11 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import Ablation, ablate, ablation, nodes_of
 from icebear.concepts.nodes.effect_groups import EffectGroup, effect_groups
 from icebear.concepts.nodes.random_controls import RandomControl, token_removal_control
+from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Effects, Patched
-from icebear.concepts.results.prompt import PromptTokens
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.lens import mean_lens
