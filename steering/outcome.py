@@ -143,25 +143,8 @@ def outcome_of(
 ) -> Outcome:
     """Measure what a flip does to its prompt and elsewhere, and what random edits do.
 
-    Parameters
-    ----------
-    model, recipe
-        A recipe that `flip` made for this model.
-    contexts
-        The contexts at which the off-target KL is measured; default icebear's.
-    seed
-        The seed of the random draws.
-    on_progress
-        Called with (done, total) after each step.
-
-    Returns
-    -------
-    Outcome
-
-    Raises
-    ------
-    InputError
-        If `flip` did not make the recipe.
+    contexts: where the off-target KL is measured; default icebear's. on_progress: called with (done, total) steps.
+    Raises `InputError` for a recipe that `flip` did not make.
     """
     *_, outcome = outcomes(model, recipe, contexts, seed, on_progress)
     return outcome
@@ -208,29 +191,11 @@ def steer_concept(
     contexts: HeldOutContexts | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> tuple[Comparison, Outcome]:
-    """Generate without and with a concept's edits, and measure the concept in both texts and under random edits.
+    """Generate after a prompt without and with a concept's edits, and measure the concept in both texts and in those
+    under random edits, each with the prompt.
 
-    Parameters
-    ----------
-    model, concept, prompt
-        The concept is measured in the prompt with its continuation.
-    recipe
-        As `Concept.recipe` makes it.
-    max_new_tokens, temperature, seed
-        As of `Model.generate`. The draws of random edits have the seed `SEED`.
-    contexts
-        The contexts at which the off-target KL is measured; default icebear's.
-    on_progress
-        Called with (done, total) after each step.
-
-    Returns
-    -------
-    tuple of Comparison and Outcome
-
-    Raises
-    ------
-    InputError
-        If the concept is of another model, or if a text has no token that counts.
+    recipe: as `Concept.recipe` makes it. max_new_tokens, temperature, seed: as of `Model.generate`; the draws have the
+    seed `SEED`. contexts, on_progress: as of `outcome_of`. Raises `InputError` for a text without a token that counts.
     """
     edits, contexts = list(recipe), contexts or HeldOutContexts(model)
     draws = random_edits(model, edits, DRAWS, SEED)
@@ -269,7 +234,7 @@ def _flipped(
 ) -> Outcome:
     """Return the probabilities without and with edits and under each draw, which are rows of a batch."""
     last = LastToken(model, model.ids(record.prompt), record.phrase)
-    logs = last.logits([edits_by_place(some) for some in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
+    logs = last.logits([edits_by_place(row) for row in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
     phrase = logs[:, range(last.steps), record.phrase].sum(1).exp().tolist()
     first = logs[:, 0, record.before[0].id].exp().tolist()
     _, reached, *others = _hold(record, logs)
@@ -296,9 +261,9 @@ def _with_side_effects(
     on_step: Callable[[int], None],
 ) -> Outcome:
     kls = []
-    for number, some in enumerate([edits, *draws[:KL_DRAWS]]):
+    for number, row in enumerate([edits, *draws[:KL_DRAWS]]):
         on_step(KL_STEPS * number)
-        kls.append(contexts.off_target_kl(some))
+        kls.append(contexts.off_target_kl(row))
     return replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))
 
 

@@ -16,7 +16,7 @@ from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
-from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
+from icebear.steering.flipping.phrases import likelier_form
 from icebear.steering.flipping.search import flip
 from icebear.steering.outcome import Outcome, outcomes
 from icebear.steering.records import FlipRecord
@@ -76,7 +76,7 @@ def _searched(
         job.step(SEARCH * done, total)
 
     there = markdown.read_prompt(source) if source else None
-    return flip(model, prompt, completed(model, prompt, to), there, most, on_progress=step, unbounded=unbounded)
+    return flip(model, prompt, likelier_form(model, prompt, to), there, most, on_progress=step, unbounded=unbounded)
 
 
 def _measured(job: Job, model: Model, recipe: Recipe) -> Recipe:
@@ -89,14 +89,6 @@ def _measured(job: Job, model: Model, recipe: Recipe) -> Recipe:
         if not recipe:
             break
     return job.result
-
-
-def completed(model: Model, prompt: PromptLike, word: str) -> str:
-    """Return a word with a space before it, if that is more probable after the prompt."""
-    if model.labels or not word.strip() or word[0].isspace():
-        return word
-    choices = (word, f" {word}")
-    return max(choices, key=lambda text: phrase_probability(model, [], prompt, wanted_ids(model, text, prompt)))
 
 
 def show(recipe: Recipe, wanted: Wanted | None = None) -> None:

@@ -10,11 +10,11 @@ import streamlit as st
 
 from icebear.app.web.shared import jobs, markdown, served, tables
 from icebear.app.web.shared.background import Job
-from icebear.app.web.steering import flips
 from icebear.app.web.why.request import Request
 from icebear.concepts.answers.restoring import ChangeEffect
 from icebear.explanation.explanation import Explanation, explain
 from icebear.records import TokenScore
+from icebear.steering.flipping.phrases import likelier_form
 
 SHARES = {"undone": "undone", "same_size": "random, same norms", "random": "random, any", "largest": "largest norms"}
 """The restored changes, and the other changes beside them, as columns."""
@@ -28,7 +28,7 @@ def started(
     model, read = jobs.model(), markdown.read_prompt(prompt)
     options: dict[str, Any] = {"base_model": jobs.base_model()}
     for key, text in (("target", target), ("contrast", contrast)):
-        options[key] = flips.completed(model, read, text) if text else None
+        options[key] = likelier_form(model, read, text) if text else None
     options["counterfactual"] = markdown.read_prompt(counterfactual) if counterfactual else None
     return Job("Comparing with the base model", lambda job: explain(model, read, **options))
 

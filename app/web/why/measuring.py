@@ -22,6 +22,7 @@ from icebear.explanation.saving import saved_tokens
 from icebear.explanation.sentences import check_sentence
 from icebear.records import TokenScore
 from icebear.steering.apply import steer
+from icebear.steering.flipping.phrases import likelier_form
 from icebear.steering.outcome import number_text
 
 LONG, SAMPLE = 512, 64
@@ -72,7 +73,7 @@ def relevance_of(request: Request) -> Relevance:
     method = request.method or ("default" if request.counterfactual else "attnlrp")
     model, prompt = jobs.model(), markdown.read_prompt(request.prompt)
     target, contrast = (
-        flips.completed(model, prompt, text) if text else None for text in (request.target, request.contrast)
+        likelier_form(model, prompt, text) if text else None for text in (request.target, request.contrast)
     )
     return explained(request.prompt, target, contrast, method, request.counterfactual)
 

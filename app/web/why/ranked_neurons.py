@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import altair as alt
 import pandas
 import streamlit as st
@@ -15,7 +13,8 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.explanation.effect_map import effect_map
 from icebear.explanation.explanation import Explanation
-from icebear.render import NEGATIVE, POSITIVE, hexadecimal, visible
+from icebear.explanation.relevance_map import relevance_map, shared_neurons
+from icebear.render import NEGATIVE, POSITIVE, hexadecimal
 
 SITES = {"MLP and attention": None, "MLP": "ffn", "attention": "attn", "attention heads": "head"}
 """As they are named in links -> the site that is ranked."""
@@ -97,26 +96,17 @@ def _effects(explanation: Explanation) -> None:
 
 def _map(relevance: Relevance) -> None:
     """Show the relevance of each layer, by token or by attention head, as a heatmap."""
-    places = [place for place in range(len(relevance.tokens)) if place not in relevance.prompt.sinks]
-    if not places:
+    sites = ["ffn", "attn", "heads"]
+    site = st.segmented_control("Map", sites, default="ffn", required=True, key="map", persist_state="session")
+    across, title = ("head", "attention heads") if site == "heads" else ("token", f"{site} by layer and token")
+    table = relevance_map(relevance, site)
+    if table.empty:
         return
-    site = st.segmented_control(
-        "Map", ["ffn", "attn", "heads"], default="ffn", required=True, key="map", persist_state="session"
-    )
-    if site == "heads":
-        values, across, title = relevance.heads()[:, places].sum(1), "head", "attention heads"
-        names = [str(head) for head in range(values.shape[1])]
-    else:
-        values, across, title = relevance.layers(site)[:, places], "token", f"{site} by layer and token"
-        names = [f"{place} {visible(relevance.prompt.strings[place])}" for place in places]
-    rows = [
-        {"layer": layer, across: name, "relevance": value}
-        for layer, row in enumerate(values.tolist())
-        for name, value in zip(names, row, strict=True)
-    ]
-    largest = values.abs().max().item() or 1.0
+    names = list(map(str, table.columns))
+    rows = table.rename_axis("layer").reset_index().melt("layer", var_name=across, value_name="relevance")
+    largest = rows["relevance"].abs().max() or 1.0
     scale = alt.Scale(domain=[-largest, 0, largest], range=[BLUE, "#ffffff", RED], interpolate="rgb")
-    chart = alt.Chart(pandas.DataFrame(rows), title=f"{title} (attention sinks ignored)", height=330).mark_rect()
+    chart = alt.Chart(rows, title=f"{title} (attention sinks ignored)", height=330).mark_rect()
     st.altair_chart(
         chart.encode(
             x=alt.X(f"{across}:N", sort=names, title=None if across == "token" else across),
@@ -141,7 +131,7 @@ def _compared(prompt: str, target: str, site: str | None) -> None:
         with column:
             st.markdown(f"{name}: why {markdown.token_label(side.target_text)}?")
             markdown.heat(side)
-    table = _shared_neurons(sides, site, count)
+    table = shared_neurons(sides, site, count)
     sizes = table["in"].value_counts()
     both, only_a, only_b = (sizes.get(name, 0) for name in ("both", "A", "B"))
     st.markdown(f"**{both} shared, {only_a} only in A, {only_b} only in B**")
@@ -151,19 +141,3 @@ def _compared(prompt: str, target: str, site: str | None) -> None:
     else:
         tables.neuron_table(table, "compared", column_config=formats)
     st.scatter_chart(table, x="A", y="B", color="in", x_label="relevance in A", y_label="relevance in B")
-
-
-def _shared_neurons(sides: dict[str, Relevance], site: str | None, count: int) -> pandas.DataFrame:
-    """Return the top neurons of both sides at the last token, with their relevance on each; shared ones first."""
-    top = {name: {row.neuron: row.polarity for row in side.top(count, site)} for name, side in sides.items()}
-    rows: list[dict[str, Any]] = [
-        {
-            "neuron": str(neuron),
-            "sign": sign,
-            "in": "A" if neuron not in top["B"] else "B" if neuron not in top["A"] else "both",
-            **{name: side.of_neuron(neuron) for name, side in sides.items()},
-        }
-        for neuron, sign in (top["B"] | top["A"]).items()
-    ]
-    rows.sort(key=lambda row: (row["in"] != "both", -max(row["A"], row["B"])))
-    return pandas.DataFrame(rows)
