@@ -180,7 +180,7 @@ def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, gene
     page.get_by_key("kl").set_value(0.1).run()
     page.get_by_key("steer_concept").click().run()
     steered = text(fine(page))
-    assert "20 draws, seed 0" in steered
+    assert markdown.plain("(20 draws, seed 0)") in steered
     link = {name: "".join(page.query_params[name]) for name in ("concept", "run", "section", "measured")}
     reopened = text(fine(visit("steer", **link, kl="0.1")))
     assert reopened.partition("AUROC")[2] == steered.partition("AUROC")[2]
