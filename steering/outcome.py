@@ -27,6 +27,9 @@ KEY = "outcome"
 SEED = 0
 """The seed of random edits in every face."""
 NEW_TOKENS = 24
+"""Of both texts of a flip."""
+CONCEPT_TOKENS = 40
+"""Of texts that are steered by a concept, unless another number is chosen: they need some room for it."""
 KL_DRAWS = 5
 """The draws of random edits whose off-target KL is measured, which takes longer than all the rest."""
 KL_STEPS = 8
@@ -218,15 +221,18 @@ def steer_concept(
     before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*sides, *drawn]]))
     control = RandomControl(_edits_text(edits), OTHERS, f"{concept.name} in the text", before, after, tuple(random))
     suppress = bool(recipe.provenance.get("suppress"))
-    outcome = concept_outcome(control, suppress, len(contexts.contexts), (sides[0], sides[1]))
+    outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (sides[0], sides[1]))
     return comparison, _with_side_effects(outcome, contexts, edits, draws, lambda done: step(tokens + done))
 
 
-def concept_outcome(control: RandomControl, suppress: bool, contexts: int, sides: tuple[str, str]) -> Outcome:
+def concept_outcome(
+    name: str, control: RandomControl, suppress: bool, contexts: int, sides: tuple[str, str]
+) -> Outcome:
     """Return the outcome of a concept's measures, without its side effects. sides: the texts without and with edits."""
     sign = -1 if suppress else 1
     reached, as_far = sign * control.change > 0, sum(sign * (value - control.after) >= 0 for value in control.drawn)
-    return Outcome(control, f"{'lower' if suppress else 'raise'} it as far", reached, as_far, contexts, SEED, *sides)
+    aim = f"{'lower' if suppress else 'raise'} {name} as far"
+    return Outcome(control, aim, reached, as_far, contexts, SEED, *sides)
 
 
 def _flipped(

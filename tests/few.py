@@ -14,7 +14,7 @@ FEW = {
     "icebear.explanation.explanation.READ": 200,
     "icebear.claims.kinds.steer.DRAWS": 1,
     "icebear.app.web.neuron_card.FEW": 2,
-    "icebear.app.web.steering.concepts.NEW_TOKENS": 8,
+    "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,
     "icebear.concepts.nodes.controls.DRAWS": 1,
     "icebear.concepts.nodes.controls.DRAWS_OF_HEADS": 1,
     "icebear.concepts.circuits.checks.DRAWS": 1,

@@ -266,7 +266,7 @@ def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few
 def test_an_outcome_that_is_no_evidence_warns(before, after, suppress, drawn, warns):
     """Up when it should suppress, or down when it should not, or no further than random edits move it."""
     control = RandomControl("1 edit", "others", "cold in the text", before, after, tuple(drawn))
-    assert bool(concept_outcome(control, suppress, 48, ("", "")).warning) is warns
+    assert bool(concept_outcome("cold", control, suppress, 48, ("", "")).warning) is warns
 
 
 def test_an_off_target_kl_is_met(smol, few_contexts):

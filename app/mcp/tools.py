@@ -57,7 +57,7 @@ from icebear.steering.comparison import Comparison, compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.search import flip
-from icebear.steering.outcome import STEPS, outcome_of, steer_concept
+from icebear.steering.outcome import CONCEPT_TOKENS, STEPS, outcome_of, steer_concept
 from icebear.steering.random_edits import random_edit_control
 from icebear.steering.side_effects import side_effects
 
@@ -438,7 +438,7 @@ class Tools:
         kl: Annotated[float, Field(gt=0, le=5, description="Side effects allowed: nats in held-out contexts.")] = 0.25,
         suppress: Annotated[bool, Field(description="Less of the concept instead.")] = False,
         chat: IsChat = False,
-        max_new_tokens: Length = 20,
+        max_new_tokens: Length = CONCEPT_TOKENS,
     ) -> Answer:
         """Generate with more (or less) of a concept, within a limit of side effects. The control makes the same edits
         to random neurons, twenty times, and measures those texts by the concept. It takes half a minute."""

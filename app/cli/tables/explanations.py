@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
+from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from icebear.app.cli.tables.cards import labels_table
 from icebear.app.cli.tables.circuits import groups_table
 from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
-from icebear.app.cli.tables.labels import labels_table
 from icebear.app.cli.tables.nodes import Words, ablation_table, nodes_table
 from icebear.concepts.circuits.drawing import summary
+from icebear.explanation.screen import WIDTH, Line, lines
 from icebear.render import normalized, visible
 
 if TYPE_CHECKING:
@@ -128,3 +130,15 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
         cut = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
         table.add_row(unit.turn, f"{value:+.3f}", Text(cut), style="dim" if unit.template else None)
     return table
+
+
+def explanation_screen(explanation: icebear.Explanation, units: Table | None = None) -> Constrain:
+    """At most 40 lines of 100 columns. units: a table in place of the tokens."""
+    prompt, (before, after) = explanation.relevance.prompt, lines(explanation)
+    tokens = units or heatmap(prompt.strings, explanation.relevance.tokens.tolist(), prompt.template)
+    return Constrain(Group(*map(_shown, before), Padding(tokens, (1, 2)), *map(_shown, after)), WIDTH)
+
+
+def _shown(line: Line) -> Text:
+    cut = {} if line.wraps else {"no_wrap": True, "overflow": "ellipsis"}
+    return Text(line.text, line.style, **cut)  # type: ignore[arg-type]

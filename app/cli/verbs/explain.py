@@ -86,9 +86,8 @@ def explain(options: Options) -> None:
         return _explain_file(options.file, options)
     attribution, position = _checked(options), options.position
     model, arguments = attribution.arguments(options.model)
-    from icebear.app.cli.screen import explanation_screen
     from icebear.app.cli.tables.answers import matrix_report, origins_report, probabilities
-    from icebear.app.cli.tables.explanations import explanation_report, units_table
+    from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
     from icebear.concepts.results.ranking import Ranking
     from icebear.explanation.explanation import CARDS, GROUPS, controlled
 

@@ -22,7 +22,7 @@ from icebear.render import heatmap
 from icebear.steering.comparison import Comparison
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
-from icebear.steering.outcome import NEW_TOKENS, Outcome, steer_concept
+from icebear.steering.outcome import CONCEPT_TOKENS, Outcome, steer_concept
 from icebear.steering.records import score_of
 from icebear.steering.side_effects import HeldOutContexts
 
@@ -253,7 +253,7 @@ def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: 
         recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=contexts).noting(prompt=prompt)
         job.doing, read = "Generating, also with random edits", markdown.read_prompt(prompt)
         options: dict[str, Any] = {"contexts": contexts, "on_progress": job.step}
-        comparison, outcome = steer_concept(model, concept, read, recipe, NEW_TOKENS, **options)
+        comparison, outcome = steer_concept(model, concept, read, recipe, CONCEPT_TOKENS, **options)
         return comparison, recipe.noting(**outcome.provenance())
 
     return Job("Finding the strength", work)
