@@ -53,7 +53,7 @@ from icebear.extras import need
 from icebear.models.text.chat import Chat, other_prompt
 from icebear.models.text.prompts import PromptLike
 from icebear.records import Neuron
-from icebear.steering.comparison import Comparison, compare
+from icebear.steering.comparison import compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.search import flip
@@ -355,18 +355,13 @@ class Tools:
             raw = [edit.in_raw_units(statistic) for edit in parsed]
         control = random_edit_control(model, read, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
         comparison = compare(model, read, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
-        return self._steered(comparison, control, self.session.held_out.off_target_kl(raw))
-
-    def _steered(self, comparison: Comparison, control: RandomControl, kl: float) -> Answer:
-        """Return both texts, the most probable first tokens of each, the control, and the side effects."""
+        kl, count = self.session.held_out.off_target_kl(raw), len(self.session.held_out.contexts)
         sides = {"plain": comparison.plain, "steered": comparison.steered}
-        count = len(self.session.held_out.contexts)
-        text = f"{kl:.3f} nats of KL divergence at the next token of {count} held-out contexts (0: nothing changes)"
         return {
             **{name: side.text for name, side in sides.items()},
             **{f"next_{name}": list(map(vars, side.next[:5])) for name, side in sides.items()},
             "control": control.to_dict(),
-            "side_effects": text,
+            "side_effects": f"{kl:.3f} nats of KL divergence at the next token of {count} held-out contexts (0: none)",
             "off_target_kl": kl,
         }
 

@@ -75,8 +75,8 @@ def _searched(
         job.doing = f"Searching for edits: {done} of at most {total}"
         job.step(SEARCH * done, total)
 
-    there = markdown.read_prompt(source) if source else None
-    return flip(model, prompt, likelier_form(model, prompt, to), there, most, on_progress=step, unbounded=unbounded)
+    read = markdown.read_prompt(source) if source else None
+    return flip(model, prompt, likelier_form(model, prompt, to), read, most, on_progress=step, unbounded=unbounded)
 
 
 def _measured(job: Job, model: Model, recipe: Recipe) -> Recipe:
