@@ -65,6 +65,11 @@ class Objective:
             values.append(value / len(chosen) if self.kind == "mean-centered-logit" else value)
         return targets, torch.stack(values)
 
+    def with_answers(self, target: tuple[int, ...] | None, contrast: int | None) -> Objective:
+        """Return the objective with the same target and contrast in every prompt."""
+        rows = len(self.positions)
+        return replace(self, targets=(target,) * rows, contrasts=(contrast,) * rows)
+
     def resolved(self, model: Model) -> Objective:
         """Return the objective with the most probable tokens as targets, if there are none."""
         if all(target is not None for target in self.targets):

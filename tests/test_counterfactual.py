@@ -15,7 +15,7 @@ from test_tasks import make
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, explain, load_model, steer
 from icebear.app.cli.main import main
 from icebear.concepts.answers.counterfactuals import COMMON, suggest_counterfactuals
-from icebear.concepts.attribution.paired import alignment
+from icebear.concepts.methods.multipliers import alignment
 from icebear.errors import InputError, SameAnswer
 from icebear.explanation.sentences import tokens_sentence
 

@@ -166,6 +166,6 @@ def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> lis
 def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Relevance:
     """Explain a phrase and its contrast phrase, and subtract."""
     phrases = [replace(row, phrase=phrase, contrast_phrase=None) for phrase in (row.phrase, row.contrast_phrase)]
-    whole = request.whole()
-    (here,), (there,) = (_of_batch(whole, [phrase]) for phrase in phrases)
+    everything = request.recording_all()
+    (here,), (there,) = (_of_batch(everything, [phrase]) for phrase in phrases)
     return request.reduced(here.minus(there))

@@ -160,12 +160,12 @@ class AttributionRequest:
     def base_model(self) -> Model | None:
         return self.models.base if self.models else None
 
-    def whole(self) -> AttributionRequest:
+    def recording_all(self) -> AttributionRequest:
         """Return the request with all neurons recorded at all positions, for results that are combined first."""
         return self if self.k is None else replace(self, record="all", k=None)
 
     def reduced(self, relevance: Relevance) -> Relevance:
-        """Reduce a result of `whole` to what the request records."""
+        """Reduce a result of `recording_all` to what the request records."""
         if self.k is None:
             return relevance
         prompt = relevance.prompt

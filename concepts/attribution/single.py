@@ -33,7 +33,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     """Explain a batch of prompts without a counterfactual."""
     method = request.method
     if not isinstance(method, OnePass):
-        results = _method_scores(request.whole(), objective.resolved(request.model))
+        results = _method_scores(request.recording_all(), objective.resolved(request.model))
         return [request.reduced(relevance) for relevance in results] if request.sites else results
     model, batch, sites = request.model, objective.batch, request.sites
     recorded = [recorded_at(objective, row, request.record) for row in range(len(batch.ids))]

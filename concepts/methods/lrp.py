@@ -13,6 +13,7 @@ from icebear.values import one_of, shown
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from icebear.concepts.methods.pair import Pair, PairResult
     from icebear.models.model import Model
     from icebear.models.objective import Objective
 
@@ -96,7 +97,7 @@ class Difference(Method):
     linear: ClassVar[LinearRule] = Epsilon()
     conv: ClassVar[None] = None
     scores_neurons = True
-    needs_counterfactual = True
+    needs_counterfactual = needs_equal_length = keeps_largest = True
     paired: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -104,6 +105,11 @@ class Difference(Method):
 
     def compared(self) -> Difference:
         return self
+
+    def compare(self, pair: Pair) -> PairResult:
+        from icebear.concepts.methods.difference_rules import by_difference_rules
+
+        return by_difference_rules(self, pair)
 
 
 ATTNLRP = AttnLRP()

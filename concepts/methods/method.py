@@ -12,6 +12,7 @@ from icebear.values import one_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from icebear.concepts.methods.pair import Pair, PairResult
     from icebear.lrp.linear_rules import Rules
     from icebear.models.model import Model
     from icebear.models.objective import Objective
@@ -22,7 +23,7 @@ Point = Literal["prompt", "midpoint", "path"]
 class Method:
     """An attribution method as a value: it can be compared, printed as code, and read back.
 
-    A new method is a subclass, a frozen dataclass (``repr=False``) with `scores`, and an entry of
+    A new method is a subclass, a frozen dataclass (``repr=False``) with `scores` or `compare`, and an entry of
     `icebear.concepts.methods.registry.METHODS`.
     """
 
@@ -37,6 +38,15 @@ class Method:
     @property
     def needs_counterfactual(self) -> bool:
         return self.at is not None
+
+    needs_equal_length = False
+    """Whether a comparison needs prompts of equal length."""
+    keeps_largest = False
+    """Whether a comparison records `Pair.k` neurons in its pass, with no need of all of them."""
+
+    def compare(self, pair: Pair) -> PairResult:
+        """Explain the difference of a prompt to its counterfactual; `compared` says which methods can."""
+        raise NotImplementedError
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         """Return the scores (T,) of the tokens of each prompt, for an objective with targets. Raises `InputError`."""
@@ -92,6 +102,16 @@ class Multiplying(Method):
         """Return the points where multipliers are computed, from 0 (the counterfactual) to 1 (the prompt)."""
         return [1.0 if self.at == "prompt" else 0.5]
 
+    @property
+    def rules(self) -> Rules | None:
+        """The relevance rules of the backward pass; None for the plain gradient."""
+        return None
+
+    def compare(self, pair: Pair) -> PairResult:
+        from icebear.concepts.methods.multipliers import by_multipliers
+
+        return by_multipliers(self.points(), self.rules, pair)
+
 
 class OnePass(Multiplying):
     """A method with one backward pass, whose relevance of tokens and neurons is activation x gradient."""
@@ -99,11 +119,6 @@ class OnePass(Multiplying):
     scores_neurons = True
     positions: bool = False
     """Whether positions have relevance too."""
-
-    @property
-    def rules(self) -> Rules | None:
-        """The relevance rules of the backward pass; None for the plain gradient."""
-        return None
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         from icebear.concepts.methods import common

@@ -82,5 +82,10 @@ class Inputs(Recorder):
 
     def relevance(self) -> list[Tensor]:
         """Return input x gradient of each stack, in float32 (float64 for a float64 model)."""
-        dtype = torch.promote_types(self.values[0].dtype, torch.float32)
-        return [x.to(dtype) * g.to(dtype) for x, g in zip(self.values, self.gradients, strict=True)]
+        return [product(x, g) for x, g in zip(self.values, self.gradients, strict=True)]
+
+
+def product(x: Tensor, gradient: Tensor) -> Tensor:
+    """Return the product in float32, or float64."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.to(dtype) * gradient.to(dtype)

@@ -20,7 +20,7 @@ class Counterfactual:
     pairs: tuple[Objective, ...]
     """For each counterfactual the objective of two rows: the prompt, then the counterfactual."""
     alignments: tuple[Tensor, ...]
-    """(T, T') for each counterfactual, see `icebear.concepts.attribution.paired.alignment`."""
+    """(T, T') for each counterfactual, see `icebear.concepts.methods.multipliers.alignment`."""
     contrasts: tuple[str, ...]
     """The contrast with each counterfactual; empty if a whole continuation is explained."""
     own_answers: bool

@@ -1,0 +1,94 @@
+"""`Difference.compare`: prompt and counterfactual are the two rows of one pass with difference rules."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.methods.pair import Pair, PairResult, predictions
+from icebear.concepts.passes.inputs import Inputs, product
+from icebear.concepts.passes.largest import LargestNeurons
+from icebear.concepts.passes.neurons import PairedNeurons, Values
+from icebear.concepts.passes.prompt import excluded_positions
+from icebear.concepts.passes.run import Logits, Recorder, forward, forward_backward
+from icebear.concepts.passes.stream import Stream
+from icebear.concepts.weights.two_models import Causes
+from icebear.errors import InputError
+from icebear.lrp.linear_rules import Rules
+from icebear.models.model import Model
+from icebear.models.objective import Objective
+
+
+class PairLogits(Logits):
+    """The number of a prompt and that of its counterfactual, which gets no gradient. Open answers are read from the
+    same pass."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair.objective)
+        self.pair = pair
+
+    def numbers(self, model: Model) -> Tensor:
+        objective = self.pair.objective
+        logits = model.logits(objective.batch, objective.all_positions)
+        self.logits = logits.detach()
+        columns = [[objective.all_positions.index(at) for at in positions] for positions in objective.positions]
+        self.objective = self.pair.answered(self.logits[0, columns[0]], self.logits[1, columns[1]])
+        self.targets, numbers = self.objective.evaluate(logits)
+        return torch.cat((numbers[:1], numbers[1:].detach()))
+
+
+def by_difference_rules(rules: Rules, pair: Pair) -> PairResult:
+    """Return what `Method.compare` does. Raises `InputError` if a base model differs in more than its weights."""
+    model, objective, batch = pair.model, pair.objective, pair.objective.batch
+    causes = Causes(pair.models, batch) if pair.models else None
+    target, stream = PairLogits(pair), Stream(model, batch)
+    inputs = Inputs(causes.read) if causes else Inputs()
+    neurons = PairedNeurons(model, batch, pair.sites, pair.columns(2))
+    excluded = partial(excluded_positions, model, objective, stream)
+    largest = None if pair.k is None else LargestNeurons(model, batch, pair.sites, pair.k, excluded, True)
+    recorders: list[Recorder] = [inputs, stream, neurons, *([largest] if largest else [])]
+    numbers, _ = forward_backward(
+        model,
+        target,
+        recorders,
+        rules,
+        strict=pair.strict,
+        checkpoint=pair.checkpoint,
+        paired=causes.weights if causes else None,
+    )
+    if causes is None or batch.pixels is not None:
+        tokens = [product(x[0] - x[1], g[0]) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
+    else:
+        tokens = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]
+    if causes is not None and not causes.pair.only_weights_differ:
+        _check_base(causes.pair.base, target.objective, numbers[1])
+    relevance, activation, counterfactual = neurons.result()
+    explained = [objective.all_positions.index(position) for position in objective.positions[0]]
+    return PairResult(
+        objective=target.objective,
+        numbers=(numbers[0].item(), numbers[1].item()),
+        tokens=tuple(tokens),
+        relevance=relevance,
+        activation=activation,
+        counterfactual=counterfactual,
+        alignment=torch.eye(len(batch.columns(0))),
+        sinks=stream.sinks(0),
+        logits=target.logits[:1, explained],
+        predictions=predictions(model, objective, target.logits),
+        largest=largest.row(0) if largest else None,
+        changes=causes.result() if causes else (),
+    )
+
+
+def _check_base(base: Model, objective: Objective, number: Tensor) -> None:
+    """Raise `InputError` if the base model differs in more than its weights: if its number is not that of the pass."""
+    single = objective.rows([1])
+    experts = Values(base, single.batch, ["router"] if base.has_family and base.family.experts else [])  # run by ours
+    alone = forward(base, Logits(single), [experts])[0].to(number)
+    if (alone - number).abs() > torch.finfo(base.dtype).eps ** 0.5 * alone.abs().clamp(min=1):
+        raise InputError(
+            f"{base.name} and the model have different configurations, so their outputs would differ even with equal "
+            "weights; compare models that have the same configuration."
+        )
