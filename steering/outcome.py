@@ -85,7 +85,12 @@ class Outcome:
             "before": self.control.before,
             "after": self.control.after,
             "reached": self.reached,
-            "control": {**self.control.to_dict(), "as_far": self.as_far, "seed": self.seed},
+            "control": {
+                **self.control.to_dict(),
+                "verdict": self.control_text,
+                "as_far": self.as_far,
+                "seed": self.seed,
+            },
             "off_target_kl": self.off_target_kl,
             "random_off_target_kl": list(self.random_off_target_kl),
             "side_effects": self.side_effects_text,

@@ -294,6 +294,7 @@ def test_concepts(session, generator):
     steered = json_of(session, "concept_steer", concept=result["handle"], prompt="ice ", kl=0.1, max_new_tokens=4)
     assert (steered["control"]["draws"], steered["control"]["seed"]) == (20, 0)
     assert steered["reached"] is (steered["after"] > steered["before"])
+    assert f"{steered['control']['as_far']} of 20 draws" in steered["control"]["verdict"]
     assert steered["control"]["change"] == pytest.approx(steered["after"] - steered["before"], rel=1e-2)
     nothing = session.keep("concept", Concept.of(session.model, "nothing", {}), {})
     assert "no neurons to steer" in refused(session, "concept_steer", concept=nothing, prompt="ice ")
