@@ -1,4 +1,4 @@
-"""The JSON schema of files of claims, from their records. This script writes claims.schema.json beside it."""
+"""The JSON schema of files of claims; `python docs/claims_schema.py` writes docs/claims.schema.json from records."""
 
 from __future__ import annotations
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icebear import Chat, attribute, flip, load_model
-from icebear.app.web import measured
-from icebear.app.web.ui import read_prompt
-from icebear.explanation.explanation import explain_groups
+from icebear.app.web.shared.markdown import read_prompt
+from icebear.concepts.results.ranking import Ranking
+from icebear.explanation.explanation import GROUPS, Explanation
+from icebear.explanation.saving import saved_groups, saved_tokens
 from icebear.models.model import Model
 from icebear.steering.outcome import outcome_of
 
-FOLDER = Path(__file__).parents[1] / "app" / "web" / "examples"
+FOLDER = Path(__file__).parents[1] / "app" / "web" / "why" / "examples"
 
 
 class Example(NamedTuple):
@@ -87,14 +88,12 @@ def measure(model: Model, example: Example) -> dict[str, Any]:
     """Return the record of an example."""
     prompt, counterfactual = map(read_prompt, (example.prompt, example.counterfactual))
     relevance = attribute(model, prompt, example.target, example.contrast, counterfactual=counterfactual)
-    begun = measured.finding(relevance, example.prompt, example.counterfactual)
-    finding = measured.with_groups(model, begun, relevance, "ffn", explain_groups(model, relevance)).to_dict()
+    explanation = Explanation.of(model, relevance, Ranking(site="ffn"), groups=GROUPS)
     recipe = flip(model, prompt, example.contrast, counterfactual)
     return {
         "title": example.title,
         "about": example.about,
-        "made_with": model.made_with,
-        "finding": finding,
+        "explanation": saved_groups(saved_tokens(relevance, prompt, counterfactual), model, explanation).to_dict(),
         "flip": recipe.noting(**outcome_of(model, recipe).provenance()).to_dict(),
     }
 

@@ -26,6 +26,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import Ablation, ablate, ablation, nodes_of
 from icebear.concepts.nodes.effect_groups import EffectGroup, effect_groups
 from icebear.concepts.nodes.random_controls import RandomControl, token_removal_control
+from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.effect_words import effect_words
@@ -110,10 +111,6 @@ class ExplainedGroup:
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.group.to_dict(), "ablation": vars(self.ablation) if self.ablation else None}
-
-
-Grouped = tuple[ExplainedGroup | None, tuple[ExplainedGroup, ...]]
-"""What nodes do together, and their groups."""
 
 
 @dataclass(frozen=True)
@@ -353,7 +350,9 @@ class _Explained:
             for row in rows
         )
 
-    def groups(self, patched: Patched, ranking: Ranking, count: int) -> Grouped:
+    def groups(
+        self, patched: Patched, ranking: Ranking, count: int
+    ) -> tuple[ExplainedGroup | None, tuple[ExplainedGroup, ...]]:
         """Return the `GROUPED` most relevant nodes of all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
         rows = relevance.top(max(1, min(GROUPED, READ // len(relevance.tokens))), site, position="all")
@@ -484,14 +483,6 @@ def with_changes(explanation: Explanation) -> Explanation:
     return replace(explanation, changes=ExplainedChanges.of(diff, k=explanation.ranking.k))
 
 
-def explain_groups(model: Model, relevance: Relevance, site: str = "ffn") -> Grouped:
-    """Return what the first nodes of a site do together, and their first groups, without labels; nothing where nodes of
-    all tokens are not recorded."""
-    if not can_group(relevance, site):
-        return None, ()
-    return _Explained(model, relevance, None).groups(Patched(model, relevance), Ranking(site=site), GROUPS)
-
-
 def silencing_control(
     model: Model,
     prompt: PromptLike,
@@ -501,16 +492,16 @@ def silencing_control(
 ) -> RandomControl:
     """Set ranked nodes to 0, each at its token, or as many random ones of the same layers. Raises `InputError`."""
 
-    def edit(row: Ranked) -> Edit:
-        # Positions of edits start anew in the decoder.
-        read = relevance.prompt.encoder_length
-        position = row.position - read if row.position >= read else row.position
-        return Edit(row.neuron, "scale", 0.0, where=f"position:{position}")
-
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
     place = relevance.predicted_at if model.task.takes_position else None
-    edits = list(map(edit, rows))
+    edits = [Edit(row.neuron, "scale", 0.0, where=edited_at(relevance.prompt, row)) for row in rows]
     return random_edit_control(model, prompt, edits, target, contrast, position=place, on_progress=on_progress)
+
+
+def edited_at(prompt: PromptTokens, row: Ranked) -> str:
+    """Return where an edit of a node acts, as `Edit.where`: positions start anew in the decoder."""
+    read = prompt.encoder_length
+    return f"position:{row.position - read if row.position >= read else row.position}"
 
 
 def _can_ablate(model: Model, relevance: Relevance, site: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from icebear.concepts.results.effect_words import effect_text, effect_words
@@ -22,6 +23,8 @@ NAMED = 0.05
 """Sinks with at least this share of the difference are named."""
 SMALL = 1.0
 """A difference of fewer logits is hardly one: single nodes recover several times as much, either way."""
+CLOSE = 1e-3
+"""The largest remainder, as a share of the explained number, with which the check of a method is passed."""
 MOST, ENOUGH = 3, 0.95
 """Tokens are named until their shares sum to this, at most three."""
 
@@ -63,6 +66,25 @@ def _accounting(relevance: Relevance) -> str:
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     whole = "the difference" if compared else "the relevance of the tokens"
     return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {whole}."
+
+
+def margins_sentence(relevance: Relevance) -> str:
+    """Say by how much the target leads the contrast, in the prompt and in the counterfactual; empty without both."""
+    if not relevance.counterfactual or not relevance.contrast_text:
+        return ""
+    compared = fmean(relevance.counterfactual.numbers)
+    margins = (relevance.sums.target + compared, compared)
+    leads = [f"{'leads' if margin > 0 else 'trails'} by {abs(margin):.1f} logits" for margin in margins]
+    target, contrast = relevance.target_text, relevance.contrast_text
+    return f"Against {contrast!r}, {target!r} {leads[0]} here and {leads[1]} in the counterfactual."
+
+
+def check_sentence(relevance: Relevance) -> str:
+    """Say whether the relevance of the tokens sums to the explained number, where a method is exact for it, and the
+    conservation accounting."""
+    total, tokens = relevance.sums.target, relevance.sums.tokens
+    passed = "passed. " if abs(total - tokens) <= CLOSE * max(1.0, abs(total)) else "not passed. "
+    return f"Method check: {passed if relevance.counterfactual else ''}{relevance.conservation_text()}."
 
 
 def sum_text(group: ExplainedGroup) -> str:

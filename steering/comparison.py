@@ -118,10 +118,13 @@ def texts_under(
     max_new_tokens: int,
     on_token: Callable[[int], None] | None = None,
     statistic: Statistic | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
 ) -> list[str]:
-    """Return the most probable text after a prompt under each of several edits, generated as rows of one batch."""
+    """Return the text after a prompt under each of several edits, generated as rows of one batch; by default the most
+    probable text."""
     prompts: Prompts = [Prompt.of(prompt)] * len(each)
     with ExitStack() as edited:
         for row, edits in enumerate(each):
             edited.enter_context(steer(model, edits, statistic, rows=[row]))
-        return model.generate(prompts, max_new_tokens, on_token=on_token)
+        return model.generate(prompts, max_new_tokens, temperature, seed, on_token)

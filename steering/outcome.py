@@ -1,142 +1,282 @@
-"""`outcome_of`: what the edits of a flip do to their prompt and elsewhere, beside random edits of equal size; and
-`outcomes`, the same as far as it is measured."""
+"""What steering does, with its controls: the outcome of a flip, and of steering with a concept, for every face."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from icebear.concepts.nodes.random_controls import DRAWS
+import torch
+from torch import Tensor
+
+from icebear.concepts.nodes.random_controls import DRAWS, RandomControl
 from icebear.convert import CONVERTER
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
+from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.recipe import Recipe
-from icebear.steering.comparison import both_texts
+from icebear.steering.comparison import Comparison, both_texts, compare, texts_under
+from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, edits_by_place
 from icebear.steering.random_edits import random_edits
 from icebear.steering.records import FlipRecord, from_provenance
 from icebear.steering.side_effects import HeldOutContexts
 
 KEY = "outcome"
+SEED = 0
+"""The seed of random edits in every face."""
 NEW_TOKENS = 24
+"""Of both texts of a flip."""
+CONCEPT_TOKENS = 40
+"""Of texts that are steered by a concept, unless another number is chosen: they need some room for it."""
 KL_DRAWS = 5
-"""The draws of random edits whose off-target KL is measured."""
+"""The draws of random edits whose off-target KL is measured, which takes longer than all the rest."""
 KL_STEPS = 8
-"""The steps of an off-target KL, which takes as long as so many tokens."""
+"""The steps of an off-target KL in the progress: it takes as long as so many tokens."""
+ALL_KL_STEPS = KL_STEPS * (1 + KL_DRAWS)
+STEPS = NEW_TOKENS + ALL_KL_STEPS
+"""All steps of `outcome_of`."""
+OTHERS = "the same edits of random other neurons of the same layers"
+
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Probabilities:
-    """Probabilities after the prompt, and whether the wanted phrase is the answer."""
+class Outcome:
+    """What edits do to their prompt and elsewhere, and what the same edits of random other neurons do. What is None is
+    not measured yet."""
 
-    old: float
-    """Of the token that is the answer without edits."""
-    new: float
-    """Of the wanted phrase: the product over its tokens."""
-    flipped: bool
-
-
-@dataclass(frozen=True)
-class FlipOutcome:
-    """What the edits of a flip do. What is None is not measured yet."""
-
-    old: str
-    """The answer without edits."""
-    new: str
-    """The wanted token or phrase."""
-    plain: str | None
-    """The continuation without edits."""
-    edited: str | None
-    before: Probabilities
-    after: Probabilities
-    random: tuple[Probabilities, ...]
-    """With the same edits of random other neurons of the same layers, for each draw."""
-    off_target_kl: float | None
-    """As of `SideEffects`."""
+    control: RandomControl
+    """The number that the edits are for, without and with them, and for each draw of random edits: the probability of
+    a flip's token or phrase, or a concept's measure of the text."""
+    aim: str
+    """What a draw may do as well, in words."""
+    reached: bool
+    """Whether the flip holds, or the concept's measure moved in the wanted direction."""
+    as_far: int
+    """The draws for which the flip holds, or whose measure is at least as far in the wanted direction."""
     contexts: int
     """The held-out contexts of the off-target KL."""
+    seed: int
+    """Of the draws."""
+    plain: str | None = None
+    """The continuation without edits."""
+    edited: str | None = None
+    off_target_kl: float | None = None
+    """As of `SideEffects`."""
     random_off_target_kl: tuple[float, ...] = ()
-    """Of the first draws of random edits."""
+    """Of the first draws."""
+    old: RandomControl | None = None
+    """Of a flip: the probability of the token that is the answer without edits."""
 
     def provenance(self) -> dict[str, Any]:
         """JSON-ready, for a recipe."""
         return {KEY: CONVERTER.unstructure(self)}
 
     @classmethod
-    def of(cls, recipe: Recipe) -> FlipOutcome | None:
+    def of(cls, recipe: Recipe) -> Outcome | None:
         """Return the outcome in a recipe's provenance, if any. Raises `RecipeError` if it is malformed."""
         return from_provenance(recipe.name, recipe.provenance, KEY, cls)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers with their controls, JSON-ready, without the texts."""
+        return {
+            "before": self.control.before,
+            "after": self.control.after,
+            "reached": self.reached,
+            "control": {
+                **self.control.to_dict(),
+                "verdict": self.control_text,
+                "as_far": self.as_far,
+                "seed": self.seed,
+            },
+            "off_target_kl": self.off_target_kl,
+            "random_off_target_kl": list(self.random_off_target_kl),
+            "side_effects": self.side_effects_text,
+            "warning": self.warning,
+        }
 
-OnProgress = Callable[[int, int], None]
+    @property
+    def control_text(self) -> str:
+        """The number without and with the edits, and under random edits, in a sentence."""
+        control, drawn = self.control, self.control.drawn
+        change = f"{control.number} goes from {number_text(control.before)} to {number_text(control.after)}"
+        if not drawn:
+            return f"{change}. There are not enough other neurons for a random control."
+        return (
+            f"{change}; with {OTHERS} ({len(drawn)} draws, seed {self.seed}) it becomes {number_text(min(drawn))} to "
+            f"{number_text(max(drawn))}. {self.as_far} of {len(drawn)} draws {self.aim}."
+        )
+
+    @property
+    def side_effects_text(self) -> str:
+        """The off-target KL of the edits and of random edits, in a sentence."""
+        kl, drawn = self.off_target_kl, self.random_off_target_kl
+        if kl is None:
+            return f"Side effects in {self.contexts} held-out contexts: not measured yet."
+        measured = f"off-target KL {kl:.3f} nats in {self.contexts} held-out contexts (0 is none)"
+        if not drawn:
+            return f"Side effects: {measured}."
+        compared = "smaller than" if kl < min(drawn) else "larger than" if kl > max(drawn) else "as large as"
+        return (
+            f"Side effects are {compared} those of random edits: {measured}; random edits {min(drawn):.3f} to "
+            f"{max(drawn):.3f} ({len(drawn)} draws)."
+        )
+
+    @property
+    def warning(self) -> str:
+        """A sentence where the numbers are no evidence that these neurons matter; else empty."""
+        if not self.reached:
+            return (
+                f"{self.control.number} did not move in the wanted direction. Allow more side effects, or do not trust "
+                "that these neurons cause it."
+            )
+        if self.as_far:
+            return f"Random edits {self.aim} too ({self.as_far} of {len(self.control.drawn)} draws)."
+        return ""
+
+
+def number_text(number: float) -> str:
+    """Return a probability (or a logit) with three decimals, or if it is small with two significant digits."""
+    return f"{number:.3f}" if abs(number) >= 0.01 or number == 0 else f"{number:.2g}"
 
 
 def outcome_of(
-    model: Model, recipe: Recipe, seed: int = 0, on_progress: OnProgress = lambda done, total: None
-) -> FlipOutcome:
-    """Measure what a flip to a token or phrase does to its prompt and elsewhere, and what random edits do.
+    model: Model,
+    recipe: Recipe,
+    contexts: HeldOutContexts | None = None,
+    seed: int = SEED,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Outcome:
+    """Measure what a flip does to its prompt and elsewhere, and what random edits do.
 
-    Parameters
-    ----------
-    model, recipe
-        A recipe that `flip` made for this model, with a wanted token or phrase.
-    seed
-        The seed of the random draws.
-    on_progress
-        Called with (done, total) after each step.
-
-    Returns
-    -------
-    FlipOutcome
-
-    Raises
-    ------
-    InputError
-        If the recipe has no wanted token or phrase.
+    contexts: where the off-target KL is measured; default icebear's. on_progress: called with (done, total) steps.
+    Raises `InputError` for a recipe that `flip` did not make.
     """
-    *_, outcome = outcomes(model, recipe, seed, on_progress)
+    *_, outcome = outcomes(model, recipe, contexts, seed, on_progress)
     return outcome
 
 
 def outcomes(
-    model: Model, recipe: Recipe, seed: int = 0, on_progress: OnProgress = lambda done, total: None
-) -> Iterator[FlipOutcome]:
+    model: Model,
+    recipe: Recipe,
+    contexts: HeldOutContexts | None = None,
+    seed: int = SEED,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Iterator[Outcome]:
     """Yield what `outcome_of` measures, what is quick first: probabilities, also under random edits; then with both
     texts; then with the side effects, also of random edits."""
     recipe.check(model)
     record = FlipRecord.of(recipe)
-    if record is None or record.top_k is not None:
-        raise InputError(f"The recipe {recipe.name!r} has no wanted token or phrase; make one with flip.")
+    if record is None:
+        raise InputError(f"The recipe {recipe.name!r} was not made by flip, so it has no answer; make one with flip.")
     record.check(model)
-    edits, contexts = list(recipe), HeldOutContexts(model)
+    edits, contexts = list(recipe), contexts or HeldOutContexts(model)
     draws = random_edits(model, edits, DRAWS, seed)
-    measured = [edits, *draws[:KL_DRAWS]]
-    total = NEW_TOKENS + KL_STEPS * len(measured)
-    old, plain, edited = record.before[0], record.before[0].text, record.text
-    before, after, *random = _probabilities(model, record, [[], edits, *draws])
-    size = len(contexts.contexts)
-    outcome = FlipOutcome(old.text, record.text, None, None, before, after, tuple(random), None, size)
+    outcome = _flipped(model, record, edits, draws, len(contexts.contexts), seed)
     yield outcome
     if model.task.generates:
         plain, edited = both_texts(
-            model, record.prompt, edits, NEW_TOKENS, on_token=lambda done: on_progress(done, total)
+            model, record.prompt, edits, NEW_TOKENS, on_token=lambda done: on_progress(done, STEPS)
         )
+    else:
+        plain, edited = record.before[0].text, record.text
     outcome = replace(outcome, plain=plain, edited=edited)
     yield outcome
-    kls = []
-    for done, some in enumerate(measured):
-        on_progress(NEW_TOKENS + KL_STEPS * done, total)
-        kls.append(contexts.off_target_kl(some))
-    yield replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))
+    yield _with_side_effects(outcome, contexts, edits, draws, lambda done: on_progress(NEW_TOKENS + done, STEPS))
 
 
-def _probabilities(model: Model, record: FlipRecord, rows: list[list[Edit]]) -> list[Probabilities]:
-    """Return the probabilities under each of several edits, which are rows of a batch."""
+def steer_concept(
+    model: Model,
+    concept: Concept,
+    prompt: PromptLike,
+    recipe: Recipe,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    *,
+    contexts: HeldOutContexts | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+) -> tuple[Comparison, Outcome]:
+    """Generate after a prompt without and with a concept's edits, and measure the concept in both texts and in those
+    under random edits, each with the prompt.
+
+    recipe: as `Concept.recipe` makes it. max_new_tokens, temperature, seed: as of `Model.generate`; the draws have the
+    seed `SEED`. contexts, on_progress: as of `outcome_of`. Raises `InputError` for a text without a token that counts.
+    """
+    edits, contexts = list(recipe), contexts or HeldOutContexts(model)
+    draws = random_edits(model, edits, DRAWS, SEED)
+    tokens = 3 * max_new_tokens
+    total = tokens + ALL_KL_STEPS
+
+    def step(done: int) -> None:
+        on_progress(done, total)
+
+    comparison = compare(model, prompt, recipe, max_new_tokens, None, temperature, seed, step)
+    sides = [comparison.plain.text, comparison.steered.text]
+    drawn: Sequence[str] = ()
+    if draws and model.task.generates:
+
+        def drawn_step(done: int) -> None:
+            step(2 * max_new_tokens + done)
+
+        drawn = texts_under(model, prompt, draws, max_new_tokens, drawn_step, None, temperature, seed)
+    begun = prompt_line(prompt)
+    before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*sides, *drawn]]))
+    control = RandomControl(_edits_text(edits), OTHERS, f"{concept.name} in the text", before, after, tuple(random))
+    suppress = bool(recipe.provenance.get("suppress"))
+    outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (sides[0], sides[1]))
+    return comparison, _with_side_effects(outcome, contexts, edits, draws, lambda done: step(tokens + done))
+
+
+def concept_outcome(
+    name: str, control: RandomControl, suppress: bool, contexts: int, sides: tuple[str, str]
+) -> Outcome:
+    """Return the outcome of a concept's measures, without its side effects. sides: the texts without and with edits."""
+    sign = -1 if suppress else 1
+    reached, as_far = sign * control.change > 0, sum(sign * (value - control.after) >= 0 for value in control.drawn)
+    aim = f"{'lower' if suppress else 'raise'} {name} as far"
+    return Outcome(control, aim, reached, as_far, contexts, SEED, *sides)
+
+
+def _flipped(
+    model: Model, record: FlipRecord, edits: list[Edit], draws: list[list[Edit]], contexts: int, seed: int
+) -> Outcome:
+    """Return the probabilities without and with edits and under each draw, which are rows of a batch."""
     last = LastToken(model, model.ids(record.prompt), record.phrase)
-    logs = last.logits([edits_by_place(edits) for edits in rows]).log_softmax(-1)  # (N, S, V)
-    new = logs[:, range(last.steps), record.phrase].sum(1).exp().tolist()
+    logs = last.logits([edits_by_place(row) for row in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
+    phrase = logs[:, range(last.steps), record.phrase].sum(1).exp().tolist()
     first = logs[:, 0, record.before[0].id].exp().tolist()
-    flipped = [tuple(ids) == record.phrase for ids in logs.argmax(-1).tolist()]
-    return [Probabilities(*one) for one in zip(first, new, flipped, strict=True)]
+    _, reached, *others = _hold(record, logs)
+    new, old = (
+        RandomControl(_edits_text(edits), OTHERS, f"P({text!r})", values[0], values[1], tuple(values[2:]))
+        for text, values in ((record.text, phrase), (record.before[0].text, first))
+    )
+    aim = f"make {record.text!r} the answer" if record.top_k is None else f"suppress {record.text!r}"
+    return Outcome(new, aim, reached, sum(others), contexts, seed, old=old)
+
+
+def _hold(record: FlipRecord, logs: Tensor) -> list[bool]:
+    """Return for each row of logs (N, S, V) whether the flip holds there, as `flip_holds`."""
+    best = logs.topk(record.top_k or 1).indices  # (N, S, K)
+    inside = (best == torch.tensor(record.phrase)[:, None]).any(-1).all(-1)  # (N,)
+    return (inside if record.top_k is None else ~inside).tolist()
+
+
+def _with_side_effects(
+    outcome: Outcome,
+    contexts: HeldOutContexts,
+    edits: list[Edit],
+    draws: list[list[Edit]],
+    on_step: Callable[[int], None],
+) -> Outcome:
+    kls = []
+    for number, row in enumerate([edits, *draws[:KL_DRAWS]]):
+        on_step(KL_STEPS * number)
+        kls.append(contexts.off_target_kl(row))
+    return replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))
+
+
+def _edits_text(edits: list[Edit]) -> str:
+    return f"{len(edits)} edit{'s' * (len(edits) != 1)}"

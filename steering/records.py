@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from icebear.concepts.statistics import auroc_by_chance
 from icebear.convert import CONVERTER, Record
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
@@ -162,6 +163,11 @@ class Score(NamedTuple):
     positive: int
     negative: int
 
+    @property
+    def by_chance(self) -> float:
+        """The AUROC that 95 % of random guesses stay below; above 1 where no score can beat chance."""
+        return auroc_by_chance(self.positive, self.negative)
+
 
 def score_of(provenance: Mapping[str, Any]) -> Score | None:
     """Return the score of a concept that was tested; None for others, such as those made by hand."""
@@ -170,6 +176,6 @@ def score_of(provenance: Mapping[str, Any]) -> Score | None:
             "auroc": int() | float() as auroc,
             "error": int() | float() as error,
             "tested_on": [int() as positive, int() as negative],
-        }:
+        } if positive > 0 and negative > 0:
             return Score(auroc, error, positive, negative)
     return None

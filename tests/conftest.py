@@ -310,7 +310,7 @@ def environment(folder, monkeypatch):
 @pytest.fixture
 def no_groups(monkeypatch):
     """Groups and suggestions take seconds."""
-    monkeypatch.setattr("icebear.explanation.explanation.explain_groups", lambda *arguments: (None, ()))
+    monkeypatch.setattr("icebear.app.web.shared.explanations.GROUPS", 0)
     monkeypatch.setattr("icebear.concepts.answers.counterfactuals.suggest_counterfactuals", lambda *arguments: [])
 
 
@@ -319,7 +319,7 @@ def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     """A small model, and a store that is not there; the texts are ours, as a store is built of them."""
     from appview import set_up
 
-    from icebear.app.web import background
+    from icebear.app.web.shared import background
 
     set_up(monkeypatch, model=tiny_folder, store=str(tmp_path / "none.db"))
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))

@@ -13,9 +13,8 @@ from icebear.concepts.vocabulary import calibration
 FEW = {
     "icebear.explanation.explanation.READ": 200,
     "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
-    "icebear.app.web.card.FEW": 2,
-    "icebear.app.web.concept.DRAWS": 1,
-    "icebear.app.web.concept.NEW_TOKENS": 8,
+    "icebear.app.web.neuron_card.FEW": 2,
+    "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,
     "icebear.concepts.nodes.controls.DRAWS": 1,
     "icebear.concepts.nodes.controls.DRAWS_OF_HEADS": 1,
     "icebear.concepts.circuits.checks.DRAWS": 1,

@@ -23,17 +23,20 @@ from few import FEW
 from serving import serving, started
 
 from icebear import attribute
-from icebear.app.web import gallery, live, ui
-from icebear.app.web.background import Job, Shared
-from icebear.app.web.continuations import share
-from icebear.app.web.finding import Finding
+from icebear.app.web.shared import jobs, markdown, served
+from icebear.app.web.shared.background import Groups, Job, Shared, shared
+from icebear.app.web.why import gallery, measuring
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
+from icebear.concepts.results.ranking import Ranking
 from icebear.errors import IcebearError
-from icebear.explanation.explanation import explain_groups
+from icebear.explanation.explanation import Explanation
+from icebear.explanation.saved import SavedExplanation
+from icebear.explanation.saving import saved_groups, saved_tokens
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
 from icebear.render import heatmap
+from icebear.steering.outcome import number_text
 
 ROOT = Path(__file__).parent.parent
 FRANCE = "The capital of France is"
@@ -43,16 +46,16 @@ CAMEL = "The wild camel lives in the"
 def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, monkeypatch):
     waits = threading.Event()
     monkeypatch.setattr(loading, "load_model", lambda *arguments, **options: waits.wait())
-    ui._load.clear()
+    jobs._load.clear()
     page = fine(visit())
-    found = gallery.example(gallery.NAMES[0]).finding
-    assert page.get_by_key("prompt").value == found.prompt
-    for group in found.groups:
+    explanation = gallery.example(gallery.NAMES[0]).explanation
+    assert page.get_by_key("prompt").value == explanation.prompt
+    for group in explanation.groups:
         assert all(f">{escape(word)}</span>" in text(page) for word in (*group.raises, *group.lowers))
     page.get_by_key("example_2").click().run()
-    assert fine(page).get_by_key("prompt").value == gallery.example(gallery.NAMES[2]).finding.prompt
+    assert fine(page).get_by_key("prompt").value == gallery.example(gallery.NAMES[2]).explanation.prompt
     waits.set()
-    ui._load.clear()
+    jobs._load.clear()
 
 
 def test_examples_are_what_the_model_computes(smol, monkeypatch):
@@ -65,12 +68,12 @@ def test_examples_are_what_the_model_computes(smol, monkeypatch):
     spec.loader.exec_module(made)
     assert tuple(made.EXAMPLES) == gallery.NAMES
     record = json.loads(json.dumps(made.measure(smol, made.EXAMPLES["grammar"])))
-    finding = Finding.from_dict(record["finding"])
-    file = gallery.example("grammar").finding
-    assert finding.values == pytest.approx(file.values, abs=1e-3)
-    for one, other in zip(finding.groups, file.groups, strict=True):
-        assert one.raises + one.lowers == other.raises + other.lowers
-        assert [edit.split("=")[0] for edit in one.edits] == [edit.split("=")[0] for edit in other.edits]
+    explanation = SavedExplanation.from_dict(record["explanation"])
+    file = gallery.example("grammar").explanation
+    assert explanation.relevance == pytest.approx(file.relevance, abs=1e-3)
+    for measured, saved in zip(explanation.groups, file.groups, strict=True):
+        assert measured.raises + measured.lowers == saved.raises + saved.lowers
+        assert [edit.neuron for edit in measured.edits] == [edit.neuron for edit in saved.edits]
 
 
 def test_an_own_prompt(environment, smol, no_groups):
@@ -90,8 +93,7 @@ def test_an_own_prompt(environment, smol, no_groups):
 
 def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
     """As by a hook that sets them."""
-    found = gallery.example("geography").finding
-    group = found.groups[0]
+    group = gallery.example("geography").explanation.groups[0]
 
     def patched(layer, edits):
         def hook(module, arguments):
@@ -102,7 +104,7 @@ def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
 
         return smol.net.model.layers[layer].mlp.down_proj.register_forward_pre_hook(hook)
 
-    parts = [re.fullmatch(r"L(\d+)\.ffn\.(\d+)=(.+)@position:(\d+)", edit).groups() for edit in group.edits]
+    parts = [re.fullmatch(r"L(\d+)\.ffn\.(\d+)=(.+)@position:(\d+)", str(edit)).groups() for edit in group.edits]
     layers = {int(layer) for layer, *_ in parts}
     hooks = [
         patched(one, [(int(index), float(value), int(at)) for layer, index, value, at in parts if int(layer) == one])
@@ -117,11 +119,11 @@ def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
     assert "goes from" not in text(page)
     page.toggle(key="set_0").set_value(True).run()
     before = smol.probability(FRANCE, " Paris")
-    assert ui.plain(f"P(Paris) goes from {share(before)} to {share(after)}") in text(fine(page))
+    assert markdown.plain(f"P(Paris) goes from {number_text(before)} to {number_text(after)}") in text(fine(page))
 
 
 def test_a_long_prompt_asks_first(environment, no_groups, monkeypatch):
-    monkeypatch.setattr(live, "LONG", 8)
+    monkeypatch.setattr(measuring, "LONG", 8)
     page = fine(visit(prompt="one two three four five six seven eight nine ten eleven"))
     assert page.info
     assert "heat answer" not in text(page)
@@ -165,28 +167,29 @@ def test_a_job_ends_when_nobody_waits_for_it():
 
 
 def test_a_job_that_waits_for_another_visitor_says_so(environment, smol):
-    model = ui.model()
+    model = jobs.model()
     with model.lock:
         job = Job("Predicting", lambda job: model.predict("bear"))
         deadline = time.monotonic() + 10
-        while ui.doing(job) == "Predicting" and time.monotonic() < deadline:
+        while jobs.doing(job) == "Predicting" and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert ui.doing(job) != "Predicting"
+        assert jobs.doing(job) != "Predicting"
     job.join(10)
     assert job.result
 
 
 def test_messages_leave_out_what_only_a_command_line_knows():
-    assert ui.message("It is one; two? Use --to or three.") == ui.plain("It is one; two?")
-    assert ui.message("a.db does not have L1.ffn.2; run icebear index.") == ui.plain("a.db does not have L1.ffn.2.")
-    assert ui.message("Use --to.") == ui.plain("Use --to.")
+    assert markdown.message("It is one; two? Use --to or three.") == markdown.plain("It is one; two?")
+    assert markdown.message("a.db does not have L1.ffn.2; run icebear index.") == markdown.plain(
+        "a.db does not have L1.ffn.2."
+    )
+    assert markdown.message("Use --to.") == markdown.plain("Use --to.")
 
 
 def test_groups_are_measured_once(environment, no_groups, monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        "icebear.explanation.explanation.explain_groups", lambda *arguments: calls.append(arguments) or (None, ())
-    )
+    name = "icebear.app.web.shared.explanations.saved_groups"
+    monkeypatch.setattr(name, lambda begun, *arguments: calls.append(arguments) or begun)
     for prompt in ("A bear lives in the", "A bear lives in the", "A cat lives in the"):
         fine(visit(prompt=prompt))
     assert len(calls) == 2
@@ -226,9 +229,9 @@ def test_a_base_model_that_does_not_load_is_tried_again_and_the_model_stays(
     page = visit(prompt="Paris is", fine_tuning_open="true")
     assert base in page.error[0].value.replace("\\", "")
     assert not page.exception
-    model, failed = ui.loading(), ui.shared().loads[json.dumps({**ui._model_settings(), "model": base})]
-    assert ui.loading(base) is not failed
-    assert ui.loading() is model
+    model, failed = jobs.loading(), shared().loads[json.dumps({**served.model_settings(), "model": base})]
+    assert jobs.loading(base) is not failed
+    assert jobs.loading() is model
 
 
 def test_what_was_typed_stays(environment, no_groups):
@@ -242,11 +245,11 @@ def test_one_token_and_an_unknown_family(environment, no_groups):
     fine(visit(prompt="Hi"))
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(FAMILIES, "llama")
-        ui._load.clear()
+        jobs._load.clear()
         page = fine(visit(prompt="The camel"))
         assert page.info
         assert "heat answer" in text(page)
-    ui._load.clear()
+    jobs._load.clear()
 
 
 def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, monkeypatch):
@@ -264,9 +267,11 @@ def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, 
 
 def test_groups_are_forgotten_with_their_relevance(model):
     relevance, known = attribute(model, "ice bear", contrast="z", counterfactual="big cats"), Shared().groups
-    known[relevance] = {"ffn": explain_groups(model, relevance)}
-    assert known[relevance]["ffn"][1]
-    assert explain_groups(model, attribute(model, "ice bear", record="last")) == (None, ())
+    explanation = Explanation.of(model, relevance, Ranking(site="ffn"), groups=2)
+    saved = saved_groups(saved_tokens(relevance, "ice bear", "big cats"), model, explanation)
+    known[relevance] = {"ffn": Groups(explanation.together, explanation.groups, saved)}
+    assert saved.groups
+    del explanation
     forgotten = weakref.ref(relevance)
     del relevance
     gc.collect()
@@ -294,7 +299,7 @@ def test_the_second_visitor_does_not_load_the_model_again(environment, no_groups
     loads = []
     load = loading.load_model
     monkeypatch.setattr(loading, "load_model", lambda *args, **options: loads.append(1) or load(*args, **options))
-    ui._load.clear()
+    jobs._load.clear()
     fine(visit(prompt="Hi"))
     fine(visit("chat"))
     assert len(loads) == 1

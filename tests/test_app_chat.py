@@ -7,7 +7,7 @@ import pytest
 from appview import fine, shown, text, visit
 
 from icebear import Chat, attribute, source_breakdown
-from icebear.app.web import words
+from icebear.app.web.shared import words
 from icebear.models.text.answer import answer_of
 from icebear.render import heatmap
 

@@ -3,8 +3,8 @@
 import pytest
 from appview import fine, text, visit
 
-from icebear.app.web.bars import Bar, bars
-from icebear.app.web.checks import measures, sentence
+from icebear.app.web.circuit_checks import measures, sentence
+from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.nodes.controls import Ablation
 
 

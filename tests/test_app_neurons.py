@@ -12,9 +12,10 @@ from conftest import LLAMA, random_model
 from icebear import Neuron, build_index, open_store
 from icebear.actmax.index import build, scan
 from icebear.actmax.page import WRITES
-from icebear.app.web import background, card, ui
-from icebear.app.web.background import STOPPED, shared
+from icebear.app.web import neuron_card
 from icebear.app.web.neurons import PAGE
+from icebear.app.web.shared import background, jobs, links, served
+from icebear.app.web.shared.background import STOPPED, shared
 from icebear.db.search import BY, by_words
 from icebear.errors import DownloadError
 from icebear.models.loading import loading
@@ -24,14 +25,14 @@ from icebear.records import Meaning
 @pytest.fixture(autouse=True)
 def few_places(monkeypatch):
     """What a neuron writes is measured at two sentences a side."""
-    monkeypatch.setattr(card, "FEW", 2)
+    monkeypatch.setattr(neuron_card, "FEW", 2)
 
 
 def test_a_card_needs_no_model(environment, monkeypatch):
     def never(*args, **options):
         raise AssertionError("the model was loaded")
 
-    ui._load.clear()
+    jobs._load.clear()
     monkeypatch.setattr(loading, "load_model", never)
     page = fine(visit(view="neurons", neuron="L29.ffn.860"))
     assert "Canad" in text(page)
@@ -39,10 +40,10 @@ def test_a_card_needs_no_model(environment, monkeypatch):
 
 
 def test_a_card_says_what_the_neuron_writes_where_the_model_is_loaded(environment):
-    ui.loading().join()
+    jobs.loading().join()
     page = text(fine(visit("neurons", neuron="L28.ffn.7")))
     assert WRITES in page
-    assert page.count("; lowers ") >= 2 + card.FEW  # both polarities, and each sentence
+    assert page.count("; lowers ") >= 2 + neuron_card.FEW  # both polarities, and each sentence
 
 
 def test_neuron(environment, near):
@@ -221,12 +222,12 @@ def test_a_result_shows_both_sides_and_opens_on_the_one_that_was_found(environme
 def test_a_label_of_another_tab_is_kept(environment, folder):
     one = fine(visit(view="neurons", neuron="L2.ffn.2"))
     with open_store(folder / "wiki.db") as store:
-        store.labels.set_own(ui.Neuron.parse("L2.ffn.2"), "theirs")
+        store.labels.set_own(Neuron.parse("L2.ffn.2"), "theirs")
     one.get_by_key("polarity").set_value("-").run()
     assert "theirs" in text(fine(one))
     one.get_by_key("label L2.ffn.2 theirs").set_value(" ours ").run()
     with open_store(folder / "wiki.db") as store:
-        assert store.labels.own(ui.Neuron.parse("L2.ffn.2"))[0] == "ours"
+        assert store.labels.own(Neuron.parse("L2.ffn.2"))[0] == "ours"
     assert "ours" in text(fine(one))
 
 
@@ -234,7 +235,7 @@ def job_of(page, monkeypatch, label):
     """Click Suggest one, with `label` in the place of the labeling; return the job."""
     monkeypatch.setattr("icebear.actmax.labels.auto.label_neurons", label)
     page.get_by_key("suggest_label").click().run()
-    return card._labelling(*page.session_state["labelling"])
+    return neuron_card._labelling(*page.session_state["labelling"])
 
 
 def stop_buttons(page):
@@ -294,7 +295,7 @@ def built(path=None):
 
 
 def test_nothing_builds_unasked_and_a_click_builds(first_visit):
-    for view in ui.VIEWS:
+    for view in links.VIEWS:
         visit(view)
     page = fine(visit("neurons", text="bear"))
     assert not shared().builds
@@ -310,7 +311,7 @@ def test_nothing_builds_unasked_and_a_click_builds(first_visit):
     assert results(page)
     page.get_by_key("build_larger").click().run()  # where the user said that it should be
     built(first_visit / "none.db")
-    assert "none.db" in str(ui.store_path())
+    assert "none.db" in str(served.store_path())
     fine(page.run())
     assert not [button for button in page.button if button.key == "build_larger"]
 
@@ -343,7 +344,7 @@ def test_stop_ends_a_build_and_another_click_resumes_it(first_visit, corpus, mon
     whole = built().result
     assert read[0] == 16  # a shard
     with open_store(whole) as resumed, open_store(first_visit / "once.db", create=True) as once:
-        build_index(ui.loading().result, corpus, once, sites=background.SITES)
+        build_index(jobs.loading().result, corpus, once, sites=background.SITES)
         assert resumed.checksum() == once.checksum()
 
 
@@ -365,7 +366,7 @@ def test_a_first_visit_without_a_network(first_visit, monkeypatch):
 
 def test_no_view_shows_an_error_without_a_store(environment, no_small_index, tmp_path, monkeypatch):
     set_up(monkeypatch, store=str(tmp_path / "none.db"))
-    for view in ui.VIEWS:
+    for view in links.VIEWS:
         fine(visit(view))
     assert "Canad" in text(visit("neurons", neuron="L29.ffn.860"))  # the model alone
 
@@ -380,7 +381,7 @@ def test_a_store_that_is_missing_foreign_locked_or_of_another_model(
     assert "not a store of icebear" in visit(view="neurons").error[0].value
     fine(visit("why"))  # which needs none
     set_up(monkeypatch, store=str(folder / "wiki.db"))
-    monkeypatch.setattr(ui, "model", lambda: random_model(LLAMA))
+    monkeypatch.setattr(jobs, "model", lambda: random_model(LLAMA))
     page = visit(view="neurons", neuron="L1.ffn.1")
     page.get_by_key("annotate").click().run()
     assert "is an index of" in page.error[0].value

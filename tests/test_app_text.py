@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from icebear import Concept, build_index, load_model, open_store, read_corpus
-from icebear.app.web import ui
+from icebear.app.web.shared import markdown
 from icebear.records import Meaning, Neuron
 
 LEAK = "![x](http://127.0.0.1:9/{})"
@@ -94,4 +94,4 @@ def test_no_text_is_read_as_markdown(hostile, few_contexts, monkeypatch, view):
         assert not page.exception
     read = [row for message in messages for row in texts(message.delta)]
     assert not {row for row in read if LEAK[:5] in row[1]}
-    assert any(ui.plain(LEAK[:5]) in text for _, text in read)
+    assert any(markdown.plain(LEAK[:5]) in text for _, text in read)

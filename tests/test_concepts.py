@@ -21,8 +21,9 @@ from sklearn.metrics import roc_auc_score
 
 from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
-from icebear.app.cli.terminal import concept_report, concepts_table
+from icebear.app.cli.tables.concepts import concept_report, concepts_table
 from icebear.concepts.methods.lrp import CP_LRP
+from icebear.concepts.nodes.random_controls import DRAWS, RandomControl
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.evaluation.data import topics as latent_topics
@@ -33,6 +34,8 @@ from icebear.steering.concept import finding, reading
 from icebear.steering.concept.choosing import universal
 from icebear.steering.concept.concept import ConceptSimilarity, concept_similarity, nearest
 from icebear.steering.concept.reading import read, stream_means, vector_added
+from icebear.steering.outcome import Outcome, concept_outcome, steer_concept
+from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, strength_at
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -223,6 +226,47 @@ def test_no_strength_steers_to_the_plain_text(model, results):
     plain = model.generate(prompt, max_new_tokens=8)
     with steer(model, results.recipe(model, 0.0)):
         assert model.generate(prompt, max_new_tokens=8) == plain
+
+
+@pytest.mark.parametrize("suppress", [False, True])
+def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few_contexts, suppress):
+    """The texts of all draws, which are rows of a batch, are those of generations on their own."""
+    prompt = texts(1, True)[0]
+    recipe = results.recipe(model, 0.5, suppress=suppress)
+    comparison, outcome = steer_concept(model, results, prompt, recipe, 4)
+    draws = random_edits(model, list(recipe), DRAWS, outcome.seed)
+    written = []
+    for edits in ([], list(recipe), *draws):
+        with steer(model, edits):
+            written.append(model.generate(prompt, max_new_tokens=4))
+    before, after, *drawn = (results.measure(model, prompt + text).value for text in written)
+    assert [comparison.plain.text, comparison.steered.text] == written[:2] == [outcome.plain, outcome.edited]
+    control = outcome.control
+    assert len(control.drawn) == DRAWS
+    assert [control.before, control.after, *control.drawn] == pytest.approx([before, after, *drawn], abs=1e-4)
+    contexts = HeldOutContexts(model)
+    kls = [contexts.off_target_kl(edits) for edits in (list(recipe), draws[0])]
+    assert [outcome.off_target_kl, *outcome.random_off_target_kl] == pytest.approx(kls, abs=1e-6)
+    assert Outcome.of(recipe.noting(**outcome.provenance())) == outcome
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "suppress", "drawn", "warns"),
+    [
+        (1.08, 0.94, False, [], True),
+        (1.0, 1.0, False, [], True),
+        (0.5, 0.7, True, [], True),
+        (0.9, 1.0, False, [0.8, 1.1], True),
+        (0.7, 0.5, True, [0.4, 0.9], True),
+        (0.94, 1.08, False, [0.9, 1.0], False),
+        (0.7, 0.5, True, [], False),
+        (0.7, 0.5, True, [0.6], False),
+    ],
+)
+def test_an_outcome_that_is_no_evidence_warns(before, after, suppress, drawn, warns):
+    """Up when it should suppress, or down when it should not, or no further than random edits move it."""
+    control = RandomControl("1 edit", "others", "cold in the text", before, after, tuple(drawn))
+    assert bool(concept_outcome("cold", control, suppress, 48, ("", "")).warning) is warns
 
 
 def test_an_off_target_kl_is_met(smol, few_contexts):
@@ -496,7 +540,7 @@ def test_the_verbs(smol, few_contexts, tmp_path):
     assert len({there["steered"], suppressed["steered"], there["plain"]}) == 3
     steered = run("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "2", *store)
     assert "0.1" in steered
-    assert "measured by the plain model" in " ".join(steered.split())
+    assert "(20 draws, seed 0)" in " ".join(steered.split())
     alike = json.loads(run("compare", "music", str(tmp_path / "music.json"), "--on", with_, "--json", *store))
     assert alike["neurons"] == 1
     assert alike["measures"] == pytest.approx(1)

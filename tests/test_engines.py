@@ -11,7 +11,7 @@ from conftest import printed
 
 from icebear import Edit, Neuron, annotate, attribute, build_index, describe, open_store, read_corpus
 from icebear.actmax.index.engines import on_ray
-from icebear.app.cli.terminal import card_report
+from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError, StoreError
 from icebear.steering.flipping.search import _neurons, _start

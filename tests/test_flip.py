@@ -24,7 +24,7 @@ from icebear.evaluation.uses.flips import CHOOSERS, FlipPair, Flips, first_token
 from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.flipping.last_token import LastToken
-from icebear.steering.flipping.phrases import phrase_logits, phrase_probability
+from icebear.steering.flipping.phrases import flip_holds, phrase_logits, phrase_probability
 from icebear.steering.flipping.search import (
     MARGIN,
     WAYS,
@@ -36,7 +36,7 @@ from icebear.steering.flipping.search import (
     _start,
     margins,
 )
-from icebear.steering.outcome import FlipOutcome, outcome_of
+from icebear.steering.outcome import Outcome, outcome_of
 from icebear.steering.random_edits import random_edits
 from icebear.steering.records import FlipRecord
 from icebear.steering.side_effects import (
@@ -615,10 +615,10 @@ def test_the_outcome_of_a_flip_is_what_its_edits_do(smol, desert, few_contexts):
     outcome = outcome_of(smol, desert)
     with steer(smol, desert):
         text = smol.generate(ICE_BEAR, FEW["icebear.steering.outcome.NEW_TOKENS"])
-    assert (outcome.old, outcome.new, outcome.edited) == (" Arctic", " desert", text)
-    assert (outcome.before.flipped, outcome.after.flipped) == (False, True)
+    assert (outcome.old.number, outcome.control.number) == ("P(' Arctic')", "P(' desert')")
+    assert (outcome.edited, outcome.reached, outcome.as_far) == (text, True, 0)
     saved = desert.noting(**outcome.provenance())
-    assert FlipOutcome.of(Recipe.from_json(saved.to_json())) == outcome
+    assert Outcome.of(Recipe.from_json(saved.to_json())) == outcome
     with pytest.raises(InputError):
         outcome_of(smol, Recipe.for_model(smol, "by hand", ["L29.ffn.860=-20"]))
 
@@ -630,9 +630,23 @@ def test_the_outcome_has_the_probabilities_under_each_draw(letters, few_contexts
     recipe = flip(letters, prompt, "".join(map(letters.text, phrase)), max_neurons=20)
     outcome, first = outcome_of(letters, recipe), FlipRecord.of(recipe).before[0].id
     draws = random_edits(letters, list(recipe), DRAWS)
-    assert len(outcome.random) == len(draws) > 10
-    for one, edits in zip((outcome.before, outcome.after, *outcome.random), ([], recipe, *draws), strict=True):
+    assert len(outcome.control.drawn) == len(draws) > 10
+    new, old = ((one.before, one.after, *one.drawn) for one in (outcome.control, outcome.old))
+    for edits, wanted, replaced in zip(([], recipe, *draws), new, old, strict=True):
         logs = phrase_logits(letters, edits, prompt, phrase).log_softmax(-1)
-        assert one.new == pytest.approx(phrase_probability(letters, edits, prompt, phrase), abs=1e-6)
-        assert one.old == pytest.approx(logs[0, first].exp().item(), abs=1e-6)
-        assert one.flipped is (logs.argmax(-1).tolist() == phrase)
+        assert wanted == pytest.approx(phrase_probability(letters, edits, prompt, phrase), abs=1e-6)
+        assert replaced == pytest.approx(logs[0, first].exp().item(), abs=1e-6)
+    assert outcome.reached
+    assert outcome.as_far == sum(flip_holds(letters, edits, prompt, phrase) for edits in draws)
+
+
+def test_a_suppressed_answer_has_the_control_of_a_wanted_one(letters, few_contexts):
+    """Of a pass for each draw, whether the answer leaves the most probable tokens."""
+    prompt = "the ice bear"
+    recipe = flip(letters, prompt, suppress=True, top_k=2, max_neurons=20)
+    outcome, record = outcome_of(letters, recipe), FlipRecord.of(recipe)
+    draws = random_edits(letters, list(recipe), DRAWS)
+    assert (outcome.reached, outcome.control) == (True, outcome.old)
+    assert outcome.as_far == sum(flip_holds(letters, edits, prompt, record.phrase, 2) for edits in draws)
+    assert outcome.control.after == pytest.approx(phrase_probability(letters, recipe, prompt, record.phrase), abs=1e-6)
+    assert len(outcome.random_off_target_kl) == FEW["icebear.steering.outcome.KL_DRAWS"]

@@ -89,11 +89,12 @@ def test_the_wheel_has_its_packages_and_their_files(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
-    data = "app/recipes/ice-bear-to-desert.json app/web/words.js app/web/words.css app/web/examples/music.txt "
-    data += "app/web/icon.svg app/web/examples/not-music.txt concepts/vocabulary/calibration.txt "
-    data += "concepts/answers/common.txt evaluation/data/words.json db/schema.sql __init__.pyi py.typed AGENTS.md"
-    data += " actmax/labels/categories.toml evaluation/data/topics.json steering/held_out.txt app/cli/options.json"
-    templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("templates/*")]
+    data = "app/recipes/ice-bear-to-desert.json app/web/shared/words.js app/web/shared/words.css app/web/icon.svg "
+    data += "app/web/steering/examples/music.txt app/web/steering/examples/not-music.txt __init__.pyi py.typed "
+    data += "concepts/answers/common.txt evaluation/data/words.json db/schema.sql concepts/vocabulary/calibration.txt "
+    data += "actmax/labels/categories.toml evaluation/data/topics.json steering/held_out.txt app/cli/options.json "
+    data += "AGENTS.md"
+    templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("templates/*")]
     assert templates
     wanted = (*data.split(), *(str(path).removeprefix("icebear/") for path in templates))
     assert {f"icebear/{name}" for name in wanted} <= set(names)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from icebear import Chat, attribute, circuit, explain
 from icebear.app.cli.main import main
-from icebear.app.cli.screen import explanation_screen
+from icebear.app.cli.tables.explanations import explanation_screen
 from icebear.concepts.answers.behaviour import read_cases
 from icebear.concepts.attribution.named import at_first_difference, say
 from icebear.errors import InputError, UnknownName

@@ -15,7 +15,7 @@ from icebear import Neuron, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import corpus as corpora
 from icebear.actmax.index.corpus import Corpus
 from icebear.app.cli.main import main
-from icebear.app.cli.terminal import card_report
+from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
 from icebear.db import search

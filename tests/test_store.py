@@ -19,7 +19,7 @@ from transformers import GPT2Config
 
 from icebear import Model, Store, annotate, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.app.cli.terminal import card_report
+from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.vocabulary import direct_row, w_in_rows
 from icebear.db import search, vectors
 from icebear.db.search import DRAWS, nearest_by_chance

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from icebear import Concept, Store, annotate, build_index, describe, open_store
-from icebear.app.cli.terminal import card_report
+from icebear.app.cli.tables.cards import card_report
 from icebear.db.search import absent, nearest
 from icebear.errors import IcebearError, InputError, StoreError
 from icebear.records import Meaning, Neuron

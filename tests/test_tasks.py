@@ -26,8 +26,9 @@ from icebear import (
     steer,
 )
 from icebear.actmax.index.neuron_vectors import gated
-from icebear.app.cli.terminal import comparison_table, relevance_report
-from icebear.app.web.editing import change_text
+from icebear.app.cli.tables.explanations import relevance_report
+from icebear.app.cli.tables.recipes import comparison_table
+from icebear.app.web.steering.edit_neurons import change_text
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest

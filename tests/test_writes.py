@@ -13,7 +13,7 @@ from icebear import Model, Neuron, build_index, describe, open_store, steer
 from icebear.actmax import writes as module
 from icebear.actmax.page import writes_verdict
 from icebear.actmax.writes import mean_correlation, patched_logits, random_places, writes
-from icebear.app.cli.terminal import card_report
+from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.errors import StoreError
 from icebear.records import Writes

@@ -204,7 +204,7 @@ def parameters(options: Any) -> list[click.Parameter]:
     return rows
 
 
-def typed(kind: Any) -> dict[str, Any]:
+def click_type(kind: Any) -> dict[str, Any]:
     """Return the arguments of `click.Option` that follow from a field's type."""
     optional = NoneType in get_args(kind)
     kind = get_args(kind)[0] if optional else kind
@@ -220,7 +220,7 @@ def _parameter(one: Any, kind: Any) -> click.Parameter:
     if how.pop("argument", False):
         return click.Argument([one.name], **how)
     flag = f"--{one.name.strip('_').replace('_', '-')}"
-    how = {**typed(kind), **({} if "help" in how else OPTIONS[flag]), **how}
+    how = {**click_type(kind), **({} if "help" in how else OPTIONS[flag]), **how}
     return Option([flag, one.name], **{"show_default": "default" in how, **how})
 
 

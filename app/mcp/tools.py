@@ -53,11 +53,12 @@ from icebear.extras import need
 from icebear.models.text.chat import Chat, other_prompt
 from icebear.models.text.prompts import PromptLike
 from icebear.records import Neuron
-from icebear.steering.comparison import Comparison, compare, texts_under
+from icebear.steering.comparison import compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.search import flip
-from icebear.steering.random_edits import random_edit_control, random_edits
+from icebear.steering.outcome import CONCEPT_TOKENS, STEPS, outcome_of, steer_concept
+from icebear.steering.random_edits import random_edit_control
 from icebear.steering.side_effects import side_effects
 
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000, description="The text that the model reads.")]
@@ -353,22 +354,15 @@ class Tools:
             raw = [edit.in_raw_units(statistic) for edit in parsed]
         control = random_edit_control(model, read, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
         comparison = compare(model, read, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
-        return self._steered(comparison, control, self.session.held_out.off_target_kl(raw))
-
-    def _steered(self, comparison: Comparison, control: RandomControl, kl: float) -> Answer:
-        """Return both texts, the most probable first tokens of each, the control, and the side effects."""
+        kl, count = self.session.held_out.off_target_kl(raw), len(self.session.held_out.contexts)
         sides = {"plain": comparison.plain, "steered": comparison.steered}
         return {
             **{name: side.text for name, side in sides.items()},
             **{f"next_{name}": list(map(vars, side.next[:5])) for name, side in sides.items()},
             "control": control.to_dict(),
-            **self._side_effects(kl),
+            "side_effects": f"{kl:.3f} nats of KL divergence at the next token of {count} held-out contexts (0: none)",
+            "off_target_kl": kl,
         }
-
-    def _side_effects(self, kl: float) -> Answer:
-        places = len(self.session.held_out.contexts)
-        text = f"{kl:.3f} nats of KL divergence at the next token of {places} held-out contexts (0: nothing changes)"
-        return {"side_effects": text, "off_target_kl": kl}
 
     @tool
     def flip(
@@ -383,25 +377,24 @@ class Tools:
         max_neurons: Annotated[int, Field(ge=1, le=50)] = 10,
     ) -> Answer:
         """Find a small set of neuron edits that makes another token (or phrase) come next, and its side effects. The
-        control sets random neurons of the same layers to the same values. It takes up to a minute."""
-        model, read, whole = self.session.model, _read(prompt, chat), max_neurons + DRAWS
+        control sets random neurons of the same layers to the same values, twenty times. It takes up to a minute."""
+        model, read, whole = self.session.model, _read(prompt, chat), max_neurons + STEPS
         report = reporting(ctx, 0, whole)
         with self.session.store() as store:
             recipe = flip(model, read, to, other_prompt(read, source), max_neurons, store=store, on_progress=report)
-        effects = side_effects(model, recipe)
-        edits = list(recipe)
-        target, now = model.continuation(to, read)[0], model.predict(read, 1)[0].id
-        contrast = now if now != target else None  # a phrase may begin with the present answer
         report = reporting(ctx, max_neurons, whole)
-        control = random_edit_control(model, read, edits, target, contrast, on_progress=report)
-        comparison = compare(model, read, recipe, 20, on_token=lambda done: anyio.from_thread.check_cancelled())
-        lines = [str(edit) for edit in edits]
-        lists = {"edits": [{"edit": line} for line in lines]}
+        outcome = outcome_of(model, recipe, self.session.held_out, on_progress=report)
+        recipe = recipe.noting(**outcome.provenance())
+        lines = [str(edit) for edit in recipe]
         return {
             "edits": lines,
-            **self._steered(comparison, control, effects.off_target_kl),
-            "warnings": effects.warnings,
-            "handle": self.session.keep("recipe", recipe, lists, json=recipe.to_json),
+            "plain": outcome.plain,
+            "steered": outcome.edited,
+            **outcome.to_dict(),
+            "warnings": side_effects(model, recipe).warnings,
+            "handle": self.session.keep(
+                "recipe", recipe, {"edits": [{"edit": line} for line in lines]}, json=recipe.to_json
+            ),
         }
 
     @tool
@@ -439,27 +432,20 @@ class Tools:
         kl: Annotated[float, Field(gt=0, le=5, description="Side effects allowed: nats in held-out contexts.")] = 0.25,
         suppress: Annotated[bool, Field(description="Less of the concept instead.")] = False,
         chat: IsChat = False,
-        max_new_tokens: Length = 20,
+        max_new_tokens: Length = CONCEPT_TOKENS,
     ) -> Answer:
         """Generate with more (or less) of a concept, within a limit of side effects. The control makes the same edits
         to random neurons, twenty times, and measures those texts by the concept. It takes half a minute."""
-        model, read, used, report = self.session.model, _read(prompt, chat), self._concept(concept), reporting(ctx)
-        recipe = used.recipe(model, kl=kl, suppress=suppress, held_out=self.session.held_out)
-        edits = list(recipe)
-        each = [[], edits, *random_edits(model, edits, DRAWS)]
-        texts = texts_under(model, read, each, max_new_tokens, on_token=lambda done: report(done, max_new_tokens))
-        plain, steered, *drawn = (one.value for one in used.measures(model, [prompt + text for text in texts]))
-        what, instead = f"{used.name} steered", "the same edits to as many random neurons of the same layers"
-        number = f"{used.name} in the text (standard deviations)"
+        model, read, used = self.session.model, _read(prompt, chat), self._concept(concept)
+        contexts = self.session.held_out
+        recipe = used.recipe(model, kl=kl, suppress=suppress, held_out=contexts)
+        options: dict[str, Any] = {"contexts": contexts, "on_progress": reporting(ctx)}
+        comparison, outcome = steer_concept(model, used, read, recipe, max_new_tokens, **options)
         return {
-            "plain": texts[0],
-            "steered": texts[1],
-            "edits": [str(edit) for edit in edits],
-            "measured_plain": plain,
-            "measured_steered": steered,
-            "control": RandomControl(what, instead, number, plain, steered, tuple(drawn)).to_dict(),
-            "as_requested": steered < plain if suppress else steered > plain,
-            **self._side_effects(recipe.provenance["off_target_kl"]),
+            "edits": [str(edit) for edit in recipe],
+            "plain": comparison.plain.text,
+            "steered": comparison.steered.text,
+            **outcome.to_dict(),
         }
 
     def _concept(self, name: str) -> Concept:

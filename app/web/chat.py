@@ -12,7 +12,8 @@ import streamlit as st
 from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web import account, ui, words
+from icebear.app.web import chat_sources
+from icebear.app.web.shared import jobs, links, markdown, tables, words
 from icebear.errors import IcebearError, InputError
 from icebear.models.text.answer import message_ids, read_span
 from icebear.models.text.chat import Chat, template_of
@@ -37,14 +38,14 @@ def show() -> None:
     try:
         chat = _conversation()
     except InputError as error:
-        st.error(ui.message(error))
+        st.error(markdown.message(error))
         chat = None
     if chat is None:
         with st.container():
             _before_the_first_message()
         return
     st.empty()  # in its place, as the page is not at its end before the answer is
-    ui.model()
+    jobs.model()
     answering = st.session_state.pop("answering", False) and chat.messages[-1]["role"] != "assistant"
     turn, span = _selected(chat)
     left, right = st.columns([3, 2], gap="large")
@@ -66,9 +67,9 @@ def show() -> None:
         if span is None:
             st.caption(HINT)
             return
-        sources = account.show(chat, turn, span)
+        sources = chat_sources.show(chat, turn, span)
     with st.container():
-        account.details(chat, turn, span, sources)
+        chat_sources.details(chat, turn, span, sources)
 
 
 # --- the conversation -----------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ def show() -> None:
 
 def _conversation() -> Chat | None:
     """Return the conversation of the URL, or of this session. Raises `InputError`."""
-    text = ui.from_url("chat")
+    text = links.from_url("chat")
     return Chat.from_json(text, "The conversation in this link") if text else None
 
 
@@ -86,10 +87,10 @@ def _keep_partial_answer() -> None:
     chat = _conversation() if ids else None
     if not chat or chat.messages[-1]["role"] == "assistant":
         return
-    loaded = ui.model()
+    loaded = jobs.model()
     ids = ids[:-1] if ids[-1] in loaded.ends else ids
     if ids:
-        ui.to_url(chat=chat.then("assistant", "".join(loaded.pieces(ids)), ids).to_json(None))
+        links.to_url(chat=chat.then("assistant", "".join(loaded.pieces(ids)), ids).to_json(None))
 
 
 def _request_answer() -> None:
@@ -103,7 +104,7 @@ def _send(text: str | None = None) -> None:
     with suppress(InputError):  # of a link that is broken; a new conversation begins
         chat = _conversation()
     message = {"role": "user", "content": text or st.session_state["message"]}
-    ui.to_url(chat=(chat.of([*chat.messages, message]) if chat else Chat([message])).to_json(None))
+    links.to_url(chat=(chat.of([*chat.messages, message]) if chat else Chat([message])).to_json(None))
     _unselect()
     _request_answer()
 
@@ -111,7 +112,7 @@ def _send(text: str | None = None) -> None:
 def _forget() -> None:
     for key in ("writing", "earlier"):
         st.session_state.pop(key, None)
-    ui.to_url(chat=None)
+    links.to_url(chat=None)
     _unselect()
 
 
@@ -128,16 +129,16 @@ def _before_the_first_message() -> None:
             st.caption("Or ask:")
             with st.container(horizontal=True):
                 for number, question in enumerate(EXAMPLES):
-                    st.button(ui.plain(question), key=f"example_{number}", on_click=_send, args=(question,))
-    ui.model()
+                    st.button(markdown.plain(question), key=f"example_{number}", on_click=_send, args=(question,))
+    jobs.model()
     reason = _no_template()  # the model was waited for
     if reason:
-        place.info(ui.message(reason))
+        place.info(markdown.message(reason))
 
 
 def _no_template() -> str | None:
     """Return why the model takes no messages; None if it takes them, or is being loaded."""
-    job = ui.loading()
+    job = jobs.loading()
     if job.is_alive() or job.error:
         return None
     try:
@@ -157,11 +158,13 @@ def _tools(chat: Chat) -> dict[str, Any]:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("New conversation", icon=":material/add:", key="forget", on_click=_forget)
         with st.popover("Settings", icon=":material/tune:"):
-            count = ui.typed(st.number_input, "New tokens at most", "length", 1, 4096, 256)
-            temperature = ui.typed(st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy")
-            seed = ui.typed(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
-        ui.downloads("chat", {"json": chat.to_json})
-    if len(chat.to_json(None)) > ui.LINK:
+            count = links.bound(st.number_input, "New tokens at most", "length", 1, 4096, 256)
+            temperature = links.bound(
+                st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy"
+            )
+            seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+        tables.downloads("chat", {"json": chat.to_json})
+    if len(chat.to_json(None)) > links.LINK:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")
     return {"max_new_tokens": count, "temperature": temperature, "seed": seed}
 
@@ -182,7 +185,7 @@ def _messages(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -
         known = role in ("user", "assistant")
         with st.chat_message(role) if known else st.chat_message("other", avatar=":material/settings:"):
             if not known:
-                st.caption(ui.plain(role))
+                st.caption(markdown.plain(role))
             _message(chat, place, span if place == turn else None, live)
 
 
@@ -191,13 +194,13 @@ def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) ->
     content, answers = message["content"], message["role"] == "assistant"
     if not isinstance(content, str):
         st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
-    elif not live or not (answers or account.selects_alternative()):
+    elif not live or not (answers or chat_sources.selects_alternative()):
         st.html(TEXT.format(content))
     elif answers:
         try:
-            pieces = ui.model().pieces(message_ids(ui.model(), chat, turn))
+            pieces = jobs.model().pieces(message_ids(jobs.model(), chat, turn))
         except InputError as error:
-            st.error(ui.message(error))
+            st.error(markdown.message(error))
             return
         words.draw(words.words_of(pieces), span, f"turn {turn}", partial(_select, turn))
     else:
@@ -206,7 +209,7 @@ def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) ->
 
 def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
     """Show the answer token by token; then the page is drawn again."""
-    loaded = ui.model()
+    loaded = jobs.model()
     with place:
         with st.chat_message("assistant"):
             shown = st.empty()
@@ -221,13 +224,13 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
     try:
         answer = loaded.answer(chat, on_token=on_token, **options)
     except IcebearError as error:
-        shown.error(ui.message(error))
+        shown.error(markdown.message(error))
         return
     st.session_state.pop("writing", None)
     if not answer.ids:
         shown.info("The model ended its answer before its first word; send another message.")
         return
-    ui.to_url(chat=answer.chat.to_json(None))
+    links.to_url(chat=answer.chat.to_json(None))
     st.rerun()
 
 
@@ -236,29 +239,31 @@ def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
 
 def _selected(chat: Chat) -> tuple[int, tuple[int, int] | None]:
     """Return the message and the tokens to explain; the page says if the URL names others."""
-    turn, span = ui.from_url("turn"), ui.from_url("span")
+    turn, span = links.from_url("turn"), links.from_url("span")
     if not turn or not span:
         return 0, None
     tokens = read_span(span)
     if re.fullmatch("[0-9]{1,6}", turn) and int(turn) < len(chat.messages) and isinstance(tokens, tuple):
         return int(turn), tokens
-    st.error(ui.plain(f"This link selects {span!r} of message {turn!r}, but this conversation has no such tokens."))
+    st.error(
+        markdown.plain(f"This link selects {span!r} of message {turn!r}, but this conversation has no such tokens.")
+    )
     return 0, None
 
 
 def _select(turn: int, first: int, stop: int, text: str) -> None:
-    if account.selects_alternative():
+    if chat_sources.selects_alternative():
         _select_alternative(first, stop, text)
         return
-    ui.to_url(turn=str(turn), span=f"{first}-{stop}")
+    links.to_url(turn=str(turn), span=f"{first}-{stop}")
     st.session_state["rather"] = ""
 
 
 def _select_alternative(first: int, stop: int, text: str) -> None:
     st.session_state["rather"] = text.strip()
-    st.session_state["clicks"] = account.WORD
+    st.session_state["clicks"] = chat_sources.WORD
 
 
 def _unselect() -> None:
-    ui.to_url(turn=None, span=None)
+    links.to_url(turn=None, span=None)
     st.session_state["rather"] = ""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.resources import files
 from time import monotonic
-from typing import Any
 
 import streamlit as st
 
-from icebear.app.cli.verbs.demo import OTHER, PROMPT
-from icebear.app.web import checks, suggestions, ui
-from icebear.app.web.background import Job
+from icebear.app.web import circuit_checks
+from icebear.app.web.shared import counterfactuals, jobs, links, markdown, served, tables
+from icebear.app.web.shared.background import Job
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Group, GroupAblation, Node
+from icebear.example import COUNTERFACTUAL, PROMPT
 from icebear.extras import need
 
 NODES = 25
@@ -41,26 +41,26 @@ ACTIONS = {"card": "Open its card", "steer": "Steer: set to the counterfactual"}
 
 
 def show() -> None:
-    prompt = ui.typed(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=_forget)
-    counterfactual = suggestions.field(prompt, OTHER if prompt == PROMPT else "")
+    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=_forget)
+    counterfactual = counterfactuals.field(prompt, COUNTERFACTUAL if prompt == PROMPT else "")
     bar = st.container(horizontal=True)
     with bar:
         options = _settings()
     need("circuits")
-    ui.model()
+    jobs.model()
     if not counterfactual:
         st.info("A circuit explains a difference: choose a counterfactual prompt, or write one.")
-        suggestions.offer(prompt)
+        counterfactuals.offer(prompt)
         return
-    request = (ui.model_name(), prompt, counterfactual, *options)
-    graph = ui.awaited(_started, *request, stops=True)
+    request = (served.model_name(), prompt, counterfactual, *options)
+    graph = jobs.awaited(_started, *request, stops=True)
     with bar:
         _downloads(graph)
     _picture(graph, request)
     check = st.container()
     _groups(graph, request)
     with check:
-        checks.show(graph, request)
+        circuit_checks.show(graph, request)
 
 
 def _forget() -> None:
@@ -71,10 +71,10 @@ def _forget() -> None:
 def _settings() -> tuple[str | None, str | None, int, bool]:
     """Return the target, the contrast, the number of nodes, and whether heads are nodes."""
     with st.popover("Settings", icon=":material/tune:"):
-        target = ui.typed(st.text_input, "Target token (empty: the most probable)", "target")
-        contrast = ui.typed(st.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
-        count = ui.typed(st.slider, "Nodes", "nodes", 5, 150, NODES, step=5)
-        heads = ui.typed(st.toggle, "Include attention heads", "heads")
+        target = links.bound(st.text_input, "Target token (empty: the most probable)", "target")
+        contrast = links.bound(st.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
+        count = links.bound(st.slider, "Nodes", "nodes", 5, 150, NODES, step=5)
+        heads = links.bound(st.toggle, "Include attention heads", "heads")
     return target or None, contrast or None, count, heads
 
 
@@ -83,7 +83,7 @@ def _started(
     name: str, prompt: str, counterfactual: str, target: str | None, contrast: str | None, nodes: int, heads: bool
 ) -> Job:
     """Return the job that finds a circuit, or has found it, for all visitors."""
-    loaded, here, there = ui.model(), ui.read_prompt(prompt), ui.read_prompt(counterfactual)
+    loaded, here, there = jobs.model(), markdown.read_prompt(prompt), markdown.read_prompt(counterfactual)
 
     def find(job: Job) -> Graph:
         begun = monotonic()
@@ -107,7 +107,7 @@ def _picture(graph: Graph, request: tuple) -> None:
     """Draw the graph with its panel, which opens cards and sends edits to the steering view."""
 
     def pick() -> None:
-        ui.to_url(node=st.session_state["picture"].picked)
+        links.to_url(node=st.session_state["picture"].picked)
 
     def act() -> None:
         if st.session_state["picture"].act:
@@ -115,11 +115,11 @@ def _picture(graph: Graph, request: tuple) -> None:
             group = _chosen(graph, id)
             if action == "card":
                 (node,) = group.nodes
-                ui.open_card(str(node.neuron), _sign(node))
+                links.open_card(str(node.neuron), _sign(node))
             else:
-                ui.go("steer", section="edits", edits="\n".join(map(str, graph.recipe(group).edits)))
+                links.go("steer", section="edits", edits="\n".join(map(str, graph.recipe(group).edits)))
 
-    data = {"graph": repr(request), "html": fragment(graph, ACTIONS), "picked": ui.from_url("node")}
+    data = {"graph": repr(request), "html": fragment(graph, ACTIONS), "picked": links.from_url("node")}
     picture(data=data, key="picture", on_picked_change=pick, on_act_change=act)
 
 
@@ -138,7 +138,7 @@ def _downloads(graph: Graph) -> None:
         "json": graph.to_json,
         "csv": lambda: graph.to_frame().to_csv(index=False),
     }
-    ui.downloads("circuit", kinds)
+    tables.downloads("circuit", kinds)
 
 
 def _sign(node: Node) -> str:
@@ -152,25 +152,23 @@ def _groups(graph: Graph, request: tuple) -> None:
         "group is named by the likely next words that its neurons raise and lower together, measured in this prompt."
     )
     names = [f"{number + 1}: {group.name} ({len(group.nodes)})" for number, group in enumerate(graph.groups)]
-    chosen = st.pills("Switch off a group", names, format_func=ui.plain, key="without")
+    chosen = st.pills("Switch off a group", names, format_func=markdown.plain, key="without")
     if chosen not in names:
         return
     number = names.index(chosen)
     group, result = graph.groups[number], _without(request, number, graph)
-    answers = ", ".join(f"{ui.token_label(token.text)} {token.number}" for token in result.predictions[:3])
+    answers = ", ".join(f"{markdown.token_label(token.text)} {token.number}" for token in result.predictions[:3])
     st.markdown(
-        f"Without this group the model continues with {answers}, and {checks.percent(result.necessity)} of the "
+        f"Without this group the model continues with {answers}, and {circuit_checks.percent(result.necessity)} of the "
         f"difference is lost; without as many random nodes of the same layers and tokens "
-        f"{checks.percent(result.random_necessity)}."
+        f"{circuit_checks.percent(result.random_necessity)}."
     )
     cards = [(node.neuron, _sign(node)) for node in group.nodes if node.neuron.site != "head"]
-    ui.neuron_pills("Cards", cards, f"cards_{number}")
+    tables.neuron_pills("Cards", cards, f"cards_{number}")
     if len(cards) == len(group.nodes):
         edits = "\n".join(map(str, graph.recipe(group).edits))
-        go: dict[str, Any] = {"section": "edits", "edits": edits}
-        st.button(
-            f"Set this group in {ui.VIEWS['steer']}", key="steer_group", on_click=ui.go, args=("steer",), kwargs=go
-        )
+        label, values = f"Set this group in {links.VIEWS['steer'].title}", {"section": "edits", "edits": edits}
+        st.button(label, key="steer_group", on_click=links.go, args=("steer",), kwargs=values)
 
 
 @st.cache_data(max_entries=64, show_spinner="Switching it off ...")

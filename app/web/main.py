@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from icebear.app.web import header, ui
+from icebear.app.web.shared import header, links, markdown
 from icebear.errors import IcebearError, exhausted
 
 ICON = Path(__file__).with_name("icon.svg")
@@ -25,18 +25,16 @@ STYLE = """<style>
 def main() -> None:
     st.set_page_config("icebear", ICON, layout="wide", initial_sidebar_state="collapsed")
     st.html(STYLE)
-    view = st.navigation([ui.page(name) for name in ui.VIEWS], position="top")
-    st.session_state["came"] = st.session_state.get("view") != view.title
-    st.session_state["view"] = view.title
+    view = links.navigation()
     trouble = st.session_state.pop("trouble", None)
     try:
         header.show()
         if trouble:
-            st.error(ui.message(trouble))
+            st.error(markdown.message(trouble))
         view.run()
     except IcebearError as error:
-        st.error(ui.message(error))
+        st.error(markdown.message(error))
     except Exception as error:  # a view must not take the app with it
         logging.getLogger("icebear.app").exception("The view %s failed.", view.title)
         message = f"This page failed ({type(error).__name__}: {error}); change the settings and try again."
-        st.error(ui.message(exhausted(error) or message))
+        st.error(markdown.message(exhausted(error) or message))

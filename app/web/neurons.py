@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
-from icebear.app.web import card, ui
-from icebear.app.web.header import no_store_yet
+from icebear.app.web import neuron_card
+from icebear.app.web.shared import links, markdown, served, tables
+from icebear.app.web.shared.header import no_store_yet
 from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, by_words, nearest, nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import Hit, Neuron
@@ -23,49 +24,49 @@ HITS, PAGE, SENTENCES, SIMILAR = 50, 10, 2, 3
 
 
 def show() -> None:
-    name = ui.from_url("neuron")
+    name = links.from_url("neuron")
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    right.text_input("Go to a neuron", placeholder=ui.a_neuron(), key="jump", on_change=_jump)
+    right.text_input("Go to a neuron", placeholder=served.a_neuron(), key="jump", on_change=_jump)
     if name:
         left.button(_back(), icon=":material/arrow_back:", key="back", on_click=_go_back)
-        card.show(name)
+        neuron_card.show(name)
         return
     st.session_state["card_from"] = None
     with left:
-        how = ui.typed(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
+        how = links.bound(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
     {"words": _words, "similar to a neuron": _similar, "statistics": _statistics}[how]()
 
 
 def _jump() -> None:
     name = st.session_state["jump"].strip()
     if name:
-        ui.open_card(name, "+")
+        links.open_card(name, "+")
     st.session_state["jump"] = ""
 
 
 def _back() -> str:
     """Return the name of the view or search that a card came from."""
     if st.session_state.get("card_from"):
-        return ui.VIEWS[st.session_state["card_from"][0]]
+        return links.VIEWS[st.session_state["card_from"][0]].title
     by, words = st.session_state.get("how"), st.session_state.get("text")
-    return f"Search: {ui.plain(words)}" if words and by in (None, HOW[0]) else "Search"
+    return f"Search: {markdown.plain(words)}" if words and by in (None, HOW[0]) else "Search"
 
 
 def _go_back() -> None:
     if st.session_state.get("card_from"):
-        ui.go(st.session_state["card_from"][0])
+        links.go(st.session_state["card_from"][0])
     else:
-        ui.to_url(neuron=None)
+        links.to_url(neuron=None)
 
 
 def _words() -> None:
-    text = ui.typed(st.text_input, "Words", "text", value="water")
+    text = links.bound(st.text_input, "Words", "text", value="water")
     if no_store_yet("A search by words needs"):
         return
-    with ui.store() as opened:
+    with served.store() as opened:
         lacking, hits = absent(opened, text), by_words(opened, text, HITS)
         if lacking:
-            st.info(f"{ui.plain(absence(lacking))} It holds {ui.plain(opened.sample)}.")
+            st.info(f"{markdown.plain(absence(lacking))} It holds {markdown.plain(opened.sample)}.")
         elif not hits:
             st.info(NO_NEURON)
         for by, heading in BY.items():
@@ -77,14 +78,14 @@ def _words() -> None:
 
 def _similar() -> None:
     left, middle, right = st.columns(3)
-    name = ui.typed(left.text_input, "Neuron", "near", value=ui.a_neuron())
-    by = ui.typed(middle.selectbox, "By output (writes), input (reads) or sentences (examples)", "by", list(NEAR))
-    polarity = ui.typed(right.segmented_control, "At", "near_polarity", ["+", "-"], default="+", required=True)
+    name = links.bound(left.text_input, "Neuron", "near", value=served.a_neuron())
+    by = links.bound(middle.selectbox, "By output (writes), input (reads) or sentences (examples)", "by", list(NEAR))
+    polarity = links.bound(right.segmented_control, "At", "near_polarity", ["+", "-"], default="+", required=True)
     if no_store_yet("Similar neurons need"):
         return
     neuron = Neuron.parse(name)
-    with ui.store(neuron.site) as opened:
-        card.check(opened, neuron)
+    with served.store(neuron.site) as opened:
+        neuron_card.check(opened, neuron)
         median, largest = nearest_by_chance(opened, by)
         st.caption(
             f"In brackets: the cosine. The most similar to a random neuron has {median:.2f}, at most {largest:.2f}."
@@ -114,19 +115,19 @@ def _result(opened: Store, hit: Hit) -> None:
     with st.container(border=True, key=f"result {hit}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.button(
-                f"**{name}** at {card.SIDES[side]}" if hit.polarity else f"**{name}**",
+                f"**{name}** at {neuron_card.SIDES[side]}" if hit.polarity else f"**{name}**",
                 key=f"open {hit}",
                 type="tertiary",
-                on_click=ui.open_card,
+                on_click=links.open_card,
                 args=(name, hit.polarity),
             )
             if label:
-                st.markdown(f"**{ui.plain(label)}**", width="content")
-            st.caption(ui.plain(_reasons(hit)), width="content")
+                st.markdown(f"**{markdown.plain(label)}**", width="content")
+            st.caption(markdown.plain(_reasons(hit)), width="content")
         html, similar = _content(str(opened.path), opened.changed(), name, side)
         st.html(html)
         if similar:
-            ui.neuron_pills(
+            tables.neuron_pills(
                 "Similar output (+ at high, - at low activation)",
                 [(Neuron.parse(one), sign) for one, sign in similar],
                 f"similar {hit}",
@@ -145,21 +146,21 @@ def _reasons(hit: Hit) -> str:
 def _content(path: str, changed: int, name: str, side: str) -> tuple[str, list[tuple[str, str]]]:
     """Return words and sentences of a neuron, a side first, as HTML; and similar neurons with their polarity."""
     neuron = Neuron.parse(name)
-    with ui.store(neuron.site) as opened:
+    with served.store(neuron.site) as opened:
         projection, similar = None, []
         if neuron.site not in SILENT["writes"] and opened.vectors.size() < LARGE:
-            worded = card.words(opened, neuron, 15)
+            worded = neuron_card.words(opened, neuron, 15)
             projection = worded and worded.at(side)
             hits = nearest(opened, neuron, SIMILAR, "writes", side)
             similar = [(str(hit.neuron), hit.polarity) for hit in hits]
         order = (side, "-" if side == "+" else "+")
-        sides = [(f"Sentences with {card.SIDES[one]}", opened.examples(neuron, one, SENTENCES)) for one in order]
-    return str(card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar
+        sides = [(f"Sentences with {neuron_card.SIDES[one]}", opened.examples(neuron, one, SENTENCES)) for one in order]
+    return str(neuron_card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar
 
 
 @st.cache_data(max_entries=2, show_spinner="Reading the statistics ...")
 def _table(path: str, changed: int) -> pandas.DataFrame:
-    with ui.store() as opened:
+    with served.store() as opened:
         table = opened.neurons.table().rename(columns={"name": "neuron"})
         table["sign"] = "" if opened.by == "relevance" else (table["max"] > -table["min"]).map({True: "+", False: "-"})
         return table
@@ -168,9 +169,9 @@ def _table(path: str, changed: int) -> pandas.DataFrame:
 def _statistics() -> None:
     if no_store_yet("The neurons' statistics need"):
         return
-    with ui.store() as opened:
+    with served.store() as opened:
         changed, by = opened.changed(), opened.by
-    table = _table(str(ui.store_path()), changed)
+    table = _table(str(served.store_path()), changed)
     left, middle, right = st.columns(3)
     stays: dict[str, Any] = {"persist_state": "session"}
     sites = left.multiselect("Components", sorted(set(table["site"])), key="sites", placeholder="all", **stays)
@@ -189,9 +190,9 @@ def _statistics() -> None:
     rows = table[chosen].sort_values("sharpness", ascending=False)
     st.caption(f"{len(rows):,} of {len(table):,} neurons; click a column's header to sort by it.")
     if by == "relevance":
-        st.caption(ui.plain(page.RELMAX))
+        st.caption(markdown.plain(page.RELMAX))
     number = st.column_config.NumberColumn(format="%.3f")
     formats = dict.fromkeys(("mean", "std", "min", "max", "positive"), number)
     formats["sharpness"] = st.column_config.NumberColumn("peak (std. dev.)", format="%.3f")
     shown = ("neuron", "layer", "site", "sharpness", "mean", "std", "min", "max", "positive", "label")
-    ui.neuron_table(rows, "statistics", sorts=True, column_order=shown, column_config=formats)
+    tables.neuron_table(rows, "statistics", sorts=True, column_order=shown, column_config=formats)

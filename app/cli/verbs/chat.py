@@ -85,7 +85,7 @@ class _Conversation:
     last: icebear.Answer | None = None
 
     def read(self, line: str) -> None:
-        from icebear.app.cli.terminal import origins_report
+        from icebear.app.cli.tables.answers import origins_report
 
         command, _, words = line.partition(" ")
         if not line.startswith("/"):
@@ -129,7 +129,8 @@ class _Conversation:
     def _why(self, phrase: str, contrast: str | None) -> Group:
         from rich.console import Group
 
-        from icebear.app.cli.terminal import nodes_table, relevance_report, units_table
+        from icebear.app.cli.tables.explanations import relevance_report, units_table
+        from icebear.app.cli.tables.nodes import nodes_table
         from icebear.concepts.results.ranking import Ranking
 
         relevance = icebear.attribute(self.model, self._answer(), contrast=contrast, span=phrase, record="last")

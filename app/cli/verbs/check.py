@@ -31,7 +31,7 @@ def check(options: Options) -> None:
       icebear explain "The ice bear lives in the" --claim claims.yaml
       icebear check claims.yaml
     """
-    from icebear.app.cli.terminal import claims_table
+    from icebear.app.cli.tables.evaluations import claims_table
     from icebear.claims.check import CheckedClaim, CheckedClaims, check
     from icebear.claims.files import read_claims
 

@@ -56,7 +56,8 @@ def circuit(options: Options) -> None:
       icebear circuit "The ice bear lives in the" --contrast " desert" --counterfactual "The wild camel lives in the"
       --nodes 20
     """
-    from icebear.app.cli.terminal import circuit_report, labels_table
+    from icebear.app.cli.tables.cards import labels_table
+    from icebear.app.cli.tables.circuits import circuit_report
 
     single = options.prompt.prompt is not None or options.prompt.messages is not None
     if single is (options.file is not None):

@@ -76,7 +76,7 @@ def find(options: Find) -> None:
     Example:
       icebear concept find music --with examples/music.txt --without examples/not-music.txt
     """
-    from icebear.app.cli.terminal import concept_report
+    from icebear.app.cli.tables.concepts import concept_report
 
     if options.name.endswith(".json"):  # other commands would look for a file of this name
         raise InputError(
@@ -124,7 +124,7 @@ def list_(options: List) -> None:
     Example:
       icebear concept list --store wiki.db
     """
-    from icebear.app.cli.terminal import concepts_table
+    from icebear.app.cli.tables.concepts import concepts_table
 
     records = []
     if local(options.store).exists():
@@ -148,7 +148,7 @@ def show_(options: Show) -> None:
     Example:
       icebear concept show examples/music.json
     """
-    from icebear.app.cli.terminal import concept_report
+    from icebear.app.cli.tables.concepts import concept_report
     from icebear.steering.concept.concept import nearest
 
     this = _read(options.name, options.store)
@@ -181,7 +181,7 @@ def measure(options: Measure) -> None:
     Example:
       icebear concept measure examples/music.json "The band played on."
     """
-    from icebear.app.cli.terminal import measured_report
+    from icebear.app.cli.tables.concepts import measured_report
 
     exactly_one({"a TEXT": options.text, "--texts": options.texts})
     if options.texts and (options.through or options.html):
@@ -217,12 +217,14 @@ class Steer:
 @verb(Steer, concept)
 def steer(options: Steer) -> None:
     """Generate after PROMPT without and with the neurons of a concept edited, at a given off-target KL (side effects).
+    The control makes the same edits to random other neurons, twenty times, and measures those texts by the concept.
 
     Example:
       icebear concept steer examples/music.json "Yesterday I" --kl 0.25
     """
-    from icebear.app.cli.terminal import comparison_table, steered_line
-    from icebear.steering.comparison import compare
+    from icebear.app.cli.tables.concepts import steered_line
+    from icebear.app.cli.tables.recipes import comparison_table, outcome_lines
+    from icebear.steering.outcome import steer_concept
 
     if options.strength is not None and options.kl is not None:
         raise click.UsageError("Give --strength or --kl, not both.")
@@ -230,13 +232,15 @@ def steer(options: Steer) -> None:
     model = options.model.load()
     kl = 0.25 if options.strength is None and options.kl is None else options.kl
     recipe = this.recipe(model, options.strength, kl, options.where, suppress=options.suppress)
-    result = compare(model, options.prompt, recipe, options.max_new_tokens, None, options.temperature, options.seed)
-    sides = {"plain": result.plain, "steered": result.steered}
-    measured = {name: this.measure(model, options.prompt + side.text).value for name, side in sides.items()}
+    sampling = options.max_new_tokens, options.temperature, options.seed
+    with bar("texts") as move:
+        result, outcome = steer_concept(model, this, options.prompt, recipe, *sampling, on_progress=move)
+    recipe = recipe.noting(**outcome.provenance())
     if options.save:
         recipe.save(options.save)
+    measured = {"plain": outcome.control.before, "steered": outcome.control.after}
     document = {**result.to_dict(), "recipe": recipe.to_dict(), "measured": measured}
-    show(options.json, document, comparison_table(result), steered_line(this, recipe, **measured))
+    show(options.json, document, comparison_table(result), steered_line(this, recipe), *outcome_lines(outcome))
 
 
 @record
@@ -274,7 +278,7 @@ def compare(options: Compare) -> None:
     Example:
       icebear concept compare music.json other.json --on examples/music.txt
     """
-    from icebear.app.cli.terminal import similarity_table
+    from icebear.app.cli.tables.concepts import similarity_table
     from icebear.steering.concept.concept import concept_similarity
 
     concepts = [_read(name, options.store) for name in options.names]

@@ -12,16 +12,15 @@ from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import annotating, indexing
 from icebear.app.cli.streams import unfiltered
 from icebear.cache import cache_folder
+from icebear.example import COUNTERFACTUAL, NEURON, PROMPT, SOURCE, WANTED
 from icebear.extras import need
-from icebear.records import Neuron
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-PROMPT, CONTRAST, SOURCE = "The ice bear lives in the", " desert", "The camel lives in the"
-OTHER = "The wild camel lives in the"  # of as many tokens
-NEURON, SUMMARIES = Neuron(29, "ffn", 860), 300
-NEXT = f"""  icebear circuit "{PROMPT}" --counterfactual "{OTHER}" --html circuit.html
+SUMMARIES = 300
+"""Wikipedia summaries in the demo's index."""
+NEXT = f"""  icebear circuit "{PROMPT}" --counterfactual "{COUNTERFACTUAL}" --html circuit.html
   icebear rank "Your own prompt"          rank the neurons behind another prediction
   icebear neuron L29.ffn.490              show what is known about a neuron
   icebear steer "{PROMPT}" --edit "L29.ffn.860*0"
@@ -58,22 +57,25 @@ def store_of(model: icebear.Model) -> Path:
 def _run(console: Console) -> dict[str, Any]:
     """Print each step on the console; return the results, JSON-ready."""
     from icebear.actmax.index.corpus import held_out
-    from icebear.app.cli import terminal
-    from icebear.app.cli.screen import explanation_screen
+    from icebear.app.cli.tables.cards import card_report
+    from icebear.app.cli.tables.circuits import groups_table
+    from icebear.app.cli.tables.explanations import explanation_screen
+    from icebear.app.cli.tables.recipes import comparison_table, recipe_report
     from icebear.concepts.circuits.drawing import summary
     from icebear.steering.comparison import compare
+    from icebear.steering.outcome import outcome_of
     from icebear.steering.side_effects import side_effects
 
     model = icebear.load_model()
-    console.rule(f"1. Why {CONTRAST!r} after a camel, and not after an ice bear?")
-    explanation = icebear.explain(model, PROMPT, contrast=CONTRAST, counterfactual=OTHER, circuit_nodes=60)
+    console.rule(f"1. Why {WANTED!r} after a camel, and not after an ice bear?")
+    explanation = icebear.explain(model, PROMPT, contrast=WANTED, counterfactual=COUNTERFACTUAL, circuit_nodes=60)
     console.print(explanation_screen(explanation))
 
     console.rule("2. How do these neurons work together?")
     circuit = explanation.circuit
     assert circuit is not None
     console.print(summary(circuit.graph), markup=False)
-    console.print(terminal.groups_table(circuit.graph, circuit.without))
+    console.print(groups_table(circuit.graph, circuit.without))
 
     console.rule(f"3. What activates {NEURON}? ({SUMMARIES} Wikipedia summaries)")
     corpus = icebear.read_corpus("wiki-summaries", limit=SUMMARIES)
@@ -83,15 +85,16 @@ def _run(console: Console) -> dict[str, Any]:
     with icebear.open_store(store_path) as store:
         annotating(model, store, [NEURON], 4)
         card = icebear.describe(store, NEURON, model, k=4)
-        console.print(terminal.card_report(card))
+        console.print(card_report(card))
 
     console.rule("4. Is it causal?")
-    console.print(f"A small set of edits that makes {CONTRAST!r} the next token, as after {SOURCE!r}:")
-    recipe = icebear.flip(model, PROMPT, CONTRAST, source=SOURCE)
-    recipe = recipe.noting(**side_effects(model, recipe, perplexity_texts=held_out()).provenance())
-    console.print(terminal.recipe_report(recipe))
+    console.print(f"A small set of edits that makes {WANTED!r} the next token, as after {SOURCE!r}:")
+    recipe = icebear.flip(model, PROMPT, WANTED, source=SOURCE)
+    effects = side_effects(model, recipe, perplexity_texts=held_out())
+    recipe = recipe.noting(**effects.provenance(), **outcome_of(model, recipe).provenance())
+    console.print(recipe_report(recipe))
     result = compare(model, PROMPT, recipe, 24)
-    console.print(terminal.comparison_table(result))
+    console.print(comparison_table(result))
 
     console.rule("Where to go next")
     console.print(NEXT.format(store=store_path), markup=False)

@@ -14,11 +14,11 @@ from icebear.app.cli.options import (
     ModelOptions,
     Option,
     Verb,
+    click_type,
     filled,
     help_of,
     parameters,
     record,
-    typed,
 )
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import bar
@@ -102,7 +102,7 @@ def _click_option(one: Field[Any], hint: Any) -> Option:
     elif option.least is not None:
         how["type"] = (click.IntRange if kind is int else click.FloatRange)(option.least)
     elif "type" not in how or get_origin(kind) is Literal:
-        how = {**typed(kind), **how}
+        how = {**click_type(kind), **how}
     return Option([f"{flag}/--no-{flag[2:]}" if kind is bool and one.default else flag, one.name], **how)
 
 
@@ -125,7 +125,7 @@ def _run(evaluation: protocol.Evaluation, output: Output) -> None:
 
 
 def _show(part: PartResult) -> None:
-    from icebear.app.cli.terminal import evaluation_table, listing_table
+    from icebear.app.cli.tables.evaluations import evaluation_table, listing_table
 
     console = stdout()
     for name, table in part.tables.items():

@@ -86,8 +86,8 @@ def explain(options: Options) -> None:
         return _explain_file(options.file, options)
     attribution, position = _checked(options), options.position
     model, arguments = attribution.arguments(options.model)
-    from icebear.app.cli.screen import explanation_screen
-    from icebear.app.cli.terminal import explanation_report, matrix_report, origins_report, probabilities, units_table
+    from icebear.app.cli.tables.answers import matrix_report, origins_report, probabilities
+    from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
     from icebear.concepts.results.ranking import Ranking
     from icebear.explanation.explanation import CARDS, GROUPS, controlled
 
@@ -155,7 +155,7 @@ def _explain_file(file: str, options: Options) -> None:
     attribution = options.attribution
     if attribution.base_model is None or attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
         raise click.UsageError("--file replaces PROMPT and needs --base-model; give at most one --counterfactual.")
-    from icebear.app.cli.terminal import changes_tables
+    from icebear.app.cli.tables.explanations import changes_tables
     from icebear.concepts.answers.behaviour import behaviour_changes, read_cases
 
     other = next(iter(attribution.counterfactual), None)

@@ -58,7 +58,8 @@ class Options:
 
 @verb(Options)
 def flip(options: Options) -> None:
-    """Find a small set of neuron edits that changes the next token after PROMPT, and report their side effects.
+    """Find a small set of neuron edits that changes the next token after PROMPT, and report their side effects. The
+    control makes the same edits to random other neurons.
 
     If there is a store, flip also tries the neurons that the command "icebear search" finds for the wanted token. flip
     also shows sentences that activate the edited neurons.
@@ -75,8 +76,10 @@ def flip(options: Options) -> None:
         )
     held_out = lines(options.held_out) if options.held_out else None
     model = options.model.load()
-    from icebear.app.cli.terminal import labels_table, recipe_report
-    from icebear.steering.side_effects import HELD_OUT_TEXTS, side_effects, token_rows
+    from icebear.app.cli.tables.cards import labels_table
+    from icebear.app.cli.tables.recipes import recipe_report
+    from icebear.steering.outcome import outcome_of
+    from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, side_effects, token_rows
 
     texts = held_out or HELD_OUT_TEXTS
     token_rows(model, texts)
@@ -96,9 +99,11 @@ def flip(options: Options) -> None:
             paraphrases=lines(options.paraphrases) if options.paraphrases else [],
         )
         labels = significant_labels(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe])
-    with waiting("Measuring side effects"):
+    with waiting("Measuring side effects and random edits"):
         effects = side_effects(model, recipe, texts, sentences, budget=options.budget)
-    recipe = recipe.noting(**effects.provenance())
+        recipe = recipe.noting(**effects.provenance())
+        if recipe:
+            recipe = recipe.noting(**outcome_of(model, recipe, HeldOutContexts(model, texts)).provenance())
     if not recipe:
         click.echo("The model already answers this, so no edits are needed.", err=True)
     document = {**recipe.to_dict(), "warnings": effects.warnings}

@@ -115,7 +115,7 @@ def _status(options: Options) -> None:
 
 def _lens(options: Options) -> None:
     from icebear.actmax.index.neuron_vectors import ensure_vectors
-    from icebear.app.cli.terminal import reliability_table
+    from icebear.app.cli.tables.cards import reliability_table
     from icebear.concepts.vocabulary.lens import WIDEST, build_mean_lens, mean_lens
 
     model = options.model.load()

@@ -47,7 +47,7 @@ def label(options: Options) -> None:
         raise click.UsageError("Give a NEURON and a TEXT, or --auto.")
     if options.claim and not (options.score and options.words[1].strip()):
         raise click.UsageError("--claim needs a score: give a TEXT and --score, or --auto.")
-    from icebear.app.cli.terminal import labels_table
+    from icebear.app.cli.tables.cards import labels_table
 
     neuron, text = Neuron.parse(options.words[0]), options.words[1]
     with icebear.open_store(options.store) as store:
@@ -70,7 +70,7 @@ def label(options: Options) -> None:
 
 
 def _automatic(options: Options) -> None:
-    from icebear.app.cli.terminal import labels_table
+    from icebear.app.cli.tables.cards import labels_table
 
     need("index")
     with icebear.open_store(options.store) as store:

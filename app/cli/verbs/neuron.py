@@ -75,7 +75,7 @@ def neuron(options: Options) -> None:
 
 
 def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, options: Options) -> None:
-    from icebear.app.cli.terminal import card_report
+    from icebear.app.cli.tables.cards import card_report
 
     store.neurons.statistics(wanted)
     if model and options.annotate:
@@ -87,7 +87,7 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
 
 
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
-    from icebear.app.cli.terminal import projection_table, projections_report
+    from icebear.app.cli.tables.cards import projection_table, projections_report
     from icebear.concepts.vocabulary.projection import both_projections
     from icebear.concepts.weights.two_models import neuron_similarity
 
@@ -107,7 +107,7 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
 def _head(head: Neuron, options: Options) -> None:
     """The label of an attention head, which is of the tokens that it attends to."""
     from icebear.actmax.card import held_out_examples
-    from icebear.app.cli.terminal import label_report
+    from icebear.app.cli.tables.cards import label_report
 
     with icebear.open_store(options.store) as store:
         labels, made_with = list(store.labels.meanings([head]).values()), store.made_with()
@@ -119,7 +119,7 @@ def _head(head: Neuron, options: Options) -> None:
 
 def _significant(options: Options) -> None:
     from icebear.actmax.labels.meanings import most_significant
-    from icebear.app.cli.terminal import labels_table
+    from icebear.app.cli.tables.cards import labels_table
 
     with icebear.open_store(options.store) as store:
         tried, made_with = store.labels.all_meanings(), store.made_with()

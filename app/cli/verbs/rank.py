@@ -82,7 +82,7 @@ def rank(options: Options) -> None:
     sizes = sorted({options.top, *SIZES}) if options.ablate else []
     everything = options.ablate or options.polarity or sinks or template
     model, arguments = attribution.arguments(options.model)
-    from icebear.app.cli.terminal import explanation_report
+    from icebear.app.cli.tables.explanations import explanation_report
     from icebear.concepts.results.ranking import Ranking
     from icebear.explanation.explanation import with_changes
 
@@ -107,7 +107,7 @@ def rank(options: Options) -> None:
 
 
 def _rank_file(file: str, options: Options) -> None:
-    from icebear.app.cli.terminal import behaviour_table
+    from icebear.app.cli.tables.nodes import behaviour_table
     from icebear.concepts.answers.behaviour import behaviour, read_cases
     from icebear.concepts.vocabulary.projection import projections
 

@@ -22,7 +22,7 @@ def search(options: Options) -> None:
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5
     """
-    from icebear.app.cli.terminal import hits_report
+    from icebear.app.cli.tables.cards import hits_report
     from icebear.db.search import absent, by_words
 
     with icebear.open_store(options.store) as store:

@@ -1,0 +1,183 @@
+"""The card of a neuron, its labels with their scores, and search results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from icebear.actmax.index.classes import class_name
+from icebear.actmax.labels import meanings
+from icebear.actmax.page import NOT_NEAR, RELMAX, WRITES, nearest_title, token_count_note, writes_about
+from icebear.app.cli.tables.grid import grid, shade
+from icebear.db.search import BY, NO_NEURON, absence
+from icebear.records import Example, Hit, Meaning, Place, Projection, Promotion
+from icebear.render import normalized, visible
+
+if TYPE_CHECKING:
+    import icebear
+    from icebear.concepts.vocabulary.lens import MeanLens
+
+PROJECTED_TOKENS = 10
+"""Tokens of a projection on a card."""
+
+
+def projections_report(projections: Sequence[Projection], rows: int | None = None) -> list[Table | Text]:
+    """The first tokens by the better lens as a table, the other lens as one line, and how reliable the table is."""
+    parts: list[Table | Text] = []
+    for first in projections[:1]:
+        shown = replace(first, promoted=first.promoted[:rows], suppressed=first.suppressed[:rows], reliability=None)
+        parts.append(projection_table(shown) if first.has_words else Text(first.no_words, "dim"))
+        parts += [Text(f"Reliability in this layer: {first.reliability}.", "dim")] if first.reliability else []
+    return parts + [Text(visible(one.line), "dim") for one in projections[1:]]
+
+
+def projection_table(projection: Projection) -> Table:
+    by_std = projection.has_logits and projection.std is not None
+    numbers = [*(["logit"] if projection.has_logits else []), *(["per std"] if by_std else []), "z"]
+    columns = [f">{name}" for name in numbers]
+
+    def cells(token: Promotion) -> list[str]:
+        logit = token.logit or 0.0
+        std = projection.std or 0.0
+        values = {"logit": f"{logit:+.3f}", "per std": f"{logit * std:+.2f}", "z": f"{token.z:+.1f}"}
+        return [repr(token.text), *(values[name] for name in numbers)]
+
+    pairs = zip(projection.promoted, projection.suppressed, strict=True)
+    rows = ([*cells(up), *cells(down)] for up, down in pairs)
+    return grid("promotes (+)", *columns, "suppresses (-)", *columns, rows=rows, title=projection.about)
+
+
+def reliability_table(lens: MeanLens) -> Table:
+    """How well both lenses predict what one unit of an FFN neuron does, by layer."""
+    layers = enumerate(zip(lens.direct, lens.reliability, strict=True))
+    rows = [
+        (str(layer), *(f"{number:.2f}" for number in (*direct[:2], *mean)))
+        for layer, (direct, mean) in layers
+        if direct and mean
+    ]
+    columns = (">logit lens", ">five words", ">averaged Jacobian", ">five words", ">mean of other texts")
+    title = "Correlation with the effect of one unit in one text; effect on the first five words, of the largest five"
+    return grid(">layer", *columns, rows=rows, title=title)
+
+
+def card_report(card: icebear.Card) -> Group:
+    statistics, largest = card.statistics, max(card.statistics.histogram) or 1
+    bars = "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in statistics.histogram)
+    parts: list[Any] = [
+        Text.assemble((str(card.neuron), "bold"), f"  {card.title}"),
+        Text(
+            f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
+            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{token_count_note(card)}",
+            "dim",
+        ),
+        Text(f"{bars}  histogram of activations, -128 to 128, log2 bins", "dim"),
+    ]
+    words, written = (
+        projections_report(card.projections, PROJECTED_TOKENS),
+        ["", writes_table(card)] if card.writes else [],
+    )
+    parts += [*words, *written] if card.has_fixed_words else [*written, "", *words]
+    if card.by == "relevance":
+        parts.append(Text(RELMAX, "dim"))
+    for polarity, examples in card.examples.items():
+        parts.append(label_report(polarity, card.meanings.get(polarity), card.held_out.get(polarity, {})))
+        places = card.writes[polarity].places if polarity in card.writes else ()
+        title = f"class: {class_name(card.kind[polarity])}"
+        parts.append(_examples_table(f">{card.by}", "sentence", examples, title, places))
+    for by, nearest in card.nearest.items():
+        names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
+        parts.append(Text(f"{nearest_title(by, card.nearest_by_chance[by])}: {names or NOT_NEAR}", "dim"))
+    return Group(*parts)
+
+
+def writes_table(card: icebear.Card) -> Table:
+    """What the neuron writes at its sentences, by polarity."""
+    rows = [
+        (
+            polarity,
+            ", ".join(map(visible, one.raises)),
+            ", ".join(map(visible, one.lowers)),
+            *map(_correlation, numbers),
+        )
+        for polarity, one in card.writes.items()
+        for numbers in [(one.correlation, one.random_correlation)]
+    ]
+    return grid("sign", "raises", "lowers", ">alike", ">random", rows=rows, title=WRITES, caption=writes_about(card))
+
+
+def _correlation(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+pass
+
+LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
+
+
+def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
+    parts: list[Any] = [Text(f"\nPolarity {polarity}: {meanings.label_title(meaning)}", "bold")]
+    if meaning:
+        parts += [Text(line, "dim") for line in meanings.measured(meaning)]
+    if meaning and meaning.significant:
+        parts += [_examples_table(">", meanings.HELD_OUT[name], rows[:2]) for name, rows in held_out.items() if rows]
+    return Group(*parts)
+
+
+def _examples_table(
+    value: str, heading: str, examples: Sequence[Example], title: str = "", places: Sequence[Place] = ()
+) -> Table:
+    """Sentences, and at places what the neuron writes there."""
+    rows = []
+    for example, place in zip_longest(examples, places[: len(examples)]):
+        text = _highlighted(example)
+        if place:
+            words = (", ".join(map(visible, side)) for side in (place.raises, place.lowers))
+            text.append("\nraises {}; lowers {}".format(*words), "dim")
+        rows.append((f"{example.value:+.2f}", text))
+    return grid(value, heading, rows=rows, title=title)
+
+
+def _highlighted(example: Example) -> Text:
+    """The tokens around the extreme one, which stands out."""
+    tokens, extreme = example.sentence.tokens, example.token
+    text = Text("..." if extreme > 25 else "")
+    parts = normalized(list(example.relevance)) if example.relevance else None
+    for at in range(max(0, extreme - 25), min(len(tokens), extreme + 8)):
+        style = shade(parts[at]) if parts else Style()
+        if tokens[at]:  # empty: part of a character that a later token completes
+            text.append(visible(tokens[at]), style + Style(bold=True, underline=True) if at == extreme else style)
+    return text.append("..." if extreme + 8 < len(tokens) else "")
+
+
+def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
+    """Automatic labels with their meanings. Labels that are not significant are dim."""
+    rows = []
+    for row in labels:
+        text = (
+            Text(row.text) if row.significant else Text.assemble("not significant; best candidate: ", (row.text, "dim"))
+        )
+        rows.append((str(row.neuron), row.polarity, text, row.by, f"{row.score:.2f}", f"{row.p:.3f}"))
+    return grid("neuron", "sign", "label", "by", ">score", ">p", rows=rows, title=title)
+
+
+def hits_report(
+    hits: Sequence[Hit], labels: dict[Any, str | None], absent: Sequence[str], sample: str
+) -> Iterator[Table | Text]:
+    """The results of a search by kind, the words that no sentence has, and which sentences there are."""
+    if absent:
+        yield Text(absence(absent))
+    for by, title in BY.items():
+        own = [hit for hit in hits if hit.by == by]
+        rows = [(str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in own]
+        if rows:
+            yield grid("neuron", "sign", "why", "label", rows=rows, title=title)
+    if not hits and not absent:
+        yield Text(NO_NEURON)
+    yield Text(f"The index holds {sample}.", "dim")

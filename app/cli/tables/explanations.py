@@ -1,0 +1,131 @@
+"""An explained prediction: tokens, nodes, controls, and what changed weights caused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.constrain import Constrain
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from icebear.app.cli.tables.cards import labels_table
+from icebear.app.cli.tables.circuits import groups_table
+from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
+from icebear.app.cli.tables.nodes import Words, ablation_table, nodes_table
+from icebear.concepts.circuits.drawing import summary
+from icebear.explanation.screen import WIDTH, Line, lines
+from icebear.render import normalized, visible
+
+if TYPE_CHECKING:
+    import icebear
+    from icebear.concepts.answers.restoring import ExplainedChanges
+    from icebear.concepts.answers.units import Unit
+
+LONG = 240
+"""Characters of a text in a table before it is cut."""
+
+
+def explanation_report(explanation: icebear.Explanation, units: Table | None = None, words: Words = "effects") -> Group:
+    """The prediction, the tokens (or `units`), the nodes with their labels, and the controls that were measured."""
+    relevance, circuit = explanation.relevance, explanation.circuit
+    parts: list[Any] = [relevance_report(relevance, units)]
+    if explanation.changes:
+        parts += changes_tables(explanation.changes)
+    if explanation.nodes:
+        parts.append(nodes_table(explanation, words=words))
+    if explanation.meanings:
+        parts.append(labels_table(explanation.meanings))
+    if explanation.nodes and not relevance.counterfactual:
+        parts.append(Text(relevance.comparison_text(), "dim"))
+    if explanation.ablations:
+        parts.append(ablation_table(explanation.ablations))
+    if explanation.removal_control:
+        parts.append(Text(str(explanation.removal_control), "dim"))
+    if circuit:
+        parts += [Text(summary(circuit.graph)), groups_table(circuit.graph, circuit.without)]
+    return Group(*parts)
+
+
+def changes_tables(changes: ExplainedChanges) -> list[Any]:
+    """What changed weights caused, and what restoring them undoes."""
+    causes = [(str(one), f"{one.caused:+.3f}") for one in changes.changes]
+    shares = [(f"{one.changes:,}", f"{one.undone:z.0%}", f"{one.largest:z.0%}") for one in changes.restorations]
+    title = "Share of the difference that is undone when the first changes take the base model's weights"
+    return [
+        grid("change", ">caused", rows=causes, title="Changed rows that caused most"),
+        grid(">restored", ">undone", ">largest changes", rows=shares, title=title),
+    ]
+
+
+def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -> Group:
+    """The prediction and its relevance by token, by `units` or by image patch."""
+    head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
+    if relevance.contrast_text:
+        head.append(f", not {relevance.contrast_text!r}")
+    head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
+    prompt, tokens, compared = relevance.prompt, relevance.predictions[:5], relevance.counterfactual
+    if compared and compared.model and not relevance.tokens.any():
+        lines = [f"Predicted: {listed(tokens)}", f"Predicted by {compared.model}: {listed(compared.predictions)}"]
+        return Group(*map(Text, lines), head, Text(relevance.conservation_text(), "dim"))
+    picture = (
+        _patches(relevance) if relevance.image else heatmap(prompt.strings, relevance.tokens.tolist(), prompt.template)
+    )
+    return Group(
+        Text(f"Predicted: {listed(tokens)}"),
+        head,
+        Padding(picture, (1, 2)),
+        *([] if relevance.image else [units or tokens_table(relevance)]),
+        Text(relevance.conservation_text(), "dim"),
+        *([Text(relevance.comparison_text(), "dim")] if relevance.counterfactual else []),
+        *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
+    )
+
+
+def _patches(relevance: icebear.Relevance) -> Text:
+    assert relevance.image is not None
+    patches = relevance.image.patches
+    text = Text()
+    for number, share in enumerate(normalized(patches.flatten().tolist()), 1):
+        text.append("  ", shade(share))
+        if number % patches.shape[1] == 0:
+            text.append("\n")
+    return text
+
+
+def tokens_table(relevance: icebear.Relevance) -> Table:
+    prompt, template = relevance.prompt, set(relevance.prompt.template)
+    positions = None if relevance.positions is None else relevance.positions.sum(0).tolist()
+    table = grid(">position", "token", ">relevance", *([">of position"] if positions else []), "")
+    for at, (token, value) in enumerate(zip(prompt.strings, relevance.tokens.tolist(), strict=True)):
+        notes = ["sink"] * (at in prompt.sinks) + ["decoder"] * (at >= prompt.encoder_length)
+        of_position = [f"{positions[at]:+.3f}"] if positions else []
+        if at not in template:
+            table.add_row(str(at), Text(repr(token)), f"{value:+.3f}", *of_position, ", ".join(notes))
+    if template:
+        rest = relevance.tokens[list(prompt.template)].sum().item()
+        table.add_row("", f"chat template ({len(template)} tokens)", f"{rest:+.3f}", style="dim")
+    return table
+
+
+def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
+    table = grid("part", ">relevance", "text")
+    for unit, value in parts:
+        text = visible(unit.text.strip())
+        cut = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
+        table.add_row(unit.turn, f"{value:+.3f}", Text(cut), style="dim" if unit.template else None)
+    return table
+
+
+def explanation_screen(explanation: icebear.Explanation, units: Table | None = None) -> Constrain:
+    """At most 40 lines of 100 columns. units: a table in place of the tokens."""
+    prompt, (before, after) = explanation.relevance.prompt, lines(explanation)
+    tokens = units or heatmap(prompt.strings, explanation.relevance.tokens.tolist(), prompt.template)
+    return Constrain(Group(*map(_shown, before), Padding(tokens, (1, 2)), *map(_shown, after)), WIDTH)
+
+
+def _shown(line: Line) -> Text:
+    cut = {} if line.wraps else {"no_wrap": True, "overflow": "ellipsis"}
+    return Text(line.text, line.style, **cut)  # type: ignore[arg-type]

@@ -1,0 +1,95 @@
+"""Ranked nodes, and their sufficiency and necessity with controls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.table import Table
+
+from icebear.app.cli.tables.grid import grid
+from icebear.explanation.sentences import empty_shares, hardly_differs
+from icebear.records import Projection
+
+if TYPE_CHECKING:
+    import icebear
+    from icebear.concepts.answers.behaviour import BehaviourNeuron
+    from icebear.concepts.nodes.controls import Ablation
+
+Words = Literal["effects", "direct"]
+
+
+def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words = "effects") -> Table:
+    """The nodes with the words that they raise and lower in this prompt, or that they promote on the direct path."""
+    compared = explanation.relevance.counterfactual
+    measured = words == "effects" and explanation.effects is not None
+    rows = []
+    for node in explanation.nodes:
+        row = node.ranked
+        activation = "" if row.neuron.site == "head" else f"{row.activation:+.3f}"
+        other = ["" if row.counterfactual is None else f"{row.counterfactual:+.3f}"] if compared else []
+        shown = [", ".join(node.raises[:3]), ", ".join(node.lowers[:3])] if measured else [node.words]
+        rows.append([str(row.neuron), repr(node.token), activation, *other, f"{row.relevance:+.3f}", *shown])
+    counterfactual = [">base model" if compared.model else ">counterfactual"] if compared else []
+    shown = ["raises", "lowers"] if measured else ["promotes"]
+    names = ("neuron", "token", ">activation", *counterfactual, ">relevance", *shown)
+    return grid(*names, rows=rows, title=title or _nodes_title(explanation))
+
+
+FIRST = {
+    "positive": "Most relevant neurons",
+    "negative": "Neurons with the most negative relevance",
+    "absolute": "Neurons with the largest absolute relevance",
+}
+"""How neurons are ranked -> what the first ones are."""
+
+
+def _nodes_title(explanation: icebear.Explanation) -> str:
+    relevance, ranking, position = explanation.relevance, explanation.ranking, explanation.ranking.position
+    where = {"all": "at all tokens", "last": "at the predicting token"}.get(str(position), f"at position {position}")
+    compared = relevance.counterfactual
+    title = f"Neurons that pass most on, {where}" if compared and compared.model else f"{FIRST[ranking.by]} {where}"
+    if position == "all" and not ranking.include_sinks:
+        title += f", attention sinks excluded: {list(relevance.prompt.sinks)}"
+    if position == "all" and relevance.prompt.turns and not ranking.include_template:
+        title += ", the chat template excluded"
+    return title
+
+
+def ablation_table(ablations: Sequence[Ablation]) -> Table:
+    columns = ("sufficiency", "necessity")
+    names = [f"{control}{column}" for control in ("", "random_", "most_changed_") for column in columns]
+    rows = [[row.site, f"{row.nodes:,}", *(f"{getattr(row, name):z.2f}" for name in names)] for row in ablations]
+    caption = [
+        "random: as many other neurons of the same layers and tokens, or heads of the same tokens; median of sets.",
+        "most changed: nodes whose activations change most.",
+        *dict.fromkeys(filter(None, map(hardly_differs, ablations))),
+        *(f"No {site} nodes at all: sufficiency {share:z.2f}." for site, share in empty_shares(ablations).items()),
+    ]
+    return grid(
+        "site",
+        ">nodes",
+        *(f">{name.replace('random_', 'random: ').replace('most_changed_', 'most changed: ')}" for name in names),
+        rows=rows,
+        title="Sufficiency and necessity, with controls",
+        caption=" ".join(caption),
+    )
+
+
+def behaviour_table(neurons: Sequence[BehaviourNeuron], words: dict[Any, Projection], prompts: int) -> Table:
+    """Neurons by their mean relevance over prompts; `words` may lack some."""
+    return grid(
+        *("neuron", ">activation", ">relevance", ">95 % interval", f">in the top {len(neurons)}", "promotes"),
+        rows=(
+            (
+                str(row.neuron),
+                "" if row.neuron.site == "head" else f"{row.activation:+.3f}",
+                f"{row.relevance:+.3f}",
+                f"{row.low:+.3f} to {row.high:+.3f}",
+                f"{row.among_top} of {prompts}",
+                words[row.neuron].words(row.polarity) if row.neuron in words else "",
+            )
+            for row in neurons
+        ),
+        title=f"Most relevant neurons, means over {prompts} prompts, at the predicting token",
+    )

@@ -1,0 +1,134 @@
+"""Edits: both texts, a recipe, how it was found, and its side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from icebear.app.cli.tables.grid import grid
+from icebear.models.text.prompts import prompt_line
+from icebear.records import TokenScore
+from icebear.render import visible
+from icebear.steering.outcome import Outcome
+from icebear.steering.records import FlipRecord, SideEffects
+
+if TYPE_CHECKING:
+    import icebear
+    from icebear.steering.comparison import Comparison
+
+EDITS = (
+    "edit: neuron = new activation @ token. before: the activation without the edit. share of range: the new "
+    "activation divided by the end of the neuron's activation range. relevance: the neuron's contribution to the "
+    "logit margin of the flip, without edits (negative: it works against the flip). raises, lowers: the likely next "
+    "words that this edit alone makes more and less likely."
+)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Plain and steered text side by side, with the most probable first tokens."""
+    sides = (comparison.plain, comparison.steered)
+    end = "\n" if not isinstance(comparison.prompt, str) else "" if comparison.task == "causal" else " → "
+    begin = prompt_line(comparison.prompt) + end
+    table = Table(box=box.ROUNDED, expand=True)
+    for name in ("plain", "steered"):
+        table.add_column(name, ratio=1, overflow="fold")
+    table.add_row(*(Text.assemble((begin, "dim"), side.text) for side in sides), end_section=True)
+    table.add_row(*(Text("\n".join(map(_bar, side.next))) for side in sides))
+    return table
+
+
+def _bar(token: TokenScore) -> str:
+    share = token.probability  # None where a number is predicted
+    number = f"{token.logit:+.3f}" if share is None else f"{share:.3f} {'█' * round(20 * share)}"
+    return f"{token.text!r:<14} {number}"
+
+
+def recipe_report(recipe: icebear.Recipe) -> Group:
+    """A recipe's edits with their neurons, side effects and provenance.
+
+    Raises `RecipeError` where its provenance is not as icebear writes it.
+    """
+    records, effects, outcome = FlipRecord.all_of(recipe), SideEffects.of(recipe), Outcome.of(recipe)
+    facts = {key: value for key, value in recipe.provenance.items() if isinstance(value, str | int | float)}
+    names = {"found_by": "made by", "suppress": "weakens the concept"}
+    shown = {True: "yes", False: "no"}
+    lines = [f"model: {recipe.model_name} ({recipe.model_fingerprint})"]
+    lines += [
+        f"{names.get(key, key.replace('_', ' '))}: {shown[value] if isinstance(value, bool) else value}"
+        for key, value in facts.items()
+    ]
+    lines += [line for record in records for line in _flip_lines(record)]
+    parts = [*_edits_tables(recipe, records), *(_side_effects(effects) if effects else [])]
+    parts += outcome_lines(outcome) if outcome else []
+    return Group(*parts, *(Text(line, "dim") for line in lines))
+
+
+def _flip_lines(record: FlipRecord) -> list[str]:
+    """What a flip had to do, and how it was searched."""
+    goal = "wanted next" if record.top_k is None else f"suppressed below the {record.top_k} most probable tokens"
+    lines = [f"prompt: {prompt_line(record.prompt)!r}", f"{goal}: {record.text!r}"]
+    aim = "zero"
+    if record.source is not None:
+        lines.append(f"source prompt: {prompt_line(record.source)!r}")
+        aim = "their values in the source prompt"
+    directed = not record.left_source and (record.source is not None or record.top_k is not None)
+    if record.left_source:
+        moves = f"Moves towards {aim} did not suffice, so activations move in both directions."
+    else:
+        moves = f"Activations move towards {aim}." if directed else "Activations move in both directions."
+    limits = "They may leave" if record.unbounded else "They stay inside"
+    return [*lines, f"{moves} {limits} their activation range."]
+
+
+def _edits_tables(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> list[Table]:
+    """The edits, and the sentences of the edited neurons if there was an index."""
+    neurons = {row.neuron: row for record in records for row in record.neurons}
+    names = (">before", ">share of range", ">relevance", "raises", "lowers")
+    rows: list[list[str]] = []
+    for edit in recipe:
+        rows.append([str(edit)])
+        if row := neurons.get(edit.neuron):
+            share = "outside" if row.range_share is None else f"{row.range_share:.2f} x"
+            words = (", ".join(map(visible, side)) for side in (row.raises, row.lowers))
+            rows[-1] += [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}", *words]
+    caption = EDITS if neurons else ""
+    table = grid("edit", *(names if neurons else ()), rows=rows, title=recipe.name, caption=caption)
+    table.columns[0].no_wrap = True
+    examples = [(str(row.neuron), text) for row in neurons.values() for text in row.examples]
+    title = "\nSentences with large activations of the sign that each neuron is set to"
+    return [table, *([grid("neuron", "sentence", rows=examples, title=title)] if examples else [])]
+
+
+def outcome_lines(outcome: Outcome) -> list[Text]:
+    """What the edits do beside what random edits do, and a warning where that is no evidence."""
+    warning = [Text(f"Warning: {outcome.warning}", "yellow")] if outcome.warning else []
+    return [Text(outcome.control_text), Text(outcome.side_effects_text), *warning]
+
+
+def _side_effects(effects: SideEffects) -> list[Table | Text]:
+    tokens = {token.text: token for token in (effects.old, effects.new) if token}
+    rows = [
+        (repr(text), f"{token.before:.3f}", str(token.rank_before), f"{token.after:.3f}", str(token.rank_after))
+        for text, token in tokens.items()
+    ]
+    names = ("next token", ">probability before", ">rank before", ">probability after", ">rank after")
+    table = grid(*names, rows=rows)
+    lines = []
+    if effects.perplexity is not None:
+        lines.append(
+            f"Perplexity of held-out sentences: {effects.perplexity:.1f} without edits, "
+            f"{effects.perplexity_everywhere:.1f} with the edits at every token"
+        )
+    if effects.repetition is not None:
+        lines.append(
+            f"Repeated trigrams in the continuation: {effects.repetition_plain:.0%} without edits, "
+            f"{effects.repetition:.0%} with edits"
+        )
+    warnings = [Text(f"Warning: {line}", "yellow") for line in effects.warnings]
+    kl = Text(f"Off-target KL (side effects; 0 is none): {effects.off_target_kl:.4f} nats {effects.where}")
+    return [kl, *([table] if rows else []), *map(Text, lines), *warnings]

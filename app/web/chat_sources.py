@@ -1,0 +1,157 @@
+"""Beside a conversation: why the model wrote the selected words."""
+
+from __future__ import annotations
+
+from functools import partial
+from textwrap import shorten
+from typing import Any
+
+import streamlit as st
+
+from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables
+from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.bars import Bar, bars
+from icebear.app.web.shared.explanations import answered, explained_words
+from icebear.concepts.answers.sources import SourceBreakdown, SourcePart, source_breakdown
+from icebear.concepts.results.ranking import Ranking
+from icebear.models.text.answer import Answer
+from icebear.models.text.chat import Chat
+
+WORD, ALTERNATIVE = "word", "alternative"
+UNWRITTEN = {"template": "Chat template", "sinks": "Attention sinks"}
+"""Parts that nobody wrote."""
+NAMES = UNWRITTEN | {
+    "the answer's own start": "The answer so far",
+    "the contrast's own start": "The alternative so far",
+    "system": "System message",
+}
+"""Parts that are named on this page; others are quoted."""
+QUOTED = 42
+"""The longest quote of a part, in characters."""
+
+
+def selects_alternative() -> bool:
+    """Return whether a click selects the alternative, not the word to explain."""
+    return st.session_state.get("clicks") == ALTERNATIVE
+
+
+def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
+    """Say in a sentence and in bars what the words come from. Return the account."""
+    account = st.container()
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks")
+        contrast = links.bound(st.text_input, "Rather than (optional)", "rather", width=200)
+    text, answer = _answer(chat, turn)
+    with account:
+        request = (served.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
+        sources = jobs.awaited(_sources, *request, stops=True)
+        st.markdown(f"#### Why {markdown.target_label(sources.relevance)}?")
+        st.markdown(sentence(sources))
+        st.html(bars(parts(sources)))
+        st.caption(
+            f"Red supports it, blue opposes it, in logits. {sources.through_ffn:.0%} passes through MLP neurons "
+            "(overlaps with the bars)."
+        )
+    return sources
+
+
+def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdown) -> None:
+    """Show, if this is opened, the tokens behind the bars, the neurons and the circuit."""
+    opened = st.expander("Details: tokens, neurons, circuit", key="details", on_change="rerun")
+    if not opened.open:
+        return
+    text, answer = _answer(chat, turn)
+    start, stop = answer.token_range(span)
+    with opened:
+        st.markdown("#### The tokens behind the bars")
+        markdown.heat(sources.relevance, answer=True)
+        chances = ", ".join(f"{chance:.0%}" for chance in answer.probabilities[start : min(stop, start + 12)])
+        more = ", ..." if stop - start > 12 else ""
+        st.caption(
+            "Red supports it, blue opposes it; dotted: attention sinks; gray: the chat template. "
+            + markdown.plain(f"Probability of the selected words: {chances}{more}")
+        )
+        relevance = explained_words(text, turn, (start, stop), sources.relevance.contrast_text or None)
+        explanation = explanations.explanation_of(relevance, Ranking(10, position="last"))
+        before = chat.of(chat.messages[:turn])
+        if explanation.nodes:
+            st.markdown(f"#### The neurons that contribute most to {markdown.target_label(relevance)}")
+            tables.node_table(explanation, "account", ("neuron", "token", "relevance"), prompt=before.to_json(None))
+        _circuit(before, answer, start, sources)
+        bars_line = f"The bars (CP-LRP) sum to {sources.target:.2f} logits, remainder {sources.remainder:+.1e}."
+        st.caption(markdown.plain(f"Method check. {bars_line} Neurons: {relevance.conservation_text()}."))
+
+
+def _answer(chat: Chat, turn: int) -> tuple[str, Answer]:
+    """Return the conversation up to a message, as JSON, and this message."""
+    text = chat.of(chat.messages[: turn + 1]).to_json(None)
+    return text, answered(served.model_name(), text, turn)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _sources(name: str, chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Job:
+    """Return the job that finds what the words come from, or has found it, for all visitors."""
+    model, answer = jobs.model(), answered(name, chat, turn)
+    options: dict[str, Any] = {"contrast": contrast} if contrast else {"number": "log-odds"}
+    return Job("Explaining", lambda job: source_breakdown(model, answer, span, **options))
+
+
+def part_name(part: SourcePart) -> str:
+    """Return the name of a part, or its text in quotes."""
+    return NAMES.get(part.name) or f"\u201c{shorten(part.text, QUOTED, placeholder=' ...')}\u201d"
+
+
+def parts(sources: SourceBreakdown) -> list[Bar]:
+    """Return a bar for each part, what was written first."""
+    rows = [(part_name(part), part.total, part.name in UNWRITTEN) for part in sources.parts]
+    if abs(sources.biases) > 1e-3 * abs(sources.target):
+        rows.append(("Biases of the model", sources.biases, True))
+    rows.sort(key=lambda row: (row[2], -row[1]))
+    return [Bar(name, value, f"{value:+.2f}", unwritten) for name, value, unwritten in rows]
+
+
+def sentence(sources: SourceBreakdown) -> str:
+    """Say which part of the conversation contributed most, and the token in it that did, as Markdown."""
+    relevance, contrast = sources.relevance, sources.relevance.contrast_text
+    best = max((part for part in sources.parts if part.name not in UNWRITTEN), key=lambda part: part.total)
+    if best.total <= 0:
+        return "No message supports it."
+    apart = {*relevance.prompt.template, *relevance.prompt.sinks}
+    places = [place for place in range(len(relevance.tokens)) if place not in apart]
+    top = max(places, key=lambda place: relevance.tokens[place].item())
+    word, others = relevance.prompt.strings[top].strip(), markdown.plain(contrast.strip()) or "the other likely words"
+    name = part_name(best)
+    behind = "" if sources.target > 0 else f" But the model prefers {others} here."
+    name = markdown.plain(name[0].lower() + name[1:])
+    return (
+        f"**Of the messages, {name} contributed most: {best.total:+.1f}** of the {sources.target:.1f} logits by which "
+        f"it leads {others}. The strongest word is **{markdown.token_label(word)}** "
+        f"({relevance.tokens[top].item():+.1f}).{behind}"
+    )
+
+
+def _circuit(before: Chat, answer: Answer, start: int, sources: SourceBreakdown) -> None:
+    """Offer the circuit behind the difference to the same conversation with another last message of the user."""
+    users = [place for place, message in enumerate(before.messages) if message["role"] == "user"]
+    if not users or sources.relevance.target is None:
+        return
+    st.markdown("#### How is it computed?")
+    message = before.messages[users[-1]]["content"]
+    label = "Compared with another message of the same number of tokens"
+    other = st.text_input(label, message, key=f"other {message}")
+    changed = [*before.messages]
+    changed[users[-1]] = {"role": "user", "content": other}
+    values = {
+        "prompt": _up_to(before, answer, start),
+        "counterfactual": _up_to(before.of(changed), answer, start),
+        "target": sources.relevance.target.text,
+        "contrast": sources.relevance.contrast_text,
+    }
+    go = partial(links.go, "circuit", **values)
+    st.button("Open its circuit", key="open_circuit", on_click=go, disabled=other == message)
+
+
+def _up_to(chat: Chat, answer: Answer, start: int) -> str:
+    """Return the chat and the beginning of the answer as JSON, for the field for a prompt."""
+    begun = "".join(answer.token_strings[:start])
+    return (chat.then("assistant", begun, answer.ids[:start]) if start else chat).to_json(None)

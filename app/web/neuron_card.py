@@ -1,0 +1,254 @@
+"""The card of one neuron."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import streamlit as st
+from markupsafe import Markup
+
+from icebear.actmax import page
+from icebear.actmax.card import SILENT, Card, describe
+from icebear.actmax.index.annotation import annotate
+from icebear.actmax.index.classes import OTHER, class_name
+from icebear.actmax.labels.sample import SENTENCES
+from icebear.actmax.writes import FEW, writes
+from icebear.app.web.shared import jobs, links, markdown, served, tables
+from icebear.app.web.shared.background import SITES, Job
+from icebear.app.web.shared.header import no_store_yet, offer_sites
+from icebear.concepts.vocabulary.lens import mean_lens
+from icebear.concepts.vocabulary.projection import both_projections
+from icebear.db.search import nearest, vocabulary_projection
+from icebear.db.store import Store, open_store
+from icebear.db.vectors import LENS
+from icebear.errors import IcebearError, InputError, ModelError
+from icebear.models.model import Model
+from icebear.records import FEW_WORDS, Neuron, Projection, Writes
+
+EXAMPLES, WORDS = 8, 5
+STYLED = Markup('<style>{}</style><div class="card">{}</div>')
+TO_TOP = "<script>document.querySelector('[data-testid=stMain]').scrollTo(0, 0)  // {}</script>"
+"""Runs when its text changes, which is when another card is opened; else the scroll of the search would stay."""
+LATE = 2 / 3
+"""Above this share of the layers the logit lens predicts effects in the default model (docs/limits.md)."""
+LABEL_TIMES = {"smollm2-135m": ", which takes about a minute, and two for the first label of an index"}
+"""On two cores."""
+SIDES = {"+": "high activation (+)", "-": "low activation (-)"}
+
+
+def show(name: str) -> None:
+    """Show the card of a neuron, or what the model alone says about it."""
+    neuron = Neuron.parse(name)
+    st.html(TO_TOP.format(neuron), unsafe_allow_javascript=True)
+    st.markdown(f"#### {neuron}")
+    polarity = links.bound(
+        st.segmented_control,
+        "High (+) or low (-) activation first",
+        "polarity",
+        list(SIDES),
+        default="+",
+        required=True,
+    )
+    if served.has_store(neuron.site):
+        with served.store(neuron.site) as opened:
+            check(opened, neuron)
+            _card(opened, neuron, polarity)
+        return
+    vocabulary = st.container()
+    if not served.has_store():
+        no_store_yet("Sentences, statistics and similar neurons need")
+    elif neuron.site in SITES:
+        offer_sites(neuron.site)
+    else:
+        st.caption(f"The index has no sentences for {neuron.site} neurons.")
+    with vocabulary, suppress(ModelError):  # last, because it waits for the model
+        _vocabulary(neuron, polarity)
+
+
+def check(opened: Store, neuron: Neuron) -> None:
+    """Raise `InputError` if the index has no such neuron, with those that there are."""
+    layers, width = opened.neurons.sizes()[neuron.site]
+    if neuron.layer >= layers or neuron.index >= width:
+        raise InputError(
+            f"There is no {neuron}: the layers are 0 to {layers - 1}, their {neuron.site} neurons 0 to {width - 1}. "
+            "Enter another neuron."
+        )
+
+
+def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:
+    """Return the vocabulary of a neuron in an index, if it can say what the neuron writes: as measured in its layer, or
+    else in late layers; and if its words stand out."""
+    if neuron.site in SILENT["writes"]:
+        return None
+    ceilings = opened.facts.all().get("ceilings")
+    ceiling = ceilings[neuron.layer] if ceilings and neuron.site == "ffn" else None
+    late = neuron.layer >= LATE * opened.neurons.sizes()[neuron.site][0]
+    if not late if ceiling is None else ceiling < FEW_WORDS:
+        return None
+    projection = opened.vocabulary(neuron, k) if ceiling is None else vocabulary_projection(opened, neuron, k, LENS)
+    return projection if projection.has_words else None
+
+
+def _vocabulary(neuron: Neuron, polarity: str) -> None:
+    """Show the part of a card that needs no index."""
+    model = jobs.model()
+    model.check(neuron)
+    if neuron.site not in SILENT["writes"]:
+        _styled(page.projections_html(both_projections(model, neuron, EXAMPLES), polarity))
+
+
+def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
+    model = jobs.loaded(opened)
+    reading = model if model and mean_lens(model) else None  # else the lens of the neuron would take seconds
+    card = describe(opened, neuron, reading, EXAMPLES, places=0)
+    if card.left_out:
+        size = f"{opened.vectors.size() / 1e9:.0f} GB"
+        if st.button(f"Vocabulary and similar neurons (reads {size})", icon=":material/hub:", key="whole_card"):
+            card = describe(opened, neuron, reading, EXAMPLES, whole=True, places=0)
+    if card.title:
+        st.markdown(f"**{markdown.plain(card.title)}**")
+    if card.by == "relevance":
+        st.caption(markdown.plain(page.RELMAX))
+    elif not card.meanings:
+        _suggesting(neuron)
+    worded = None if card.left_out else words(opened, neuron, EXAMPLES)
+    if worded:
+        without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
+        projections = card.projections if card.other else without_model
+        _styled(page.projections_html(list(map(_first_words, projections)), polarity))
+    sides = (polarity, "-" if polarity == "+" else "+")
+    places = {
+        side: _side(card, side, column, worded is not None) for side, column in zip(sides, st.columns(2), strict=True)
+    }
+    if card.by == "activation" and any(one.relevance is None for rows in card.examples.values() for one in rows):
+        _annotating(opened, neuron)
+    _about(opened, card, polarity, worded is not None)
+    actions = st.container()
+    if model:  # after all that is there at once
+        with places[polarity][0]:
+            card = replace(card, writes=_writes(str(neuron), str(opened.path), opened.made_with(), opened, model))
+        for side, (written, sentences) in places.items():
+            measured = card.writes.get(side)
+            _styled(page.writes_html(card, side), written)
+            _styled(page.examples_html(card.examples[side], measured.places if measured else ()), sentences)
+    with actions:
+        _actions(card)
+
+
+def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
+    """Show similar neurons, statistics, and the vocabulary if the card does not begin with it."""
+    _nearest(opened, card, polarity)
+    with st.expander("Statistics" if worded else "Statistics and vocabulary"):
+        st.caption(page.statistics_line(card))
+        _styled(page.histogram_html(card.statistics.histogram))
+        if not worded:
+            _styled(page.projections_html(card.projections, polarity))
+
+
+def _first_words(projection: Projection) -> Projection:
+    return replace(projection, promoted=projection.promoted[:WORDS], suppressed=projection.suppressed[:WORDS])
+
+
+def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:
+    """Show a side of a card. Return the places of what the neuron writes, which is last if a lens has its words, and of
+    its sentences."""
+    with column:
+        st.markdown(f"##### {page.heading(card, side)}")
+        if side in card.meanings:
+            _styled(page.meaning_html(card, side))
+        if card.kind[side] != OTHER:
+            st.caption(markdown.plain(f"class: {class_name(card.kind[side])}"))
+        first, second = st.empty(), st.empty()
+        written, sentences = (second, first) if worded else (first, second)
+        if card.examples[side]:
+            _styled(page.examples_html(card.examples[side]), sentences)
+        else:
+            st.caption("There is none.")
+    return written, sentences
+
+
+def _nearest(opened: Store, card: Card, polarity: str) -> None:
+    """Show the most similar neurons of each kind at a polarity, next to what random neurons have."""
+    for by in card.nearest:
+        hits = nearest(opened, card.neuron, 5, by, polarity)
+        median, largest = card.nearest_by_chance[by]
+        if not hits:
+            st.caption(f"{page.NEAREST[by]}: none above {largest:.2f}, the largest cosine of random neurons")
+            continue
+        cosines = f"cosine {hits[0].score:.2f} to {hits[-1].score:.2f}"
+        label = f"{page.NEAREST[by]} ({cosines}; nearest of a random neuron: {median:.2f}, at most {largest:.2f})"
+        tables.neuron_pills(label, [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
+
+
+@st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)
+def _writes(neuron: str, path: str, index: dict[str, Any], _opened: Store, _model: Model) -> dict[str, Writes]:
+    return writes(_model, _opened, Neuron.parse(neuron), FEW)
+
+
+def _styled(html: Markup, place: Any = st) -> None:
+    if html:
+        place.html(STYLED.format(Markup(page.STYLE), html))
+
+
+def _annotating(opened: Store, neuron: Neuron) -> None:
+    """Attribute the examples that are shown, on demand, and store the result."""
+    if st.button("Color the tokens that activate it", icon=":material/palette:", key="annotate"):
+        loaded = jobs.fitting(opened)
+        with jobs.progress("Attributing; finished sentences are kept") as step:
+            annotate(loaded, opened, [neuron], EXAMPLES, on_progress=step)
+        st.rerun()
+
+
+def _suggesting(neuron: Neuron) -> None:
+    """Label both sides of a neuron on demand, in the background, and store the result."""
+    request = (served.model_name(), str(served.store_path(neuron.site)), str(neuron))
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("No label yet", width="content")
+        if st.button("Suggest one", key="suggest_label", type="tertiary", icon=":material/label:"):
+            if _labelling(*request).error:
+                _labelling.clear(*request)
+            _labelling(*request).left.discard(jobs.visitor())
+            st.session_state["labelling"] = request
+        st.caption(f"The model reads {sum(SENTENCES.values()):,} sentences{LABEL_TIMES.get(served.model_name(), '')}.")
+    if st.session_state.get("labelling") == request and jobs.is_done(_labelling(*request)):
+        st.caption("No label passed its test.")
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _labelling(name: str, path: str, neuron: str) -> Job:
+    """Return the job that labels a neuron, for all visitors."""
+    loading = jobs.loading()
+
+    def work(job: Job) -> None:
+        model = loading.outcome()
+        from icebear.actmax.labels.auto import label_neurons
+
+        with open_store(path) as opened:
+            opened.check(model.fingerprint, model.name)
+            label_neurons(model, opened, [Neuron.parse(neuron)], on_progress=job.step)
+
+    return Job("Scoring labels on sentences that they were not made from", work)
+
+
+def _actions(card: Card) -> None:
+    left, middle, right = st.columns(3, vertical_alignment="bottom")
+    key = f"label {card.neuron} {card.label or ''}"  # another key, and so another text, when somebody changes it
+
+    def write() -> None:
+        try:
+            with served.store(card.neuron.site) as opened:
+                opened.labels.set_own(card.neuron, st.session_state[key])
+        except IcebearError as error:  # in a callback; the next run shows it
+            st.session_state["trouble"] = str(error)
+
+    left.text_input("Your label", card.label or "", key=key, on_change=write)
+    _, prompt = st.session_state.get("card_from") or ("", None)
+    off = partial(links.to_steer, card.neuron, **({"prompt": prompt} if prompt else {}))
+    middle.button(f"Switch it off in {links.VIEWS['steer'].title}", on_click=off, key="card_to_steer")
+    with right:
+        as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
+        tables.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

@@ -1,0 +1,1 @@
+"""What the views share: jobs, links, tables, the header."""

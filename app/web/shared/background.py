@@ -1,0 +1,328 @@
+"""What a server does for all its visitors: loading the model, building an index, caching explanations."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+import streamlit as st
+from streamlit import runtime
+
+from icebear.cache import cache_folder, cached, partial_folder
+from icebear.db.sqlite import VERSION
+from icebear.errors import IcebearError, exhausted
+from icebear.models.loading.presets import PRESETS
+
+if TYPE_CHECKING:
+    from icebear.actmax.index.corpus import Corpus
+    from icebear.concepts.results.result import Relevance
+    from icebear.explanation.explanation import ExplainedGroup
+    from icebear.explanation.saved import SavedExplanation
+    from icebear.models.model import Model
+    from icebear.records import Sentence
+
+SMALLER, LARGER = 300, 3000
+"""Summaries in the small index, and in the larger one."""
+SITES = ("ffn", "attn")
+"""Whose neurons the app indexes: all that it ranks and links to."""
+ROOM = 1 << 30
+"""Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
+
+STOPPED = "Stopped. Change the settings, or start again."
+
+log = logging.getLogger("icebear.app")
+
+importing = threading.Lock()
+"""Held while torch or transformers is imported: two threads that import transformers at once find half of it."""
+
+
+running: WeakSet[Job] = WeakSet()
+
+
+@atexit.register
+def stop_all() -> None:
+    """End all work before Python ends, which must not happen in the middle of an operation."""
+    jobs = list(running)
+    for job in jobs:
+        job.stop()
+    for job in jobs:
+        job.join(2)
+
+
+class Job(threading.Thread):
+    """Work that ends with a result or an error; `doing` and `share` say how far it is."""
+
+    def __init__(self, doing: str, work: Callable[[Job], Any], watch: Callable[[], float] | None = None):
+        """watch: returns how far the work is, if it does not call `step` itself."""
+        super().__init__(daemon=True)  # ends with the server, in the middle of anything: what it writes survives that
+        self.doing, self._share, self._watch = doing, 0.0, watch
+        self.result: Any = None
+        self.error: IcebearError | None = None
+        self.stopped = False
+        self.left: set[str] = set()
+        """The visitors who ended their wait, until they are told so."""
+        self._waiting: set[str] = set()
+        self._work = work
+        running.add(self)
+        self.start()
+
+    def run(self) -> None:
+        what, begun = self.doing, time.monotonic()
+        log.info("%s ...", what)
+        try:
+            with self._stoppable():
+                self.result = self._work(self)
+            log.info("%s: done in %.0f s.", what, time.monotonic() - begun)
+        except IcebearError as error:
+            log.info("%s: %s", what, error)
+            self.error = error
+        except Exception as error:
+            log.warning("%s: failed.", what, exc_info=error)
+            message = f"{what} failed ({type(error).__name__}: {error}); the log of icebear app has the details."
+            self.error = exhausted(error) or IcebearError(message)
+
+    @property
+    def share(self) -> float:
+        """How far the work is, from 0 to 1."""
+        return self._watch() if self._watch else self._share
+
+    def outcome(self) -> Any:
+        """Wait for the result, and return it. Raises the error, if there is one."""
+        self.join()
+        if self.error:
+            raise self.error
+        return self.result
+
+    def enter(self, visitor: str) -> None:
+        """Count a visitor (the id of a session) who waits for the result."""
+        self.left.discard(visitor)
+        self._waiting.add(visitor)
+
+    def leave(self, visitor: str) -> None:
+        """End the wait of a visitor; the work ends if nobody else waits."""
+        self._waiting.discard(visitor)
+        self.left.add(visitor)
+        if not any(map(_is_here, self._waiting)):
+            self.stop()
+
+    def stop(self) -> None:
+        """End the work at its next step, or its next operation on tensors."""
+        self.stopped = True
+
+    def step(self, done: float, total: float) -> None:
+        """Report progress, from the work. Raises `IcebearError` if it was stopped."""
+        self._share = done / total
+        self.check()
+
+    def check(self) -> None:
+        if self.stopped:
+            raise IcebearError(STOPPED)
+
+    def _stoppable(self) -> AbstractContextManager:
+        """Check before each operation of torch in this thread, once torch is imported."""
+        if "torch.overrides" not in sys.modules:
+            return nullcontext()
+        from icebear.concepts.passes.interrupt import Checked
+
+        return Checked(self.check)
+
+
+def _is_here(visitor: str) -> bool:
+    """Return whether the page of a visitor is open."""
+    return not runtime.exists() or runtime.get_instance().is_active_session(visitor)
+
+
+class Groups(NamedTuple):
+    """What nodes do together, their groups, and both as plain values; without a reference to their relevance."""
+
+    together: ExplainedGroup | None
+    groups: tuple[ExplainedGroup, ...]
+    saved: SavedExplanation
+
+
+class Shared:
+    """The indexes that a server builds, and the explanations that it caches (`shared`)."""
+
+    def __init__(self, room: int = ROOM) -> None:
+        self.builds: dict[Path | None, Job] = {}
+        """Path (None: the small index) -> the job that builds it, or has built it, since the server began."""
+        self.loads: dict[str, Job] = {}
+        """The settings of a model -> the job that loads it, or has loaded it."""
+        self.room = room
+        self._relevances: dict[tuple, Relevance] = {}  # the longest unused first
+        self.groups: WeakKeyDictionary[Relevance, dict[str, Groups]] = WeakKeyDictionary()
+        """By site, as long as the relevance is cached."""
+        self._lock = threading.Lock()
+
+    def build(self, model: Job, path: Path | None = None) -> None:
+        """Start to build the small index, or a larger one at `path`; the job's result is its path.
+
+        Nothing happens while that is going on, or when it is done. After an error or a stop it resumes.
+        """
+        with self._lock:
+            before = self.builds.get(path)
+            if before is None or before.error:
+                self.builds[path] = Job(
+                    f"Building an index of {LARGER:,} summaries" if path else "Building the small index",
+                    lambda job: _build(job, model, path),
+                )
+
+    def relevance(self, key: tuple, make: Callable[[], Relevance]) -> Relevance:
+        """Return the result of `make`, cached for all visitors; a result is never changed."""
+        with self._lock:
+            result = self._relevances.pop(key, None)
+        if result is None:
+            result = make()
+        with self._lock:
+            self._relevances[key] = result
+            while (
+                len(self._relevances) > 1 and sum(one.neurons.nbytes for one in self._relevances.values()) > self.room
+            ):
+                del self._relevances[next(iter(self._relevances))]
+        return result
+
+
+@st.cache_resource(show_spinner=False)
+def shared() -> Shared:
+    """Return the one of this server."""
+    return Shared()
+
+
+def loading(name: str, **options: Any) -> Job:
+    """Start to load a model; it is the job's result."""
+
+    def load(job: Job) -> Model:
+        with importing:
+            from icebear.models.loading.loading import load_model
+        return load_model(name, **options)
+
+    preset = PRESETS.get(name)
+    if preset and not cached(preset.folder):
+        what = f"Fetching {name} ({preset.download // 1_000_000} MB) and converting it, once"
+        return Job(what, load, partial(fetched, preset.folder, preset.download))
+    return Job(f"Loading {name}, once for all visitors", load)
+
+
+def fetched(folder: Path, size: int) -> float:
+    """Return which share of a download of `size` bytes, and of its copy on the way into `folder`, is there."""
+    there = 0
+    for path in partial_folder(folder).rglob("*"):
+        with suppress(OSError):  # it was moved meanwhile
+            there += path.stat().st_size
+    return min(1.0, there / size)
+
+
+def small_index(model: str) -> list[Path]:
+    """Return the finished small indexes of a model in the cache, the one that the app builds first."""
+    name = escape(Path(model).name)
+    paths = [
+        path for kind in ("summaries", "demo") for path in sorted(cache_folder().glob(f"{kind}-{name}-*-v{VERSION}.db"))
+    ]
+    return [path for path in paths if index_facts(path).get("model") == model]
+
+
+def index_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of a complete index, or nothing. Raises `StoreError` if the file is something else."""
+    from icebear.db.store import open_store
+
+    if not path.exists():
+        return {}
+    with open_store(path) as opened:
+        return opened.facts.all() if opened.is_complete else {}
+
+
+def _build(job: Job, loading: Job, path: Path | None) -> Path:
+    """Build an index of summaries at `path`, or the small one in the cache. Return its path."""
+    job.doing = "waiting for the model"
+    while loading.is_alive():
+        job.step(0, 1)
+        loading.join(0.2)
+    if loading.error:
+        raise loading.error
+    with importing:
+        from icebear.actmax.index.corpus import read_corpus
+        from icebear.concepts.vocabulary.calibration import calibrate
+    model: Model = loading.result
+    job.doing = "calibrating the model, once"
+    if model.has_family:
+        calibrate(model)
+    job.step(0, 1)
+    job.doing = "fetching the summaries"
+    corpus = read_corpus("wiki-summaries", limit=LARGER if path else SMALLER)
+    name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-v{VERSION}.db"
+    path = path or cache_folder() / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _scan(job, model, corpus, path)
+    return path
+
+
+def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
+    """Scan a corpus into an index; the job says by sentence how far it is, and how long it still takes."""
+    from icebear.actmax.index import build as index
+    from icebear.actmax.index.engines import in_process
+    from icebear.db.store import open_store
+
+    sentences = list(corpus.sentences())
+    reading = Reading(job, len(sentences), sum(len(sentence.text) for sentence in sentences))
+    with open_store(path, create=True) as store:
+        shards = store.scan.shards() if path.exists() else {}
+        for number in (number for number, size in shards.items() if size == index.SHARD):
+            reading.count(sentences[number * index.SHARD : (number + 1) * index.SHARD])
+        resumed = reading.sentences
+        reading.show()
+
+        def on_shard(progress: index.Progress) -> None:
+            if progress.sentences + resumed == len(sentences):
+                job.doing = "writing the results"
+
+        engine = partial(in_process, on_batch=reading.batch)
+        index.build_index(model, corpus, store, sites=SITES, engine=engine, on_progress=on_shard)
+
+
+@dataclass
+class Reading:
+    """How much of a corpus a job has read. Time goes by letters, because a scan reads short sentences first."""
+
+    job: Job
+    all_sentences: int
+    all_letters: int
+    sentences: int = 0
+    letters: int = 0
+    since: tuple[float, int] | None = None
+    """The time after the first batch of this run, and the letters until then."""
+
+    def count(self, batch: Sequence[Sentence]) -> None:
+        self.sentences += len(batch)
+        self.letters += sum(len(sentence.text) for sentence in batch)
+
+    def batch(self, batch: Sequence[Sentence]) -> None:
+        self.count(batch)
+        self.since = self.since or (time.monotonic(), self.letters)
+        self.show()
+
+    def show(self) -> None:
+        left = ""
+        if self.since and self.letters > self.since[1]:
+            begun, before = self.since
+            left = ", " + time_left(
+                (time.monotonic() - begun) * (self.all_letters - self.letters) / (self.letters - before)
+            )
+        self.job.doing = f"{self.sentences:,} of {self.all_sentences:,} sentences read{left}"
+        self.job.step(self.letters, self.all_letters)
+
+
+def time_left(seconds: float) -> str:
+    """Return about how long something takes yet."""
+    minutes = round(seconds / 60)
+    return f"about {minutes} minute{'s' if minutes > 1 else ''} left" if minutes else "less than a minute left"

@@ -1,0 +1,89 @@
+"""Relevances, answers and predictions, computed once for all visitors."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import streamlit as st
+
+from icebear.app.web.shared import jobs, markdown, served
+from icebear.app.web.shared.background import Groups, shared
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.methods.registry import METHODS
+from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.results.result import Relevance
+from icebear.explanation.explanation import GROUPS, Explanation, can_group
+from icebear.explanation.saved import SavedExplanation
+from icebear.explanation.saving import saved_groups
+from icebear.models.text.answer import Answer, answer_of
+from icebear.models.text.chat import Chat
+from icebear.records import TokenScore
+
+DEFAULT = "default"
+"""AttnLRP; with a counterfactual, difference rules."""
+
+
+def explained(
+    prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
+) -> Relevance:
+    """Return the relevance for a prompt, cached for all visitors."""
+
+    model, read = jobs.model(), markdown.read_prompt(prompt)
+    other, known = markdown.read_prompt(counterfactual) if counterfactual else None, METHODS.get(method)
+
+    def make() -> Relevance:
+        return attribute(model, read, target, contrast, counterfactual=other, method=known)
+
+    key = (model, prompt, target, contrast, method, counterfactual)
+    return shared().relevance(key, lambda: jobs.computed("Explaining", make))
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def answered(name: str, chat: str, turn: int) -> Answer:
+    return answer_of(jobs.model(), Chat.from_json(chat), turn)
+
+
+def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
+    """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
+
+    model, answer = jobs.model(), answered(served.model_name(), chat, turn)
+
+    def make() -> Relevance:
+        return attribute(model, answer, contrast=contrast, span=span, record="last")
+
+    key = (model, chat, turn, span, contrast)
+    return shared().relevance(key, lambda: jobs.computed("Explaining", make))
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def predicted(name: str, prompt: str) -> list[TokenScore]:
+    return jobs.model().predict(markdown.read_prompt(prompt), 10)
+
+
+def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
+    """Return the nodes of a relevance with their effects, and with their labels if there is an index."""
+    with st.skeleton(height=240), served.store() if served.has_labels() else nullcontext() as opened:
+        return Explanation.of(jobs.model(), relevance, ranking, store=opened)
+
+
+def grouped(begun: SavedExplanation, relevance: Relevance, site: str) -> SavedExplanation:
+    """Return the explanation with the groups of a site, measured once for all visitors."""
+    known = shared().groups.setdefault(relevance, {})
+    if site not in known:
+        model = jobs.model()
+
+        def measure() -> Groups:
+            count = GROUPS if can_group(relevance, site) else 0
+            explanation = Explanation.of(model, relevance, Ranking(site=site), groups=count)
+            return Groups(explanation.together, explanation.groups, saved_groups(begun, model, explanation))
+
+        known[site] = jobs.computed("Measuring what groups of neurons do to the next word", measure)
+    return known[site].saved
+
+
+def with_groups(explanation: Explanation) -> Explanation:
+    """Return the explanation with the groups of its nodes, if they were measured."""
+    known = shared().groups.get(explanation.relevance, {})
+    measured = known.get(explanation.ranking.site or "ffn")
+    return replace(explanation, together=measured.together, groups=measured.groups) if measured else explanation

@@ -1,0 +1,128 @@
+"""The line on top of every view, with model and index; and the box that asks to build an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from icebear.app.web.shared import jobs, markdown, served
+from icebear.app.web.shared.background import LARGER, SMALLER, Job, shared
+from icebear.cache import cache_folder
+from icebear.errors import StoreError
+
+WHAT_FOR = (
+    "An index holds, for each neuron, the sentences that activate it most. Cards, search and labels are made from it."
+)
+TIMES = {"smollm2-135m": ("about 4 minutes", "about 40 minutes")}
+"""Of the small and of the larger index, on two cores."""
+UNKNOWN_TIME = ("minutes for a small model, hours for one of billions of parameters", "ten times as long")
+
+
+def show() -> None:
+    """Show the line, and the progress of the indexes that are being built."""
+    try:
+        ready = served.has_store()
+        label = _label(ready)
+    except StoreError:  # the file is something else; a view that needs it reports that
+        ready, label = False, f"{served.named_store()} cannot be read"
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
+        st.markdown("**icebear**", width="content")
+        name = Path(served.model_name())
+        st.markdown(markdown.plain(name.name if name.exists() else str(name)), width="content")
+        with st.popover(f"index: {markdown.plain(label)}", type="tertiary"):
+            _about(ready)
+    with st.container():  # in any case, so that what follows keeps its place
+        if any(job.is_alive() for job in shared().builds.values()):
+            _watching()
+
+
+def _label(ready: bool) -> str:
+    if ready:
+        return (
+            served.named_store().name
+            if served.store_path() == served.named_store()
+            else f"{SMALLER} Wikipedia summaries"
+        )
+    job = shared().builds.get(None)
+    return "being built" if job and job.is_alive() else "none"
+
+
+def _about(ready: bool) -> None:
+    """Say what the index is, and offer the larger one."""
+    if not ready:
+        _offer("header")
+        return
+    with served.store() as opened:
+        facts = opened.facts.all()
+        sample = opened.sample
+    st.markdown(markdown.plain(f"It holds {sample}, read by {facts['model']}"))
+    st.caption(markdown.plain(str(served.store_path().absolute())))
+    if served.store_path() != served.named_store():
+        job = shared().builds.get(served.named_store())
+        _outcome(job)
+        if not (job and job.is_alive()):
+            time = TIMES.get(served.model_name(), UNKNOWN_TIME)[1]
+            st.caption(
+                f"A larger one is written to {markdown.plain(str(served.named_store().absolute()))}. You can stop it."
+            )
+            _button(f"Build a larger index ({LARGER:,} articles, {time})", "build_larger", served.named_store())
+
+
+@st.fragment(run_every=1.0)
+def _watching() -> None:
+    """Show the progress of the indexes that are being built, with Stop; then draw the whole page again."""
+    alive = [job for job in shared().builds.values() if job.is_alive()]
+    for number, job in enumerate(alive):
+        with st.container(horizontal=True, vertical_alignment="center", key=f"building_{number}"):
+            st.progress(job.share, f"Building an index: {job.doing} ...")
+            st.button("Stop", key=f"stop_build_{number}", on_click=job.stop, disabled=job.stopped)
+    if not alive:
+        st.rerun()
+
+
+def no_store_yet(needs: str) -> bool:
+    """Return whether there is no index to read; then the page says what `needs` it, and asks to build one."""
+    if served.has_store():
+        return False
+    with st.container(border=True, key="no_index"):
+        st.markdown(f"{needs} an index.")
+        _offer("page")
+    return True
+
+
+def offer_sites(site: str) -> None:
+    """Ask to build the small index, because the one that is there has no neurons of a site."""
+    with st.container(border=True, key="no_index"):
+        st.markdown(f"This index has no sentences for {site} neurons. The small index of the app has them.")
+        _offer("site")
+
+
+def _offer(where: str) -> None:
+    """Say what an index is for, how long it takes and where it is written; build the small one on a click."""
+    job = shared().builds.get(None)
+    if job and job.is_alive():
+        st.caption("It is being built; the progress is at the top of the page, and the page then updates itself.")
+        return
+    _outcome(job)
+    time = TIMES.get(served.model_name(), UNKNOWN_TIME)[0]
+    st.markdown(WHAT_FOR)
+    st.markdown(
+        f"The model reads {SMALLER} Wikipedia summaries, which takes {time}. Meanwhile you can use the app, and you "
+        "can stop and continue. The index stays on this computer, and is built only once."
+    )
+    _button("Continue" if job else "Build the index", f"build_small_{where}", None)
+    st.caption(markdown.plain(f"It is written to {cache_folder()}."))
+
+
+def _outcome(job: Job | None) -> None:
+    """Say how a build ended, if it did not succeed."""
+    if job and job.stopped:
+        st.markdown("Stopped. Most of what was read is saved: *Continue* resumes there.")
+    elif job and job.error:
+        st.error(markdown.plain(str(job.error)))
+
+
+def _button(label: str, key: str, path: Path | None) -> None:
+    build = shared().build
+    st.button(label, key=key, type="primary", on_click=lambda: build(jobs.loading(), path))

@@ -1,0 +1,168 @@
+"""Work in the background, with its progress and Stop; the model that all visitors share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+
+from icebear.app.web.shared import background, markdown, served
+from icebear.app.web.shared.background import STOPPED, Job, shared
+from icebear.db.store import Store
+from icebear.errors import IcebearError, StoreError
+
+if TYPE_CHECKING:
+    from icebear.models.model import Model
+
+QUICK = 0.3
+"""Seconds before progress is shown."""
+POLL = 0.5
+"""Seconds between two looks at a job that the page does not wait for."""
+
+
+@st.cache_resource(show_spinner=False)
+def _load(model: str, **options: Any) -> Job:
+    return background.loading(model, **options)
+
+
+def loading(name: str | None = None) -> Job:
+    """Return the job that loads, or has loaded, a model of all visitors: the named one, or the one to explain."""
+    options = {**served.model_settings(), "model": name or served.model_name()}
+    if _load(**options).error:
+        _load.clear(**options)  # to try again
+    job = shared().loads[json.dumps(options)] = _load(**options)
+    return job
+
+
+def loaded(opened: Store) -> Model | None:
+    """Return the model if it is loaded already, and the index is of this model."""
+    job = shared().loads.get(json.dumps(served.model_settings()))
+    if job and job.result:
+        with suppress(StoreError):
+            opened.check(job.result.fingerprint, job.result.name)
+            return job.result
+    return None
+
+
+def model() -> Model:
+    """Return the model that all visitors share; the page waits until it is loaded."""
+    return waited(loading())
+
+
+def base_model() -> Model:
+    """Return the base model that all visitors share, loaded as the model is."""
+    return waited(loading(served.base_name()))
+
+
+def waited(job: Job, stops: bool = False) -> Any:
+    """Return the job's result. Until then the page shows the progress, and any click ends this run."""
+    place = st.empty()
+    if visitor() in job.left and not job.stopped:  # others wait for it
+        job.left.discard(visitor())
+        raise IcebearError(STOPPED)
+    job.enter(visitor())
+    job.join(QUICK)
+    if job.is_alive():
+        with place.container():
+            bar = st.progress(0.0)
+            if stops:
+                _stop(job)
+            st.skeleton(height=240)
+        while job.is_alive():
+            bar.progress(job.share, f"{markdown.plain(doing(job))} ...")
+            job.join(0.2)
+        place.empty()
+    return job.outcome()
+
+
+def is_done(job: Job) -> bool:
+    """Return whether a job has a result, perhaps the first part of it; until then show its progress with Stop, while
+    the page goes on, or why it has none."""
+    if job.result is not None:
+        return True
+    if is_awaited(job):
+        watched(job)
+    elif job.is_alive() or job.error:
+        st.info(markdown.message(job.error or STOPPED))
+    else:
+        return True
+    return False
+
+
+def is_awaited(job: Job) -> bool:
+    """Return whether a job works for this visitor."""
+    return job.is_alive() and visitor() not in job.left
+
+
+@st.fragment(run_every=POLL)
+def watched(job: Job, draw: Callable[[Any], None] | None = None) -> None:
+    """Show what there is of the result, and the progress with Stop; at the end the page is drawn again.
+
+    draw: shows a part of the result; without it the page is drawn again as soon as there is one.
+    """
+    if not is_awaited(job) or not (draw or job.result is None):
+        st.rerun()
+    job.enter(visitor())
+    if draw:
+        draw(job.result)
+    st.progress(job.share, f"{markdown.plain(doing(job))} ...")
+    _stop(job)
+
+
+def _stop(job: Job) -> None:
+    st.button("Stop", key=f"stop {job.name}", on_click=job.leave, args=(visitor(),))
+
+
+def visitor() -> str:
+    """Return the id of this visitor's session."""
+    context = get_script_run_ctx()
+    return context.session_id if context else ""
+
+
+def doing(job: Job) -> str:
+    """Return what the job is doing; a model works for one visitor at a time."""
+    loads = list(shared().loads.values())
+    if any(load.result and job.ident and load.result.lock.is_waiting(job.ident) for load in loads):
+        return "Waiting for another tab"
+    return job.doing
+
+
+def computed(what: str, make: Callable[[], Any]) -> Any:
+    """Return the result of `make`, in a thread that Stop, any other click, and leaving the page end."""
+    job = Job(what, lambda _: make())
+    try:
+        return waited(job, stops=True)
+    finally:
+        job.stop()
+
+
+def awaited(start: Any, *request: Any, stops: bool = False) -> Any:
+    """Wait for the job that `start`, a cached function, returns. After an error it is started again the next time."""
+    job = start(*request)
+    try:
+        return waited(job, stops)
+    finally:
+        if job.error:
+            start.clear(*request)
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], Any]]:
+    """Show a progress bar and yield the function that moves it; any click ends this run at its next step."""
+    place = st.empty()
+    with place.container():
+        bar = st.progress(0.0, text)
+        st.button("Stop", key=f"stop {text}")
+    yield lambda done, total: bar.progress(min(1.0, done / max(total, 1)), text)
+    place.empty()
+
+
+def fitting(opened: Store) -> Model:
+    """Return the model, if the index is of this model. Raises `StoreError` otherwise."""
+    loaded = model()
+    opened.check(loaded.fingerprint, loaded.name)
+    return loaded

@@ -1,0 +1,75 @@
+"""What `icebear app` was started with: the model and its index."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from icebear import example
+from icebear.app.web.shared import background
+from icebear.db.store import Store, open_store
+from icebear.errors import IcebearError
+
+
+def settings() -> dict[str, Any]:
+    """Return the index's path and the arguments of `load_model` that `icebear app` was started with."""
+    return {"store": "icebear.db", "model": example.MODEL, **json.loads(os.environ.get("ICEBEAR_APP", "{}"))}
+
+
+def model_settings() -> dict[str, Any]:
+    return {name: value for name, value in settings().items() if name not in ("store", "base_model")}
+
+
+def model_name() -> str:
+    return settings()["model"]
+
+
+def base_name() -> str | None:
+    return settings().get("base_model")
+
+
+def a_neuron() -> str:
+    """Return the neuron that views show first; in the default model it fires on the ice bear."""
+    return str(example.NEURON) if model_name() == example.MODEL else "L0.ffn.0"
+
+
+def named_store() -> Path:
+    return Path(settings()["store"])
+
+
+def store_path(site: str | None = None) -> Path:
+    """Return the path of the named index; while it is missing or unfinished, of a small one in the cache.
+
+    site: that the index must have; if none has it, the path is of the named one.
+    """
+    if _has(named_store(), site):
+        return named_store()
+    return next((path for path in background.small_index(model_name()) if _has(path, site)), named_store())
+
+
+def _has(path: Path, site: str | None) -> bool:
+    facts = background.index_facts(path)
+    return bool(facts) and site in (None, *facts["sites"])
+
+
+@contextmanager
+def store(site: str | None = None) -> Iterator[Store]:
+    """Open the index for this run of the script. Raises `StoreError` if there is none."""
+    with open_store(store_path(site)) as opened:
+        yield opened
+
+
+def has_store(site: str | None = None) -> bool:
+    """Return whether cards can be read. Raises `StoreError` if the named file is something else."""
+    return _has(store_path(site), site)
+
+
+def has_labels() -> bool:
+    """Return whether labels can be read; the views that need an index report its errors."""
+    with suppress(IcebearError):
+        return has_store()
+    return False

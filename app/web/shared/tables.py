@@ -1,0 +1,126 @@
+"""Tables of neurons and of numbers, and downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas
+import streamlit as st
+
+from icebear.app.web.shared import explanations, links, served
+from icebear.concepts.results.effect_words import BY_LENS, IN_PROMPT
+from icebear.explanation.explanation import Explanation
+from icebear.records import Neuron
+
+SIGNED = st.column_config.NumberColumn(format="%+.3f")
+PERCENT = st.column_config.NumberColumn(format="%.1f%%")
+FORMATS: dict[str, Any] = {
+    "relevance": SIGNED,
+    "activation": SIGNED,
+    "counterfactual": st.column_config.NumberColumn("value in the counterfactual", format="%+.3f"),
+    "label": st.column_config.TextColumn(width=380),
+}
+"""How columns of tables of neurons are shown."""
+ROWS = 10
+"""Rows that a table shows before it scrolls."""
+
+
+def node_table(explanation: Explanation, key: str, columns: Sequence[str], **values: str) -> None:
+    """Show the nodes of an explanation with these columns and their words.
+
+    values: typed into the steering view when the first neuron is sent there.
+    """
+    table = explanation.to_frame().rename(columns={"polarity": "sign"})
+    words = ("raises", "lowers") if explanation.effects else ("promotes",)
+    joined = {name: table[name].map(", ".join) for name in ("raises", "lowers")}
+    table = table.assign(label=table["label"].fillna(""), **joined)
+    columns = (*columns, *words)
+    if any(node.ranked.neuron.site == "head" for node in explanation.nodes):
+        apart = {"activation", "counterfactual"}
+        shown = [name for name in columns if name in table and name not in apart]
+        data_table(table, column_order=shown, column_config=FORMATS)
+    else:
+        shown = [*columns, *(["label"] if table["label"].any() else [])]
+        neuron_table(table, key, column_order=shown)
+    if explanation.effects:
+        st.caption(f"Raises, lowers: {IN_PROMPT.lower()}, each node alone, among the likely next words.")
+    else:
+        st.caption(f"Promotes: {BY_LENS['direct'][0].lower()}{BY_LENS['direct'][1:]}.")
+    first = explanation.nodes[0].ranked.neuron
+    with st.container(horizontal=True):
+        whole = partial(explanations.with_groups, explanation)  # when it is downloaded
+        downloads(key, {"html": lambda: whole().to_html(), "json": lambda: whole().to_json()})
+        st.button(
+            f"Switch off {first} in {links.VIEWS['steer'].title}",
+            key=f"{key}_steer",
+            on_click=links.to_steer,
+            args=(first,),
+            kwargs=values,
+        )
+
+
+def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels: bool = False, **options: Any) -> None:
+    """Show a table of neurons. A click on a row opens the card of the neuron in its columns neuron and sign.
+
+    sorts: a click on a column's header sorts by it; then only a row's box opens a card. labels: add the labels of the
+    index, if it has any.
+    """
+
+    def open_chosen() -> None:
+        chosen = st.session_state[key]["selection"]
+        rows = [*chosen["rows"], *(row for row, _ in chosen["cells"])]
+        if rows:
+            row = table.iloc[rows[0]]
+            links.open_card(row["neuron"], row["sign"])
+
+    if labels and served.has_labels():
+        with served.store() as opened:
+            pairs = zip(table["neuron"], table["sign"], strict=True)
+            names = [opened.labels.name(Neuron.parse(neuron), sign) or "" for neuron, sign in pairs]
+        table = table.assign(label=names) if any(names) else table
+    st.caption("Tick a row for the neuron's card." if sorts else "Click a row for the neuron's card.")
+    # Where columns can be chosen, which means nothing here, their heads do not sort.
+    modes: list[Any] = ["single-row"] if sorts else ["single-row", "single-cell", "single-column"]
+    formats = FORMATS | options.pop("column_config", {})
+    data_table(table, key=key, on_select=open_chosen, selection_mode=modes, column_config=formats, **options)
+
+
+def data_table(
+    table: pandas.DataFrame,
+    rows: int = ROWS,
+    *,
+    shares: Sequence[str] = (),
+    column_config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Show a table of at most `rows` rows at a time; a longer one shows half of the next row, and scrolls.
+
+    The columns `shares` are shown in percent, with one decimal.
+    Without a height, what is below the table would move, perhaps under a click, when the browser has loaded its code.
+    """
+    height = int(35 * (1 + max(1, min(len(table), rows + 0.5)))) + 2
+    percents = {name: (100 * table[name]).round(1) + 0.0 for name in shares}  # -0.0 + 0.0 is 0.0
+    formats = {**(column_config or {}), **dict.fromkeys(shares, PERCENT)}
+    st.dataframe(table.assign(**percents), hide_index=True, height=height, column_config=formats, **options)
+
+
+def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> None:
+    """Show neurons with a polarity, if they have one; a click on one opens its card."""
+
+    def open_chosen() -> None:
+        if st.session_state[key]:
+            neuron, _, polarity = st.session_state[key].partition(" ")
+            st.session_state[key] = None
+            links.open_card(neuron, polarity)
+
+    names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in pairs))
+    st.pills(label, names, key=key, on_change=open_chosen)
+
+
+def downloads(name: str, files: dict[str, Callable[[], str | bytes]]) -> None:
+    """Offer files for download. files: suffix -> the function that makes the file, called on the click."""
+    with st.popover("Download", icon=":material/download:"):
+        for suffix, make in files.items():
+            st.download_button(suffix.upper(), make, f"{name}.{suffix}", key=f"{name}.{suffix}", on_click="ignore")

@@ -1,0 +1,53 @@
+"""A message as words to click on: one Streamlit component, which never reads text as HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+
+import streamlit as st
+
+Word = tuple[str, int, int]
+"""A text, and its tokens, half open."""
+
+HERE = files("icebear.app.web.shared")
+component = st.components.v2.component(
+    "icebear_words",
+    html='<div class="words"></div>',
+    css=HERE.joinpath("words.css").read_text(encoding="utf-8"),
+    js=HERE.joinpath("words.js").read_text(encoding="utf-8"),
+)
+
+
+def draw(
+    words: Sequence[Word],
+    marked: tuple[int, int] | None,
+    key: str,
+    on_picked: Callable[[int, int, str], None],
+) -> None:
+    """Draw the words, and mark those of the tokens `marked`.
+
+    A click on a word, or a shift-click (or a second tap) that ends a span, calls `on_picked` with tokens and text.
+    """
+
+    def picked() -> None:
+        if st.session_state[key].picked:
+            on_picked(*st.session_state[key].picked)
+
+    data = {"words": list(map(list, words)), "marked": marked and list(marked)}
+    component(data=data, key=key, on_picked_change=picked)
+
+
+def words_of(pieces: Sequence[str]) -> list[Word]:
+    """Return the words of tokens; a character of several tokens is one word, which stands for all of them."""
+    words: list[Word] = []
+    for place, piece in enumerate(pieces):
+        if piece:
+            words.append((piece, words[-1][2] if words else 0, place + 1))
+    return words
+
+
+def split(text: str) -> list[str]:
+    """Split a text into words and signs, each with the space before it."""
+    return re.findall(r"\s*(?:\w+(?:['\u2019-]\w+)*|[^\w\s]+)|\s+$", text)

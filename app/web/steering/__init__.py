@@ -1,0 +1,1 @@
+"""Change what the model says: flips, concepts, single edits."""

@@ -1,0 +1,259 @@
+"""Concepts: found from examples, tested on held-out texts, measured in a text, and steered."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+import pandas
+import streamlit as st
+
+from icebear.app.web.shared import jobs, links, markdown, served, tables
+from icebear.app.web.shared.background import Job
+from icebear.app.web.steering import flips
+from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
+from icebear.errors import InputError
+from icebear.example import PROMPT
+from icebear.models.model import Model
+from icebear.recipe import Recipe
+from icebear.render import heatmap
+from icebear.steering.comparison import Comparison
+from icebear.steering.concept.concept import Concept
+from icebear.steering.concept.finding import FEWEST, find_concept
+from icebear.steering.outcome import CONCEPT_TOKENS, Outcome, steer_concept
+from icebear.steering.records import score_of
+from icebear.steering.side_effects import HeldOutContexts
+
+LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+"""Nats of KL divergence in held-out contexts."""
+SHOWN = 5
+"""Neurons that are shown without scrolling."""
+EXAMPLES = files("icebear.app.web.steering").joinpath("examples")
+
+
+def show() -> None:
+    _choose()
+    concept = _chosen()
+    if concept is None:
+        return
+    concept.check(jobs.model())
+    if _verdict(concept):
+        left, right = st.columns(2)
+        with left:
+            _neurons(concept)
+        with right:
+            _measure(concept)
+        _steer(concept)
+    else:
+        with st.expander("The neurons that were tried"):
+            _neurons(concept)
+
+
+# --- which concept --------------------------------------------------------------------------------------
+
+
+def _choose() -> None:
+    """Choose a concept: found from examples, in a file, or of the index."""
+    finding: Job | None = st.session_state.get("finding")
+    if finding:
+        try:
+            _take(jobs.waited(finding, stops=True))
+        finally:
+            if not finding.is_alive():
+                del st.session_state["finding"]
+    with st.expander("Find a concept", expanded=not st.session_state.get("concept")):
+        _examples()
+        uploaded = st.file_uploader("Or a saved concept", "json", key="concept_file")
+        if uploaded and st.button("Use it", key="use_concept"):
+            _take(Concept.from_json(uploaded.getvalue().decode("utf-8", errors="replace")))
+        names = _names()
+        if names:
+            st.pills(
+                "Or one of the index", names, format_func=markdown.plain, key="stored_concept", on_change=_take_stored
+            )
+
+
+def _examples() -> None:
+    """Draw the fields for examples, each with its counter, and the button that starts to find their concept."""
+    st.button("Try an example: music", key="music", icon=":material/music_note:", on_click=_music)
+    left, right = st.columns(2)
+    positive = _lines(left, "Positive examples (one a line)", "concept_with")
+    negative = _lines(right, "Negative examples, otherwise similar (one a line)", "concept_without")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        name = st.text_input("Name", "my concept", key="concept_name", width=240)
+        most = st.number_input("Neurons at most", 1, 100, 20, key="concept_most", width=160)
+        few = min(len(positive), len(negative)) < FEWEST
+        why = f"Write at least {FEWEST} examples of each kind." if few else None
+        start: dict[str, Any] = {
+            "on_click": _find,
+            "args": (positive, negative, name, most),
+            "disabled": few,
+            "help": why,
+        }
+        st.button("Find", type="primary", key="find_concept", **start)
+
+
+def _lines(place: Any, label: str, key: str) -> list[str]:
+    text = place.text_area(label, key=key, height=160, persist_state="session")
+    lines = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    place.caption(f"{len(lines)} of at least {FEWEST}")
+    return lines
+
+
+def _music() -> None:
+    names = {"concept_with": "music.txt", "concept_without": "not-music.txt"}
+    texts = {key: EXAMPLES.joinpath(name).read_text(encoding="utf-8") for key, name in names.items()}
+    positive, negative = (text.splitlines() for text in texts.values())
+    st.session_state.update(texts, concept_name="music")
+    links.fill(measured="She played an old song on the piano.", prompt="Yesterday I")
+    _find(positive, negative, "music", 20)
+
+
+def _find(positive: list[str], negative: list[str], name: str, most: int) -> None:
+    loading = jobs.loading()
+
+    def work(job: Job) -> Concept:
+        return find_concept(loading.outcome(), positive, negative, name, max_neurons=most, on_progress=job.step)
+
+    st.session_state["finding"] = Job("Reading the examples", work)
+
+
+def _names() -> list[str]:
+    if not served.has_labels():
+        return []
+    with served.store() as opened:
+        return list(opened.concepts.all())
+
+
+def _take_stored() -> None:
+    name = st.session_state["stored_concept"]
+    if name:
+        with served.store() as opened:
+            _take(Concept.from_dict(opened.concepts.get(name)), name)
+
+
+def _take(concept: Concept, name: str | None = None) -> None:
+    """Put a concept into the URL, without its search if it is long; name: its name in the index, if it is longer."""
+    record = concept.to_dict()
+    text = _json(record)
+    if len(text) > links.LINK:
+        short = ("auroc", "error", "tested_on", "found_by")
+        record["provenance"] = {key: record["provenance"].get(key) for key in short}
+        text = _json(record)
+    links.to_url(concept=text if len(text) <= links.LINK or name is None else name)
+
+
+def _json(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def _chosen() -> Concept | None:
+    """Return the concept of the URL, or of this session."""
+    text = links.from_url("concept")
+    if not text:
+        return None
+    if text.startswith("{"):
+        return Concept.from_json(text)
+    if text not in _names():
+        raise InputError(f"The index of this server has no concept {text!r}; make it again from its examples.")
+    with served.store() as opened:
+        return Concept.from_dict(opened.concepts.get(text))
+
+
+# --- what it is -----------------------------------------------------------------------------------------
+
+
+def _verdict(concept: Concept) -> bool:
+    """Show how well the concept separates held-out texts. Return whether it may be used: it beats chance, or was not
+    tested."""
+    headline = f"#### {markdown.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}"
+    score = score_of(concept.provenance)
+    if score is None:
+        st.markdown(headline)
+        st.caption("Not tested on held-out texts.")
+        return True
+    text = (
+        f"AUROC {score.auroc:.2f} on {score.positive} positive and {score.negative} negative held-out texts; chance is "
+        f"0.50, and 95 % of random guesses stay below {min(score.by_chance, 1):.2f}."
+    )
+    if score.auroc < score.by_chance:
+        st.error(
+            f"**Not found: no better than chance on held-out texts.** {markdown.plain(text)} Add examples, or make the "
+            "two kinds differ in nothing but the concept."
+        )
+        return False
+    st.markdown(headline)
+    st.caption(markdown.plain(text))
+    return True
+
+
+def _neurons(concept: Concept) -> None:
+    rows = [{"neuron": str(part.neuron), "sign": part.polarity, "weight": part.weight} for part in concept.parts]
+    weight = {"weight": st.column_config.NumberColumn(format="%.3f")}
+    tables.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight, rows=SHOWN)
+    with st.container(horizontal=True):
+        tables.downloads("concept", {"json": concept.to_json})
+        path = concept.provenance.get("path")
+        if path:
+            with st.popover("How many neurons"):
+                st.caption("AUROC on the validation texts; the fewest neurons within 0.01 of the best are chosen.")
+                tables.data_table(pandas.DataFrame(path).drop_duplicates())
+
+
+def _measure(concept: Concept) -> None:
+    text = links.bound(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
+    if text.strip():
+        result = concept.measure(jobs.model(), text)
+        st.html(markdown.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
+        scale = "0 is the mean of the negative examples, 1 their standard deviation; a text has its tokens' mean."
+        st.caption(markdown.plain(f"{result.value:+.2f}. {scale}"))
+
+
+# --- steering -------------------------------------------------------------------------------------------
+
+
+def _steer(concept: Concept) -> None:
+    st.markdown("#### Steer")
+    prompt = links.bound(st.text_input, "Continue this text", "prompt", value=PROMPT)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
+        kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
+        suppress = links.bound(st.toggle, "Suppress instead", "suppress")
+        pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
+    settings = (concept, prompt, kl, suppress)
+    job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
+    if job is None:
+        return
+    comparison, recipe = jobs.waited(job, stops=True)
+    with st.container(key="steered"):
+        _outcome(Outcome.of(recipe))
+        side_by_side(comparison)
+    markdown.into_view("steered", settings[1:])
+    with st.container(horizontal=True):
+        st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
+        download(comparison)
+
+
+def _outcome(outcome: Outcome | None) -> None:
+    """Show what steering did to the concept's own measure, beside random edits, and the side effects."""
+    assert outcome
+    if outcome.warning:
+        st.warning(markdown.plain(outcome.warning))
+    st.caption(markdown.plain(f"{outcome.control_text} {outcome.side_effects_text}"))
+
+
+def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: bool) -> Job:
+    """Return the job that finds the strength and generates; its result has both texts, and the recipe with its
+    outcome."""
+
+    def work(job: Job) -> tuple[Comparison, Recipe]:
+        contexts = HeldOutContexts(model)
+        recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=contexts).noting(prompt=prompt)
+        job.doing, read = "Generating, also with random edits", markdown.read_prompt(prompt)
+        options: dict[str, Any] = {"contexts": contexts, "on_progress": job.step}
+        comparison, outcome = steer_concept(model, concept, read, recipe, CONCEPT_TOKENS, **options)
+        return comparison, recipe.noting(**outcome.provenance())
+
+    return Job("Finding the strength", work)

@@ -1,0 +1,259 @@
+"""Edit neurons: the text without and with edits, and a line for each edit."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import streamlit as st
+
+from icebear.app.recipes import EXAMPLE_RECIPE
+from icebear.app.web.shared import jobs, links, markdown, served, tables
+from icebear.app.web.steering import continuations, flips
+from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
+from icebear.errors import InputError
+from icebear.example import PROMPT
+from icebear.models.text.chat import Chat
+from icebear.recipe import Recipe
+from icebear.records import TokenScore
+from icebear.steering.comparison import Comparison, compare
+
+UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
+RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
+WHERE = {
+    "all": "everywhere",
+    "prompt": "in the prompt",
+    "last": "at the last token",
+    "generated": "at new tokens",
+    "answer": "from the last token on",
+}
+SYNTAX = """\
+- `L29.ffn.860*0` multiplies the activation by 0, which switches the neuron off
+- `L29.ffn.860=-20` sets it to -20
+- `L24.ffn.559+2std` adds 2 standard deviations (or `max`: times its largest activation; both need an index)
+- `@last`, `@prompt`, `@generated` or `@answer` after it limits the tokens that are edited"""
+CHARTED = 3
+"""Likely words that are charted of each side."""
+
+
+def show() -> None:
+    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    with st.container(horizontal=True):
+        pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="generate")
+        with st.popover("Settings", icon=":material/tune:"):
+            count = links.bound(st.number_input, "New tokens", "tokens", 1, 400, 24)
+            temperature = links.bound(
+                st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy"
+            )
+            seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+        _recipes()
+    result_place = st.container()
+    edits = _edits()
+    settings = (served.model_name(), prompt, tuple(map(str, edits)), count, temperature, seed)
+    _export(prompt, edits, *settings[3:])
+    with result_place:
+        result = last_result("edits", settings, pressed, lambda: _generate(prompt, edits, *settings[3:]))
+        if result:
+            side_by_side(result)
+            download(result)
+
+
+def _recipes() -> None:
+    with st.popover("Recipes", icon=":material/menu_book:"):
+        st.button(
+            "Make the ice bear live in the desert",
+            key="example_recipe",
+            on_click=lambda: flips.edit(Recipe.load(EXAMPLE_RECIPE)),
+        )
+        uploaded = st.file_uploader("A saved recipe", "json", key="uploaded")
+        if uploaded:
+            recipe = Recipe.from_json(uploaded.getvalue().decode("utf-8", errors="replace"))
+            recipe.check(jobs.model())
+            st.button(f"Use {markdown.plain(recipe.name)}", key="use_recipe", on_click=flips.edit, args=(recipe,))
+
+
+# --- the edits ------------------------------------------------------------------------------------------
+
+
+def _edits() -> list[Edit]:
+    """Show a line for each edit, with its controls folded, and the edits as text."""
+    lines = st.container(gap="xxsmall")
+    written = links.bound(st.text_area, "Edits, one a line", "edits", height=120, placeholder="L29.ffn.860=-20")
+    st.caption(SYNTAX)
+    edits = parse_edits(line for line in written.splitlines() if line.strip())
+    with lines:
+        if edits:
+            st.markdown(f"#### {len(edits)} edit{'s' * (len(edits) > 1)}")
+        for number, edit in enumerate(edits):
+            with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
+                st.markdown(sentence(edit), width="stretch")
+                with st.popover("Edit", type="tertiary", width=96):
+                    _controls(edits, number)
+                _remove(edits, number)
+    return edits
+
+
+def sentence(edit: Edit) -> str:
+    """Return what an edit does, as Markdown: "L29.ffn.860: set to -20 everywhere"."""
+    size, unit = f"{edit.value:.4g}", f" {UNITS[edit.unit]}" * bool(edit.unit)
+    what = {"set": f"set to {size}{unit}", "scale": f"multiplied by {size}", "add": f"{edit.value:+.4g}{unit} added"}[
+        edit.op
+    ]
+    what = "switched off" if (edit.op, edit.value) == ("scale", 0) else what
+    where = WHERE.get(edit.where, f"at {edit.where}")
+    decay = f", {edit.decay:g} times as much at each further token" if edit.decay != 1 else ""
+    share = f", at {edit.share:.0%} of its strength" if edit.share != 1 else ""
+    return f"**{edit.neuron}**: {markdown.plain(what)} {markdown.plain(where + decay + share)}"
+
+
+def _write(edits: list[Edit], number: int, changed: Edit | None) -> None:
+    """Replace or remove an edit; for callbacks."""
+    lines = [changed if place == number else edit for place, edit in enumerate(edits)]
+    st.session_state["edits"] = "\n".join(str(edit) for edit in lines if edit)
+
+
+def _controls(edits: list[Edit], number: int) -> None:
+    """Draw the controls of an edit; each of them rewrites its line."""
+    edit = edits[number]
+    largest = max(RANGES[edit.unit], 2 * abs(edit.value))
+
+    def change(key: str, field: str) -> None:
+        value = st.session_state[key]
+        unit = "" if (field, value) == ("op", "scale") else edit.unit
+        _write(edits, number, replace(edit, **{"unit": unit, field: value}))
+
+    def options(field: str) -> dict[str, Any]:
+        key = f"{field} {number} {edit}"
+        return {"key": key, "on_change": change, "args": (key, field)}
+
+    units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_labels() else [""])]))
+    places = list(dict.fromkeys([edit.where, *PLACES]))
+    st.selectbox("Operation", list(SYMBOLS), list(SYMBOLS).index(edit.op), **options("op"))
+    st.slider("Value", -largest, largest, edit.value, **options("value"))
+    if edit.op != "scale":
+        st.selectbox("Unit", units, format_func=UNITS.__getitem__, **options("unit"))
+    st.selectbox("Where", places, format_func=lambda where: WHERE.get(where, where), **options("where"))
+    card = (str(edit.neuron), "+" if edit.value >= 0 else "-")
+    st.button("The neuron's card", key=f"card {number}", on_click=links.open_card, args=card)
+
+
+def _remove(edits: list[Edit], number: int) -> None:
+    options: dict[str, Any] = {"on_click": _write, "args": (edits, number, None), "type": "tertiary"}
+    st.button("", icon=":material/close:", help="Remove this edit", key=f"remove {number} {edits[number]}", **options)
+
+
+# --- the result -----------------------------------------------------------------------------------------
+
+
+def last_result(section: str, settings: tuple, pressed: bool, make: Callable[[], Any]) -> Any:
+    """Return the result of `make` at the last press of a button, or None; the page says if the settings changed.
+
+    A link to the result (?run=section) presses the button once.
+    """
+    key = f"{section} result"
+    if pressed or (links.from_url("run") == section and key not in st.session_state):
+        links.to_url(run=section)
+        st.session_state[key] = (settings, None)  # so that a link presses only once
+        st.session_state[key] = (settings, make())
+    made_with, result = st.session_state.get(key, (settings, None))
+    if result is not None and made_with != settings:
+        st.caption("The text below was made with other settings; generate again.")
+    return result
+
+
+def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> Comparison:
+    loaded, statistic = jobs.model(), None
+    with jobs.progress("Generating") as step, ExitStack() as stack:
+        if any(edit.unit for edit in edits):
+            if not served.has_store():
+                raise InputError("These edits are in units of max or std, which need an index. Write plain numbers.")
+            opened = stack.enter_context(served.store())
+            jobs.fitting(opened)
+            statistic = opened.neurons.statistic
+
+        def on_token(tokens: int) -> None:
+            step(tokens, 2 * count)
+
+        return compare(loaded, markdown.read_prompt(prompt), edits, count, statistic, temperature, seed, on_token)
+
+
+def side_by_side(result: Comparison) -> None:
+    """Show both texts, what changed in a sentence, and the likely words' probabilities."""
+    continuations.texts(result.prompt, result.plain.text, result.steered.text)
+    st.markdown(change_text(result))
+    sides = {"without edits": result.plain.next, "with edits": result.steered.next}
+    words = {token.text for side in sides.values() for token in side[:CHARTED]}
+    in_logits = _in_logits(result)
+    st.caption("The next word: logits" if in_logits else "The next word: probabilities")
+
+    def number(token: TokenScore) -> float:
+        return token.logit if in_logits or token.probability is None else token.probability
+
+    continuations.bars(
+        {name: {one.text: number(one) for one in side if one.text in words} for name, side in sides.items()}
+    )
+
+
+def download(result: Comparison) -> None:
+    tables.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
+
+
+def _in_logits(result: Comparison) -> bool:
+    return any(token.probability is None for token in result.plain.next)
+
+
+def change_text(result: Comparison) -> str:
+    """Return what the edits changed, as Markdown."""
+    old, new = result.plain.next[0], result.steered.next[0]
+    same = "The text is the same" if result.plain.text == result.steered.text else "The text changes"
+    words = (old,) if old.id == new.id else (new, old)
+    return f"{same}; {' and '.join(_number_text(result, word) for word in words)}."
+
+
+def _number_text(result: Comparison, word: TokenScore) -> str:
+    """Return how a likely word's probability (or a model's logit) changed, as Markdown."""
+    before, after = (
+        next(token for token in side if token.id == word.id) for side in (result.plain.next, result.steered.next)
+    )
+    if before.probability is None or after.probability is None:
+        return markdown.plain(f"{word.text!r} went from {before.logit:.2f} to {after.logit:.2f}")
+    return continuations.probability_text(word.text, before.probability, after.probability)
+
+
+def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:
+    """Offer the recipe as a file, and the same as a command and in Python."""
+    with st.expander("Save or export"):
+        name = st.text_input("Recipe's name", "my recipe", key="recipe_name", persist_state="session")
+        in_units = any(edit.unit for edit in edits)
+        if in_units:
+            st.caption("Its units need an index wherever it is used.")
+
+        def save() -> str:
+            return Recipe.for_model(jobs.model(), name, edits, prompt=prompt).to_json()
+
+        st.download_button("Save recipe", save, "recipe.json", key="save_recipe", on_click="ignore", disabled=not edits)
+        parsed, path, lines = markdown.read_prompt(prompt), str(served.store_path()), list(map(str, edits))
+        if isinstance(parsed, str):
+            words = ["icebear", "steer", prompt, *(word for line in lines for word in ("--edit", line))]
+            words += ["--max-new-tokens", str(count)]
+            words += ["--temperature", f"{temperature:g}", "--seed", str(seed)] if temperature else []
+            words += ["--store", path] if in_units else []
+            st.code(shlex.join([*words, "--model", served.model_name()]), "bash", wrap_lines=True)
+        chat = "Chat, " if isinstance(parsed, Chat) else ""
+        sampling = f", temperature={temperature:g}, seed={seed}" if temperature else ""
+        opened, statistic = ("", "")
+        if in_units:
+            opened, statistic = f"open_store({path!r}) as store, ", ", store.neurons.statistic"
+        st.code(
+            f"from icebear import {chat}load_model{', open_store' if in_units else ''}, steer\n\n"
+            f"model = load_model({served.model_name()!r})\n"
+            f"with {opened}steer(model, {lines!r}{statistic}):\n"
+            f"    print(model.generate({parsed!r}, max_new_tokens={count}{sampling}))",
+            "python",
+            wrap_lines=True,
+        )

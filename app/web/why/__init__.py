@@ -1,0 +1,1 @@
+"""The first view: why the model predicts this word."""

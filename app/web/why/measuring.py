@@ -1,0 +1,150 @@
+"""Measure what the first view shows; imported when the model is there."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import streamlit as st
+
+from icebear.app.web.shared import explanations, jobs, links, markdown, served
+from icebear.app.web.shared.explanations import explained
+from icebear.app.web.steering import flips
+from icebear.app.web.why import fine_tuning as two_models
+from icebear.app.web.why import ranked_neurons as tables
+from icebear.app.web.why.request import Answers, Request
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.methods.registry import METHODS
+from icebear.concepts.results.result import Relevance
+from icebear.edits import Edit
+from icebear.explanation.saved import SavedExplanation
+from icebear.explanation.saving import saved_tokens
+from icebear.explanation.sentences import check_sentence
+from icebear.records import TokenScore
+from icebear.steering.apply import steer
+from icebear.steering.flipping.phrases import likelier_form
+from icebear.steering.outcome import number_text
+
+LONG, SAMPLE = 512, 64
+"""Tokens of a prompt that is explained without a question, and of a part of it that is timed for the question."""
+PEAK = {False: 5, True: 15}
+"""The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
+SMALL = 0.01
+"""A change of a probability that is called almost nothing."""
+
+
+def answers(prompt: str, counterfactual: str | None) -> Answers:
+    """Return the probable answers, and which ones are explained if none is chosen."""
+    likely = explanations.predicted(served.model_name(), prompt)
+    others = explanations.predicted(served.model_name(), counterfactual) if counterfactual else []
+    contrast = others[0].text if others and others[0].id != likely[0].id else None
+    return Answers(likely, others, likely[0].text, contrast)
+
+
+def is_short(request: Request) -> bool:
+    """Return whether to explain the prompt at once; else offer to explain a part of it."""
+    ids = jobs.model().ids(markdown.read_prompt(request.prompt))
+    if len(ids) <= LONG or st.session_state.get("whole") == request.prompt:
+        return True
+    seconds, size = _cost(tuple(ids), request.counterfactual is not None)
+    duration = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    st.info(f"{len(ids):,} tokens: about {duration} and {size:.1f} GB of memory. Explain the last {LONG} instead?")
+    with st.container(horizontal=True):
+        part = jobs.model().tokenizer.decode(ids[-LONG:], skip_special_tokens=True)
+        shorten = partial(st.session_state.update, prompt=part, counterfactual="")
+        st.button(f"Explain the last {LONG} tokens", key="shorten", type="primary", on_click=shorten)
+        whole = partial(st.session_state.update, whole=request.prompt)
+        st.button("Explain all of it", key="whole_prompt", on_click=whole)
+    return False
+
+
+@st.cache_data(max_entries=16, show_spinner="Estimating how long this takes ...")
+def _cost(ids: tuple[int, ...], compared: bool) -> tuple[float, float]:
+    """Return about how many seconds an explanation takes, and how many GB, from that of a part of the prompt."""
+    part, begun = list(ids[:SAMPLE]), time.monotonic()
+    first, second = (token.id for token in jobs.model().predict(part, 2))
+    other = [*part[:-1], part[0]] if compared else None
+    relevance = attribute(jobs.model(), part, first, second, counterfactual=other)
+    scale = len(ids) / SAMPLE
+    return (time.monotonic() - begun) * scale, PEAK[compared] * relevance.neurons.nbytes * scale / 1e9
+
+
+def relevance_of(request: Request) -> Relevance:
+    method = request.method or ("default" if request.counterfactual else "attnlrp")
+    model, prompt = jobs.model(), markdown.read_prompt(request.prompt)
+    target, contrast = (
+        likelier_form(model, prompt, text) if text else None for text in (request.target, request.contrast)
+    )
+    return explained(request.prompt, target, contrast, method, request.counterfactual)
+
+
+def tokens(request: Request) -> SavedExplanation:
+    """Return the explanation without its groups, which take seconds (`with_groups`)."""
+    prompts = map(markdown.read_prompt, filter(None, (request.prompt, request.counterfactual)))
+    return saved_tokens(relevance_of(request), *prompts)
+
+
+def with_groups(request: Request, begun: SavedExplanation) -> SavedExplanation:
+    relevance = relevance_of(request)
+    if not relevance.sites:
+        st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
+        return begun
+    return explanations.grouped(begun, relevance, "ffn" if "ffn" in relevance.sites else "head")
+
+
+def flip(request: Request, word: str) -> None:
+    """Show the flip that makes a word the answer, with the counterfactual as its source."""
+    wanted = (served.model_name(), request.prompt, word, request.counterfactual, flips.MOST, False)
+    if st.session_state.get("flip_of") != request:  # it is wanted anew, perhaps after Stop
+        flips.resume(wanted)
+    st.session_state["flip_of"] = request
+    flips.watch(wanted)
+
+
+def without(request: Request, edits: tuple[Edit, ...]) -> str:
+    """Return in words what happens to both answers when the edits are made."""
+    relevance = relevance_of(request)
+    ids = [token.id for token in (relevance.target, relevance.contrast) if token]
+    plain, edited = (_predicted(request.prompt, each, ids) for each in ((), edits))
+    pairs = [(plain[token], edited[token]) for token in ids]
+    moved = [
+        f"P({old.text.strip() or old.text}) goes from {number_text(_number(old))} to {number_text(_number(new))}"
+        for old, new in pairs
+    ]
+    same = max(abs(_number(old) - _number(new)) for old, new in pairs) < SMALL
+    before, after = (next(iter(scores.values())) for scores in (plain, edited))
+    answer = f"the answer {'stays' if before.id == after.id else 'becomes'} {after.text.strip()}"
+    return f"{'Almost nothing changes: ' if same else ''}{', '.join(moved)}; {answer}."
+
+
+def _number(token: TokenScore) -> float:
+    return token.logit if token.probability is None else token.probability
+
+
+@st.cache_data(max_entries=256, show_spinner="Setting it ...")
+def _predicted(prompt: str, edits: tuple[Edit, ...], ids: list[int]) -> dict[int, TokenScore]:
+    """Return the most probable token, then other tokens, with edits."""
+    model = jobs.model()
+    with steer(model, edits):
+        return {token.id: token for token in model.predict(markdown.read_prompt(prompt), 1, ids)}
+
+
+def details(request: Request) -> None:
+    relevance = relevance_of(request)
+    if relevance.sites:
+        tables.show(relevance, request.prompt, request.target or "")
+
+
+def fine_tuning(request: Request) -> None:
+    two_models.show(request)
+
+
+def method(request: Request) -> None:
+    """Say how the numbers were made, and whether they add up; offer other methods."""
+    relevance = relevance_of(request)
+    usable = [name for name, one in METHODS.items() if one.scores_neurons]
+    names = [name for name in usable if request.counterfactual or not METHODS[name].needs_counterfactual]
+    links.bound(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
+    st.caption("Red supports the answer, blue opposes it; dotted tokens are attention sinks, which are ignored.")
+    st.caption(markdown.plain(relevance.comparison_text()))
+    st.caption(markdown.plain(check_sentence(relevance)))

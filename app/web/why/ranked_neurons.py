@@ -1,0 +1,143 @@
+"""Below an explanation: all ranked neurons with filters, maps by layer, and the neurons of a second prompt."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas
+import streamlit as st
+
+from icebear.app.web.shared import explanations, links, markdown, tables
+from icebear.app.web.shared.explanations import explained
+from icebear.concepts.results.effect_words import IN_PROMPT
+from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.results.result import Relevance
+from icebear.explanation.effect_map import effect_map
+from icebear.explanation.explanation import Explanation
+from icebear.explanation.relevance_map import relevance_map, shared_neurons
+from icebear.render import NEGATIVE, POSITIVE, hexadecimal
+
+SITES = {"MLP and attention": None, "MLP": "ffn", "attention": "attn", "attention heads": "head"}
+"""As they are named in links -> the site that is ranked."""
+BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
+
+
+def show(relevance: Relevance, prompt: str, target: str) -> None:
+    explanation = _neurons(relevance, prompt)
+    picture, site = st.container(), explanation.ranking.site
+    _map(relevance)
+    st.markdown("#### Compare with a second prompt")
+    if st.toggle("Show the neurons that both prompts share, and the neurons that differ", key="compare"):
+        _compared(prompt, target, site)
+    with picture:
+        _effects(explanations.with_groups(explanation))
+
+
+def _neurons(relevance: Relevance, prompt: str) -> Explanation:
+    """Show the ranked nodes, with filters."""
+    st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
+    with st.container(horizontal=True):
+        site = SITES[links.bound(st.selectbox, "Component", "site", list(SITES), width=180)]
+        position = st.selectbox(
+            "At token",
+            [*(("all", "last") if relevance.counterfactual else ("last", "all")), *range(len(relevance.tokens))],
+            key="position",
+            format_func=lambda p: p if isinstance(p, str) else f"{p} {relevance.prompt.strings[p]}",
+            width=160,
+        )
+        sign = links.bound(st.selectbox, "Effect", "effect", ["supports", "opposes"], width=160)
+        polarity = links.bound(st.selectbox, "Activation", "sign", ["any", "+", "-"], width=160)
+        include = links.bound(st.selectbox, "Attention sinks", "sinks", ["ignored", "included"], width=160)
+    last = max(1, max(len(relevance.of(name)) for name in relevance.sites) - 1)
+    low, high = st.slider("Layers", 0, last, (0, last), key="layers", persist_state="session")
+    ranking = Ranking(
+        50,
+        site,
+        None if polarity == "any" else polarity,
+        position,
+        include == "included",
+        "positive" if sign == "supports" else "negative",
+        range(low, high + 1),
+    )
+    explanation = explanations.explanation_of(relevance, ranking)
+    if explanation.nodes:
+        columns = ("neuron", "relevance", "activation", "counterfactual", "token")
+        tables.node_table(explanation, "neurons", columns, prompt=prompt)
+    else:
+        st.info("No neuron passes these filters; widen them.")
+    return explanation
+
+
+def _effects(explanation: Explanation) -> None:
+    """Show what nodes do to likely words, as a heatmap."""
+    effects = effect_map(explanation)
+    if effects is None:
+        return
+    nodes = [f"{group or ''}  {label}" for group, label in zip(effects.groups, effects.labels, strict=True)]
+    rows = [
+        {"node": node, "word": word, "effect": effect}
+        for node, values in zip(nodes, effects.matrix.tolist(), strict=True)
+        for word, effect in zip(effects.words, values, strict=True)
+    ]
+    scale = alt.Scale(
+        domain=[-effects.full, 0, effects.full], range=[BLUE, "#ffffff", RED], interpolate="rgb", clamp=True
+    )
+    st.markdown("#### What each node does to each likely word")
+    st.caption(f"{IN_PROMPT}, in logits. The first number is the group; the largest 5% of effects have the full color.")
+    chart = alt.Chart(pandas.DataFrame(rows), height=alt.Step(18)).mark_rect()
+    st.altair_chart(
+        chart.encode(
+            x=alt.X("word:N", sort=list(effects.words), title=None, axis=alt.Axis(labelAngle=-90, labelOverlap=True)),
+            y=alt.Y("node:N", sort=nodes, title=None, axis=alt.Axis(labelLimit=240, labelOverlap=False)),
+            color=alt.Color("effect:Q", scale=scale, legend=alt.Legend(orient="bottom", format="+.2f", title=None)),
+            tooltip=["node", "word", alt.Tooltip("effect:Q", format="+.2f")],
+        )
+    )
+
+
+def _map(relevance: Relevance) -> None:
+    """Show the relevance of each layer, by token or by attention head, as a heatmap."""
+    sites = ["ffn", "attn", "heads"]
+    site = st.segmented_control("Map", sites, default="ffn", required=True, key="map", persist_state="session")
+    across, title = ("head", "attention heads") if site == "heads" else ("token", f"{site} by layer and token")
+    table = relevance_map(relevance, site)
+    if table.empty:
+        return
+    names = list(map(str, table.columns))
+    rows = table.rename_axis("layer").reset_index().melt("layer", var_name=across, value_name="relevance")
+    largest = rows["relevance"].abs().max() or 1.0
+    scale = alt.Scale(domain=[-largest, 0, largest], range=[BLUE, "#ffffff", RED], interpolate="rgb")
+    chart = alt.Chart(rows, title=f"{title} (attention sinks ignored)", height=330).mark_rect()
+    st.altair_chart(
+        chart.encode(
+            x=alt.X(f"{across}:N", sort=names, title=None if across == "token" else across),
+            y=alt.Y("layer:O", sort="descending", title="layer", axis=alt.Axis(labelOverlap=True)),
+            color=alt.Color("relevance:Q", scale=scale, legend=alt.Legend(orient="bottom", format="+.2f", title=None)),
+            tooltip=["layer", across, alt.Tooltip("relevance:Q", format="+.4f")],
+        )
+    )
+
+
+def _compared(prompt: str, target: str, site: str | None) -> None:
+    """Show the neurons of this prompt (A) and of a second one (B), each explained without a counterfactual."""
+    left, middle, right = st.columns(3)
+    second = links.bound(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
+    target_b = links.bound(middle.text_input, "Its target (empty: the most probable token)", "target_b")
+    count = links.bound(right.number_input, "Neurons of each", "count", 1, 500, 50)
+    sides = {
+        name: explained(text, token or None, None, "attnlrp", None)
+        for name, text, token in (("A", prompt, target), ("B", second, target_b))
+    }
+    for column, (name, side) in zip(st.columns(2), sides.items(), strict=True):
+        with column:
+            st.markdown(f"{name}: why {markdown.token_label(side.target_text)}?")
+            markdown.heat(side)
+    table = shared_neurons(sides, site, count)
+    sizes = table["in"].value_counts()
+    both, only_a, only_b = (sizes.get(name, 0) for name in ("both", "A", "B"))
+    st.markdown(f"**{both} shared, {only_a} only in A, {only_b} only in B**")
+    formats = {"A": tables.SIGNED, "B": tables.SIGNED}
+    if site == "head":
+        tables.data_table(table, column_config=formats)
+    else:
+        tables.neuron_table(table, "compared", column_config=formats)
+    st.scatter_chart(table, x="A", y="B", color="in", x_label="relevance in A", y_label="relevance in B")

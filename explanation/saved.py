@@ -1,0 +1,67 @@
+"""An explanation as it is saved: plain values and sentences, which are read without torch and without a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from icebear.convert import Saved
+from icebear.edits import Edit
+from icebear.records import Ranked, TokenScore
+
+
+@dataclass(frozen=True)
+class SavedNode:
+    """A neuron or head of a group, at a token."""
+
+    ranked: Ranked
+    token: str
+    raises: tuple[str, ...]
+    lowers: tuple[str, ...]
+    label: str | None = None
+    baseline: float | None = None
+    """The activation that its effect is measured against: in the counterfactual; without one, on average. None for a
+    head."""
+    low: float = 0.0
+    high: float = 0.0
+    """The activation range on the calibration texts, with both values."""
+
+
+@dataclass(frozen=True)
+class SavedGroup:
+    """Nodes that raise and lower the same words."""
+
+    raises: tuple[str, ...]
+    lowers: tuple[str, ...]
+    about: str
+    edits: tuple[Edit, ...]
+    """They set each node to its baseline. Empty for heads."""
+    strongest: tuple[SavedNode, ...]
+
+
+@dataclass(frozen=True)
+class SavedExplanation(Saved):
+    """What an explanation says: of T tokens, and of the groups with the largest relevance."""
+
+    prompt: Any
+    """A text, token ids, or the messages of a chat."""
+    counterfactual: Any
+    """None if there is none."""
+    target: str
+    contrast: str | None
+    predictions: tuple[TokenScore, ...]
+    """The most probable next tokens."""
+    counterfactual_predictions: tuple[TokenScore, ...]
+    tokens: tuple[str, ...]
+    """(T,)"""
+    relevance: tuple[float, ...]
+    """(T,) of the tokens, in logits."""
+    sinks: tuple[int, ...]
+    template: tuple[int, ...]
+    tokens_sentence: str
+    margins_sentence: str
+    made_with: dict[str, Any]
+    """See `Model.made_with`."""
+    together_sentence: str = ""
+    reach_sentence: str = ""
+    groups: tuple[SavedGroup, ...] = ()

@@ -1,0 +1,12 @@
+"""The example that `icebear demo` and the app begin with."""
+
+from icebear.records import Neuron
+
+MODEL = "smollm2-135m"
+PROMPT = "The ice bear lives in the"
+COUNTERFACTUAL = "The wild camel lives in the"
+"""It has as many tokens as the prompt."""
+SOURCE, WANTED = "The camel lives in the", " desert"
+"""The source prompt of a flip, and the answer to it."""
+NEURON = Neuron(29, "ffn", 860)
+"""It fires on the ice bear."""
