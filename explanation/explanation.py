@@ -17,7 +17,6 @@ from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
 from icebear.actmax.writes import FEW
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.named import at_first_difference
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
@@ -54,7 +53,7 @@ from icebear.explanation.sentences import (
 from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
-from icebear.models.text.prompts import Prompt, PromptLike, Prompts
+from icebear.models.text.prompts import PromptLike, Prompts
 from icebear.paths import write_file
 from icebear.records import WRITERS, Meaning, Projection, Ranked
 from icebear.render import page, render
@@ -420,23 +419,20 @@ def explain(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
             )
         model.check_made(prompt.made_with["model"], "The relevance")
-        ids = prompt.prompt.ids[: prompt.prompt.encoder_length]
-        return controlled(model, Prompt(ids=ids), prompt, ranking, store=store)
-    read, target, contrast, counterfactual = at_first_difference(model, prompt, target, contrast, counterfactual)
+        return controlled(model, prompt, ranking, store=store)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
     if circuit_nodes is not None:
         if counterfactual is None:
             raise InputError("A circuit needs a counterfactual; give one.")
-        graph = circuit(model, read, target, contrast, **compared, nodes=circuit_nodes)
+        graph = circuit(model, prompt, target, contrast, **compared, nodes=circuit_nodes)
         relevance = graph.relevances[0]
     else:
-        relevance = attribute(model, read, target, contrast, **compared, base_model=base_model, method=method)
-    return controlled(model, read, relevance, ranking, store=store, graph=graph)
+        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, method=method)
+    return controlled(model, relevance, ranking, store=store, graph=graph)
 
 
 def controlled(
     model: Model,
-    prompt: PromptLike,
     relevance: Relevance,
     ranking: Ranking | None = None,
     *,
@@ -445,7 +441,7 @@ def controlled(
     cards: int = CARDS,
     groups: int = GROUPS,
 ) -> Explanation:
-    """Explain a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
+    """Explain a relevance with every control that applies to it. Raises `InputError`."""
     ranking, compared = ranking or Ranking(site=model.main_site), relevance.counterfactual
     if isinstance(relevance, Diff):
         return _compared_models(model, relevance, ranking, store, cards)
@@ -462,8 +458,8 @@ def controlled(
         ranking,
         store=store,
         sizes=SIZES if compared else (),
-        removal_control=token_removal_control(model, prompt, relevance) if next_token else None,
-        without_counterfactual=attribute(model, prompt, **answer, sites=()) if alone else None,
+        removal_control=token_removal_control(model, relevance) if next_token else None,
+        without_counterfactual=attribute(model, relevance.read, **answer, sites=()) if alone else None,
         graph=graph,
         cards=cards,
         groups=groups if can_group(relevance, ranking.site or "ffn") else 0,
@@ -485,7 +481,6 @@ def with_changes(explanation: Explanation) -> Explanation:
 
 def silencing_control(
     model: Model,
-    prompt: PromptLike,
     relevance: Relevance,
     rows: Sequence[Ranked],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -495,7 +490,7 @@ def silencing_control(
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
     place = relevance.predicted_at if model.task.takes_position else None
     edits = [Edit(row.neuron, "scale", 0.0, where=edited_at(relevance.prompt, row)) for row in rows]
-    return random_edit_control(model, prompt, edits, target, contrast, position=place, on_progress=on_progress)
+    return random_edit_control(model, relevance.read, edits, target, contrast, position=place, on_progress=on_progress)
 
 
 def edited_at(prompt: PromptTokens, row: Ranked) -> str:
