@@ -50,6 +50,7 @@ FOLDERS := app claims explanation evaluation actmax steering concepts lrp models
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/deptry $(FOLDERS) icebear
 	rm -rf build/typed && mkdir -p build/typed/icebear
 	ln -s $(addprefix $(CURDIR)/,$(FOLDERS) $(wildcard icebear/*)) build/typed/icebear
 	cd build/typed && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache

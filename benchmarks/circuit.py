@@ -77,7 +77,8 @@ def along_edges(model, count: int) -> None:
     """Print the sufficiency of edges, and of random ones, for each pair and order."""
     for task, pairs, _ in usable_by_task(model, TASKS, count, 0):
         for one in pairs:
-            graph = circuit(model, one.prompt, *answers(model, one), counterfactual=one.counterfactual)
+            options = {"counterfactual": one.counterfactual, "edges": EDGES[-1]}
+            graph = circuit(model, one.prompt, *answers(model, one), **options)
             orders = {"contribution": graph, "effect": replace(graph, contribution=graph.effect)}
             for order, ranked in orders.items():
                 rows = [(row.edges, row.sufficiency, row.random_sufficiency) for row in faithfulness(ranked, EDGES)]

@@ -22,11 +22,8 @@ from icebear.claims import writing
 from icebear.claims.check import check_claim
 from icebear.claims.claim import Claim
 from icebear.claims.kind import Kind, most_relevant
-from icebear.claims.kinds.answer import AnswerClaim
-from icebear.claims.kinds.flip import FlipClaim
-from icebear.claims.kinds.nodes import NecessityClaim, SufficiencyClaim
-from icebear.claims.kinds.similar import SimilarClaim
-from icebear.claims.kinds.steer import SteerClaim
+from icebear.claims.kinds.edits import FlipClaim, SteerClaim
+from icebear.claims.kinds.predictions import AnswerClaim, NecessityClaim, SimilarClaim, SufficiencyClaim
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.results.ranking import Ranking

@@ -21,11 +21,12 @@ from icebear.concepts.vocabulary.vocabulary import direct_rows, unembedding
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
+from icebear.evaluation.uses.flips import CHOOSERS
 from icebear.models.model import Model
 from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
-from icebear.steering.flipping.search import flip
+from icebear.steering.flipping.search import FlipRequest, flip_by
 from icebear.steering.side_effects import HeldOutContexts, repeated_trigrams
 
 SEARCHED = 2
@@ -112,9 +113,12 @@ def sample(model: Model, contexts: HeldOutContexts, case: Case, max_neurons: int
     }
 
 
-def _flip(model: Model, case: Case, max_neurons: int, **options: Any) -> Sequence[Edit]:
+def _flip(
+    model: Model, case: Case, max_neurons: int, choose: str = "gradient", paraphrases: Sequence[str] = ()
+) -> Sequence[Edit]:
     prompt, source = case.prompts()[0], RELATIONS[case.relation]["prompts"][0].format(case.source)
-    return list(flip(model, prompt, _first(model, case.new), source, max_neurons, **options))
+    request = FlipRequest(model, prompt, _first(model, case.new), source, max_neurons, paraphrases=paraphrases)
+    return list(flip_by(CHOOSERS[choose], request))
 
 
 def _measured(

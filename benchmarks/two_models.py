@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from icebear.concepts.answers.restoring import Restoring, of_same_size
+from icebear.concepts.answers.restoring import Restoring
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.passes.run import Logits
 from icebear.concepts.results.diff import Change, Diff, ranked_changes
@@ -33,7 +33,6 @@ from icebear.models.model import Model
 from icebear.steering.side_effects import HELD_OUT_TEXTS
 
 SIZES = (10, 100, 1000, 3000, 10000, 30000, 60000)
-DRAWN = 3000
 """Rows that are drawn by norm at most."""
 STEPS, SURE = 60, 0.8
 """Training ends when each taught prompt has the answer with this probability, and the others are as before."""
@@ -156,7 +155,6 @@ def rankings(restoring: Restoring, seed: int = 0) -> dict[str, list[Change]]:
         "caused": caused,
         "norm": sorted(shuffled, key=lambda one: -round(one.size, 4)),  # equal norms in random order
         "gradient": ranked_changes(slopes, [sign * one.caused for one in slopes]),
-        "same norm": of_same_size(everything, caused[:DRAWN], generator),
         "random": shuffled,
     }
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
 from icebear.claims.claim import CONVERTER, Claim
+from icebear.claims.kind import Draft
 from icebear.convert import check_version
 from icebear.errors import InputError
+from icebear.models.model import Model
 from icebear.paths import existing, local, locked, read_text, write_file
 
 FORMAT = 1
@@ -111,6 +113,35 @@ def append_claims(path: str | Path, claims: Sequence[Claim]) -> None:
     processes that append to the same file wait. Raises `InputError`."""
     with locked(path, seconds=WAITING):
         _append(path, claims)
+
+
+def append_drafts(
+    model: Model, path: str | Path, drafts: Iterable[Draft], seed: int = 0
+) -> tuple[list[Claim], list[str]]:
+    """Append claims to a file.
+
+    Returns
+    -------
+    claims, refused
+        What was written, and a sentence for each claim that was not, such as one that cannot fail.
+
+    Raises
+    ------
+    InputError
+        If there is nothing to write, or the file cannot be written.
+    """
+    claims: list[Claim] = []
+    refused: list[str] = []
+    for what, measured in drafts:
+        try:
+            claims.append(Claim.of(model, what, seed, measured))
+        except InputError as error:
+            refused.append(f"{what.kind}: {what}. {error}")
+    if not claims:
+        reason = refused[0] if refused else "nothing was measured that a claim can be made of"
+        raise InputError(f"No claim was written ({reason.rstrip('.')}).")
+    append_claims(path, claims)
+    return claims, refused
 
 
 def _append(path: str | Path, claims: Sequence[Claim]) -> None:

@@ -1,4 +1,4 @@
-"""`Kind`: what a claim says and how it is measured. A new kind is a class in a file of its own in `kinds/`."""
+"""`Kind`: what a claim says and how it is measured. A new kind is a class in a file of `kinds/`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.circuits.records import Node
+from icebear.concepts.methods.registry import name_of
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.records import Neuron
+from icebear.models.text.chat import Chat
+from icebear.models.text.prompts import prompt_json
+from icebear.records import Neuron, TokenScore
 from icebear.values import shown
 
 PromptText = str | tuple[dict[str, str], ...]
@@ -37,6 +41,11 @@ class NodeId:
 
     def __str__(self) -> str:
         return f"{self.neuron}@{self.position}"
+
+    @classmethod
+    def of(cls, node: Node) -> NodeId:
+        """Return the name of a circuit's node."""
+        return cls(node.neuron, node.position)
 
     @classmethod
     def parse(cls, text: str) -> NodeId:
@@ -71,6 +80,10 @@ class Kind:
     def measure(self, model: Model, seed: int = 0) -> Measured:
         """Measure it in a model. seed: of random controls. Raises `IcebearError` where it cannot be measured."""
         raise NotImplementedError
+
+
+Draft = tuple[Kind, Measured | None]
+"""What is claimed, and what it measures if that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,3 +150,44 @@ def others_of(model: Model, neuron: Neuron, seed: int, count: int = DRAWS) -> li
     free = [index for index in range(model.width(neuron.site)) if index != neuron.index]
     drawn = random.Random(seed).sample(free, min(count, len(free)))
     return [replace(neuron, index=index) for index in drawn]
+
+
+def subject(model: Model, relevance: Relevance, prompt: Any, counterfactual: Any) -> dict[str, Any]:
+    """Return the fields that a claim of a relevance has (`Explained`). Raises `InputError` for what claims lack."""
+    other = relevance.counterfactual
+    special = relevance.image or relevance.target is None or (other and (other.model or len(other.pairs) != 1))
+    if special or relevance.prompt.answer_start is not None or relevance.predicted_at != len(relevance.prompt.ids) - 1:
+        raise InputError(
+            "A claim is about the next token of a text or a chat, compared with at most one counterfactual prompt; "
+            "leave out --claim."
+        )
+    own = relevance.contrast.text if relevance.contrast else None
+    contrast = _token(model, relevance.contrast, prompt) if own else (other.contrasts[0] if other else None)
+    return {
+        "prompt": text_of(prompt),
+        "target": _token(model, relevance.target, prompt),
+        "contrast": contrast or None,
+        "counterfactual": text_of(counterfactual) if counterfactual is not None else None,
+        "method": name_of(relevance.method),
+        "number": relevance.prediction.objective if relevance.prediction.objective in ("log-odds", "logit") else None,
+    }
+
+
+def text_of(prompt: Any) -> Any:
+    """Return a prompt as a claim has it. Raises `InputError` for token ids."""
+    plain = prompt_json(prompt)
+    if isinstance(plain, str):
+        return plain
+    if isinstance(prompt, Chat) or (plain and isinstance(plain[0], dict)):
+        return tuple({key: str(value) for key, value in message.items()} for message in plain)
+    raise InputError("A claim is about a text or a chat, not about token ids; leave out --claim.")
+
+
+def _token(model: Model, token: TokenScore | None, prompt: Any) -> str | int:
+    """Return the text of a token, or its id if the text is not read as that token."""
+    assert token is not None
+    try:
+        same = model.answer_id(token.text, after=prompt) == token.id
+    except InputError:
+        same = False
+    return token.text if same else token.id

@@ -13,7 +13,7 @@ EVALUATIONS = {
         "Measure sufficiency and necessity of a method's first nodes.",
     ),
     "circuits": (f"{_EXPLANATIONS}.circuits:Circuits", "Check edges, graphs and groups by interventions."),
-    "effects": (f"{_EXPLANATIONS}.effects:EffectsHold", "Test whether effects hold in a paraphrase and can be read."),
+    "effects": (f"{_EXPLANATIONS}.effects:EffectsHold", "Test whether effects of neurons hold in a paraphrase."),
     "truth": (
         "icebear.evaluation.truth.judge.evaluation:KnownMechanisms",
         "Judge methods on small models whose mechanism is known.",

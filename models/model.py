@@ -20,10 +20,10 @@ from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.models.batch import Batch
 from icebear.models.lock import FairLock, as_written, draws, replaced, unhooked
 from icebear.models.parts.architecture import Architecture
-from icebear.models.tasks import PromptTarget
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Marks, Turn, marks_of, rendered, turns
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
+from icebear.models.text.request import PromptRequest
 from icebear.models.text.words import Words
 from icebear.records import TokenScore
 from icebear.values import real, seed_of, several, text_of, whole
@@ -337,8 +337,8 @@ class Model(Architecture):
         """Return the float32 logits (V,) of the next token (or of labels)."""
         read = Prompt.of(prompt)
         self.task.refuse(self, position=[position])
-        target = PromptTarget(read, None, self.task.before(read, None), position)
-        batch, positions = self.task.encode_targets(self, [target])
+        request = PromptRequest(read, before=self.task.before(read, None), position=position)
+        batch, positions = self.task.encode_targets(self, [request])
         with self.lock:
             return not_nan(self.logits(batch, list(positions[0][:1]))[0, 0].float())
 

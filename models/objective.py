@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +12,11 @@ from torch import Tensor
 from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
-from icebear.models.tasks import PromptTarget
 from icebear.models.text.prompts import Prompt, PromptLike
+from icebear.models.text.request import ObjectiveKind, PromptRequest
 from icebear.values import scalar, several
 
 Token = str | int
-ObjectiveKind = Literal["logit", "log-odds", "centered-logit", "mean-centered-logit"]
-"""The number that is explained, a sum over the tokens of an answer: ``logit``; ``log-odds``, the logit minus the mean
-of all other logits weighted by probability (it has the gradient of the log-odds); ``centered-logit``, the logit minus
-the mean over the vocabulary; ``mean-centered-logit``, the mean of that, to compare answers of different lengths."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +94,42 @@ def answer_scores(scores: Tensor, chosen: Sequence[int], kind: ObjectiveKind) ->
     return own - (others.softmax(-1) * scores).sum(-1)  # probabilities are constants
 
 
+def request_of(
+    model: Model,
+    prompt: Prompt,
+    target: Token | None = None,
+    contrast: Token | None = None,
+    phrase: Phrase | None = None,
+    prefix: str | None = None,
+    position: int | None = None,
+) -> PromptRequest:
+    """Return what is explained of a prompt, in token ids. Raises `InputError`."""
+    model.task.refuse(model, target_text=[phrase], prefix=[prefix], position=[position])
+    if phrase is not None and target is not None:
+        raise InputError("target and target_text cannot be combined; give one of them.")
+    before = model.task.before(prompt, prefix)
+    answer = None
+    if phrase is not None:
+        answer = phrase_ids(model, phrase, before)
+        if not answer:
+            raise InputError("The target text is empty; give at least one token.")
+    elif target is not None:
+        answer = (model.answer_id(target, after=before),)
+    against = None if contrast is None else model.answer_id(contrast, "contrast", before)
+    return PromptRequest(read_once(model, prompt), answer, against, phrase is not None, None, before, position)
+
+
+def read_once(model: Model, prompt: Prompt) -> Prompt:
+    """Return a prompt with its token ids, which are not read again."""
+    return replace(prompt, ids=tuple(model.ids(prompt))) if model.task.reads_text and prompt.image is None else prompt
+
+
 def objective_of(
     model: Model,
     prompts: Sequence[PromptLike],
     target: Any = None,
     contrast: Any = None,
     target_text: Any = None,
-    prefix: Any = None,
     position: Any = None,
     kind: ObjectiveKind = "logit",
 ) -> Objective:
@@ -112,30 +137,19 @@ def objective_of(
 
     Raises `InputError`.
     """
-    task = model.task
-    targets, contrasts, texts, prefixes, places = (
-        per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)
-    )
-    task.refuse(model, target_text=texts, prefix=prefixes, position=places)
-    if any(text is not None and token is not None for text, token in zip(texts, targets, strict=True)):
-        raise InputError("target and target_text cannot be combined; give one of them.")
-    read = [Prompt.of(prompt) for prompt in prompts]
-    before = [task.before(prompt, prefix) for prompt, prefix in zip(read, prefixes, strict=True)]
-    contrast_ids = tuple(
-        None if token is None else model.answer_id(token, "contrast", after)
-        for token, after in zip(contrasts, before, strict=True)
-    )
-    answers: list[tuple[int, ...] | None] = []
-    for token, text, after in zip(targets, texts, before, strict=True):
-        if text is not None:
-            answers.append(phrase_ids(model, text, after))
-        else:
-            answers.append(None if token is None else (model.answer_id(token, after=after),))
-    if () in answers:
-        raise InputError("The target text is empty; give at least one token.")
-    rows = [PromptTarget(*row) for row in zip(read, answers, before, places, strict=True)]
-    batch, positions = task.encode_targets(model, rows)
-    return Objective(batch, tuple(positions), tuple(answers), contrast_ids, kind)
+    each = zip(*(per_prompt(value, len(prompts)) for value in (target, contrast, target_text, position)), strict=True)
+    rows = [
+        request_of(model, Prompt.of(prompt), token, against, phrase, position=at)
+        for prompt, (token, against, phrase, at) in zip(prompts, each, strict=True)
+    ]
+    return joint_objective(model, [replace(row, kind=kind) for row in rows])
+
+
+def joint_objective(model: Model, rows: Sequence[PromptRequest]) -> Objective:
+    """Return the objective of prompts that explain the same kind of number."""
+    batch, positions = model.task.encode_targets(model, rows)
+    answers, contrasts = tuple(row.answer for row in rows), tuple(row.contrast for row in rows)
+    return Objective(batch, tuple(positions), answers, contrasts, rows[0].kind)
 
 
 def per_prompt(value: Any, count: int) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,20 +18,8 @@ from icebear.models.lock import replaced
 from icebear.models.text import images
 from icebear.models.text.prompts import Prompt
 from icebear.models.text.reader import Reader
+from icebear.models.text.request import PromptRequest
 from icebear.values import whole
-
-
-@dataclass(frozen=True)
-class PromptTarget:
-    """One prompt, and what is explained of it."""
-
-    prompt: Prompt
-    answer: tuple[int, ...] | None
-    """The tokens, or the label, that are explained; None for the most probable ones."""
-    before: Prompt | None
-    """What precedes the answer, see `Task.before`."""
-    position: int | None
-    """The token whose label is explained."""
 
 
 class Task:
@@ -97,13 +85,13 @@ class Task:
         """Return what precedes an answer; None if the answer stands in the text."""
         return Prompt(text=prefix) if prefix else None
 
-    def encode_targets(self, model: Reader, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+    def encode_targets(self, model: Reader, rows: Sequence[PromptRequest]) -> tuple[Batch, list[tuple[int, ...]]]:
         """Encode the prompts, each followed by its answer without the last token; also return where answers are
         predicted."""
         batch = self.encode(model, [row.prompt for row in rows])
         return batch, [self.positions(model, batch.row_ids(number), row) for number, row in enumerate(rows)]
 
-    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptRequest) -> tuple[int, ...]:
         """Return where the answer is predicted in the ids of one prompt."""
         raise NotImplementedError
 
@@ -146,7 +134,7 @@ class Causal(Task):
     def before(self, prompt: Prompt, prefix: str | None) -> Prompt | None:
         return prompt
 
-    def encode_targets(self, model: Reader, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+    def encode_targets(self, model: Reader, rows: Sequence[PromptRequest]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = [(model.ids(row.prompt), row.answer) for row in rows]
         if any(row.position is not None and len(row.answer or (0,)) > 1 for row in rows):
             raise InputError(
@@ -174,7 +162,7 @@ class EncoderDecoder(Task):
         decoder's start token replaces the first one)."""
         return self._with_decoder(model, model.read_ids(rows), [ids[1:] for ids in rows])
 
-    def encode_targets(self, model: Reader, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+    def encode_targets(self, model: Reader, rows: Sequence[PromptRequest]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = self.encode(model, [row.prompt for row in rows])
         begun = [(model.tokens_of(row.before.text or "") if row.before else [], row.answer) for row in rows]
         batch = self._with_decoder(model, read, [with_answer(ids, answer) for ids, answer in begun])
@@ -210,7 +198,7 @@ class Masked(Task):
         mask = model.text(model.mask_id)
         return text if mask in text else f"{text} {mask}"
 
-    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptRequest) -> tuple[int, ...]:
         mask, answer = model.mask_id, row.answer
         places = tuple(place for place, token in enumerate(ids) if token == mask)
         if not places:
@@ -244,7 +232,7 @@ class TextLabel(Labelled):
     name = "sequence"
     auto_class = "AutoModelForSequenceClassification"
 
-    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptRequest) -> tuple[int, ...]:
         """Encoders have a token for the label in front; decoders (whose map to the labels is called `score`) read it
         at the last token that is not padding."""
         if not hasattr(model.net, "score"):
@@ -271,7 +259,7 @@ class DecodedLabel(TextLabel):
         """Give the decoder the same tokens, shifted behind its start token, as the model does itself."""
         return replace(model.read_ids(rows), decoder=model.padded([[start_of(model), *ids[:-1]] for ids in rows]))
 
-    def encode_targets(self, model: Reader, rows: Sequence[PromptTarget]) -> tuple[Batch, list[tuple[int, ...]]]:
+    def encode_targets(self, model: Reader, rows: Sequence[PromptRequest]) -> tuple[Batch, list[tuple[int, ...]]]:
         read = [model.ids(row.prompt) for row in rows]
         return self.read(model, read), [(self.end_of(model, ids),) for ids in read]
 
@@ -295,7 +283,7 @@ class TokenLabel(Labelled):
     auto_class = "AutoModelForTokenClassification"
     labels_tokens = takes_position = True
 
-    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptRequest) -> tuple[int, ...]:
         return (self.default_position(model, ids) if row.position is None else index_of(row.position, ids),)
 
     def default_position(self, model: Reader, ids: Sequence[int]) -> int:
@@ -342,7 +330,7 @@ class Image(Labelled):
     def own_tokens(self, model: Reader) -> tuple[int, ...]:
         return tuple(range(len(images.names(model)) - math.prod(images.grid(model))))
 
-    def positions(self, model: Reader, ids: Sequence[int], row: PromptTarget) -> tuple[int, ...]:
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptRequest) -> tuple[int, ...]:
         return (0,)
 
 

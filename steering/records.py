@@ -50,7 +50,6 @@ class FlipRecord:
     """None if `text` is wanted; else `text` is suppressed: it shall leave the k most probable tokens."""
     source: Any
     paraphrases: tuple[Any, ...]
-    chosen_by: str
     unbounded: bool
     left_source: bool
     """Whether moving towards the source prompt (or, to suppress, towards zero) was not enough."""

@@ -12,7 +12,7 @@ from icebear.concepts.vocabulary import calibration
 
 FEW = {
     "icebear.explanation.explanation.READ": 200,
-    "icebear.claims.kinds.steer.DRAWS": 1,
+    "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
     "icebear.app.web.neuron_card.FEW": 2,
     "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,
     "icebear.concepts.nodes.controls.DRAWS": 1,

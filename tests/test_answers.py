@@ -10,13 +10,14 @@ from test_chat import MODELS
 from icebear import ATTNLRP, CP_LRP, Chat, Model, attribute, matrix, source_breakdown, units
 from icebear.concepts.answers.units import units_of
 from icebear.concepts.attribution.attribute import of_prompts
-from icebear.concepts.attribution.request import AttributionRequest, PromptRequest
+from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward, new_accounting
 from icebear.errors import InputError
 from icebear.models.objective import objective_of
 from icebear.models.text.answer import Answer, read_span
 from icebear.models.text.prompts import Prompt
+from icebear.models.text.request import PromptRequest
 
 WRITTEN = (11, 4, 7, 30, 2, 9)
 OTHER = [7, 3, 15, 40, 5, 3, 21, 9]
@@ -75,7 +76,8 @@ def test_a_phrase_against_another_one_is_a_second_run_subtracted(model, answer, 
     with Double():
         result = attribute(model, answer, contrast=[other], span=(1, 3))
         rows = [
-            PromptRequest(Prompt.of(before), phrase=ids, objective="centered-logit") for ids in (WRITTEN[1:3], other)
+            PromptRequest(Prompt.of(before), tuple(ids), is_phrase=True, kind="centered-logit")
+            for ids in (WRITTEN[1:3], other)
         ]
         runs = of_prompts(AttributionRequest(model, tuple(rows), ATTNLRP, ("ffn", "attn"), "all", None, None, True))
     weights = [1, 1] if len(other) == 2 else [1 / 2, 1 / len(other)]

@@ -215,8 +215,7 @@ def test_a_base_model_is_compared(first_visit, tiny_folder, tmp_path, monkeypatc
     changed.tokenizer.save_pretrained(tmp_path / "tuned")
     set_up(monkeypatch, model=str(tmp_path / "tuned"), base_model=tiny_folder)
     page = fine(visit(prompt="Paris is", fine_tuning_open="true"))
-    layers, rows, restored = (frame.value for frame in page.dataframe)
-    assert list(layers["layer"]) == ["layer 2"]
+    rows, restored = (frame.value for frame in page.dataframe)
     assert list(rows["changed row"]) == ["L2.ffn.7 w_out"]
     assert restored["undone"][0] == pytest.approx(100, abs=0.1)  # percent
     assert "Base model" in text(page)
@@ -257,6 +256,8 @@ def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, 
     suggestion = Suggestion((), CAMEL, "camel", "bear", " desert", 0.25, -3.0)
     monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda model, prompt: [suggestion])
     page = fine(visit(prompt="The wild bear lives in the"))
+    assert not page.get("button_group")  # nothing is computed unasked
+    page.get_by_key("suggest").click().run()
     deadline = time.monotonic() + 20
     while not page.get("button_group") and time.monotonic() < deadline:
         page.run()

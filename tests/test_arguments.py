@@ -29,7 +29,7 @@ from icebear.concepts.methods.registry import method_of
 from icebear.concepts.vocabulary import calibration
 from icebear.errors import IcebearError
 from icebear.evaluation.explanations.circuits import Circuits
-from icebear.evaluation.explanations.effects import Documents, EffectsHold
+from icebear.evaluation.explanations.effects import EffectsHold
 from icebear.evaluation.explanations.faithfulness import Faithfulness
 from icebear.evaluation.explanations.pruning import Pruning
 from icebear.evaluation.truth.judge.evaluation import KnownMechanisms
@@ -215,9 +215,9 @@ DOORS = {
         lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, sufficiency=x),
         (0, -1, 1.1, NAN, "1", True),
     ),
-    "circuit.edge_threshold": (
-        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=3, edge_threshold=x),
-        (0, -1, 1.1, NAN, "1", None),
+    "circuit.edges": (
+        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=3, edges=x),
+        NO_COUNT,
     ),
     "circuit.counterfactual": (
         lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=x),
@@ -233,7 +233,6 @@ DOORS = {
     "Graph.recipe": (lambda at, x: at.graph.recipe(x), ("x", 3, None)),
     "Concept.of_group": (lambda at, x: icebear.Concept.of_group(at.graph, x), ("x", 3, None)),
     "Graph.mask": (lambda at, x: at.graph.mask(x), ("x", 3, [3])),
-    "Graph.overlap": (lambda at, x: at.graph.overlap(x), ("x", 3, None)),
     "Graph.to_png": (lambda at, x: at.graph.to_png(x), (0, -1, NAN, "2", None, 1e9)),
     # a model
     "generate.prompt": (lambda at, x: at.model.generate(x), ("", 3, None, 2.5, [], [2.5], {})),
@@ -327,7 +326,6 @@ DOORS = {
     "flip.max_neurons": (lambda at, x: icebear.flip(at.model, PROMPT, "a", max_neurons=x), NO_COUNT),
     "flip.top_k": (lambda at, x: icebear.flip(at.model, PROMPT, suppress=True, top_k=x), NO_COUNT),
     "flip.to": (lambda at, x: icebear.flip(at.model, PROMPT, x), (None, "", -1, 99, 2.5, True)),
-    "flip.choose": (lambda at, x: icebear.flip(at.model, PROMPT, "a", choose=x), NO_NAME),
     "flip.suppress": (lambda at, x: icebear.flip(at.model, PROMPT, suppress=x), (False, 0, 2.5, "")),
     "flip.paraphrases": (lambda at, x: icebear.flip(at.model, PROMPT, "a", paraphrases=x), ([3.5], 3, [None])),
     "Concept.of.weights": (
@@ -379,7 +377,6 @@ DOORS = {
     "evaluation of effects": (lambda at, x: EffectsHold(samples=x), (0, 10**20)),
     "evaluation of circuits": (lambda at, x: Circuits(nodes=x), (0, 10**20)),
     "evaluation of truth": (lambda at, x: KnownMechanisms(samples=x), (0, 10**20)),
-    "Documents": (lambda at, x: Documents(x), (["a b", "c"], [], [""])),
     "Claim.seed": (lambda at, x: Provenance("m", "0", "float32", {}, x, "2026-01-31"), (-1, 2**70, 2.5, None)),
     "apply_patch": (lambda at, x: icebear.apply_patch(at.model.net, x), (3, None, "none.safetensors")),
     # files

@@ -32,7 +32,6 @@ LINES = {
     'explain "a b" --counterfactual "c b" --nodes 3 --site q': "--site",
     'rank "a b" --claim none/claims.yaml': "no folder",
     'flip "a b" --to c --save none/r.json': "no folder",
-    "recipe export r.json --gguf none/v.gguf": "no folder",
     "concept export music none/music.json": "no folder",
     'rank "a b" --position middle': "last, all or a number",
     'rank "a b" --words efects': "'effects'",

@@ -43,6 +43,7 @@ def test_the_ice_bear_moves_to_the_desert(chromium, address):
 def test_an_answer_changes(chromium, address):
     """By a suggestion; stopped, and found again; its edits can be edited."""
     page = open_view(chromium.new_page(), address, "steer?tokens=4")
+    page.get_by_role("button", name="Suggest prompts").click(timeout=120_000)
     page.locator("button", has_text="→").first.click(timeout=120_000)
     settled(page)
     assert page.get_by_label("The word it should say").input_value().strip()

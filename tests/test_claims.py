@@ -17,27 +17,29 @@ from click.testing import CliRunner
 from conftest import LLAMA, Letters, random_model
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import script
 from planted import CODES, COMMON, TOPICS, bare
 
 from icebear import Edit, Model, Neuron, attribute, check, circuit, find_concept, load_model, steer
 from icebear.actmax.labels.kinds import Label
 from icebear.app.cli.main import main
-from icebear.claims import files, writing
+from icebear.claims import files
 from icebear.claims.claim import Claim
 from icebear.claims.files import append_claims, read_claims, write_claims
-from icebear.claims.kind import Measured, NodeId, most_relevant
+from icebear.claims.kind import Measured, NodeId, most_relevant, subject
 from icebear.claims.kinds import KINDS
-from icebear.claims.kinds.answer import AnswerClaim
-from icebear.claims.kinds.concept import ConceptClaim
-from icebear.claims.kinds.edge import EdgeClaim
-from icebear.claims.kinds.effect import EffectClaim
-from icebear.claims.kinds.flip import FlipClaim
-from icebear.claims.kinds.label import LabelClaim
-from icebear.claims.kinds.nodes import NecessityClaim, SufficiencyClaim
-from icebear.claims.kinds.relevance import RelevanceClaim
-from icebear.claims.kinds.similar import SimilarClaim
-from icebear.claims.kinds.steer import SteerClaim
-from icebear.claims.schema import text as schema_text
+from icebear.claims.kinds.edits import FlipClaim, SteerClaim
+from icebear.claims.kinds.meanings import ConceptClaim, LabelClaim
+from icebear.claims.kinds.predictions import (
+    AnswerClaim,
+    EdgeClaim,
+    EffectClaim,
+    NecessityClaim,
+    RelevanceClaim,
+    SimilarClaim,
+    SufficiencyClaim,
+    of_graph,
+)
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.errors import InputError
 from icebear.steering.side_effects import HeldOutContexts
@@ -64,7 +66,7 @@ def relevance(made):
 
 @pytest.fixture(scope="module")
 def about(made, relevance):
-    return writing.subject(made, relevance, PROMPT, OTHER)
+    return subject(made, relevance, PROMPT, OTHER)
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +136,10 @@ def test_an_edge_is_that_of_the_circuit_and_breaks_without_its_source(made, rele
     shares = contribution_shares(made, graph.relevances[0], places)
     number = {node.id: len(graph.tokens) + len(places) - 1 - row for row, node in enumerate(graph.nodes)}
     number |= {token.id: token.position for token in graph.tokens}
-    for edge in graph.shown_edges:
+    for edge in graph.edges:
         row = len(places) if edge.target is graph.answer else number[edge.target.id] - len(graph.tokens)
         assert shares[row, number[edge.source.id]].item() == pytest.approx(edge.contribution_share, rel=1e-3, abs=1e-5)
-    drafts = [what for what, _ in writing.of_graph(made, graph, None, PROMPT, OTHER) if isinstance(what, EdgeClaim)]
+    drafts = [what for what, _ in of_graph(made, graph, None, PROMPT, OTHER) if isinstance(what, EdgeClaim)]
     claims = [Claim.of(made, what) for what in drafts]
     assert claims
     assert check(made, claims).passed
@@ -167,7 +169,7 @@ def test_a_concept_separates_texts_and_breaks_without_its_neurons():
 
     examples, others = texts(True), texts(False)
     concept = find_concept(model, examples, others, "song", sites=("ffn",), max_neurons=1)
-    ((what, _),) = writing.of_concept(concept, examples, others, 0)
+    ((what, _),) = ConceptClaim.of(concept, examples, others, 0)
     assert isinstance(what, ConceptClaim)
     chosen = {*what.examples, *what.others}
     assert len(chosen) == sum(concept.provenance["tested_on"])
@@ -188,11 +190,11 @@ def test_what_cannot_fail_is_refused(made, about, nodes, relevance, tmp_path):
     with pytest.raises(InputError, match="does not hold"):
         Claim.of(made, AnswerClaim(PROMPT, "a"), measured=Measured(0.5, 0.0, broken_by="The answer is another."))
     one = attribute(made, PROMPT, "x", "y", counterfactual="the ice beat", sites=())  # all relevance is of one token
-    what = RelevanceClaim(**writing.subject(made, one, PROMPT, "the ice beat"), token=11, text="r")
+    what = RelevanceClaim(**subject(made, one, PROMPT, "the ice beat"), token=11, text="r")
     with pytest.raises(InputError, match="cannot fail"):
         Claim.of(made, what)
     with pytest.raises(InputError, match="No claim"):
-        writing.append(made, tmp_path / "c.yaml", [(what, None)])
+        files.append_drafts(made, tmp_path / "c.yaml", [(what, None)])
     assert not (tmp_path / "c.yaml").exists()
 
 
@@ -256,7 +258,7 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
     }
     assert set(lines) == set(KINDS)
     jsonschema = pytest.importorskip("jsonschema")
-    validator = jsonschema.Draft202012Validator(json.loads(schema_text()))
+    validator = jsonschema.Draft202012Validator(json.loads(script("claims_schema").text()))
     for kind, what in lines.items():
         document = {
             "icebear_claims": 1,
@@ -273,7 +275,7 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
 
 
 def test_the_published_schema_is_that_of_the_records():
-    assert (ROOT / "docs" / "claims.schema.json").read_text() == schema_text()
+    assert (ROOT / "docs" / "claims.schema.json").read_text() == script("claims_schema").text()
 
 
 LINE = "{what: {kind: answer, prompt: a, answer: b}, threshold: 1, control_below: 1}"
@@ -413,8 +415,7 @@ def test_what_no_claim_is_about_is_refused(words, folders, tmp_path, monkeypatch
 
 def test_the_plugin_makes_each_claim_a_test(folders, pytester):
     path, _, damaged = folders
-    ours = any(point.value == "icebear.app.pytest_claims" for point in entry_points(group="pytest11"))
-    plugin = [] if ours else ["-p", "icebear.app.pytest_claims"]
+    plugin = ["-p", "icebear.claims"]
     pytester.path.joinpath("tiny.claims.yaml").write_text(path.read_text())
     pytester.path.joinpath("bad.claims.yaml").write_text("claims: []")
     pytester.path.joinpath("other.yaml").write_text("claims: []")
@@ -427,8 +428,9 @@ def test_the_plugin_makes_each_claim_a_test(folders, pytester):
     assert "bad.claims.yaml" in pytester.runpytest_inprocess("-q", *plugin).stdout.str()
 
 
-def test_the_plugin_loads_without_torch():
-    code = "import sys, icebear.app.pytest_claims; assert not {'torch', 'transformers', 'yaml'} & set(sys.modules)"
+def test_the_plugin_loads_only_when_asked_and_without_torch():
+    assert not [point for point in entry_points(group="pytest11") if "icebear" in point.value]
+    code = "import sys, icebear.claims; assert not {'torch', 'transformers', 'yaml'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
@@ -441,9 +443,9 @@ def test_a_kind_is_one_class_in_one_file():
 
 
 def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, desert, few_contexts, monkeypatch):
-    monkeypatch.setattr("icebear.claims.kinds.flip.DRAWS", 3)
+    monkeypatch.setattr("icebear.claims.kinds.edits.DRAWS", 3)
     effects = SimpleNamespace(off_target_kl=HeldOutContexts(smol).off_target_kl(list(desert)))
-    ((what, _),) = writing.of_recipe(desert, effects)
+    ((what, _),) = FlipClaim.of(desert, effects)
     claim = Claim.of(smol, what)
     assert check(smol, [claim]).passed
     cheaper = replace(claim, what=replace(what, max_kl=effects.off_target_kl / 2))
@@ -456,7 +458,7 @@ def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, d
     assert row.verdict == "broken"
     assert "do not make" in row.why
     with pytest.raises(InputError, match="--to"):
-        writing.of_recipe(replace(desert, provenance={}), effects)
+        FlipClaim.of(replace(desert, provenance={}), effects)
 
 
 def test_verbs_refuse_a_concept_and_a_flip_that_chance_does_as_well(tiny_folder, tmp_path, monkeypatch, few_contexts):

@@ -1,4 +1,4 @@
-"""The evaluation of effects: changes by hand, readings by hand, and a run that resumes."""
+"""The evaluation of effects: changes by hand, and a run that resumes."""
 
 import json
 
@@ -51,22 +51,6 @@ def test_correlations_are_those_of_numpy(generator):
     assert evaluation.correlate(x, torch.ones(40)) == 0
 
 
-def test_a_reading_is_right_if_its_words_are_nearer_to_their_pair():
-    texts = [" ice", " Ice", " snow", " bear", " sand", " sun", " camel", ".", " of", " and", " or", " x"]
-    own, other = (
-        [float(text.strip().lower() in words) for text in texts] for words in ("ice snow bear", "sand sun camel")
-    )
-    own[7] = 9.0  # no word
-    similar = np.array([own, other]).T
-    raised = torch.tensor([4.0, 4, 3, 3, 0, 0, 0, 9, -1, -2, -3, 0])
-    lowered = -torch.tensor([0.0, 0, 0, 0, 4, 5, 6, 9, -1, -2, -3, 0])
-    assert evaluation.reads(texts, raised, similar) == 1
-    assert evaluation.reads(texts, raised, similar[:, ::-1]) == 0
-    assert evaluation.reads(texts, lowered, similar) == 0
-    assert evaluation.reads(texts, raised, np.ones((12, 2))) == 0.5
-    assert evaluation.reads([".", "!"], raised[:2], similar[:2]) == 0.5
-
-
 def test_the_other_pair_is_of_another_task():
     chosen = [("a", EIGHT[0]), ("a", EIGHT[1]), ("b", EIGHT[2])]
     assert [evaluation._other(chosen, number) for number in range(3)] == [EIGHT[2], EIGHT[2], EIGHT[0]]
@@ -81,19 +65,6 @@ def test_every_task_has_a_paraphrase():
         assert len(longer) > len(own[0].prompt) + 10
 
 
-def test_words_of_a_pair_are_near_to_it(smol):
-    two = pairs.TASKS["capitals"][0], pairs.TASKS["pronouns"][0]
-    words = [" Madrid", " Berlin", " herself", " his"]
-    near = evaluation.embedded(smol, [smol.token_id(word, "word") for word in words], two)
-    assert (near[:2, 0] > near[:2, 1]).all()
-    assert (near[2:, 0] < near[2:, 1]).all()
-    documents = evaluation.Documents(["Paris is in France", "Rome is in Italy", "The woman said that she is Eve"])
-    near = documents.near([" Rome", " Eve", " xyz"], two)
-    assert near[0, 0] > near[0, 1]
-    assert near[1, 0] < near[1, 1]
-    assert not near[2].any()
-
-
 def test_it_runs_and_resumes(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
@@ -104,15 +75,13 @@ def test_it_runs_and_resumes(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "is_usable", usable)
     monkeypatch.setattr(pairs, "answers", lambda model, pair: (5, 6))
     monkeypatch.setattr(evaluation, "answers", lambda model, pair: (5, 6))
-    (tmp_path / "c.txt").write_text("Paris is in France.\nShe said that he is here.\n")
-    words = "--tasks capitals,pronouns --samples 1 --corpus c.txt --device cpu --out out --json".split()
+    words = "--tasks capitals,pronouns --samples 1 --device cpu --out out --json".split()
     words += ["--model", tiny_folder]
     done = CliRunner().invoke(command(evaluation.EffectsHold), words)
     assert done.exit_code == 0, (done.output, done.exception)
     (part,) = json.loads(done.stdout)["parts"]
     tables = {table["table"]: {row["method"]: row for row in table["rows"]} for table in part["tables"]}
     assert {f"{third}-third-last-token" for third in evaluation.THIRDS} <= set(tables)
-    assert set(tables["reading-shown"]) == set(evaluation.READ)
     assert set(tables["last-third-last-token"]) == set(evaluation.PREDICTED)
     lines = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert sorted(line["task"] for line in lines) == ["capitals", "pronouns"]

@@ -20,14 +20,14 @@ from icebear.concepts.nodes.random_controls import DRAWS
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.evaluation import runner
-from icebear.evaluation.uses.flips import FlipPair, Flips, first_tokens, flips
+from icebear.evaluation.uses.flips import CHOOSERS, FlipPair, Flips, first_tokens, flips
 from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.phrases import flip_holds, phrase_logits, phrase_probability
 from icebear.steering.flipping.search import (
-    CHOOSERS,
     MARGIN,
+    WAYS,
     _edits,
     _proposals,
     _pruned,
@@ -105,7 +105,7 @@ def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
 def test_what_is_not_needed_goes(letters):
     """Pruned: a neuron set to what it is goes; without any of the others the flip does not hold by its margin."""
     wanted = letters.predict("the ice bear", 4)[3].id
-    state = _start(letters, "the ice bear", (wanted,), None)
+    state = replace(_start(letters, "the ice bear", (wanted,), None), ways=WAYS)
     result = _search(state, _Result({}, margins(state, [{}])[0].item()))
     edits = result.edits
     assert result.margin >= MARGIN
@@ -496,25 +496,26 @@ def test_controls_have_the_same_budget_and_reach(letters):
     """FINDINGS A2: each way of choosing has as many edited rows a round, inside the same limits."""
     state = _start(letters, "the ice bear", (7,), "a source prompt")
     for reach in (state, replace(state, goal=None), replace(state, unbounded=True)):
-        for name, choose in CHOOSERS.items():
-            proposals = _proposals(replace(reach, choose=choose), {(1, 2, 0): 0.5})
+        for name, (choose, *_) in CHOOSERS.items():
+            proposals = _proposals(reach, choose, {(1, 2, 0): 0.5})
             assert 40 <= len(proposals) <= 48, name
             if not reach.unbounded:
                 for proposal in proposals:
                     changed = {place: value for place, value in proposal.items() if place != (1, 2, 0)}
                     for place, value in changed.items():
                         assert state.low[place] - 1e-5 <= value <= state.high[place] + 1e-5
-    draws = [CHOOSERS[f"chance {seed}"](state, {})[0] for seed in range(3)]
+    *_, last = ways = [CHOOSERS[f"chance {seed}"][0] for seed in range(3)]
+    draws = [way(state, {})[0] for way in ways]
     assert not torch.equal(draws[0], draws[1])
-    assert torch.equal(draws[2], CHOOSERS["chance 2"](state, {})[0])
-    moved = [CHOOSERS["chance 2"](state, {(0, 3, 0): value})[0] for value in (1.0, 2.0)]  # one neuron, twice
+    assert torch.equal(draws[2], last(state, {})[0])
+    moved = [last(state, {(0, 3, 0): value})[0] for value in (1.0, 2.0)]  # one neuron, twice
     assert not torch.equal(*moved)
 
 
 def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
     state = _start(letters, "the ice bear", (7,), "a source prompt")
-    state = replace(state, choose=CHOOSERS["distance"])
-    tried = len(_proposals(state, {}))
+    state = replace(state, ways=CHOOSERS["distance"])
+    tried = len(_proposals(state, *state.ways, {}))
     monkeypatch.setattr(
         "icebear.steering.flipping.search.margins", lambda state, proposals: torch.full((len(proposals),), -9.0)
     )

@@ -150,7 +150,6 @@ circuit --model tiny "a" --counterfactual b --contrast c --sufficiency nan
 circuit --model tiny "a" --counterfactual b --contrast c --sufficiency 2
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png folder
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png /dev/full
-circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --neuronpedia no/where.json
 circuit --model tiny --file deep.jsonl
 explain --sources --model tiny "a" --max-new-tokens -1
 explain --sources --model tiny --chat "a"
@@ -220,8 +219,6 @@ recipe show recipe.json /dev/null
 recipe combine recipe.json recipe.json
 recipe combine recipe.json --share nan
 recipe export recipe.json --model tiny
-recipe export recipe.json --gguf /dev/full --model tiny
-recipe export deep.json --gguf x.gguf --model tiny
 check none.yaml --model tiny
 check deep.json --model tiny
 check folder --model tiny
@@ -347,7 +344,6 @@ rank --model tiny a --store circle-a
 circuit --model tiny a --counterfactual b --nodes 4 --heads --sufficiency 0.5
 circuit --model tiny a --counterfactual "a b c" --nodes 2
 circuit --model tiny "" --counterfactual "" --nodes 2
-circuit --model tiny a --counterfactual b --nodes 2 --neuronpedia x.json --neuronpedia folder
 circuit --model tiny --file prompts.jsonl --counterfactual b
 neuron L1.ffn.3+ --model tiny
 neuron L1.ffn.3 --model tiny --base-model ""
@@ -385,7 +381,6 @@ explain --model tiny a --html socket
 explain --model tiny a --html circle-a
 recipe export recipe-own.json --patch tiny/model.safetensors --model tiny
 recipe export recipe-own.json --patch own.safetensors --check-on "" --model tiny
-recipe export recipe-own.json --gguf own.gguf --model tiny
 recipe export recipe-own.json --patch own.txt --model tiny
 steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature inf
 steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature 1e400
@@ -512,10 +507,8 @@ recipe combine recipe.json --share 1e400 --save s.json
 recipe combine recipe.json recipe-other.json --save folder
 recipe combine --save s.json
 recipe combine recipe.json recipe-other.json --save s.json
-recipe export recipe.json --patch x.safetensors --gguf x.safetensors --model tiny
 recipe export recipe.json --patch folder --model tiny
 recipe export recipe.json --patch x.gguf --check-on "" --model tiny
-recipe export recipe-other.json --gguf x.gguf --model tiny
 recipe check recipe.json --model tiny
 recipe check recipe.json recipe-format.json --model tiny
 recipe check --model tiny
@@ -566,7 +559,6 @@ evaluate pruning --model tiny --out {new} --site mixer --samples 1 --corpus text
 evaluate ablation --model tiny --out {new} --data null.jsonl --samples 1
 evaluate ablation --model tiny --out {new} --tasks "" --samples 1
 evaluate circuits --model tiny --out {new} --nodes 0 --samples 1
-evaluate effects --model tiny --out {new} --corpus newlines.txt --samples 1
 evaluate truth --out {new} --programs nothing --samples 1
 evaluate truth --out {new} --programs -1 --samples 1
 evaluate truth --out {new} --pairs none.json --samples 1

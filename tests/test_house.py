@@ -42,7 +42,7 @@ def test_a_public_name_is_typed_and_from_where_it_is_lazily():
     typed = {}
     for node in ast.walk(ast.parse((ROOT / "icebear/__init__.pyi").read_text())):
         if isinstance(node, ast.ImportFrom):
-            typed |= {name.asname: node.module for name in node.names if name.asname == name.name}
+            typed |= {name.asname: f"icebear.{node.module}" for name in node.names if name.asname == name.name}
     assert sorted(typed) == icebear.__all__ == dir(icebear)
     for name, home in typed.items():
         assert getattr(icebear, name) is getattr(import_module(home), name)

@@ -21,12 +21,11 @@ from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
 from icebear.claims.claim import Claim
 from icebear.claims.files import append_claims, read_claims, write_claims
-from icebear.claims.kinds.answer import AnswerClaim
+from icebear.claims.kinds.predictions import AnswerClaim
 from icebear.errors import IcebearError, InputError
 from icebear.evaluation import report, runner
 from icebear.evaluation.protocol import Evaluation, Part
 from icebear.paths import locked, write_file, written
-from icebear.steering.control_vector import control_vectors, save_control_vectors
 from icebear.steering.weight_patch import patch, save_patch
 
 # --- who writes ---
@@ -56,7 +55,6 @@ ALLOWED = {
     "evaluation/report.py save": "to memory, for write_file",
     "db/sqlite.py rows": "asks whether the folder can be written; the file has no name",
     "db/vectors.py save": "faiss, to the path of `written`",
-    "steering/control_vector.py _write": "GGUFWriter, to the path of `written`",
     "app/cli/main.py _unwritable": "/dev/null in the place of a stdout that nobody reads",
 }
 """The functions of the product that write, and why they may."""
@@ -148,11 +146,6 @@ def recipe():
     return model, Recipe("a recipe", tuple(edits), model.name, model.fingerprint)
 
 
-def _control_vector(path):
-    model, edits = recipe()
-    save_control_vectors(model, control_vectors(model, edits), path)
-
-
 def _patch(path):
     model, edits = recipe()
     save_patch(model, patch(model, edits), path)
@@ -169,7 +162,6 @@ def _vectors(path):
 
 
 WRITES = {
-    "c.gguf": _control_vector,
     "p.safetensors": _patch,
     "c.yaml": lambda path: write_claims(path, [CLAIM]),
     "r.json": lambda path: recipe()[1].noting(note="x" * 3000).save(path),
@@ -216,18 +208,17 @@ def test_samples_that_lack_room_are_measured_again(tmp_path):
 
 
 def test_an_export_on_a_full_disk_fails(tiny_folder, tmp_path):
-    """Numpy, which writes the tensors, does not say that they were cut off."""
     model = load_model(tiny_folder, device="cpu", dtype="float32")
     edits = [f"L{layer}.ffn.{number}+0.5" for layer in (1, 2) for number in range(20)]
     Recipe("add", tuple(edits), model.name, model.fingerprint).save(tmp_path / "add.json")
-    export = ["recipe", "export", str(tmp_path / "add.json"), "--model", tiny_folder, "--device", "cpu", "--gguf"]
-    assert CliRunner().invoke(main, [*export, str(tmp_path / "good.gguf")]).exit_code == 0
-    good = (tmp_path / "good.gguf").read_bytes()
+    export = ["recipe", "export", str(tmp_path / "add.json"), "--model", tiny_folder, "--device", "cpu", "--patch"]
+    assert CliRunner().invoke(main, [*export, str(tmp_path / "good.safetensors")]).exit_code == 0
+    good = (tmp_path / "good.safetensors").read_bytes()
     with largest_file(len(good) - 1):
-        done = CliRunner().invoke(main, [*export, str(tmp_path / "good.gguf")])
+        done = CliRunner().invoke(main, [*export, str(tmp_path / "good.safetensors")])
     assert done.exit_code == 1
     assert "Wrote" not in done.output
-    assert (tmp_path / "good.gguf").read_bytes() == good
+    assert (tmp_path / "good.safetensors").read_bytes() == good
 
 
 def test_a_name_that_is_no_utf8_is_a_name(tmp_path):

@@ -105,8 +105,8 @@ def score_label(
 ) -> list[Meaning]:
     """Score a label that a person wrote, at both polarities.
 
-    Its words are tried as tokens, as words earlier in the sentence and as words anywhere in it; the best on the
-    validation part is scored. Raises `InputError` for a text without words.
+    Its words are the tokens that the label is true at, with or without a space before them. Raises `InputError` for a
+    text without words.
     """
     own = re.findall(r"\w+", text.lower())
     if not own:
@@ -115,12 +115,8 @@ def score_label(
     parts = prepare_samples(model, store, seed)
     advance = _counting(sum(len(sample.ids) for sample in parts.values()), on_progress)
     values, known = measure_activations(model, store, parts, [neuron], seed, advance)
-    labels = [
-        Label.of("tokens", "here", [form for word in own for form in (word, f" {word}")]),
-        Label.of("words", "earlier", own),
-        Label.of("words", "sentence", own),
-    ]
-    return [score_candidates(side, lambda: labels, known) for side in sides(store, parts, [neuron], values)]
+    label = Label.of("tokens", "here", [form for word in own for form in (word, f" {word}")])
+    return [score_candidates(side, lambda: [label], known) for side in sides(store, parts, [neuron], values)]
 
 
 # --- scores of a label ---------------------------------------------------------------------------------------

@@ -10,14 +10,15 @@ import math
 import re
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from icebear.actmax.labels.sample import Sample, distinctive, words
+from icebear.actmax.labels.sample import Sample, distinctive
+from icebear.values import one_of
 
 TOKENS = 0.01
 """The share of tokens that are positives."""
@@ -40,8 +41,6 @@ class Evidence:
     """(N,) activations in the sample; negated for polarity ``-``."""
     examples: tuple[TokenPlace, ...] = ()
     """Maximally activating examples from train documents."""
-    marked: tuple[str, ...] = ()
-    """Earlier words with large relevance in at least two annotated examples, most frequent first."""
     writes: tuple[str, ...] = ()
     """Tokens that the neuron promotes; empty for a site without W_out."""
 
@@ -61,20 +60,14 @@ def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:
     return able[np.argsort(-values[able], kind="stable")[:wanted]]
 
 
-def keys_at(places: Iterable[TokenPlace], step: int, count: int = 1) -> list[tuple[str, ...]]:
-    """Return `count` tokens in lower case, starting `step` tokens after each place."""
+def tokens_at(places: Iterable[TokenPlace], step: int) -> list[str]:
+    """Return the token `step` tokens after each place, in lower case."""
     rows = ((pieces, place + step) for pieces, place in places)
-    return [tuple(map(str.lower, pieces[at : at + count])) for pieces, at in rows if 0 <= at <= len(pieces) - count]
+    return [pieces[at].lower() for pieces, at in rows if 0 <= at < len(pieces)]
 
 
-def words_until(places: Iterable[TokenPlace]) -> list[str]:
-    """Return the distinct words of each sentence up to the place."""
-    return [w for pieces, place in places for w in {word for word, end in words(pieces) if end <= place}]
-
-
-PLACES = {"here": "{}", "before": "after {}", "after": "before {}", "earlier": "{} earlier in the sentence"}
-"""Where a label looks, relative to a token -> the label in words. ``before`` is the token before; ``earlier`` is any
-token of the sentence up to this one."""
+PLACES = {"here": "{}", "before": "after {}", "after": "before {}"}
+"""Where a label looks, relative to a token -> the label in words. ``before`` is the token before."""
 STEPS = {"here": 0, "before": -1, "after": 1}
 
 
@@ -87,7 +80,7 @@ class Label:
     where: str
     """A key of `PLACES`, or ``sentence``."""
     items: tuple[tuple[str, ...], ...]
-    """Words, tokens or sequences of tokens; any of them makes the label true."""
+    """Tokens, the name of a category, or the words of a topic, each alone; any of them makes the label true."""
 
     @classmethod
     def of(cls, kind: str, where: str, texts: Iterable[str]) -> Label:
@@ -121,10 +114,6 @@ class LabelKind(ABC):
     def text(self, label: Label) -> str:
         return PLACES[label.where].format(", ".join(map(repr, label.texts)))
 
-    def _sizes(self, where: str, items: list[tuple[str, ...]], sizes: tuple[int, ...]) -> list[Label]:
-        """Return a label for each number of items, starting with the first item."""
-        return [Label(self.name, where, tuple(items[:size])) for size in sizes if size <= len(items)]
-
 
 class Tokens(LabelKind):
     """The token here, before or after is one of a few."""
@@ -134,8 +123,8 @@ class Tokens(LabelKind):
     def candidates(self, evidence: Evidence) -> list[Label]:
         sample, labels = evidence.sample, []
         for where, step in STEPS.items():
-            best = distinctive(keys_at(evidence.places, step), sample.sequences[1], len(sample), 8)
-            labels += self._sizes(where, best, (1, 2, 3, 5, 8))
+            best = distinctive(tokens_at(evidence.places, step), sample.token_counts, len(sample), 8)
+            labels += [Label.of(self.name, where, best[:size]) for size in (1, 2, 3, 5, 8) if size <= len(best)]
         if evidence.writes:  # neurons of the last layers are active before the tokens that they promote
             labels += [Label.of(self.name, where, map(str.lower, evidence.writes)) for where in ("here", "after")]
         return labels
@@ -143,28 +132,6 @@ class Tokens(LabelKind):
     def true(self, label: Label, sample: Sample) -> np.ndarray:
         here = sample.codes.chosen(sample.codes.tokens, label.texts)[sample.token]
         return sample.beside(here, STEPS[label.where])
-
-
-class Ngrams(LabelKind):
-    """One of a few sequences of tokens ends here."""
-
-    name = "n-gram"
-
-    def candidates(self, evidence: Evidence) -> list[Label]:
-        sample, labels = evidence.sample, []
-        for length in (2, 3):
-            ending = keys_at(evidence.places, 1 - length, length)
-            labels += self._sizes("here", distinctive(ending, sample.sequences[length], len(sample), 5), (1, 3, 5))
-        return labels
-
-    def true(self, label: Label, sample: Sample) -> np.ndarray:
-        true = np.zeros(len(sample), dtype=bool)
-        for item in label.items:
-            here = np.ones(len(sample), dtype=bool)
-            for back, token in enumerate(reversed(item)):
-                here &= sample.beside(sample.token == sample.codes.tokens.get(token, -1), -back)
-            true |= here
-        return true
 
 
 class Categories(LabelKind):
@@ -199,60 +166,6 @@ class Categories(LabelKind):
         return PLACES[label.where].format(label.texts[0])
 
 
-class Words(LabelKind):
-    """One of a few words occurs earlier in the sentence, or (for labels by sentence) anywhere in it."""
-
-    name = "words"
-
-    def candidates(self, evidence: Evidence) -> list[Label]:
-        sample, labels = evidence.sample, []
-        background, total = sample.word_counts, sum(sample.word_counts.values())
-        most_active = top(sample.means(evidence.values), np.ones(len(sample.ids), dtype=bool), SENTENCES)
-        anywhere = [word for number in most_active for word in sample.sentence_words[number]]
-        for where, texts in (("earlier", words_until(evidence.places)), ("sentence", anywhere)):
-            best: list[tuple[str, ...]] = [(word,) for word in distinctive(texts, background, total, 10)]
-            labels += self._sizes(where, best, (1, 3, 5, 10))
-        if evidence.marked:
-            labels.append(Label.of(self.name, "earlier", evidence.marked))
-        return labels
-
-    def true(self, label: Label, sample: Sample) -> np.ndarray:
-        here = sample.codes.chosen(sample.codes.words, label.texts)[sample.word]
-        if label.where == "earlier":
-            return sample.earlier(here)
-        return np.repeat(np.add.reduceat(here, sample.starts) > 0, sample.ends - sample.starts)
-
-    def text(self, label: Label) -> str:
-        return super().text(label) if label.where == "earlier" else f"sentences with {', '.join(label.texts)}"
-
-
-POSITIONS: dict[str, Callable[[Sample], np.ndarray]] = {
-    "the second token": lambda sample: sample.position == 1,
-    "the third token": lambda sample: sample.position == 2,
-    "the second to fourth token": lambda sample: (sample.position >= 1) & (sample.position <= 3),
-    "the second to eighth token": lambda sample: (sample.position >= 1) & (sample.position <= 7),
-    "the last token": lambda sample: sample.left == 1,
-    "one of the last four tokens": lambda sample: (sample.left >= 1) & (sample.left <= 4),
-    "far from the beginning": lambda sample: sample.position >= 32,
-}
-
-
-class PositionLabels(LabelKind):
-    """The position of the token in the sentence."""
-
-    name = "position"
-    depends_on_neuron = False
-
-    def candidates(self, evidence: Evidence) -> list[Label]:
-        return [Label.of(self.name, "here", (name,)) for name in POSITIONS]
-
-    def true(self, label: Label, sample: Sample) -> np.ndarray:
-        return POSITIONS[label.texts[0]](sample)
-
-    def text(self, label: Label) -> str:
-        return label.texts[0]
-
-
 class TopicLabels(LabelKind):
     """The sentence belongs to a topic."""
 
@@ -275,10 +188,9 @@ class TopicLabels(LabelKind):
         return f"sentences about {', '.join(label.texts)}"
 
 
-KINDS: dict[str, LabelKind] = {
-    kind.name: kind for kind in (Tokens(), Ngrams(), Categories(), Words(), PositionLabels(), TopicLabels())
-}
+KINDS: dict[str, LabelKind] = {kind.name: kind for kind in (Tokens(), Categories(), TopicLabels())}
 
 
 def of(label: Label) -> LabelKind:
-    return KINDS[label.kind]
+    """Return the kind of a label. Raises `UnknownName` for one of another icebear."""
+    return KINDS[one_of(label.kind, "kind of label", KINDS)]

@@ -120,28 +120,10 @@ class Sample:
             self.seen[steps] = np.flatnonzero((there < 0) | (there >= (self.ends - self.starts)[self.sentence]))
         return self.seen[steps]
 
-    def earlier(self, x: np.ndarray) -> np.ndarray:
-        """Return whether x (N,) is true at the token or before it in its sentence (N,)."""
-        seen = x.cumsum()
-        before = np.where(self.starts > 0, seen[self.starts - 1], 0)
-        return seen > before[self.sentence]
-
     @cached_property
-    def sentence_words(self) -> list[set[str]]:
-        names = list(self.codes.words)
-        rows = np.split(self.word, self.starts[1:])
-        return [{names[code] for code in row[row >= 0].tolist()} for row in rows]
-
-    @cached_property
-    def word_counts(self) -> Counter[str]:
-        """The number of sentences that contain each word."""
-        return Counter(word for row in self.sentence_words for word in row)
-
-    @cached_property
-    def sequences(self) -> dict[int, Counter[tuple[str, ...]]]:
-        """Length (1 to 3) -> the count of each sequence of tokens."""
-        tokens = list(map(str.lower, self.pieces))
-        return {n: Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in (1, 2, 3)}
+    def token_counts(self) -> Counter[str]:
+        """The count of each token in lower case."""
+        return Counter(map(str.lower, self.pieces))
 
     def means(self, x: np.ndarray) -> np.ndarray:
         """Return the mean (S,) of x (N,) over the counted tokens of each sentence."""

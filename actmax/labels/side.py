@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,13 +10,12 @@ import numpy as np
 
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.kinds import Evidence, Label
-from icebear.actmax.labels.sample import Sample, part_of, words
+from icebear.actmax.labels.sample import Sample, part_of
 from icebear.actmax.labels.scores import TopActivations
 from icebear.db.store import Store
-from icebear.records import Example, Neuron
+from icebear.records import Neuron
 
 PROMOTED = 5
-MARKED = 3
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Side:
         sample, evidence = fired["train"].sample, self.evidence
         rows = generator.choice(np.flatnonzero(sample.counted), len(evidence.examples))
         examples = tuple(sample.place(row) for row in rows)
-        evidence = replace(evidence, values=fired["train"].values, examples=examples, marked=())
+        evidence = replace(evidence, values=fired["train"].values, examples=examples)
         return replace(self, fired=fired, evidence=evidence)
 
 
@@ -70,18 +68,5 @@ def sides(
             examples = [example for example in examples if part_of(example.sentence.title) == "train"]
             places = tuple((example.sentence.tokens, example.token) for example in examples)
             train, writes = fired["train"], tuple(token.text for token in promoted[polarity])
-            evidence = Evidence(train.sample, train.values, places, _marked(examples), writes)
+            evidence = Evidence(train.sample, train.values, places, writes)
             yield Side(neuron, polarity, fired, evidence)
-
-
-def _marked(examples: Sequence[Example]) -> tuple[str, ...]:
-    counts: Counter[str] = Counter()
-    for example in examples:
-        if example.relevance is not None:
-            relevances = {
-                word: example.relevance[end]
-                for word, end in words(example.sentence.tokens)
-                if end < example.token and example.relevance[end] > 0
-            }
-            counts.update(sorted(relevances, key=lambda word: -relevances[word])[:MARKED])
-    return tuple(word for word, count in counts.most_common(MARKED) if count > 1)

@@ -11,15 +11,15 @@ import icebear
 from icebear.app.cli.progress import waiting
 
 if TYPE_CHECKING:
-    from icebear.claims.writing import Draft
+    from icebear.claims.kind import Draft
 
 
 def claim(path: str, model: icebear.Model, drafts: Callable[[], Iterable[Draft]], seed: int = 0) -> None:
     """Measure claims, append them to a file, and name those that were refused. Raises `InputError`."""
-    from icebear.claims.writing import append
+    from icebear.claims.files import append_drafts
 
     with waiting("Measuring claims"):
-        claims, refused = append(model, path, drafts(), seed)
+        claims, refused = append_drafts(model, path, drafts(), seed)
     for sentence in refused:
         click.echo(f"Not claimed: {sentence}", err=True)
     click.echo(f"Wrote {len(claims)} claim{'s' * (len(claims) != 1)} to {path}", err=True)

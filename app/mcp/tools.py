@@ -219,19 +219,18 @@ class Tools:
 
     @tool
     def compare_models(self, prompt: Prompt, target: Word = None, contrast: Word = None, k: Count = ROWS) -> Answer:
-        """Show which changed weights caused the difference between this model's answer and its base model's, with the
-        likely next words that each raises and lowers. The control restores the first changes to the base model's
-        weights, and as many others of the same size."""
+        """Show which changed weights caused the difference between this model's answer and its base model's. The
+        control restores the first changes to the base model's weights, and as many with the largest norms."""
         model, base = self.session.model, self.session.base_model
         diff = attribute(model, prompt, target, contrast, base_model=base, sites=())
         explanation = with_changes(Explanation.of(model, diff, Ranking(RANKED)))
         changes = explanation.changes.to_dict() if explanation.changes else {}
-        lists = {"changes": changes.get("changes", []), "layers": changes.get("layers", [])}
+        lists = {"changes": changes.get("changes", [])}
         files = {"json": explanation.to_json, "html": explanation.to_html}
         return {
             "explained": objective_text(diff.target, diff.contrast),
             "account": diff.conservation_text(),
-            **{name: rows[:k] for name, rows in lists.items()},
+            "changes": lists["changes"][:k],
             "control": changes.get("restorations", []),
             "handle": self.session.keep("changes", explanation, lists, **files),
         }

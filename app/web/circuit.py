@@ -137,7 +137,6 @@ def _downloads(graph: Graph) -> None:
         "svg": graph.to_svg,
         "json": graph.to_json,
         "csv": lambda: graph.to_frame().to_csv(index=False),
-        "neuronpedia.json": graph.to_neuronpedia,
     }
     tables.downloads("circuit", kinds)
 

@@ -9,7 +9,7 @@ from icebear.app.web.shared import jobs, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
-from icebear.concepts.circuits.drawing import DRAWN, FIRST
+from icebear.concepts.circuits.drawing import FIRST
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.nodes.controls import Ablation
 
@@ -86,6 +86,6 @@ def _ablation(request: tuple, _graph: Graph) -> Job:
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _along_edges(request: tuple, _graph: Graph) -> Job:
     """Return the job that measures the edges that the picture shows at first, and all that it can show."""
-    most = min(DRAWN, len(_graph.shown_edges))
+    most = len(_graph.edges)
     counts = sorted({min(FIRST, most), most})
     return Job("Running the model along the edges", lambda job: faithfulness(_graph, counts, 0))

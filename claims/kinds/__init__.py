@@ -1,15 +1,13 @@
-"""The kinds of claims, one in each file. `KINDS` has all of them by name."""
-
-from importlib import import_module
-from pkgutil import iter_modules
+"""The kinds of claims. `KINDS` has all of them by name."""
 
 from icebear.claims.kind import Kind
+from icebear.claims.kinds import edits, meanings, predictions
 
-_MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+_CLASSES = [one for module in (edits, meanings, predictions) for one in vars(module).values() if isinstance(one, type)]
 KINDS: dict[str, type[Kind]] = {
-    one.kind: one
-    for module in _MODULES
-    for one in vars(module).values()
-    if isinstance(one, type) and issubclass(one, Kind) and "kind" in vars(one)
+    kind.kind: kind
+    for kind in sorted(
+        (one for one in _CLASSES if issubclass(one, Kind) and "kind" in vars(one)), key=lambda one: one.kind
+    )
 }
 """Name -> class."""

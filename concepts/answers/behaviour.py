@@ -116,7 +116,7 @@ def behaviour(
 def behaviour_changes(model: Model, base_model: Model, cases: Sequence[Case], k: int = 10) -> ExplainedChanges:
     """Explain which changed weights matter for a behaviour: the mean over prompts of what they caused.
 
-    k: the number of changes whose effects are measured, in the first prompt.
+    k: the number of changes that are listed.
     """
     options: dict[str, Any] = {"base_model": base_model, "sites": ()}
     alone = [case for case in cases if case.counterfactual is None]

@@ -11,7 +11,7 @@ from typing import Any
 
 from icebear.concepts.answers.units import Unit, units_of
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.request import ObjectiveName, PromptRequest, row_of_answer
+from icebear.concepts.attribution.request import ObjectiveName, row_of_answer
 from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.inputs import Inputs
@@ -23,6 +23,7 @@ from icebear.models.model import Model
 from icebear.models.objective import Token, objective_of
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.prompts import Prompt, PromptLike
+from icebear.models.text.request import PromptRequest
 from icebear.values import typed
 
 
@@ -147,11 +148,8 @@ def _past_ffn(model: Model, row: PromptRequest, relevance: Relevance, checkpoint
     """Return the sum of the CP-LRP relevance of tokens that passes through no FFN neuron."""
     assert relevance.run is not None
     kind, sums = relevance.run.objective.kind, []
-    explained = [row.phrase or row.target, row.contrast_phrase or row.contrast]
-    for phrase in explained:
-        if phrase is None:
-            continue
-        ids = phrase if isinstance(phrase, tuple) else (phrase,)
+    contrast = row.contrast_phrase or (None if row.contrast is None else (row.contrast,))
+    for ids in filter(None, (row.answer, contrast)):
         target, inputs = objective_of(model, [row.prompt], target_text=[ids], kind=kind), Inputs()
         ffn = BlockedNeurons({("ffn", layer): slice(None) for layer in model.layers_with("ffn")})
         forward_backward(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)

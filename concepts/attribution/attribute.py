@@ -12,9 +12,7 @@ import torch
 from icebear.concepts.attribution.paired import paired_relevance
 from icebear.concepts.attribution.request import (
     AttributionRequest,
-    PromptRequest,
     checked_options,
-    joint_objective,
     row_of_answer,
     rows_of,
 )
@@ -23,9 +21,10 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Phrase, Token, per_prompt
+from icebear.models.objective import Phrase, Token, joint_objective, per_prompt
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.prompts import PromptLike, Prompts
+from icebear.models.text.request import PromptRequest
 from icebear.values import typed
 
 BATCH_SIZE = 16
@@ -127,7 +126,7 @@ def attribute(
     elif span is not None:
         raise InputError("A span is a part of an answer; pass the result of model.answer as the prompt.")
     else:
-        rows, single = rows_of(prompt, target, contrast, target_text, counterfactual, prefix, position)
+        rows, single = rows_of(model, prompt, target, contrast, target_text, counterfactual, prefix, position)
     request = AttributionRequest.of(model, rows, method, sites, base_model, chosen)
     results = of_prompts(request)
     return results[0] if single else results
@@ -136,13 +135,13 @@ def attribute(
 def of_prompts(request: AttributionRequest) -> list[Relevance]:
     """Explain each prompt of the request."""
     results: list[Relevance] = []
-    for key, group in groupby(request.prompts, lambda r: (_is_alone(request, r), r.objective)):
+    for key, group in groupby(request.prompts, lambda r: (_is_alone(request, r), r.kind)):
         rows, size = list(group), 1 if key[0] else BATCH_SIZE
         for start in range(0, len(rows), size):
             results += _of_batch(request, rows[start : start + size])
     for place, (relevance, row) in enumerate(zip(results, request.prompts, strict=True)):
         answer_start = row.answer_start
-        if answer_start is None and row.phrase is not None:
+        if answer_start is None and row.is_phrase:
             answer_start = relevance.predicted_at + 1
         results[place] = replace(relevance, prompt=replace(relevance.prompt, answer_start=answer_start))
     return results
@@ -165,7 +164,7 @@ def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> lis
 
 def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Relevance:
     """Explain a phrase and its contrast phrase, and subtract."""
-    phrases = [replace(row, phrase=phrase, contrast_phrase=None) for phrase in (row.phrase, row.contrast_phrase)]
+    phrases = [replace(row, answer=phrase, contrast_phrase=None) for phrase in (row.answer, row.contrast_phrase)]
     everything = request.recording_all()
     (here,), (there,) = (_of_batch(everything, [phrase]) for phrase in phrases)
     return request.reduced(here.minus(there))

@@ -111,5 +111,5 @@ def _continued(model: Model, read: Prompt, ids: Sequence[int]) -> Prompt:
     """Return a prompt with tokens at its end: a text, where its tokenizer reads them so."""
     known = [*model.ids(read), *ids]
     text = (read.text or "") + "".join(model.pieces(list(ids)))
-    written = replace(read, text=text) if read.text is not None and read.pair is None else None
+    written = replace(read, text=text, ids=None) if read.text is not None and read.pair is None else None
     return written if written and model.ids(written) == known else Prompt(ids=tuple(known))

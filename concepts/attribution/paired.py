@@ -15,7 +15,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from icebear.concepts.attribution.request import AttributionRequest, PromptRequest, joint_objective
+from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
@@ -29,9 +29,10 @@ from icebear.concepts.results.result import Relevance, Run
 from icebear.concepts.weights.two_models import ChangedWeights
 from icebear.errors import InputError, MissingRule, NumericalError
 from icebear.models.model import Model
-from icebear.models.objective import Objective
+from icebear.models.objective import Objective, joint_objective
 from icebear.models.text import images
 from icebear.models.text.prompts import Prompt
+from icebear.models.text.request import PromptRequest
 
 OVERLAP_NODES = 100
 """The number of largest nodes of each counterfactual whose overlap is reported."""
@@ -43,9 +44,8 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     method, note = _with_default(DIFFERENCE if request.base_model else request.method, objectives)
     keeps_largest = method.keeps_largest and len(objectives) == 1  # a mean needs all neurons first
     recorded = request if keeps_largest else request.recording_all()
-    is_open = row.phrase is None and (row.target is None or row.contrast is None)
     options = (request.sites, recorded.record, recorded.k, request.models, request.strict, request.checkpoint)
-    pairs = [Pair(model, objective, is_open, *options) for objective in objectives]
+    pairs = [Pair(model, objective, row.is_open, *options) for objective in objectives]
     try:
         mean = mean_of((method.compare(pair) for pair in pairs), len(pairs))
     except MissingRule as error:
@@ -54,8 +54,8 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
         raise MissingRule(
             f"{error} The method gxi works, but its relevance does not add up to the difference."
         ) from None
-    answers_differ = row.phrase is None and row.contrast is None
-    relevance = _relevance(model, method, mean, pairs[0].recorded, answers_differ, note)
+    own_answers = not row.is_phrase and row.contrast is None
+    relevance = _relevance(model, method, mean, pairs[0].recorded, own_answers, note)
     if request.base_model is not None:
         assert relevance.counterfactual is not None
         compared = replace(relevance.counterfactual, model=request.base_model.name)
@@ -102,14 +102,15 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
         if same and base is None:
             raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; change it.")
         if base is not None:
-            _check_tokens(base, row, other, pair)
+            _check_tokens(base, other)
         pairs.append(pair)
     return pairs
 
 
-def _check_tokens(base: Model, row: PromptRequest, other: Prompt, pair: Objective) -> None:
+def _check_tokens(base: Model, prompt: Prompt) -> None:
     """Raise `InputError` if the base model reads other tokens."""
-    if joint_objective(base, [replace(row, prompt=other)]).batch.row_ids(0) != pair.batch.row_ids(1):
+    written = replace(prompt, ids=None)
+    if prompt.ids is not None and written != Prompt() and tuple(base.ids(written)) != prompt.ids:
         raise InputError(
             f"{base.name} and the model split the prompt into different tokens; give token ids instead of text, or "
             "choose another base model."

@@ -15,17 +15,10 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.weights.two_models import ModelPair
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import (
-    Objective,
-    ObjectiveKind,
-    Phrase,
-    Token,
-    objective_of,
-    per_prompt,
-    phrase_ids,
-)
+from icebear.models.objective import Phrase, Token, per_prompt, phrase_ids, read_once, request_of
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.prompts import Prompt, prompts_of
+from icebear.models.text.request import PromptRequest
 from icebear.values import of_type, one_of, several, whole
 
 Kept = Literal["all", "top"]
@@ -75,40 +68,6 @@ def checked_options(options: dict[str, Any]) -> AttributionOptions:
 
 
 @dataclass(frozen=True)
-class PromptRequest:
-    """The request for one prompt."""
-
-    prompt: Prompt
-    target: Token | None = None
-    """None: the most probable token."""
-    contrast: Token | None = None
-    phrase: Phrase | None = None
-    """A continuation of several tokens that is explained instead of a target."""
-    contrast_phrase: Phrase | None = None
-    """The phrase that `phrase` is explained against."""
-    prefix: str | None = None
-    position: int | None = None
-    counterfactuals: tuple[Prompt, ...] = ()
-    objective: ObjectiveKind = "logit"
-    answer_start: int | None = None
-    """The position of the first token of the model's own answer."""
-
-
-def joint_objective(model: Model, rows: Sequence[PromptRequest]) -> Objective:
-    """Return the objective of prompts that explain the same kind of number."""
-    return objective_of(
-        model,
-        [row.prompt for row in rows],
-        [row.target for row in rows],
-        [row.contrast for row in rows],
-        target_text=[row.phrase for row in rows],
-        prefix=[row.prefix for row in rows],
-        position=[row.position for row in rows],
-        kind=rows[0].objective,
-    )
-
-
-@dataclass(frozen=True)
 class AttributionRequest:
     """The checked arguments of `attribute`."""
 
@@ -148,9 +107,7 @@ class AttributionRequest:
                 "A comparison with a base model explains logits, not log-odds; leave out number='log-odds'."
             )
         number = options.number or ("logit" if base_model else None)
-        if len(prompts) == 1:
-            _note(model, prompts[0])
-        rows = tuple(_with_objective(model, _with_one_token(model, row), number) for row in prompts)
+        rows = tuple(_with_objective(row, number) for row in prompts)
         models = ModelPair(model, base_model) if base_model is not None else None
         most = whole(options.k, "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
@@ -200,27 +157,8 @@ def _sites(model: Model, sites: Sequence[str] | None, method: Method | None) -> 
     return sites
 
 
-def _note(model: Model, row: PromptRequest) -> None:
-    """Say where a space in a prompt, or a missing one in an answer, makes the answer unlikely."""
-    note_ending(model, row.prompt)
-    for answer in (row.target, row.contrast):
-        if isinstance(answer, str) and model.task.is_causal:
-            note_space(model, row.prompt, answer)
-
-
-def _with_one_token(model: Model, row: PromptRequest) -> PromptRequest:
-    """Let answers of several tokens be explained at the first one in which they differ."""
-    if row.phrase is not None or row.contrast_phrase is not None or row.position is not None:
-        return row
-    prompt, target, contrast, others = at_first_difference(
-        model, row.prompt, row.target, row.contrast, list(row.counterfactuals) or None
-    )
-    compared = tuple(others or ())
-    return replace(row, prompt=prompt, target=target, contrast=contrast, counterfactuals=compared)
-
-
-def _with_objective(model: Model, row: PromptRequest, number: ObjectiveName | None) -> PromptRequest:
-    """Set the objective of a prompt; a phrase and its contrast phrase become token ids."""
+def _with_objective(row: PromptRequest, number: ObjectiveName | None) -> PromptRequest:
+    """Set the kind of number that is explained. Raises `InputError`."""
     compares = bool(row.counterfactuals) or row.contrast is not None or row.contrast_phrase is not None
     if number == "log-odds" and compares:
         raise InputError(
@@ -228,31 +166,65 @@ def _with_objective(model: Model, row: PromptRequest, number: ObjectiveName | No
             "number='log-odds', or leave out the contrast and the counterfactual."
         )
     if row.contrast_phrase is None:
-        return replace(row, objective=number or ("logit" if compares else "log-odds"))
-    assert row.phrase is not None
-    phrase, contrast_phrase = (phrase_ids(model, text, row.prompt) for text in (row.phrase, row.contrast_phrase))
-    if not contrast_phrase or phrase == contrast_phrase:
+        return replace(row, kind=number or ("logit" if compares else "log-odds"))
+    if not row.contrast_phrase or row.answer == row.contrast_phrase:
         raise InputError("The contrast is empty or equal to the explained phrase; choose another contrast.")
-    objective: ObjectiveKind = "centered-logit" if len(phrase) == len(contrast_phrase) else "mean-centered-logit"
-    return replace(row, phrase=phrase, contrast_phrase=contrast_phrase, objective=objective)
+    equal = row.answer is not None and len(row.answer) == len(row.contrast_phrase)
+    return replace(row, kind="centered-logit" if equal else "mean-centered-logit")
 
 
 # --- from the arguments of `attribute` ------------------------------------------------------------------
 
 
 def rows_of(
-    prompt: Any, target: Any, contrast: Any, target_text: Any, counterfactual: Any, prefix: Any, position: Any
+    model: Model,
+    prompt: Any,
+    target: Any,
+    contrast: Any,
+    target_text: Any,
+    counterfactual: Any,
+    prefix: Any,
+    position: Any,
 ) -> tuple[list[PromptRequest], bool]:
     """Return the request of each prompt, and whether it is a single one. Arguments are one for all, or one for each.
     Raises `InputError`."""
     prompts, single = prompts_of(prompt)
     each = [per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)]
     others = _counterfactuals(counterfactual, len(prompts), single)
-    rows = []
-    for one, token, against, phrase, before, at, compared in zip(prompts, *each, others, strict=True):
-        row = PromptRequest(one, token, phrase=phrase, prefix=before, position=at, counterfactuals=tuple(compared))
-        rows.append(replace(row, contrast=against) if phrase is None else replace(row, contrast_phrase=against))
-    return rows, single
+    if len(prompts) == 1:
+        _note(model, prompts[0], [each[0][0], each[1][0]])
+    rows = zip(prompts, *each, map(tuple, others), strict=True)
+    return [_row(model, *row) for row in rows], single
+
+
+def _row(
+    model: Model,
+    prompt: Prompt,
+    target: Token | None,
+    contrast: Any,
+    phrase: Phrase | None,
+    prefix: str | None,
+    position: int | None,
+    compared: tuple[Prompt, ...],
+) -> PromptRequest:
+    """Return the request of one prompt; of answers of several tokens, for the first one in which they differ."""
+    if phrase is None and position is None:
+        prompt, target, contrast, others = at_first_difference(model, prompt, target, contrast, list(compared) or None)
+        compared = tuple(others or ())
+    against = contrast if phrase is None else None
+    row = request_of(model, prompt, target, against, phrase, prefix, position)
+    row = replace(row, counterfactuals=tuple(read_once(model, other) for other in compared))
+    if phrase is None or contrast is None:
+        return row
+    return replace(row, contrast_phrase=phrase_ids(model, contrast, prompt), answer=phrase_ids(model, phrase, prompt))
+
+
+def _note(model: Model, prompt: Prompt, answers: Sequence[Any]) -> None:
+    """Say where a space in a prompt, or a missing one in an answer, makes the answer unlikely."""
+    note_ending(model, prompt)
+    for answer in answers:
+        if isinstance(answer, str) and model.task.is_causal:
+            note_space(model, prompt, answer)
 
 
 def _counterfactuals(counterfactual: Any, count: int, single: bool) -> Sequence[Sequence[Prompt]]:
@@ -283,7 +255,14 @@ def row_of_answer(
     contrast_phrase = None if against is None else phrase_ids(model, against, read)
     (others,) = _counterfactuals(counterfactual, 1, True)
     compared = tuple(Prompt(ids=(*model.ids(other), *answer.ids[:start])) for other in others)
-    row = PromptRequest(read, counterfactuals=compared, answer_start=len(answer.prompt_ids))
-    if len(explained) == 1 and (contrast_phrase is None or len(contrast_phrase) == 1):
-        return replace(row, target=explained[0], contrast=contrast_phrase[0] if contrast_phrase else None)
-    return replace(row, phrase=explained, contrast_phrase=contrast_phrase)
+    is_phrase = len(explained) > 1 or (contrast_phrase is not None and len(contrast_phrase) > 1)
+    return PromptRequest(
+        read,
+        answer=tuple(explained),
+        contrast=contrast_phrase[0] if contrast_phrase and not is_phrase else None,
+        is_phrase=is_phrase,
+        contrast_phrase=contrast_phrase if is_phrase else None,
+        before=model.task.before(read, None),
+        counterfactuals=compared,
+        answer_start=len(answer.prompt_ids),
+    )

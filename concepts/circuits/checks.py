@@ -109,46 +109,35 @@ class FixedNeurons:
         return seen, answers.float().cpu()
 
 
-def interventions(graph: Graph, half: bool) -> pandas.DataFrame:
+def interventions(graph: Graph) -> pandas.DataFrame:
     """See `Graph.interventions`."""
     import pandas
 
-    fixed, count = FixedNeurons(graph, graph.relevances[0]), len(graph.tokens) * (not half)
+    fixed, count = FixedNeurons(graph, graph.relevances[0]), len(graph.tokens)
     changes = []
     for base in (0, 1):
         rows = [FixedPass(base), *(FixedPass(base, [token]) for token in range(count))]
         for number in range(len(graph.nodes)):
-            other, own = fixed.value(number, 1 - base), fixed.value(number, base)
-            rows.append(FixedPass(base, nodes={number: (other + own) / 2 if half else other}))
+            rows.append(FixedPass(base, nodes={number: fixed.value(number, 1 - base)}))
         activations, answers = fixed.run(rows)
         values = [activations[number] @ probe.direction for number, probe in enumerate(fixed.nodes)]
         numbers = torch.stack([*values, answers], 1)  # (1 + sources, K + 1)
-        changes.append((numbers[0] - numbers[1:]) * (1 - 2 * base) * (1 + half))
+        changes.append((numbers[0] - numbers[1:]) * (1 - 2 * base))
     one_sided, two_sided = changes[0], (changes[0] + changes[1]) / 2
-    first = len(graph.tokens) - count
     edges = [
         {
             "source": source.id,
             "target": target.id,
-            "effect": graph.effect[number, first + row].item(),
-            "contribution": graph.contribution[number, first + row].item(),
+            "effect": graph.effect[number, row].item(),
+            "contribution": graph.contribution[number, row].item(),
             "one_sided": one_sided[row, number].item(),
             "two_sided": two_sided[row, number].item(),
         }
-        for row, source in enumerate(graph.shown[first:])
+        for row, source in enumerate(graph.shown)
         for number, target in enumerate(graph.targets)
         if below(graph, source, target)
     ]
     return pandas.DataFrame(edges)
-
-
-READINGS = {"effect": ("effect", "one_sided"), "contribution": ("contribution", "two_sided")}
-"""The columns of `interventions` with a prediction, and with the measurement that judges it."""
-
-
-def between(edges: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the rows of `interventions` whose source is a neuron."""
-    return edges[~edges.source.str.startswith("token")]
 
 
 def below(graph: Graph, source: Token | Node, target: Node | AnswerNode) -> bool:
@@ -165,29 +154,23 @@ def faithfulness(graph: Graph, counts: Sequence[int | None], seed: int = 0) -> l
     """Return `Graph.faithfulness` for several numbers of edges."""
     generator = torch.Generator().manual_seed(seed_of(seed))
     counts = [count if count is None else whole(count, "The number of edges", 0) for count in counts]
-    shown = graph.shown_edges
     possible = [
         [number for number, source in enumerate(graph.shown) if below(graph, source, target)]
         for target in graph.targets
     ]
-    choices = [possible]
-    for count in counts:
-        own = _by_target(graph, shown[:count])
+    choices, chosen = [possible], [graph.edges[:count] for count in counts]
+    for edges in chosen:
+        own = _by_target(graph, edges)
         choices += [own, *(_random(graph, own, possible, generator) for _ in range(DRAWS))]
     each = [_along(graph, relevance, choices) for relevance in graph.relevances]
     all_edges, *measured = (fmean(column) for column in zip(*each, strict=True))
     rows = zip(counts, range(0, len(measured), 1 + DRAWS), strict=True)
     return [
-        EdgeFaithfulness(len(shown[:count]), measured[start], fmean(measured[start + 1 : start + 1 + DRAWS]), all_edges)
+        EdgeFaithfulness(
+            len(graph.edges[:count]), measured[start], fmean(measured[start + 1 : start + 1 + DRAWS]), all_edges
+        )
         for count, start in rows
     ]
-
-
-def shared(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """Return the overlap of two choices (L, T, W) of nodes, and the overlap expected by chance (`Graph.overlap`)."""
-    smaller = min(int(one.sum()), int(other.sum()))
-    chance = (one.sum(-1) * other.sum(-1) / one.shape[-1]).sum().item()
-    return int((one & other).sum()) / smaller, chance / smaller
 
 
 def _by_target(graph: Graph, edges: Sequence[Edge]) -> Sources:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.circuits import edges
 from icebear.concepts.circuits import nodes as choosing
-from icebear.concepts.circuits.graph import EDGE_THRESHOLD, Graph
+from icebear.concepts.circuits.edges import direct, inputs_of
+from icebear.concepts.circuits.graph import EDGES, Graph
 from icebear.concepts.circuits.records import Node
 from icebear.concepts.methods.lrp import DIFFERENCE, Difference
 from icebear.concepts.passes.prefix import after_common_beginning
@@ -41,7 +41,7 @@ def circuit(
     nodes: int = 60,
     sufficiency: float | None = None,
     heads: bool = False,
-    edge_threshold: float = EDGE_THRESHOLD,
+    edges: int = EDGES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
     """Find the circuit of a prediction: the neurons that make the difference between two prompts, and their edges.
@@ -64,8 +64,8 @@ def circuit(
         sufficiency is at least this and at most 1.25, and `nodes` is ignored.
     heads
         Whether attention heads are nodes too, except those of attention to an encoder.
-    edge_threshold
-        The share of the influence (`Graph.influence`, by contributions) that the edges of the graph have, from 0 to 1.
+    edges
+        The number of edges: the most influential ones between tokens, nodes and the answer (`Graph.influence`).
     on_progress
         Called with the number of finished targets and the number of all targets of the backward passes.
 
@@ -85,18 +85,13 @@ def circuit(
     are those of `icebear.lrp.differences`.
     """
     whole(nodes, "The number of nodes", 1, choosing.MOST)
-    real(edge_threshold, "The edge threshold", POSITIVE, 1)
+    whole(edges, "The number of edges")
     if sufficiency is not None:
         real(sufficiency, "The sufficiency", POSITIVE, 1)
     sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
     one_or_more: Any = attribute(model, prompt, target, contrast, **compared)  # type: ignore[arg-type, misc]
     relevances = _comparable(one_or_more if isinstance(one_or_more, list) else [one_or_more])
-    if "attn" in model.sites and not {"q", "k"} <= set(model.sites):
-        raise InputError(
-            f"icebear does not know the queries and keys of {model.name}, which a circuit needs; rank the model's "
-            "neurons instead."
-        )
     scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
     if sufficiency is not None:
         nodes = choosing.fewest(model, relevances, scores, sufficiency, heads)
@@ -106,8 +101,8 @@ def circuit(
             "No node contributes to the difference between the prompts; exchange target and contrast, or give another "
             "counterfactual."
         )
-    options = {"nodes": int(chosen.sum()), "sufficiency": sufficiency, "heads": heads, "edge_threshold": edge_threshold}
-    graph = graph_of(model, relevances, scores, chosen, heads, edge_threshold, on_progress)
+    options = {"nodes": int(chosen.sum()), "sufficiency": sufficiency, "heads": heads, "edges": edges}
+    graph = graph_of(model, relevances, scores, chosen, heads, edges, on_progress)
     return replace(graph, made_with={**graph.made_with, "options": options})
 
 
@@ -117,13 +112,13 @@ def graph_of(
     scores: Tensor,
     chosen: Tensor,
     heads: bool,
-    edge_threshold: float = EDGE_THRESHOLD,
+    edges: int = EDGES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
     """Return the circuit of the nodes of a mask (L, T, W), with their scores (L, T, W)."""
     places = choosing.places(model, chosen)
     values = torch.stack([choosing.node_values(relevance, places) for relevance in relevances]).mean(0)
-    done, total = 0, 3 * len(relevances) * (len(places) + 1)
+    done, total = 0, 2 * len(relevances) * (len(places) + 1)
 
     def on_targets(targets: int) -> None:
         nonlocal done
@@ -132,16 +127,15 @@ def graph_of(
             on_progress(done, total)
 
     parts = [_edges(model, relevance, places, on_targets) for relevance in relevances]
-    effect, query_key_effect, contribution = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
+    effect, contribution = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
     return Graph(
         model,
         tuple(relevances),
         _nodes(model, relevances[0], places, scores, values),
         effect,
-        query_key_effect,
         contribution,
         values[0] - values[1],
-        edge_threshold,
+        edges,
         heads,
         model.made_with,
     )
@@ -179,23 +173,21 @@ def _comparable(relevances: list[Relevance]) -> list[Relevance]:
 def _edges(
     model: Model, relevance: Relevance, places: Sequence[Place], on_targets: Callable[[int], None]
 ) -> list[Tensor]:
-    """Return effects, query-key effects and contributions, (K + 1, S) each."""
+    """Return effects and contributions, (K + 1, S) each."""
     count = len(relevance.tokens)
     pair, start = after_common_beginning(model, choosing.pair_of(relevance), min(token for _, token in places))
     probes = [replace(probe, position=probe.position - start) for probe in choosing.probes(relevance, places)]
     sources = [(neuron, token - start) for neuron, token in places]
     difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
-    read = [x[0] - x[1] for x in edges.inputs_of(model, pair)]
+    read = [x[0] - x[1] for x in inputs_of(model, pair)]
 
-    def direct(method: Difference | None = None, constant_attention: bool = False) -> Tensor:
-        every = (*probes, None), sources, read, difference, on_targets
-        here = edges.direct(model, pair, *every, method, constant_attention)
+    def edges(method: Difference | None = None) -> Tensor:
+        here = direct(model, pair, (*probes, None), sources, read, difference, on_targets, method)
         tokens, nodes, remainders = here.split([count - start, len(places), model.layers * (count - start)], 1)
         rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
         return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning
 
-    effect = direct()
-    return [effect, effect - direct(constant_attention=True), direct(DIFFERENCE)]
+    return [edges(), edges(DIFFERENCE)]
 
 
 def contribution_shares(model: Model, relevance: Relevance, places: Sequence[Place]) -> Tensor:
@@ -203,7 +195,7 @@ def contribution_shares(model: Model, relevance: Relevance, places: Sequence[Pla
     contributes through no other neuron, by difference rules."""
     _comparable([relevance])
     values = choosing.node_values(relevance, places)
-    *_, contribution = _edges(model, relevance, places, lambda targets: None)
+    _, contribution = _edges(model, relevance, places, lambda targets: None)
     difference = (values[0] - values[1])[:, None]
     shares = contribution[:, : len(relevance.tokens) + len(places)] / difference
     return shares.where(difference != 0, 0.0)

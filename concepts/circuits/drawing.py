@@ -24,8 +24,6 @@ from icebear.values import real
 if TYPE_CHECKING:
     from icebear.concepts.circuits.graph import Graph
 
-DRAWN = 300
-"""The largest number of edges in the picture."""
 FIRST = 60
 """The edges that an interactive picture shows at first."""
 STRONGEST = 6
@@ -103,7 +101,7 @@ def svg(graph: Graph) -> Markup:
         "icebear.concepts/circuit.svg",
         graph=graph,
         places=places,
-        edges=graph.shown_edges[:DRAWN],
+        edges=graph.edges,
         direct=parts,
         caption=caption(parts),
         group_colors={
@@ -146,7 +144,7 @@ def fragment(graph: Graph, actions: Mapping[str, str] | None = None) -> Markup:
         "icebear.concepts/circuit.html",
         graph=graph,
         first=FIRST,
-        edges=graph.shown_edges[:DRAWN],
+        edges=graph.edges,
         picture=svg(graph),
         data=Markup(data.replace("<", "\\u003c")),
         script=Markup(script),

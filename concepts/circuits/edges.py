@@ -12,7 +12,7 @@ shown:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -127,7 +127,6 @@ def direct(
     difference: dict[str, Tensor],
     on_targets: Callable[[int], None],
     method: Difference | None = None,
-    constant_attention: bool = False,
 ) -> Tensor:
     """Return the edges (K, T + nodes + L * T) into each target (K) from tokens, nodes and remainders.
 
@@ -138,7 +137,6 @@ def direct(
     on_targets: called after each backward pass with the number of its targets.
     method: None for effects (the gradient at the prompt); difference rules for contributions, which sum to the
         difference of the target.
-    constant_attention: attention weights are constants, because no gradient goes to queries and keys.
     """
     rows = max(1, min(len(targets), TOKENS // (pair.batch.before + pair.batch.spans[1].stop)))
     padded = [*targets, *[targets[-1]] * (-len(targets) % rows)]
@@ -146,10 +144,7 @@ def direct(
     many = pair.rows([0] * rows + [1] * rows * (method is not None))
     inputs = Inputs()
     sources = Sources(model, many, rows, inputs, read, difference, nodes, on_targets)
-    places = [(site, layer) for site in ("q", "k") for layer in model.layers_with(site)]
-    constant = hooks(model, places, lambda site, layer, x: x.detach()) if constant_attention else nullcontext()
-    with model.lock, constant:
-        forward_backward(model, Probes(many, chosen), [inputs, sources], method)
+    forward_backward(model, Probes(many, chosen), [inputs, sources], method)
     return torch.cat(sources.edges)[: len(targets)]
 
 

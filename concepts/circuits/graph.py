@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.circuits import checks, drawing, neuronpedia
+from icebear.concepts.circuits import checks, drawing
 from icebear.concepts.circuits import records as parts
 from icebear.concepts.circuits.groups import DISTANCE, grouped
 from icebear.concepts.circuits.nodes import column, pair_of, patchable
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from icebear.db.store import Store
 
-EDGE_THRESHOLD = 0.98
+EDGES = 100
+"""Of the measured numbers of edges, the one at which they recover most above random edges (docs/circuits.md)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,12 +50,10 @@ class Graph(SavedResult, Tabled):
     nodes: tuple[Node, ...]
     """By layer, then token."""
     effect: Tensor
-    query_key_effect: Tensor
     contribution: Tensor
     difference: Tensor
     """(K + 1,) the value of each target in the prompt minus that in the counterfactual prompt."""
-    edge_threshold: float = EDGE_THRESHOLD
-    """The share of the influence that `edges` have (circuit-tracer's pruning)."""
+    edge_count: int = EDGES
     heads: bool = False
     made_with: dict[str, Any] = field(default_factory=dict)
     other_groups: tuple[Group, ...] | None = None
@@ -103,11 +102,6 @@ class Graph(SavedResult, Tabled):
         return (*self.nodes, self.answer)
 
     @cached_property
-    def shown_edges(self) -> tuple[Edge, ...]:
-        """The edges from tokens and nodes, the most influential first."""
-        return tuple(edge for edge in self.edges if not isinstance(edge.source, parts.Remainder))
-
-    @cached_property
     def influence(self) -> Tensor:
         """The influence (K + 1, S) of each edge on the answer along all paths; sums to 1.
 
@@ -125,27 +119,22 @@ class Graph(SavedResult, Tabled):
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
-        """The most influential edges, which have `edge_threshold` of the influence, the largest first."""
-        flat = self.influence.flatten()
-        order = flat.argsort(descending=True, stable=True)
-        running = flat[order].cumsum(0)
-        count = int((running < self.edge_threshold * running[-1]).sum()) + 1 if len(running) else 0
-        edges = []
-        for place in order[:count].tolist():
-            row, column = divmod(place, len(self.sources))
-            contribution, difference = self.contribution[row, column].item(), self.difference[row].item()
-            edges.append(
-                Edge(
-                    self.sources[column],
-                    self.targets[row],
-                    self.effect[row, column].item(),
-                    self.query_key_effect[row, column].item(),
-                    contribution,
-                    contribution / difference if difference else 0.0,
-                    flat[place].item(),
-                )
-            )
-        return tuple(edges)
+        """The `edge_count` most influential edges from tokens and nodes, the largest first; at most all that exist."""
+        influence = self.influence[:, : len(self.shown)]
+        count = min(self.edge_count, int(influence.count_nonzero()))
+        order = influence.flatten().argsort(descending=True, stable=True)[:count]
+        return tuple(self._edge(*divmod(number, len(self.shown))) for number in order.tolist())
+
+    def _edge(self, row: int, column: int) -> Edge:
+        contribution, difference = self.contribution[row, column].item(), self.difference[row].item()
+        return Edge(
+            self.shown[column],
+            self.targets[row],
+            self.effect[row, column].item(),
+            contribution,
+            contribution / difference if difference else 0.0,
+            self.influence[row, column].item(),
+        )
 
     def sources_of(self, target: parts.Target | str, k: int) -> tuple[list[Edge], float]:
         """Return the k edges to a target (or its id) with the largest share of its difference, and the share of all
@@ -154,10 +143,10 @@ class Graph(SavedResult, Tabled):
         row = next((row for row, one in enumerate(self.targets) if target in (one, one.id)), None)
         if row is None:
             raise InputError(f"{shown(target)} is not a target of this graph; give one of its nodes, or 'answer'.")
-        edges = [edge for edge in self.shown_edges if edge.target is self.targets[row]]
-        difference = self.difference[row].item()
-        hidden = self.contribution[row, len(self.shown) :].sum().item() / difference if difference else 0.0
-        return sorted(edges, key=lambda edge: -abs(edge.contribution_share))[:k], hidden
+        contribution, difference = self.contribution[row], self.difference[row].item()
+        hidden = contribution[len(self.shown) :].sum().item() / difference if difference else 0.0
+        order = contribution[: len(self.shown)].abs().argsort(descending=True, stable=True)[:k].tolist()
+        return [self._edge(row, column) for column in order if contribution[column]], hidden
 
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
         """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.nodes.controls.Nodes`."""
@@ -195,13 +184,8 @@ class Graph(SavedResult, Tabled):
         """
         return checks.faithfulness(self, [edges], seed)[0]
 
-    def interventions(self, half: bool = False) -> pandas.DataFrame:
+    def interventions(self) -> pandas.DataFrame:
         """Measure each possible edge from a token or node to a node or the answer, in the first pair of prompts.
-
-        Parameters
-        ----------
-        half
-            Go half of the way to the other prompt, and count the change twice; only for edges from nodes.
 
         Returns
         -------
@@ -210,29 +194,7 @@ class Graph(SavedResult, Tabled):
             when the source alone takes its counterfactual value while all other neurons are fixed; ``two_sided`` is
             the mean of that and of the same from the counterfactual prompt to the prompt.
         """
-        return checks.interventions(self, half)
-
-    def correlations(self) -> dict[str, float]:
-        """Return Pearson's correlation of predicted and measured edges between neurons (see `interventions`)."""
-        edges = checks.between(self.interventions())
-        return {f"{name}s": float(edges[of].corr(edges[truth])) for name, (of, truth) in checks.READINGS.items()}
-
-    def overlap(self, other: Graph) -> tuple[float, float]:
-        """Return the share of nodes in common with another circuit (of the smaller one), and the share expected for
-        random nodes of the same layers and tokens. Raises `InputError` for circuits that cannot be compared."""
-        if not isinstance(other, Graph):
-            raise InputError(f"{shown(other)} is not a circuit; pass a Graph, the result of circuit.")
-        if self.model.fingerprint != other.model.fingerprint:
-            raise InputError(
-                f"One graph is of {self.model.name}, the other of {other.model.name}; compare graphs of one model."
-            )
-        one, two = self.mask(), other.mask()
-        if one.shape != two.shape:
-            raise InputError(
-                f"The graphs have {len(self.tokens)} and {len(other.tokens)} tokens; compare graphs of one length, "
-                "both with heads or both without."
-            )
-        return checks.shared(one, two)
+        return checks.interventions(self)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -304,16 +266,6 @@ class Graph(SavedResult, Tabled):
     def to_json(self) -> str:
         """Return `to_dict` as JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
-
-    def to_neuronpedia(self, slug: str = "icebear") -> str:
-        """Return the file of circuit-tracer and Neuronpedia. Raises `InputError`.
-
-        Parameters
-        ----------
-        slug
-            The name of the graph: letters, digits, dots, dashes and underscores.
-        """
-        return json.dumps(neuronpedia.graph_file(self, slug), ensure_ascii=False)
 
     def to_svg(self) -> str:
         """Return the picture: tokens from left to right, layers from bottom to top."""

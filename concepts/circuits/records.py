@@ -90,13 +90,11 @@ Target = Node | AnswerNode
 class Edge:
     """The direct effect of a source on a target, through no other neuron."""
 
-    source: Source
+    source: Token | Node
     target: Target
     effect: float
     """Gradient at the prompt x difference of the source: the change of the target that the source alone causes, to
     first order, compared with its counterfactual value."""
-    query_key_effect: float
-    """The part of the effect through attention weights (queries and keys); the other part goes through values."""
     contribution: float
     """By difference rules; the contributions to a target sum to the difference of the target."""
     contribution_share: float

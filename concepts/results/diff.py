@@ -98,10 +98,6 @@ class Diff(Relevance):
         """Return what the weights of each layer caused; None for those outside of layers."""
         return self._sums(lambda one: one.layer)
 
-    def by_parameter(self) -> dict[str, float]:
-        """Return what each module's weights caused."""
-        return self._sums(lambda one: one.module)
-
     def _sums(self, key: Any) -> dict[Any, float]:
         sums: dict[Any, float] = {}
         for one in self.changes:

@@ -4,7 +4,7 @@ circuit on other pairs."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from icebear.concepts.circuits import checks
-from icebear.concepts.circuits.checks import READINGS, between
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Node
@@ -30,14 +29,15 @@ from icebear.evaluation.data.pairs import Pair, answers, relevance_of
 from icebear.evaluation.protocol import Evaluation, Lines, Pairs, Part, Seed, Setting, Table, Tasks
 from icebear.models.model import Model
 
-EDGES: tuple[int | None, ...] = (30, 100, 300, None)
-"""Numbers of edges that a graph is run by; None for all edges it keeps."""
+EDGES = (30, 100, 300, 1000)
+"""Numbers of edges that a graph is run by."""
+READINGS = {"effect": ("effect", "one_sided"), "contribution": ("contribution", "two_sided")}
+"""The columns of `Graph.interventions` with a prediction, and with the measurement that judges it."""
 PARTS: dict[str, dict[str, str]] = {
     "edges": {
         "pearson": "median [quartiles] of the correlation with direct interventions, of edges from neurons",
         "spearman": "median of the same by ranks",
         "by_target": "median of the median over targets of the correlation of its edges",
-        "half": "median of the correlation with interventions of half the size",
         "tokens": "median of the correlation of edges from tokens",
     },
     "graph": {
@@ -90,10 +90,9 @@ class Circuits(Evaluation):
             raise InputError(f"{self.nodes} nodes are too few to correlate their edges; give at least {FEWEST}.")
 
     def parts(self, model: Model) -> Iterator[Part]:
-        choices: dict[str, dict[int, Tensor]] = {}
         count = max(self.samples, 3 * LEARN)
         for task, usable, _ in pairs.usable_by_task(model, pairs.pairs_of(self.tasks), count, self.seed):
-            held_out, choices[task] = task_circuit(model, usable)
+            held_out = task_circuit(model, usable)
             note = f"a circuit of the task is made of {LEARN} pairs and checked on {len(held_out)} others"
             yield Part(
                 {},
@@ -101,7 +100,7 @@ class Circuits(Evaluation):
                 partial(check_circuit, model, nodes=self.nodes),
                 name=task,
                 tables=partial(_tables, held_out),
-                listings=partial(_listings, overlaps(task, choices)),
+                listings=_listings,
                 notes=partial(_notes, [note] * bool(held_out)),
             )
 
@@ -117,34 +116,38 @@ def _tables(held_out: Lines, lines: Lines) -> dict[str, Table]:
     return tables | ({"task": Table(TASK, held_out)} if held_out else {})
 
 
-def _listings(overlap: list[dict[str, Any]], lines: Lines) -> dict[str, list[dict[str, Any]]]:
-    together = {name: pooled(lines, name) for name in READINGS}
-    return {"correlation of the edges of all pairs together": [together], "nodes shared with other tasks": overlap}
+def _listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
+    return {"correlation of the edges of all pairs together": [{name: pooled(lines, name) for name in READINGS}]}
 
 
 def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     """Return all `PARTS` of a pair's circuit, and `moments` for correlations over all pairs; JSON-ready."""
     target, contrast = answers(model, pair)
-    graph = circuit(model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, nodes=nodes)
-    whole, half = graph.interventions(), graph.interventions(half=True)
-    names = [f"{count} edges" if count else "all edges kept" for count in EDGES]
-    rows = zip(names, checks.faithfulness(graph, EDGES), strict=True)
+    graph = circuit(
+        model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, nodes=nodes, edges=EDGES[-1]
+    )
+    measured = graph.interventions()
+    rows = zip((f"{count} edges" for count in EDGES), checks.faithfulness(graph, EDGES), strict=True)
     return {
         **vars(pair),
-        "edges": {name: _edges(whole, half, *columns) for name, columns in READINGS.items()},
+        "edges": {name: _edges(measured, *columns) for name, columns in READINGS.items()},
         "graph": {name: {column: getattr(row, column) for column in PARTS["graph"]} for name, row in rows},
-        "groups": _groups(graph, whole),
-        "moments": {name: _moments(between(whole), *columns) for name, columns in READINGS.items()},
+        "groups": _groups(graph, measured),
+        "moments": {name: _moments(between(measured), *columns) for name, columns in READINGS.items()},
     }
 
 
-def _edges(whole: pandas.DataFrame, half: pandas.DataFrame, of: str, truth: str) -> dict[str, float]:
-    neurons, tokens = between(whole), whole[whole.source.str.startswith("token")]
+def between(edges: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the rows of `Graph.interventions` whose source is a neuron."""
+    return edges[~edges.source.str.startswith("token")]
+
+
+def _edges(edges: pandas.DataFrame, of: str, truth: str) -> dict[str, float]:
+    neurons, tokens = between(edges), edges[edges.source.str.startswith("token")]
     by_target = [some[of].corr(some[truth]) for _, some in neurons.groupby("target") if len(some) > 4]
     return {
         **correlations(neurons[of], neurons[truth]),
         "by_target": median(value for value in by_target if value == value),
-        "half": half[of].corr(half[truth]),
         "tokens": tokens[of].corr(tokens[truth]),
     }
 
@@ -161,9 +164,9 @@ def pooled(lines: Sequence[dict[str, Any]], name: str) -> float:
     return (n * xy - x * y) / ((n * xx - x * x) * (n * yy - y * y)) ** 0.5
 
 
-def _groups(graph: Graph, whole: pandas.DataFrame) -> dict[str, dict[str, float]]:
+def _groups(graph: Graph, edges: pandas.DataFrame) -> dict[str, dict[str, float]]:
     """Measure the graph's groups of two and more nodes, and random groups of the same nodes and sizes."""
-    effects = whole.pivot(index="source", columns="target", values="one_sided").fillna(0)
+    effects = edges.pivot(index="source", columns="target", values="one_sided").fillna(0)
     own = [group.nodes for group in graph.groups if len(group.nodes) > 1]
     order = [node for nodes in own for node in nodes]
     random.Random(0).shuffle(order)
@@ -191,11 +194,10 @@ def _cosine(rows: Tensor) -> float:
     return ((unit @ unit.T).sum().item() - unit.pow(2).sum().item()) / (count * (count - 1))
 
 
-def task_circuit(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], dict[int, Tensor]]:
+def task_circuit(model: Model, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     """Check a task's circuit on other pairs, and compare it with each pair's own nodes and with matched nodes.
 
-    Returns a line with `TASK`'s numbers for each pair (none where too few pairs have one length), and the circuit's
-    nodes by their number.
+    Returns a line with `TASK`'s numbers for each pair; none where too few pairs have one length.
     """
     by_shape: dict[tuple[int, ...], list[Relevance]] = {}
     for pair in pairs:
@@ -203,7 +205,7 @@ def task_circuit(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, An
         by_shape.setdefault(tuple(one.ffn.shape), []).append(one)
     most = max(by_shape.values(), key=len)
     if len(most) < 2 * LEARN:
-        return [], {}
+        return []
     scores = torch.stack([relevance.ffn for relevance in most[:LEARN]]).mean(0)
     choices = {count: largest(scores, count) for count in NODES}
     generator = torch.Generator().manual_seed(0)
@@ -216,18 +218,4 @@ def task_circuit(model: Model, pairs: Sequence[Pair]) -> tuple[list[dict[str, An
             chosen[f"matched, {count}"] = random_nodes(task, "ffn", generator)
         rows = zip(chosen, *recovered_shares(nodes_of(model, relevance), list(chosen.values())), strict=True)
         lines.append({"methods": {name: {"sufficiency": alone, "remaining": abs(left)} for name, alone, left in rows}})
-    return lines, choices
-
-
-def overlaps(task: str, choices: Mapping[str, dict[int, Tensor]]) -> list[dict[str, Any]]:
-    """Return the shares of nodes that a task's circuit has in common with other tasks of the same length; JSON-ready.
-
-    by_chance is the share that random nodes would have in common.
-    """
-    rows, own = [], choices[task].get(NODES[0])
-    for other, by_count in choices.items():
-        theirs = by_count.get(NODES[0])
-        if other != task and own is not None and theirs is not None and own.shape == theirs.shape:
-            share, chance = checks.shared(theirs, own)
-            rows.append({"tasks": [other, task], "nodes": NODES[0], "shared": share, "by_chance": chance})
-    return rows
+    return lines

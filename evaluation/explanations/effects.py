@@ -1,31 +1,27 @@
-"""Do effects of neurons on the next token hold in a paraphrase, and can they be read?"""
+"""Do effects of neurons on the next token hold in a paraphrase?"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from statistics import fmean, median
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from icebear.actmax.index.corpus import WIKI, read_corpus
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import LIKELY
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.lens import mean_lens, mean_rows
 from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
-from icebear.errors import InputError
 from icebear.evaluation.data import pairs
 from icebear.evaluation.data.pairs import Pair, answers, relevance_of
-from icebear.evaluation.protocol import CorpusName, Evaluation, Line, Lines, Pairs, Part, Seed, Table, Tasks
+from icebear.evaluation.protocol import Evaluation, Line, Lines, Pairs, Part, Seed, Table, Tasks
 from icebear.models.model import Model
 from icebear.records import Neuron, Ranked
 
@@ -46,19 +42,12 @@ PLACES = ("last-token", "earlier-token")
 PREDICTED = ("direct", "mean", "effect", "unrelated prompt", "random neuron")
 """Logit lens, mean Jacobian lens, the effect in the first prompt; as controls the same neuron's effect in an unrelated
 prompt, and the effect of a random neuron of the same layer."""
-READ = ("direct", "mean", "effect", "random neuron", "random words")
 CORRELATION = {
     "mean": "mean over a pair's nodes of the correlation with the effect in the paraphrase",
     "median": "median [quartiles] over pairs of the median over nodes of the same",
 }
-READING = {
-    "embedding": "share of nodes whose words are nearer to their own pair in the input embedding; chance is 0.5",
-    "documents": "the same by the documents that the words occur in (TF-IDF)",
-}
 EACH, SHOWN = 2, 10
 """Nodes of each third of the layers, at the last and at earlier tokens; and nodes with the largest relevance of all."""
-WORDS = 4
-"""Words that are read of each polarity."""
 Change = tuple[Neuron, int, float]
 """A neuron, a position, and what is added to its activation there."""
 
@@ -74,11 +63,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class EffectsHold(Evaluation):
-    """Test whether the effects of neurons hold in a paraphrase, and whether they can be read.
+    """Test whether the effects of neurons hold in a paraphrase.
 
     The command measures the effect of a node on the likely next tokens in a prompt. It correlates this effect with
     the effect of the same change of the neuron in a paraphrase, and with the logit lens, the averaged Jacobian lens
-    and two controls. The reading test asks which of two pairs of prompts the raised and lowered words belong to.
+    and two controls.
 
     Example:
       icebear evaluate effects --tasks capitals,pronouns --samples 1 --out effects
@@ -88,7 +77,6 @@ class EffectsHold(Evaluation):
     needs: ClassVar = ("evaluate", "circuits")
     tasks: Tasks = "all"
     samples: Pairs = 20
-    corpus: CorpusName = None
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -103,14 +91,12 @@ class EffectsHold(Evaluation):
             chosen += [(task, pair) for pair in own[: self.samples]]
         random.Random(self.seed).shuffle(chosen)
         samples = [Sample(*own, _other(chosen, number)) for number, own in enumerate(chosen)]
-        corpus = read_corpus(self.corpus or WIKI)
-        measure = partial(measured, model, Documents([text for _, text in corpus.documents()]))
         yield Part(
             {},
             samples,
-            measure,
-            methods={name: name for name in dict.fromkeys((*PREDICTED, *READ))},
-            settings={"tasks": self.tasks, "corpus": corpus.facts},
+            partial(measured, model),
+            methods={name: name for name in PREDICTED},
+            settings={"tasks": self.tasks},
             tables=_tables,
             listings=_listings,
             notes=lambda lines: [
@@ -139,15 +125,14 @@ def is_paraphrased(model: Model, task: str, pair: Pair) -> bool:
     return same and pairs.is_usable(model, Pair(texts[0][1], texts[1][1], pair.answer, pair.counterfactual_answer))
 
 
-def measured(model: Model, documents: Documents, sample: Sample) -> Line:
-    """Return the correlations and readings of a pair's nodes; JSON-ready."""
+def measured(model: Model, sample: Sample) -> Line:
+    """Return the correlations of a pair's nodes; JSON-ready."""
     pair, generator = sample.pair, random.Random(sample.pair.prompt)
     relevance = relevance_of(model, pair, answers(model, pair), "ffn")
     rows = [row for cell in product(range(3), PLACES) for row in chosen_nodes(model, relevance, *cell)]
     shown_from = len(rows)
     rows += relevance.top(SHOWN, "ffn", position="all")
-    own = likely(model, pair)
-    tokens = list(dict.fromkeys([*own, *likely(model, sample.other)]))
+    tokens = likely(model, pair)
     here, longer, elsewhere = (
         model.token_ids(text) for text in (pair.prompt, paraphrase(sample.task, pair.prompt), sample.other.prompt)
     )
@@ -156,17 +141,13 @@ def measured(model: Model, documents: Documents, sample: Sample) -> Line:
         (neuron, at, change_of(relevance, neuron, at))
         for neuron, at in ((_random_neuron(model, row.neuron, generator), row.position) for row in rows)
     ]
-    seed = torch.Generator().manual_seed(generator.getrandbits(32))
     predicted = {
         **projections(model, changes, tokens),
         "effect": changed(model, here, changes, tokens),
         "unrelated prompt": changed(model, elsewhere, _moved(changes, here, elsewhere), tokens),
         "random neuron": changed(model, here, drawn, tokens),
-        "random words": torch.rand(len(rows), len(tokens), generator=seed),
     }
-    truth = changed(model, longer, _moved(changes, here, longer), own)
-    texts, two = [model.text(token) for token in tokens], (pair, sample.other)
-    near = {"embedding": embedded(model, tokens, two), "documents": documents.near(texts, two)}
+    truth = changed(model, longer, _moved(changes, here, longer), tokens)
     results = [
         {
             "neuron": str(row.neuron),
@@ -174,8 +155,7 @@ def measured(model: Model, documents: Documents, sample: Sample) -> Line:
             "third": THIRDS[third_of(model, row.neuron.layer)],
             "place": PLACES[row.position < len(here) - 1],
             "shown": at >= shown_from,
-            "correlation": {name: correlate(predicted[name][at, : len(own)], truth[at]) for name in PREDICTED},
-            **{judge: {name: reads(texts, predicted[name][at], x) for name in READ} for judge, x in near.items()},
+            "correlation": {name: correlate(predicted[name][at], truth[at]) for name in PREDICTED},
         }
         for at, row in enumerate(rows)
     ]
@@ -252,59 +232,6 @@ def correlate(x: Tensor, y: Tensor) -> float:
     return normalize(x - x.mean(), dim=0).dot(normalize(y - y.mean(), dim=0)).item()
 
 
-# --- reading ---
-
-
-def reads(texts: Sequence[str], effects: Tensor, similar: np.ndarray) -> float:
-    """Return 1 if the raised and lowered words are nearer to the first of two pairs, 0.5 for a tie.
-
-    similar: (W, 2) nearness of all tokens to both pairs, from which the mean over all words is subtracted.
-    """
-    raised, lowered = effect_words(texts, effects - effects.mean(), WORDS)
-    every, _ = effect_words(texts, torch.ones(len(texts)), len(texts))
-    place = {text.strip(): at for at, text in reversed(list(enumerate(texts)))}
-    if not raised and not lowered:
-        return 0.5
-    read, mean = (similar[[place[word] for word in words]].mean(0) for words in ((*raised, *lowered), every))
-    own, other = read - mean
-    return float(own > other) if abs(own - other) > 1e-9 else 0.5
-
-
-def embedded(model: Model, tokens: Sequence[int], two: Sequence[Pair]) -> np.ndarray:
-    """Return (W, 2) the cosine of tokens with the answers and with the prompts of each pair, mean of both, in the input
-    embedding."""
-    embedding = model.net.get_input_embeddings().weight.detach()
-
-    def unit(ids: Sequence[int]) -> Tensor:
-        return normalize(embedding[list(ids)].float().cpu(), dim=-1)
-
-    columns = []
-    for pair in two:
-        prompts = [*model.token_ids(pair.prompt), *model.token_ids(pair.counterfactual)]
-        columns.append((unit(tokens) @ (unit(answers(model, pair)).mean(0) + unit(prompts).mean(0))) / 2)
-    return torch.stack(columns, 1).numpy()
-
-
-class Documents:
-    """Words and pairs are near if they are in the same documents."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        self.words = TfidfVectorizer(sublinear_tf=True)
-        try:
-            self.matrix = self.words.fit_transform(texts)
-        except ValueError:
-            raise InputError("The corpus has no words of two letters or more; choose another --corpus.") from None
-
-    def near(self, texts: Sequence[str], two: Sequence[Pair]) -> np.ndarray:
-        """Return (W, 2) the cosine of the documents that words are in with those that each pair is in."""
-        both = [" ".join(vars(pair).values()) for pair in two]
-        scores = (self.words.transform([*texts, *both]) @ self.matrix.T).toarray()
-        scores /= np.linalg.norm(scores, axis=1, keepdims=True).clip(1e-12)
-        return scores[: len(texts)] @ scores[len(texts) :].T
-
-
 # --- tables ---
 
 
@@ -312,10 +239,8 @@ def _tables(lines: Lines) -> dict[str, Table]:
     tables = {}
     for third in THIRDS:
         for place in PLACES:
-            tables[f"{third}-third-{place}"] = Table(CORRELATION, _lines(lines, _correlations, third, place))
-        tables[f"shown-{third}-third"] = Table(CORRELATION, _lines(lines, _correlations, third, shown=True))
-        tables[f"reading-{third}-third"] = Table(READING, _lines(lines, _readings, third))
-    tables["reading-shown"] = Table(READING, _lines(lines, _readings, shown=True))
+            tables[f"{third}-third-{place}"] = Table(CORRELATION, _lines(lines, third, place))
+        tables[f"shown-{third}-third"] = Table(CORRELATION, _lines(lines, third, None, shown=True))
     return {name: table for name, table in tables.items() if table.lines}
 
 
@@ -324,25 +249,15 @@ def _nodes(line: Line, third: str | None, place: str | None, shown: bool) -> lis
     return [one for one in line["nodes"] if all(value in (None, one[name]) for name, value in fits.items())]
 
 
-def _lines(
-    lines: Lines,
-    numbers: Callable[[Lines], Line],
-    third: str | None = None,
-    place: str | None = None,
-    shown: bool = False,
-) -> list[Line]:
+def _lines(lines: Lines, third: str, place: str | None, shown: bool = False) -> list[Line]:
     """Return a line for each pair that has such nodes."""
     chosen = [(line, _nodes(line, third, place, shown)) for line in lines]
-    return [{**line, "methods": numbers(nodes)} for line, nodes in chosen if nodes]
+    return [{**line, "methods": _correlations(nodes)} for line, nodes in chosen if nodes]
 
 
 def _correlations(nodes: Lines) -> Line:
     values = {name: [node["correlation"][name] for node in nodes] for name in PREDICTED}
     return {name: {"mean": fmean(own), "median": median(own)} for name, own in values.items()}
-
-
-def _readings(nodes: Lines) -> Line:
-    return {name: {judge: fmean(node[judge][name] for node in nodes) for judge in READING} for name in READ}
 
 
 def _listings(lines: Lines) -> dict[str, list[Line]]:

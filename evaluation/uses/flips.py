@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
+import torch
+
+from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.evaluation.protocol import Evaluation, Line, Lines, Part, Setting
@@ -18,8 +23,18 @@ from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.paths import read_text
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
+from icebear.steering.flipping.last_token import Edits
 from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
-from icebear.steering.flipping.search import CHOOSERS, flip
+from icebear.steering.flipping.search import (
+    WAYS,
+    Choice,
+    Chooser,
+    FlipRequest,
+    SearchState,
+    by_distance,
+    by_gradient,
+    flip_by,
+)
 from icebear.steering.records import FlipRecord
 from icebear.steering.side_effects import HeldOutContexts
 
@@ -29,6 +44,31 @@ COLUMNS = {"flipped": "share of the pairs that flip"}
 MEDIANS = ("neurons", "after", "off_target_kl")
 ROWS = (48, 96, 192, 288, 384, 480, 960)
 """Numbers of edited rows of the prompt after which flips are counted; a round has 48."""
+
+
+def by_activation(state: SearchState, edits: Edits) -> Choice:
+    reach, limits = by_distance(state, edits)
+    return state.now.abs() * (reach > 0), limits
+
+
+def by_chance(state: SearchState, edits: Edits, seed: int) -> Choice:
+    """Score at random, in either direction, anew in each round."""
+    drawn = zlib.crc32(repr((seed, sorted(edits.items()))).encode())  # the same on every machine
+    generator = torch.Generator().manual_seed(drawn)
+    limits = state.limits(torch.rand(state.now.shape, generator=generator) < 0.5)
+    moves = (limits != state.activations(edits)).float()
+    return moves * (1e-6 + torch.rand(state.now.shape, generator=generator)), limits
+
+
+CHOOSERS: dict[str, tuple[Chooser, ...]] = {
+    "gradient": WAYS,
+    "relevance": (partial(by_gradient, method=ATTNLRP), by_distance),
+    "distance": (by_distance,),
+    "activation": (by_activation,),
+    **{f"chance {seed}": (partial(by_chance, seed=seed),) for seed in range(3)},
+}
+"""The first are the ways of `flip`. Relevance finds the same flips at a higher cost; the others are controls with the
+same search, limits and budget."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +135,7 @@ def try_flips(
 ) -> Line:
     """Return whether a pair flips, with how many neurons and at what off-target KL.
 
-    Each name of `choosers` (`icebear.steering.flipping.search.CHOOSERS`) chooses candidates for the same search; all
-    but the first are controls.
+    Each name of `choosers` (`CHOOSERS`) chooses candidates for the same search; all but the first are controls.
     """
     try:
         before = phrase_probability(model, [], pair.prompt, wanted_ids(model, pair.to, pair.prompt))
@@ -117,9 +156,9 @@ def try_flips(
 def _try_flip(
     model: Model, pair: FlipPair, limit: str, choose: str, max_neurons: int, contexts: HeldOutContexts
 ) -> dict[str, Any]:
-    unbounded = limit == "unbounded"
+    request = FlipRequest(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=limit == "unbounded")
     try:
-        recipe = flip(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=unbounded, choose=choose)
+        recipe = flip_by(CHOOSERS[choose], request)
     except IcebearError as error:
         return {"flipped": False, "why": str(error)}
     kl = contexts.off_target_kl(list(recipe))

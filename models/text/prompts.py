@@ -28,7 +28,7 @@ pixels."""
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: exactly one of these is set."""
+    """A prompt: one of these is set; once it was read, also its ids."""
 
     text: str | None = None
     """A text, or for an image classifier the path of an image."""

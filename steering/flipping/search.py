@@ -10,10 +10,8 @@ may be set where any of them is predicted.
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,7 +32,7 @@ from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place, as_edit, edits_by_place
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.records import EditedNeuron, FlipRecord
-from icebear.values import one_of, several, typed, whole
+from icebear.values import several, typed, whole
 
 CANDIDATES = 24
 """Neurons that each round tries, at `LEVELS` strengths each."""
@@ -48,11 +46,11 @@ MARGIN = 0.05
 OnProgress = Callable[[int, int], None]
 Choice = tuple[Tensor, Tensor]
 """(L, F, S) the score of each neuron at each step, 0 or less for no candidate; and the limit of its activation."""
-Chooser = Callable[["_State", Edits], Choice]
+Chooser = Callable[["SearchState", Edits], Choice]
 
 
 @dataclass(frozen=True)
-class _State:
+class SearchState:
     """The state of a search: the prompt, the tokens, the activations and their limits, (L, F, S)."""
 
     last: LastToken | Paraphrases
@@ -67,7 +65,8 @@ class _State:
     high: Tensor
     """The limits: the activation range, or with `unbounded` the largest magnitude of the layer."""
     unbounded: bool
-    choose: Chooser
+    ways: tuple[Chooser, ...] = ()
+    """How candidates are chosen; a way is tried where those before it are in vain."""
     max_neurons: int = 10
     prefer: tuple[Neuron, ...] = ()
     """Neurons that every round tries."""
@@ -111,45 +110,39 @@ class _Result:
     rounds: tuple[tuple[int, float], ...] = ()
 
 
-def by_gradient(method: AttnLRP | None, state: _State, edits: Edits) -> Choice:
-    """Score by the first-order change of the margin: the gradient by the rules of a method (None: the plain gradient)
-    times the distance to the limit."""
+def by_gradient(state: SearchState, edits: Edits, method: AttnLRP | None = None) -> Choice:
+    """Score by the first-order change of the margin: the gradient (by the rules of a method, if there is one) times the
+    distance to the limit."""
     gradients = _gradients(state, edits, method)
     limits = state.limits(gradients > 0)
     return gradients * (limits - state.activations(edits)), limits
 
 
-def by_distance(state: _State, edits: Edits) -> Choice:
+def by_distance(state: SearchState, edits: Edits) -> Choice:
     """Score by the distance to the limit: |goal - now| with a source prompt."""
     limits = state.limits(state.high - state.now > state.now - state.low)
     return (limits - state.activations(edits)).abs(), limits
 
 
-def by_activation(state: _State, edits: Edits) -> Choice:
-    reach, limits = by_distance(state, edits)
-    return state.now.abs() * (reach > 0), limits
+WAYS = by_gradient, by_distance
+"""After a round in vain the gradient gives way to distances for a round, because it is zero before a step."""
 
 
-def by_chance(seed: int, state: _State, edits: Edits) -> Choice:
-    """Score at random, in either direction, anew in each round."""
-    drawn = zlib.crc32(repr((seed, sorted(edits.items()))).encode())  # the same on every machine
-    generator = torch.Generator().manual_seed(drawn)
-    limits = state.limits(torch.rand(state.now.shape, generator=generator) < 0.5)
-    moves = (limits != state.activations(edits)).float()
-    return moves * (1e-6 + torch.rand(state.now.shape, generator=generator)), limits
+@dataclass(frozen=True)
+class FlipRequest:
+    """The arguments of `flip`."""
 
-
-CHOOSERS: dict[str, Chooser] = {
-    "gradient": partial(by_gradient, None),
-    "relevance": partial(by_gradient, ATTNLRP),
-    "distance": by_distance,
-    "activation": by_activation,
-    **{f"chance {seed}": partial(by_chance, seed) for seed in range(3)},
-}
-SLOPES = CHOOSERS["gradient"], CHOOSERS["relevance"]
-"""After a round in vain they give way to distances for a round, because gradients are zero before a step."""
-"""The first is the default; relevance finds the same recipes at a higher cost. The others are controls with the same
-search, limits and budget."""
+    model: Model
+    prompt: PromptLike
+    to: str | int | None = None
+    source: PromptLike | None = None
+    max_neurons: int = 10
+    suppress: bool | str = False
+    top_k: int = 5
+    store: Store | None = None
+    on_progress: OnProgress | None = None
+    unbounded: bool = False
+    paraphrases: Sequence[PromptLike] = ()
 
 
 @typed
@@ -164,7 +157,6 @@ def flip(
     store: Store | None = None,
     on_progress: OnProgress | None = None,
     unbounded: bool = False,
-    choose: str = "gradient",
     paraphrases: Sequence[PromptLike] = (),
 ) -> Recipe:
     """Find at most `max_neurons` edits of FFN neurons after which the model's answer begins with `to`.
@@ -193,8 +185,6 @@ def flip(
     unbounded
         Allow activations outside the neurons' activation range on the texts of
         `icebear.concepts.vocabulary.calibration`.
-    choose
-        How candidates are chosen, a name in `CHOOSERS`; all but the first are controls.
     paraphrases
         Prompts with the same meaning, for which the edits must work too; only for a single token `to`.
 
@@ -207,27 +197,31 @@ def flip(
     InputError
         If no flip was found (the message says how near it came), or for an argument that cannot be used.
     """
-    if (to is None) is not bool(suppress):
-        raise InputError("Give either the wanted token (to) or suppress.")
-    _check(model)
-    whole(max_neurons, "max_neurons")
-    if suppress:
-        whole(top_k, "top_k", 1, model.output_size - 1)
-    one_of(choose, "way to choose candidates", CHOOSERS)
-    if source is not None and model.ids(source) == model.ids(prompt):
-        raise InputError("The source prompt equals the prompt; give another source prompt.")
-    paraphrases = [Prompt.of(one) for one in several(paraphrases)]
-    phrase = to if to is not None else suppress
-    wanted = None if suppress is True else wanted_ids(model, phrase, prompt)
+    return flip_by(
+        WAYS,
+        FlipRequest(
+            model, prompt, to, source, max_neurons, suppress, top_k, store, on_progress, unbounded, several(paraphrases)
+        ),
+    )
+
+
+def flip_by(ways: Sequence[Chooser], request: FlipRequest) -> Recipe:
+    """Return the recipe of `flip`, with candidates chosen in these ways, each where those before it are in vain."""
+    model, prompt, suppress, store = request.model, request.prompt, request.suppress, request.store
+    wanted = _wanted(request)
     if store:
         store.check(model.fingerprint, model.name)
+    paraphrases = [Prompt.of(one) for one in request.paraphrases]
     if paraphrases and (wanted is None or suppress or len(wanted) > 1):
         raise InputError("Paraphrases work only for a single wanted token; make `to` one token.")
-    state = _start(model, prompt, wanted, source, top_k if suppress else None, unbounded, paraphrases, choose)
+    top_k = request.top_k if suppress else None
+    state = _start(model, prompt, wanted, request.source, top_k, request.unbounded, paraphrases)
     hits = store.search(state.text.strip(), k=20) if store and has_words(state.text) else []
     prefer = tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn")
-    state = replace(state, prefer=prefer, max_neurons=max_neurons, on_progress=on_progress)
-    state, result = _flipped(state, source is not None)
+    state = replace(
+        state, ways=tuple(ways), prefer=prefer, max_neurons=request.max_neurons, on_progress=request.on_progress
+    )
+    state, result = _flipped(state, request.source is not None)
     edits = _edits(result.edits)
     if not flip_holds(model, edits, prompt, state.phrase, state.top_k):
         raise InputError(f"The flip of {state.text!r} failed its check; please report this prompt.")
@@ -236,11 +230,10 @@ def flip(
         text=state.text,
         phrase=state.phrase,
         top_k=state.top_k,
-        source=None if source is None else prompt_json(source),
+        source=None if request.source is None else prompt_json(request.source),
         paraphrases=tuple(map(prompt_json, paraphrases)),
-        chosen_by=choose,
-        unbounded=unbounded,
-        left_source=state.goal is None and (source is not None or state.top_k is not None),
+        unbounded=request.unbounded,
+        left_source=state.goal is None and (request.source is not None or state.top_k is not None),
         before=tuple(model.predict(prompt, 5, state.tokens[:1], -1)),
         rounds=result.rounds,
         neurons=_neurons(state, edits, store),
@@ -250,6 +243,20 @@ def flip(
         after = model.predict(prompt, max(5, state.top_k or 0), [row.id for row in record.before], -1)
     provenance = {**record.provenance(), "after": [vars(row) for row in after]}
     return Recipe.for_model(model, name, edits, found_by="flip", **provenance)
+
+
+def _wanted(request: FlipRequest) -> tuple[int, ...] | None:
+    """Return the wanted (or suppressed) tokens, None for the current answer. Raises `InputError`."""
+    model, to, suppress = request.model, request.to, request.suppress
+    if (to is None) is not bool(suppress):
+        raise InputError("Give either the wanted token (to) or suppress.")
+    _check(model)
+    whole(request.max_neurons, "max_neurons")
+    if suppress:
+        whole(request.top_k, "top_k", 1, model.output_size - 1)
+    if request.source is not None and model.ids(request.source) == model.ids(request.prompt):
+        raise InputError("The source prompt equals the prompt; give another source prompt.")
+    return None if suppress is True else wanted_ids(model, to if to is not None else suppress, request.prompt)
 
 
 def _check(model: Model) -> None:
@@ -272,8 +279,7 @@ def _start(
     top_k: int | None = None,
     unbounded: bool = False,
     paraphrases: Sequence[PromptLike] = (),
-    choose: str = "gradient",
-) -> _State:
+) -> SearchState:
     ids = model.ids(prompt)
     tokens = wanted or (int(LastToken(model, ids).logits([{}])[0, 0].argmax()),)
     last: LastToken | Paraphrases = LastToken(model, ids, tokens)
@@ -292,10 +298,10 @@ def _start(
     if paraphrases:
         last = Paraphrases(model, [ids, *map(model.ids, paraphrases)])
         tokens *= 1 + len(paraphrases)
-    return _State(last, tokens, top_k, now, goal, low, high, unbounded, CHOOSERS[choose])
+    return SearchState(last, tokens, top_k, now, goal, low, high, unbounded)
 
 
-def _flipped(state: _State, has_source: bool) -> tuple[_State, _Result]:
+def _flipped(state: SearchState, has_source: bool) -> tuple[SearchState, _Result]:
     """Search edits, prune and weaken them; return the state of the successful search and its result."""
     start = _Result({}, margins(state, [{}])[0].item())
     if _holds(state, start.edits):
@@ -313,14 +319,13 @@ def _flipped(state: _State, has_source: bool) -> tuple[_State, _Result]:
     return state, replace(result, edits=_weakened(state, _pruned(state, result.edits)))
 
 
-def _search(state: _State, result: _Result) -> _Result:
+def _search(state: SearchState, result: _Result) -> _Result:
     """Add one edit in each round, the one with the largest margin."""
-    ways = (state.choose, by_distance) if state.choose in SLOPES else (state.choose,)
     while result.margin < MARGIN and len(result.edits) < state.max_neurons:
         edits = result.edits
-        for choose in ways:
+        for choose in state.ways:
             if result.edits is edits:
-                result = _round(replace(state, choose=choose), result)
+                result = _round(state, choose, result)
         if result.edits is edits:
             break
         if state.on_progress:
@@ -328,9 +333,9 @@ def _search(state: _State, result: _Result) -> _Result:
     return result
 
 
-def _round(state: _State, result: _Result) -> _Result:
+def _round(state: SearchState, choose: Chooser, result: _Result) -> _Result:
     """Return the result with one more edit, or with the same edits if none has a larger margin."""
-    proposals = _proposals(state, result.edits)
+    proposals = _proposals(state, choose, result.edits)
     if not proposals:
         return result
     reached, rows = margins(state, proposals), len(proposals) + (result.rounds[-1][0] if result.rounds else 0)
@@ -340,7 +345,7 @@ def _round(state: _State, result: _Result) -> _Result:
     return _Result(proposals[best], reached[best].item(), (*result.rounds, (rows, reached[best].item())))
 
 
-def margins(state: _State, proposals: Sequence[Edits]) -> Tensor:
+def margins(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
     """(N,) the margin of the flip in logits, under each of the proposed edits. For a phrase it is the smallest margin
     of its tokens, or, if one is below `MARGIN`, `MARGIN` less the sum of what they lack; to suppress, the largest."""
     steps = _steps(state, proposals)
@@ -350,7 +355,7 @@ def margins(state: _State, proposals: Sequence[Edits]) -> Tensor:
     return torch.where(lacking > 0, MARGIN - lacking, steps.amin(1))
 
 
-def _steps(state: _State, proposals: Sequence[Edits]) -> Tensor:
+def _steps(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
     """(N, S) each wanted logit minus the largest other one; with `top_k`, the k-th largest other one minus it."""
     logits = state.last.logits(proposals)
     steps = range(len(state.tokens))
@@ -361,14 +366,14 @@ def _steps(state: _State, proposals: Sequence[Edits]) -> Tensor:
     return own - logits.amax(-1)
 
 
-def _holds(state: _State, edits: Edits) -> bool:
+def _holds(state: SearchState, edits: Edits) -> bool:
     steps = _steps(state, [edits])[0]
     return bool((steps > 0).any() if state.top_k else (steps > 0).all())
 
 
-def _proposals(state: _State, edits: Edits) -> list[dict[Place, float]]:
+def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[Place, float]]:
     """Return the edits with one more neuron (or one of them moved further), at several strengths."""
-    score, limits = state.choose(state, edits)
+    score, limits = choose(state, edits)
     score = score.nan_to_num(0.0, 0.0, 0.0)
     best = score.flatten().topk(min(CANDIDATES, score.numel())).indices
     places = list(zip(*(axis.tolist() for axis in torch.unravel_index(best, score.shape)), strict=True))
@@ -381,7 +386,7 @@ def _proposals(state: _State, edits: Edits) -> list[dict[Place, float]]:
     ]
 
 
-def _gradients(state: _State, edits: Edits, method: AttnLRP | None) -> Tensor:
+def _gradients(state: SearchState, edits: Edits, method: AttnLRP | None) -> Tensor:
     """(L, F, S) the gradient, under edits, of the summed margins of the tokens that lack `MARGIN`, or of the smallest
     margin; to suppress, of the largest."""
 
@@ -399,7 +404,7 @@ def _gradients(state: _State, edits: Edits, method: AttnLRP | None) -> Tensor:
     return state.last.gradients(edits, margin, method)
 
 
-def _pruned(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
+def _pruned(state: SearchState, edits: dict[Place, float]) -> dict[Place, float]:
     """Remove the edits that are not needed, the least needed first."""
     while len(edits) > 1:
         fewer = [{place: value for place, value in edits.items() if place != gone} for gone in edits]
@@ -411,7 +416,7 @@ def _pruned(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
     return edits
 
 
-def _weakened(state: _State, edits: dict[Place, float]) -> dict[Place, float]:
+def _weakened(state: SearchState, edits: dict[Place, float]) -> dict[Place, float]:
     """Scale all edits together towards the plain activations, as far as the flip holds."""
     here = {place: state.now[place].item() for place in edits}
     weaker = [
@@ -426,7 +431,7 @@ def _edits(edits: Edits) -> list[Edit]:
     return [as_edit(place, value) for place, value in sorted(edits.items())]
 
 
-def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
+def _neurons(state: SearchState, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
     method = None if state.model.has_scan else ATTNLRP
     relevance, rows = state.now * _gradients(state, {}, method), []
     values = edits_by_place(edits)
@@ -445,7 +450,7 @@ def _neurons(state: _State, edits: Sequence[Edit], store: Store | None) -> tuple
     return tuple(rows)
 
 
-def _moved_words(state: _State, edits: Edits) -> list[tuple[list[str], list[str]]]:
+def _moved_words(state: SearchState, edits: Edits) -> list[tuple[list[str], list[str]]]:
     """Return the likely next words that each edit alone raises and lowers at its step. The likely words are those
     without edits and with all of them."""
     plain, edited, *each = state.last.logits([{}, edits, *({place: value} for place, value in edits.items())])
@@ -457,7 +462,7 @@ def _moved_words(state: _State, edits: Edits) -> list[tuple[list[str], list[str]
     return words
 
 
-def _failure(state: _State, edits: Edits, source: bool) -> str:
+def _failure(state: SearchState, edits: Edits, source: bool) -> str:
     model, place = state.model, state.top_k or 1
     worst = int(_steps(state, [edits])[0].argmax() if state.top_k else _steps(state, [edits])[0].argmin())
     with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):

@@ -21,19 +21,16 @@ if TYPE_CHECKING:
     from icebear.concepts.nodes.controls import Ablation
 
 
-def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfulness, dict[str, float]] | None) -> Group:
+def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfulness] | None) -> Group:
     """A circuit: its groups, its nodes from the last layer to the first with their largest sources, and measurements
-    of nodes, edges and effects."""
+    of nodes and edges."""
     parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
     if measured:
-        ablation, edges, correlations = measured
+        ablation, edges = measured
         line = (
             f"The {edges.edges} edges have a sufficiency of {edges.sufficiency:.0%}. As many random edges into the "
             f"same targets from the same layers have {edges.random_sufficiency:.0%}. All edges between the nodes have "
-            f"{edges.all_edges:.0%}.\n"
-            "Correlation between effects of edges and direct interventions: "
-            f"{correlations['effects']:.3f}; between contributions and two-sided interventions: "
-            f"{correlations['contributions']:.3f}."
+            f"{edges.all_edges:.0%}."
         )
         parts += [ablation_table([ablation]), Text(line, "dim")]
     return Group(*parts)

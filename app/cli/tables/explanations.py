@@ -50,26 +50,13 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
 
 
 def changes_tables(changes: ExplainedChanges) -> list[Any]:
-    """What changed weights caused, what they do to the next word, and what restoring them undoes."""
-    names = (">caused", ">undone alone", "raises", "lowers")
-    rows = [
-        [
-            [one.name, f"{one.caused:+.3f}", f"{one.undone:z.0%}", ", ".join(one.raises[:3]), ", ".join(one.lowers[:3])]
-            for one in each
-        ]
-        for each in (changes.layers, changes.changes)
-    ]
-    shares = [
-        [f"{one.changes:,}", *(f"{share:z.0%}" for share in (one.undone, one.same_size, one.random, one.largest))]
-        for one in changes.restorations
-    ]
-    columns = (">restored", ">undone", ">same size", ">random", ">largest changes")
-    caption = "same size: random changes with about the same norms; random: any changes; the mean of three draws\n"
+    """What changed weights caused, and what restoring them undoes."""
+    causes = [(str(one), f"{one.caused:+.3f}") for one in changes.changes]
+    shares = [(f"{one.changes:,}", f"{one.undone:z.0%}", f"{one.largest:z.0%}") for one in changes.restorations]
     title = "Share of the difference that is undone when the first changes take the base model's weights"
     return [
-        grid("layer", *names, rows=rows[0], title="Layers whose changed weights caused most"),
-        grid("change", *names, rows=rows[1], title="Changed rows that caused most"),
-        grid(*columns, rows=shares, title=title, caption=caption),
+        grid("change", ">caused", rows=causes, title="Changed rows that caused most"),
+        grid(">restored", ">undone", ">largest changes", rows=shares, title=title),
     ]
 
 

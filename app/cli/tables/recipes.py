@@ -82,7 +82,7 @@ def _flip_lines(record: FlipRecord) -> list[str]:
     else:
         moves = f"Activations move towards {aim}." if directed else "Activations move in both directions."
     limits = "They may leave" if record.unbounded else "They stay inside"
-    return [*lines, f"{moves} {limits} their activation range.", f"candidates ranked by: {record.chosen_by}"]
+    return [*lines, f"{moves} {limits} their activation range."]
 
 
 def _edits_tables(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> list[Table]:

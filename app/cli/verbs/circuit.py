@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +9,7 @@ from click.core import ParameterSource
 
 import icebear
 from icebear.app.cli.claims import claim
-from icebear.app.cli.options import OUTPUT, ModelOptions, PromptOptions, answered, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, answered, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
@@ -42,7 +40,6 @@ class Options:
         advanced=True,
     )
     claim: str | None
-    neuronpedia: str | None = option("Write the graph for Neuronpedia and circuit-tracer.", type=OUTPUT, advanced=True)
     model: ModelOptions
 
 
@@ -84,26 +81,24 @@ def circuit(options: Options) -> None:
     measured = None
     if options.ablate:
         with waiting("Measuring sufficiency and necessity"):
-            measured = graph.ablation(), graph.faithfulness(), graph.correlations()
+            measured = graph.ablation(), graph.faithfulness()
     signs = [(node.neuron, "-" if node.activation < (node.counterfactual or 0) else "+") for node in graph.nodes]
     with store_if_any(options.store, model) as store:
         labels = significant_labels(store, signs)
     write_page(options.html, graph.to_html)
     write_page(options.png, graph.to_png)
-    slug = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(options.neuronpedia or "").stem)
-    write_page(options.neuronpedia, lambda: graph.to_neuronpedia(slug))
     document = graph.to_dict()
     if labels:
         document["meanings"] = [label.to_dict() for label in labels]
     if measured:
-        document |= {"ablation": vars(measured[0]), "faithfulness": vars(measured[1]), "correlations": measured[2]}
+        document |= {"ablation": vars(measured[0]), "faithfulness": vars(measured[1])}
     show(options.json, document, circuit_report(graph, measured), *([labels_table(labels)] if labels else []))
     if options.claim:
         _claim(options.claim, model, graph, measured and measured[0], pairs)
 
 
 def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any, pairs: dict[str, Any]) -> None:
-    from icebear.claims.writing import of_graph
+    from icebear.claims.kinds.predictions import of_graph
 
     if len(graph.relevances) > 1:
         raise InputError("A claim is about one pair of prompts, and --file has many; leave out --claim.")

@@ -106,9 +106,9 @@ def find(options: Find) -> None:
         result.save(options.save)
     show(options.json, result.to_dict(), concept_report(result, labels))
     if options.claim:
-        from icebear.claims.writing import of_concept
+        from icebear.claims.kinds.meanings import ConceptClaim
 
-        claim(options.claim, model, lambda: of_concept(result, *texts, options.seed))
+        claim(options.claim, model, lambda: ConceptClaim.of(result, *texts, options.seed))
 
 
 @record

@@ -128,7 +128,7 @@ def explain(options: Options) -> None:
         document |= {"answer": prompt.text, "ended": prompt.ended, "answer_tokens": rows}
         document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
         tables += [probabilities(prompt), origins_report(origins), matrix_report(sentences)]
-    if options.suggest or (not options.json and relevance.counterfactual is None and _is_text(attribution, model)):
+    if options.suggest:
         text = str(attribution.prompt.prompt)
         suggestions = icebear.suggest_counterfactuals(model, text)
         document["suggestions"] = list(map(vars, suggestions))
@@ -137,7 +137,7 @@ def explain(options: Options) -> None:
             tables.insert(1, "\nCompare with another prompt:")
     show(options.json, document, *tables)
     if options.claim:
-        from icebear.claims.writing import of_explanation
+        from icebear.claims.kinds.predictions import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation, prompt, arguments["counterfactual"]))
 
@@ -170,13 +170,6 @@ def _explain_file(file: str, options: Options) -> None:
         f"Mean difference over {len(cases)} prompts: {changes.total:+.3f}",
         *changes_tables(changes),
     )
-
-
-def _is_text(attribution: AttributionOptions, model: icebear.Model) -> bool:
-    """Return whether the prompt is a text that a counterfactual can be suggested for."""
-    prompt = attribution.prompt
-    others = (attribution.image, attribution.span, prompt.chat, prompt.system, prompt.messages)
-    return model.task.is_causal and not any(others)
 
 
 def _checked(options: Options) -> AttributionOptions:

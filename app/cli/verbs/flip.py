@@ -114,9 +114,9 @@ def flip(options: Options) -> None:
         recipe.save(options.save)
         click.echo(f"Wrote {options.save}", err=True)
     if options.claim:
-        from icebear.claims.writing import of_recipe
+        from icebear.claims.kinds.edits import FlipClaim
 
-        claim(options.claim, model, lambda: of_recipe(recipe, effects))
+        claim(options.claim, model, lambda: FlipClaim.of(recipe, effects))
 
 
 def _perplexity_texts() -> list[str]:

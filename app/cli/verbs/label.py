@@ -91,6 +91,6 @@ def _automatic(options: Options) -> None:
 
 
 def _claim(options: Options, model: icebear.Model, meanings: list[Meaning]) -> None:
-    from icebear.claims.writing import of_labels
+    from icebear.claims.kinds.meanings import LabelClaim
 
-    claim(str(options.claim), model, lambda: of_labels(options.store, meanings))
+    claim(str(options.claim), model, lambda: LabelClaim.of(options.store, meanings))

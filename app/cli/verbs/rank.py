@@ -100,7 +100,7 @@ def rank(options: Options) -> None:
     write_page(options.html, explanation.to_html)
     show(options.json, explanation.to_dict(), explanation_report(explanation, words=options.words))
     if options.claim:
-        from icebear.claims.writing import of_ranking
+        from icebear.claims.kinds.predictions import of_ranking
 
         pair = arguments["prompt"], arguments["counterfactual"]
         claim(options.claim, model, lambda: of_ranking(model, explanation, *pair))

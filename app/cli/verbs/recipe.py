@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 import icebear
-from icebear.app.cli.options import FILE, OUTPUT, ModelOptions, Verbs, argument, exactly_one, option, record, verb
+from icebear.app.cli.options import FILE, OUTPUT, ModelOptions, Verbs, argument, option, record, verb
 from icebear.app.cli.output import show
 from icebear.errors import RecipeError
 
@@ -95,8 +93,9 @@ def combine(options: Combine) -> None:
 @record
 class Export:
     file: str = argument(type=FILE)
-    patch: str | None = option("Write weights and biases to this .safetensors file, for transformers.", type=OUTPUT)
-    gguf: str | None = option("Write a control vector to this .gguf file, for llama.cpp.", type=OUTPUT)
+    patch: str = option(
+        "Write weights and biases to this .safetensors file, for transformers.", type=OUTPUT, required=True
+    )
     check_on: str = option("Prompt after which the result is compared with steering.", "The ice bear lives in the")
     json: bool
     model: ModelOptions
@@ -106,55 +105,32 @@ class Export:
 def export(options: Export) -> None:
     """Turn the edits of a recipe into a file that other software loads, and compare the result with steering.
 
-    --patch writes weights and biases, which can express only edits that act at all tokens. --gguf writes the
-    control vector of llama.cpp (--control-vector FILE), which can express only edits that add to FFN neurons at all
-    tokens. The command refuses edits that the file cannot express exactly.
+    --patch writes weights and biases, which can express only edits that act at all tokens. The command refuses edits
+    that the file cannot express exactly.
 
     Example:
       icebear recipe export everywhere.json --patch patch.safetensors
-      icebear recipe export warmer.json --gguf warmer.gguf
     """
-    exactly_one({"--patch": options.patch, "--gguf": options.gguf})
-    saved, model = icebear.Recipe.load(options.file), options.model.load()
-    result = _patch(options, saved, model) if options.patch else _control_vector(options, saved, model)
-    show(options.json, {**model.made_with, "recipe": saved.name, **result, "checked_on": options.check_on})
-
-
-def _patch(options: Export, saved: icebear.Recipe, model: icebear.Model) -> dict[str, Any]:
     from icebear.steering.weight_patch import difference, new_biases, patch, save_patch
 
+    saved, model = icebear.Recipe.load(options.file), options.model.load()
     weights = patch(model, saved)
-    off = _checked(difference(model, saved, weights, options.check_on))
-    save_patch(model, weights, str(options.patch))
+    off = difference(model, saved, weights, options.check_on)
+    if not off < 1e-3:
+        raise RecipeError(
+            f"The export would differ from steering by {off:.1e} of the largest logit, so nothing was written; please "
+            "report this."
+        )
+    save_patch(model, weights, options.patch)
     new, names = list(new_biases(model, weights)), list(weights)
-    _wrote(options.patch, names, off)
+    click.echo(
+        f"Wrote {options.patch}: {', '.join(names)}; logits differ from steering by {off:.1e} of the largest", err=True
+    )
     if new:
         click.echo(
             f"The model has no {', '.join(new)}, so load_state_dict would ignore it; load the file with "
             "icebear.apply_patch(net, file).",
             err=True,
         )
-    return {"file": options.patch, "weights": names, "new_biases": new, "difference": off}
-
-
-def _control_vector(options: Export, saved: icebear.Recipe, model: icebear.Model) -> dict[str, Any]:
-    from icebear.steering.control_vector import control_vectors, difference, save_control_vectors
-
-    vectors = control_vectors(model, saved)
-    off = _checked(difference(model, saved, vectors, options.check_on))
-    save_control_vectors(model, vectors, str(options.gguf))
-    _wrote(options.gguf, [f"direction.{layer}" for layer in vectors], off)
-    return {"file": options.gguf, "layers": list(vectors), "difference": off}
-
-
-def _checked(off: float) -> float:
-    if not off < 1e-3:
-        raise RecipeError(
-            f"The export would differ from steering by {off:.1e} of the largest logit, so nothing was written; please "
-            "report this."
-        )
-    return off
-
-
-def _wrote(path: str | None, names: list[str], off: float) -> None:
-    click.echo(f"Wrote {path}: {', '.join(names)}; logits differ from steering by {off:.1e} of the largest", err=True)
+    result = {"file": options.patch, "weights": names, "new_biases": new, "difference": off}
+    show(options.json, {**model.made_with, "recipe": saved.name, **result, "checked_on": options.check_on})

@@ -39,8 +39,15 @@ def offer(prompt: str) -> None:
 
 
 def rows(prompt: str) -> list[Suggestion]:
-    """Return prompts with another answer, which are found in the background; the page says if there is none yet."""
+    """Return prompts with another answer, which a click asks for; the page says if there is none yet."""
     if isinstance(markdown.read_prompt(prompt), Chat):
+        return []
+
+    def ask() -> None:
+        st.session_state["suggested"] = prompt
+
+    if st.session_state.get("suggested") != prompt:
+        st.button("Suggest prompts", key="suggest", type="tertiary", icon=":material/lightbulb:", on_click=ask)
         return []
     job = _started(served.model_name(), prompt)
     if job.is_alive():

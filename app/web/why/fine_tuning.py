@@ -11,13 +11,9 @@ import streamlit as st
 from icebear.app.web.shared import jobs, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.why.request import Request
-from icebear.concepts.answers.restoring import ChangeEffect
 from icebear.explanation.explanation import Explanation, explain
 from icebear.records import TokenScore
 from icebear.steering.flipping.phrases import likelier_form
-
-SHARES = {"undone": "undone", "same_size": "random, same norms", "random": "random, any", "largest": "largest norms"}
-"""The restored changes, and the other changes beside them, as columns."""
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -49,33 +45,18 @@ def show(request: Request) -> None:
         st.info("Both models give the same number here, so there is no difference to explain.")
         return
     st.markdown("#### Weights that caused the difference")
-    for kind, rows in (("layer", changes.layers), ("changed row", changes.changes)):
-        tables.data_table(_caused(kind, rows), shares=["undone alone"], column_config={"caused": tables.SIGNED})
+    causes = [{"changed row": str(one), "caused": one.caused} for one in changes.changes]
+    tables.data_table(pandas.DataFrame(causes), column_config={"caused": tables.SIGNED})
     st.markdown("#### What restoring them undoes")
     st.caption(
         "The share of the difference that is undone when the first changed rows take the base model's weights, beside "
-        "as many random changed rows and the rows with the largest norms of their change."
+        "as many rows with the largest norms of their change."
     )
     restored = [
-        {"rows": row.changes, **{title: getattr(row, name) for name, title in SHARES.items()}}
-        for row in changes.restorations
+        {"rows": row.changes, "undone": row.undone, "largest norms": row.largest} for row in changes.restorations
     ]
-    tables.data_table(pandas.DataFrame(restored), shares=list(SHARES.values()))
+    tables.data_table(pandas.DataFrame(restored), shares=["undone", "largest norms"])
 
 
 def _listed(answers: Sequence[TokenScore]) -> str:
     return ", ".join(f"{token.text!r} {token.number}" for token in answers[:3])
-
-
-def _caused(kind: str, rows: Sequence[ChangeEffect]) -> pandas.DataFrame:
-    """Return what each change, or all changes of a layer, caused, undo alone, and do to likely words."""
-    return pandas.DataFrame(
-        {
-            kind: one.name,
-            "caused": one.caused,
-            "undone alone": one.undone,
-            "raises": ", ".join(one.raises[:3]),
-            "lowers": ", ".join(one.lowers[:3]),
-        }
-        for one in rows
-    )

@@ -57,9 +57,9 @@ def judged(graph: Graph, seed: int) -> dict[str, dict[str, float]]:
         scores = relative(edges, edges[name].abs()).to_numpy()
         first = np.argsort(-scores, kind="stable")[: is_true.sum()]
         result[name] = {"auroc": auroc(scores, is_true), "precision": float(is_true[first].mean())}
-    count = int(is_true.sum())
-    by_contribution = graph.faithfulness(count, seed)
-    by_effect = replace(graph, contribution=graph.effect).faithfulness(count, seed)
+    graph = replace(graph, edge_count=int(is_true.sum()))
+    by_contribution = graph.faithfulness(seed=seed)
+    by_effect = replace(graph, contribution=graph.effect).faithfulness(seed=seed)
     result["effect"]["recovered"] = recovered(by_effect.sufficiency)
     result["random"]["recovered"] = recovered(by_contribution.random_sufficiency)
     result["contribution"]["recovered"] = recovered(by_contribution.sufficiency)

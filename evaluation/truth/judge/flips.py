@@ -20,8 +20,9 @@ from icebear.evaluation.truth.judge.pairs import pairs_of
 from icebear.evaluation.truth.programs.circuitry import PROGRAM
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.program import Program
+from icebear.evaluation.uses.flips import CHOOSERS
 from icebear.steering.flipping.last_token import Edits, LastToken, edits_by_place
-from icebear.steering.flipping.search import CANDIDATES, LEVELS, MARGIN, flip
+from icebear.steering.flipping.search import CANDIDATES, LEVELS, MARGIN, FlipRequest, flip_by
 from icebear.steering.records import FlipRecord
 
 PAIRS = 10
@@ -153,7 +154,7 @@ def of_program(ask: Ask, each: Sequence[Edits]) -> float | None:
 def flipped(ask: Ask, choose: str, source: Sequence[int] | None = None) -> tuple[Edits, int]:
     """Return the edits of a flip, none if there is no flip, and the edited passes of its search."""
     try:
-        recipe = flip(ask.made.model, ask.prompt, ask.wanted, source, MAX_NEURONS, choose=choose)
+        recipe = flip_by(CHOOSERS[choose], FlipRequest(ask.made.model, ask.prompt, ask.wanted, source, MAX_NEURONS))
     except InputError:
         return {}, MAX_NEURONS * CANDIDATES * len(LEVELS)
     record = FlipRecord.of(recipe)

@@ -1,4 +1,4 @@
-"""A pytest plugin: the claims of `*.claims.yaml` are tests. Loading it imports neither torch nor a model."""
+"""Claims as tests of pytest."""
 
 from __future__ import annotations
 
@@ -9,35 +9,20 @@ from typing import Any
 
 import pytest
 
+from icebear.claims.check import check_claim
+from icebear.claims.files import read_claims
 from icebear.errors import IcebearError
-
-ENDINGS = (".claims.yaml", ".claims.yml")
+from icebear.models.loading import loading
 
 
 class ClaimFailed(Exception):
     """A claim that is broken, or whose control passes too."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("icebear").addoption(
-        "--claims-model",
-        metavar="MODEL",
-        help="Check the claims of *.claims.yaml in this model instead of the one that they were made with.",
-    )
-
-
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    if file_path.name.endswith(ENDINGS):
-        return ClaimsFile.from_parent(parent, path=file_path)
-    return None
-
-
 class ClaimsFile(pytest.File):
     """A file of claims."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from icebear.claims.files import read_claims
-
         try:
             claims = read_claims(self.path)
         except IcebearError as error:
@@ -54,8 +39,6 @@ class ClaimItem(pytest.Item):
         self.claim = claim
 
     def runtest(self) -> None:
-        from icebear.claims.check import check_claim
-
         made = self.claim.provenance
         row = check_claim(_model(self.config.getoption("--claims-model") or (made and made.model)), self.claim)
         if row.failed:
@@ -74,6 +57,4 @@ class ClaimItem(pytest.Item):
 
 @cache
 def _model(name: str | None) -> Any:
-    from icebear.models.loading import loading
-
     return loading.load_model(name) if name else loading.load_model()

@@ -1,9 +1,10 @@
-"""The JSON schema of files of claims, from their records. `python -m icebear.claims.schema` prints it."""
+"""The JSON schema of files of claims; `python docs/claims_schema.py` writes docs/claims.schema.json from records."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -70,4 +71,4 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    print(text(), end="")
+    Path(__file__).with_name("claims.schema.json").write_text(text())

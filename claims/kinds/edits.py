@@ -1,0 +1,99 @@
+"""Claims about edits: an answer that they flip, words that they make the model write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean
+from typing import Any
+
+from icebear.claims.kind import DRAWS, Draft, Kind, Measured, PromptText, text_of
+from icebear.edits import Edit
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.recipe import Recipe
+from icebear.steering.apply import steer
+from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
+from icebear.steering.random_edits import random_edits
+from icebear.steering.records import FlipRecord, SideEffects
+from icebear.steering.side_effects import HeldOutContexts
+
+TEXT_DRAWS = 5
+"""Random edits that generate texts, which takes longer than a probability."""
+
+
+@dataclass(frozen=True)
+class FlipClaim(Kind):
+    """These edits make a token or phrase the answer, at an off-target KL of at most `max_kl` nats: the probability of
+    the phrase. The control is the mean probability with the same edits of random other neurons."""
+
+    prompt: PromptText
+    to: str
+    edits: tuple[Edit, ...]
+    max_kl: float
+    kind = "flip"
+    value_is = "probability of the wanted answer"
+    control_is = "its mean probability with the same edits of other neurons"
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        edits, phrase = list(self.edits), wanted_ids(model, self.to, self.prompt)
+        value = phrase_probability(model, edits, self.prompt, phrase)
+        drawn = random_edits(model, edits, DRAWS, seed)
+        control = fmean(phrase_probability(model, some, self.prompt, phrase) for some in drawn) if drawn else 1.0
+        kl = HeldOutContexts(model).off_target_kl(edits)
+        why = ""
+        if not flip_holds(model, edits, self.prompt, phrase):
+            why = f"The edits do not make {self.to!r} the answer."
+        elif not kl <= self.max_kl:
+            why = f"The off-target KL is {kl:.3f} nats, over {self.max_kl:.3f}."
+        return Measured(value, control, broken_by=why)
+
+    @classmethod
+    def of(cls, recipe: Recipe, effects: SideEffects) -> list[Draft]:
+        """Return the claim of a flip: its edits, at no more than its side effects. Raises `InputError`."""
+        record = FlipRecord.of(recipe)
+        if record is None or record.top_k is not None:
+            raise InputError("A claim is about a flip to a token or phrase; give --to.")
+        if not recipe.edits:
+            raise InputError(
+                "A claim of a flip needs edits, and the model gives this answer without any; leave out --claim."
+            )
+        most = 1.05 * effects.off_target_kl + 1e-3
+        return [(cls(text_of(record.prompt), record.text, recipe.edits, round(most, 6)), None)]
+
+    def __str__(self) -> str:
+        count = f"{len(self.edits)} edit{'s' * (len(self.edits) != 1)}"
+        return f"{self.to!r} by {count} after {self.prompt!r}"
+
+
+@dataclass(frozen=True)
+class SteerClaim(Kind):
+    """With these edits, this share of the continuations has one of these words. The control is the larger share of two:
+    without edits, and with the same edits of random other neurons."""
+
+    prompts: tuple[PromptText, ...]
+    edits: tuple[Edit, ...]
+    words: tuple[str, ...]
+    max_new_tokens: int = 20
+    kind = "steer"
+    value_is = "share of continuations with one of the words"
+    control_is = "that without edits, or with the same edits of other neurons"
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        edits = list(self.edits)
+        value = self._share(model, edits)
+        drawn = [self._share(model, some) for some in random_edits(model, edits, TEXT_DRAWS, seed)]
+        control = max(self._share(model, []), fmean(drawn) if drawn else 1.0)
+        return Measured(value, control, sqrt(value * (1 - value) / len(self.prompts)))
+
+    def _share(self, model: Model, edits: Sequence[Edit]) -> float:
+        prompts: Any = list(self.prompts)
+        with steer(model, edits):
+            texts = model.generate(prompts, self.max_new_tokens)
+        has = re.compile("|".join(rf"\b{re.escape(word.strip())}\b" for word in self.words), re.IGNORECASE)
+        return fmean(bool(has.search(text)) for text in texts)
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(repr, self.words))} by {', '.join(map(str, self.edits[:4]))}"

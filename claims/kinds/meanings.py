@@ -1,0 +1,123 @@
+"""Claims about what neurons mean: a label, a concept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations
+from icebear.actmax.labels.scores import label_auroc, top_activations
+from icebear.claims.kind import Draft, Kind, Measured, others_of
+from icebear.concepts.statistics import auroc, auroc_error
+from icebear.convert import CONVERTER
+from icebear.db.store import open_store
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.records import Meaning, Neuron
+from icebear.steering.concept.concept import Concept, ConceptNeuron
+from icebear.steering.concept.finding import prepared
+from icebear.steering.concept.reading import read
+
+OTHERS = 8
+"""Random neurons that a label is scored on."""
+SETS = 5
+"""Random sets of neurons that a concept is compared with."""
+
+
+@dataclass(frozen=True)
+class LabelClaim(Kind):
+    """A label of a neuron has this AUROC on the test documents of a store. The control is the mean AUROC of the same
+    label for random other neurons of its layer."""
+
+    store: str
+    neuron: Neuron
+    polarity: Literal["+", "-"]
+    text: str
+    label: Label
+    by: Literal["token", "sentence"]
+    kind = "label"
+    value_is = "AUROC of the label on test documents"
+    control_is = "that for other neurons of the layer"
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        with open_store(self.store) as store:
+            sample = prepare_samples(model, store, seed)["test"]
+        _check_tokens(sample, model)
+        neurons = [model.check(self.neuron), *others_of(model, self.neuron, seed, OTHERS)]
+        activations = read_activations(model, sample, neurons) * (1 if self.polarity == "+" else -1)
+        each = [top_activations(sample, row) for row in activations]
+        own, *others = [label_auroc(self.label, one)[self.by] if one.active else 0.5 for one in each]
+        units = each[0].tokens if self.by == "token" else each[0].sentences
+        positive = max(1, int(units.sum()))
+        return Measured(own, fmean(others), auroc_error(own, positive, len(units) - positive))
+
+    @classmethod
+    def of(cls, path: str, meanings: Iterable[Meaning]) -> list[Draft]:
+        """Return the claims of labels with a score."""
+        return [
+            (cls(path, one.neuron, one.polarity, one.text, _label(one), one.by), None)  # type: ignore[arg-type]
+            for one in meanings
+            if one.record and one.score > 0.5
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.neuron} {self.polarity}: {self.text}"
+
+
+def _label(meaning: Meaning) -> Label:
+    return CONVERTER.structure(meaning.record["label"], Label)
+
+
+def _check_tokens(sample: Sample, model: Model) -> None:
+    if any(len(ids) != len(sentence.tokens) for ids, sentence in zip(sample.ids, sample.sentences, strict=True)):
+        raise InputError(f"{model.name} has another tokenizer than the store; build a store of {model.name}.")
+
+
+@dataclass(frozen=True)
+class ConceptClaim(Kind):
+    """The neurons of a concept separate `examples` from `others` (texts that did not choose them) with this AUROC. The
+    control is that of random other neurons of the same layers, in either direction."""
+
+    name: str
+    parts: tuple[ConceptNeuron, ...]
+    examples: tuple[str, ...]
+    others: tuple[str, ...]
+    kind = "concept"
+    value_is = "AUROC of the concept"
+    control_is = "that of random neurons of the same layers"
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        if not (self.parts and self.examples and self.others):
+            raise InputError("A claim of a concept needs neurons, and texts with and without the concept; add them.")
+        own = [model.check(part.neuron) for part in self.parts]
+        drawn = [others_of(model, neuron, seed + place, SETS) for place, neuron in enumerate(own)]
+        sets = list(zip(*drawn, strict=False))
+        seen = read(model, [*self.examples, *self.others], [*own, *(neuron for some in sets for neuron in some)])
+        positive = np.arange(len(seen.means)) < len(self.examples)
+        weights = np.array([part.sign * part.weight / part.std for part in self.parts])
+        count = len(own)
+        score = auroc(seen.means[:, :count] @ weights, positive)
+        random = []
+        for start in range(count, seen.means.shape[1], count):
+            values = seen.means[:, start : start + count]
+            spread = values[~positive].std(0)
+            standard = (values / np.where(spread > 0, spread, 1)) @ np.sign(weights)
+            random.append(0.5 + abs(auroc(standard, positive) - 0.5))
+        error = auroc_error(score, len(self.examples), len(self.others))
+        return Measured(score, fmean(random) if random else 0.5, error)
+
+    @classmethod
+    def of(cls, concept: Concept, examples: Sequence[str], others: Sequence[str], seed: int) -> list[Draft]:
+        """Return the claim of a concept on the texts that test it."""
+        texts, positive, part = prepared(examples, others, seed)
+        tests = [(text, own) for text, own, number in zip(texts, positive, part, strict=True) if number == 2]
+        with_it, without = (tuple(text for text, own in tests if bool(own) is kind) for kind in (True, False))
+        return [(cls(concept.name, concept.parts, with_it, without), None)]
+
+    def __str__(self) -> str:
+        return f"{self.name} by {len(self.parts)} neurons on {len(self.examples)} and {len(self.others)} texts"
