@@ -38,7 +38,8 @@ from icebear.steering.flipping.phrases import wanted_ids
 from icebear.steering.side_effects import HeldOutContexts
 
 if TYPE_CHECKING:
-    from icebear.explanation.explanation import ExplainedNode, Explanation
+    from icebear.explanation.explanation import Explanation
+    from icebear.explanation.record import ExplainedNode
 
 CONTEXTS = 16
 """Held-out contexts after which the answer's probability is measured."""
