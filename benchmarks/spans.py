@@ -20,11 +20,11 @@ from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.registry import able_and_unable, methods_of
 from icebear.concepts.passes.stream import Stream
 from icebear.concepts.statistics import localization_metrics
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.errors import InputError
+from icebear.evaluation.baselines.registry import able_and_unable, methods_of
 from icebear.evaluation.explanations.groundtruth import tokens_between
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.models.model import Model

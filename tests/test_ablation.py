@@ -11,10 +11,10 @@ from test_cli import run
 from test_differences import OTHER
 
 from icebear import attribute
-from icebear.concepts.methods.registry import methods_of
 from icebear.concepts.nodes.controls import ablation, largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, UnknownName
+from icebear.evaluation.baselines.registry import methods_of
 from icebear.evaluation.data import pairs
 from icebear.evaluation.explanations import ablation as evaluation
 from icebear.models.objective import objective_of

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from benchmarks import cost, edits, knowledge, spans
 from icebear import attribute, load_model
 from icebear.app.cli.verbs.evaluate import command
-from icebear.concepts.methods.registry import methods_of
 from icebear.errors import InputError
+from icebear.evaluation.baselines.registry import methods_of
 
 METHODS = "attnlrp,gxi,random"
 

@@ -190,7 +190,7 @@ def test_what_cannot_fail_is_refused(made, about, nodes, relevance, tmp_path):
     with pytest.raises(InputError, match="does not hold"):
         Claim.of(made, AnswerClaim(PROMPT, "a"), measured=Measured(0.5, 0.0, broken_by="The answer is another."))
     one = attribute(made, PROMPT, "x", "y", counterfactual="the ice beat", sites=())  # all relevance is of one token
-    what = RelevanceClaim(**subject(made, one, PROMPT, "the ice beat"), token=11, text="r")
+    what = RelevanceClaim(**subject(made, one), token=11, text="r")
     with pytest.raises(InputError, match="cannot fail"):
         Claim.of(made, what)
     with pytest.raises(InputError, match="No claim"):

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from icebear import Model, read_corpus
 from icebear.app.cli.main import main
 from icebear.concepts import statistics as metrics
-from icebear.concepts.methods.registry import METHODS, methods_of
+from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.statistics import paired_p, table
 from icebear.errors import InputError, NumericalError, UnknownName
 from icebear.evaluation import report, runner
+from icebear.evaluation.baselines.registry import BASELINES, methods_of
 from icebear.evaluation.explanations import faithfulness, groundtruth, pruning
 from icebear.evaluation.explanations.questions import Question, choices, next_words, reviews
 from icebear.evaluation.protocol import Part
@@ -255,10 +256,10 @@ def test_the_explained_answer_is_the_chosen_one(smol):
 
 def test_parameters_are_chosen_on_other_samples(model):
     questions = [Question(IDS[:length]) for length in (7, 8)]
-    (name,) = tuned = faithfulness.tuned(model, questions, {"atman": METHODS["atman"]})
+    (name,) = tuned = faithfulness.tuned(model, questions, {"atman": BASELINES["atman"]})
     areas = {
         repr(method): sum(faithfulness.sample(model, q, {"m": method})["methods"]["m"]["delta_a"] for q in questions)
-        for method in METHODS[name].variants()
+        for method in BASELINES[name].variants()
     }
     assert repr(tuned[name]) == max(areas, key=areas.get)
     with pytest.raises(InputError, match="--samples"):

@@ -31,7 +31,7 @@ from icebear.actmax.labels.scores import choose_label, score_parts
 from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
-from icebear.concepts.methods.attention import eager
+from icebear.concepts.passes.sites import eager
 from icebear.concepts.statistics import auroc
 from icebear.convert import CONVERTER
 from icebear.errors import InputError, StoreError, UnknownName

@@ -10,23 +10,18 @@ from test_differences import OTHER
 from test_tasks import make
 
 from icebear import Relevance, attribute
-from icebear.concepts.methods.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
-from icebear.concepts.methods.gradients import (
-    Gradient,
-    GradientTimesInput,
-    IntegratedGradients,
-    Positions,
-    Random,
-    SmoothGrad,
-)
+from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
 from icebear.concepts.methods.lrp import CP_LRP, PA_LRP, AttnLRP, Difference
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.perturbation import AtMan, Occlusion
-from icebear.concepts.methods.registry import METHODS, method_of, methods_of, name_of
+from icebear.concepts.methods.registry import METHODS, method_of, name_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
+from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
+from icebear.evaluation.baselines.gradients import Gradient, Positions, Random, SmoothGrad
+from icebear.evaluation.baselines.perturbation import AtMan, Occlusion
+from icebear.evaluation.baselines.registry import BASELINES, methods_of
 from icebear.evaluation.data import pairs
 from icebear.evaluation.explanations import ablation, faithfulness
 from icebear.evaluation.explanations.questions import Question
@@ -194,12 +189,12 @@ def test_readings_of_pa_lrp_s_sum(model, name):
         for place, entries in enumerate(layer.tolist()):
             whole = sum(entries)
             expected[place] += {"pa-lrp": max(whole, 0), "pa-lrp-signed": whole}[name]
-    (scores,) = method_of(name).scores(model, objective_of(model, [prompt(model)], 11))
+    (scores,) = method_of(name, ALL).scores(model, objective_of(model, [prompt(model)], 11))
     assert close(scores, expected)
     if name == "pa-lrp":
         assert close(result_of(model, Positions()), expected - tokens)
     else:
-        assert close(result_of(model, method_of(name)), expected)
+        assert close(result_of(model, method_of(name, ALL)), expected)
 
 
 def test_random_depends_on_the_seed_and_the_tokens_alone(model):
@@ -290,12 +285,15 @@ def test_alti_of_bert_by_loops():
     assert result_of(model, Alti()).sum().item() == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [n for n, one in METHODS.items() if n != "alti" and not one.needs_counterfactual])
+ALL = BASELINES | METHODS
+
+
+@pytest.mark.parametrize("name", [n for n, one in ALL.items() if n != "alti" and not one.needs_counterfactual])
 def test_a_batch_is_one_by_one(name):
     model = random_model(LLAMA)
     prompts = [IDS, IDS[:4], IDS[2:]]
-    for row, one in zip(attribute(model, prompts, method=METHODS[name]), prompts, strict=True):
-        alone = attribute(model, one, method=METHODS[name])
+    for row, one in zip(attribute(model, prompts, method=ALL[name]), prompts, strict=True):
+        alone = attribute(model, one, method=ALL[name])
         assert row.prompt.ids == alone.prompt.ids
         assert close(row.tokens, alone.tokens, 1e-4)
 
@@ -342,9 +340,9 @@ def test_gradients_and_occlusion_of_encoder_decoders_and_classifiers():
 
 def test_variants_are_the_same_method_with_other_parameters():
     for name in ("ig", "smoothgrad", "atman"):
-        tries = METHODS[name].variants()
+        tries = ALL[name].variants()
         assert len({repr(one) for one in tries}) == len(tries) > 1
-        assert {type(one) for one in tries} == {type(METHODS[name])}
+        assert {type(one) for one in tries} == {type(ALL[name])}
     assert not METHODS["attnlrp"].variants()
 
 
@@ -357,7 +355,7 @@ def test_a_method_scores_the_neurons_that_attribute_shows(name):
         assert close(scores, relevance.of(site))
         assert scores.abs().sum() > 0
     with pytest.raises(InputError, match="Occlusion"):
-        METHODS["occlusion"].neuron_scores(model, objective_of(model, [IDS], 11), "ffn")
+        BASELINES["occlusion"].neuron_scores(model, objective_of(model, [IDS], 11), "ffn")
 
 
 # --- names ---
@@ -382,7 +380,6 @@ def test_a_name_is_a_value_and_a_value_is_written(name):
         ("cp-lrp@midpoin", UnknownName, "'midpoint'"),
         ("cp-lrp@path", UnknownName, "'path'"),
         ("cp-lrp@", UnknownName, "''"),
-        ("rollout@prompt", InputError, "'@prompt'"),
         ("difference@prompt", InputError, "'@prompt'"),
         ("Gamma(1)", InputError, "Gamma"),
         (3, UnknownName, "'3'"),
@@ -405,7 +402,7 @@ def test_methods_by_relevance_are_as_they_are_written():
     assert repr(AttnLRP("constant", at="midpoint")) == "AttnLRP(at='midpoint', softmax='constant')"
     assert CP_LRP.compared() == AttnLRP("constant", at="midpoint")
     assert IntegratedGradients(3).compared().points() == pytest.approx([1 / 6, 1 / 2, 5 / 6])
-    assert METHODS["occlusion"].cost(1000) > 50 > METHODS["attnlrp"].cost(1000)
+    assert BASELINES["occlusion"].cost(1000) > 50 > METHODS["attnlrp"].cost(1000)
 
 
 # --- a new method is one class and one entry ---

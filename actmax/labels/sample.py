@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from icebear.actmax.index.scan import counted_length
-from icebear.concepts.methods.attention import eager
 from icebear.concepts.passes.run import first_layers
-from icebear.concepts.passes.sites import by_place, hooks
+from icebear.concepts.passes.sites import by_place, eager, hooks
 from icebear.db.store import Store
 from icebear.errors import StoreError
 from icebear.models.model import Model

@@ -1,51 +1,20 @@
-"""Plain gradients, relevance of positions, and random numbers."""
+"""Plain gradients: gradient x input, and integrated gradients."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.methods import common
-from icebear.concepts.methods.lrp import PA_LRP
 from icebear.concepts.methods.method import Method, Multiplying, OnePass, Point
 from icebear.concepts.passes.inputs import InputHook, Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.lrp.positions import Reading
 from icebear.models.model import Model
 from icebear.models.objective import Objective
-
-
-@dataclass(frozen=True, repr=False)
-class Random(Method):
-    """Uniform random numbers, which depend only on the seed and the tokens."""
-
-    seed: int = 0
-
-    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        rows = []
-        for row in range(len(objective.positions)):
-            ids = objective.batch.row_ids(row)
-            digest = hashlib.blake2b(f"{self.seed} {ids}".encode(), digest_size=7).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
-            rows.append(torch.rand(len(ids), generator=generator))
-        return rows
-
-
-@dataclass(frozen=True, repr=False)
-class Gradient(Method):
-    """The norm of the gradient at each token's embedding (Simonyan et al. 2014)."""
-
-    norm: Literal[1, 2] = 2
-
-    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        return common.by_row(
-            objective, [torch.linalg.vector_norm(g, self.norm, -1) for _, g in _pass(model, objective)]
-        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +38,7 @@ class IntegratedGradients(Multiplying):
         steps = []
         for share in self.points():
             scaled = lambda stack, x, share=share: share * x  # noqa: E731
-            steps.append([(x / share * g).sum(-1) for x, g in _pass(model, objective, scaled)])
+            steps.append([(x / share * g).sum(-1) for x, g in embedding_gradients(model, objective, scaled)])
         return common.by_row(objective, [torch.stack(step).mean(0) for step in zip(*steps, strict=True)])
 
     def points(self) -> list[float]:
@@ -82,54 +51,9 @@ class IntegratedGradients(Multiplying):
         return [replace(self, steps=steps) for steps in (5, 10, 20, 50)]
 
 
-@dataclass(frozen=True, repr=False)
-class SmoothGrad(Method):
-    """Gradient x embedding, averaged over noisy embeddings (Smilkov et al. 2017); noise: in standard deviations."""
-
-    noise: float = 0.1
-    samples: int = 10
-    seed: int = 0
-
-    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        rows = [torch.Generator().manual_seed(self.seed) for _ in objective.positions]  # so that a batch is one by one
-        batches = (objective.batch, objective.batch.decoder)
-
-        def noisy(stack: int, x: Tensor) -> Tensor:
-            changed = x.clone()
-            for row, length in enumerate(batches[stack].lengths):  # type: ignore[union-attr]
-                own = x[row, :length]
-                noise = torch.randn(own.shape, generator=rows[row]).to(x.device, x.dtype)
-                changed[row, :length] = own + self.noise * own.std() * noise
-            return changed
-
-        plain = [x for x, _ in _pass(model, objective)]
-        steps = [[g for _, g in _pass(model, objective, noisy)] for _ in range(self.samples)]
-        means = [torch.stack(step).mean(0) for step in zip(*steps, strict=True)]
-        return common.by_row(objective, [(x * g).sum(-1) for x, g in zip(plain, means, strict=True)])
-
-    def cost(self, tokens: int) -> float:
-        return self.samples + 1
-
-    def variants(self) -> Sequence[Method]:
-        return [replace(self, noise=noise) for noise in (0.01, 0.05, 0.1, 0.25, 0.5)]
-
-
-@dataclass(frozen=True, repr=False)
-class Positions(Method):
-    """The relevance of positions in all layers together (PA-LRP, Bakish et al. 2025).
-
-    reading: how Eq. 11 sums over layers, ``relu`` or ``signed`` (`icebear.lrp.positions.over_layers`).
-    tokens: whether to add the relevance of tokens, as ``pa-lrp`` does with ``relu``.
-    """
-
-    reading: Reading = "relu"
-    tokens: bool = False
-
-    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        return common.token_relevance(model, objective, PA_LRP, self.reading, self.tokens)
-
-
-def _pass(model: Model, objective: Objective, change: InputHook = lambda stack, x: x) -> list[tuple[Tensor, Tensor]]:
+def embedding_gradients(
+    model: Model, objective: Objective, change: InputHook = lambda stack, x: x
+) -> list[tuple[Tensor, Tensor]]:
     """Return embeddings and gradients (B, T, D) of each stack, at changed embeddings."""
     inputs = Inputs(change)
     forward_backward(model, Logits(objective), [inputs])

@@ -122,3 +122,14 @@ def _shape(model: Model, layer: int, undo: ExitStack) -> list[int]:
 
     undo.callback(model.layer_modules[layer].register_forward_pre_hook(enter).remove)
     return shape
+
+
+@contextmanager
+def eager(model: Model) -> Iterator[None]:
+    """Use eager attention, because fused attention returns no maps."""
+    before = model.net.config._attn_implementation
+    model.net.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.net.set_attn_implementation(before)

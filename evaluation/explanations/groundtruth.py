@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.registry import able_and_unable
 from icebear.concepts.statistics import localization_metrics
 from icebear.errors import InputError
+from icebear.evaluation.baselines.registry import able_and_unable
 from icebear.evaluation.protocol import DataFile, MethodEvaluation, Part, Setting, Table, accuracy
 from icebear.models.model import Model
 from icebear.models.objective import objective_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from icebear.concepts.methods.method import Method
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import eager, hooks
 from icebear.concepts.vocabulary.vocabulary import unembedding
 from icebear.errors import InputError
 from icebear.models.model import Model, at
@@ -96,17 +96,6 @@ def _rows(objective: Objective, joint: Tensor) -> list[Tensor]:
     """Return the sum of the rows of (B, T, T) at the explained positions."""
     rows = zip(joint, objective.positions, objective.batch.lengths, strict=True)
     return [matrix[list(places)].sum(0)[:length].cpu() for matrix, places, length in rows]
-
-
-@contextmanager
-def eager(model: Model) -> Iterator[None]:
-    """Use eager attention, because fused attention returns no maps."""
-    before = model.net.config._attn_implementation
-    model.net.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.net.set_attn_implementation(before)
 
 
 # --- ALTI ----------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Attribution methods that only evaluations know: baselines of the published tables."""
