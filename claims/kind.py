@@ -18,7 +18,6 @@ from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.text.chat import Chat
 from icebear.models.text.prompts import prompt_json
 from icebear.records import Neuron, TokenScore
 from icebear.values import shown
@@ -152,22 +151,28 @@ def others_of(model: Model, neuron: Neuron, seed: int, count: int = DRAWS) -> li
     return [replace(neuron, index=index) for index in drawn]
 
 
-def subject(model: Model, relevance: Relevance, prompt: Any, counterfactual: Any) -> dict[str, Any]:
+def subject(model: Model, relevance: Relevance) -> dict[str, Any]:
     """Return the fields that a claim of a relevance has (`Explained`). Raises `InputError` for what claims lack."""
-    other = relevance.counterfactual
+    other, request = relevance.counterfactual, relevance.run and relevance.run.request
     special = relevance.image or relevance.target is None or (other and (other.model or len(other.pairs) != 1))
-    if special or relevance.prompt.answer_start is not None or relevance.predicted_at != len(relevance.prompt.ids) - 1:
+    if (
+        not request
+        or special
+        or relevance.prompt.answer_start is not None
+        or relevance.predicted_at != len(relevance.prompt.ids) - 1
+    ):
         raise InputError(
             "A claim is about the next token of a text or a chat, compared with at most one counterfactual prompt; "
             "leave out --claim."
         )
+    prompt, others = request.prompt, request.counterfactuals
     own = relevance.contrast.text if relevance.contrast else None
     contrast = _token(model, relevance.contrast, prompt) if own else (other.contrasts[0] if other else None)
     return {
         "prompt": text_of(prompt),
         "target": _token(model, relevance.target, prompt),
         "contrast": contrast or None,
-        "counterfactual": text_of(counterfactual) if counterfactual is not None else None,
+        "counterfactual": text_of(others[0]) if others else None,
         "method": name_of(relevance.method),
         "number": relevance.prediction.objective if relevance.prediction.objective in ("log-odds", "logit") else None,
     }
@@ -178,7 +183,7 @@ def text_of(prompt: Any) -> Any:
     plain = prompt_json(prompt)
     if isinstance(plain, str):
         return plain
-    if isinstance(prompt, Chat) or (plain and isinstance(plain[0], dict)):
+    if isinstance(plain, list) and plain and isinstance(plain[0], dict):
         return tuple({key: str(value) for key, value in message.items()} for message in plain)
     raise InputError("A claim is about a text or a chat, not about token ids; leave out --claim.")
 

@@ -15,7 +15,7 @@ from icebear.records import Ranked
 from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
 
 if TYPE_CHECKING:
-    from icebear.explanation.explanation import Explanation
+    from icebear.explanation.record import ExplainedPrediction
 
 NODES, OF_GROUP, WORDS = 24, 6, 30
 """The largest numbers of nodes, of nodes of one group, and of words in the picture."""
@@ -63,7 +63,7 @@ class EffectMap:
         )
 
 
-def effect_map(explanation: Explanation) -> EffectMap | None:
+def effect_map(explanation: ExplainedPrediction) -> EffectMap | None:
     """Return the effects of the first nodes of each group, then of ranked nodes of no group, on the words with the
     largest effects. None where effects were not measured, or where no likely token is a word."""
     effects = explanation.effects

@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from markupsafe import escape
 
-from icebear.actmax.card import Card, describe
+from icebear.actmax.card import describe
 from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
 from icebear.actmax.writes import FEW
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.named import at_first_difference
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.methods.method import Method
-from icebear.concepts.nodes.controls import Ablation, ablate, ablation, nodes_of
+from icebear.concepts.nodes.controls import ablate, ablation, nodes_of
 from icebear.concepts.nodes.effect_groups import EffectGroup, effect_groups
 from icebear.concepts.nodes.random_controls import RandomControl, token_removal_control
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.effect_words import effect_words
-from icebear.concepts.results.effects import Effects, Patched
+from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import projections
-from icebear.convert import Tabled
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.explanation import screen
 from icebear.explanation.effect_map import effect_map
+from icebear.explanation.record import CheckedCircuit, ExplainedGroup, ExplainedNode, ExplainedPrediction
 from icebear.explanation.sentences import (
     GROUPS_ABOUT,
     empty_shares,
@@ -54,113 +51,29 @@ from icebear.explanation.sentences import (
 from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
-from icebear.models.text.prompts import Prompt, PromptLike, Prompts
+from icebear.models.text.prompts import PromptLike, Prompts
 from icebear.paths import write_file
-from icebear.records import WRITERS, Meaning, Projection, Ranked
+from icebear.records import WRITERS, Ranked
 from icebear.render import page, render
 from icebear.steering.random_edits import random_edit_control
 from icebear.values import typed
-
-if TYPE_CHECKING:
-    import pandas
 
 LOOK = files("icebear.explanation").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 SIZES = (100, 1000)
 """The numbers of nodes whose sufficiency and necessity are measured."""
 GROUPED, READ = 100, 2400
 """The number of nodes that are grouped by their effects; fewer if they would read more tokens than this."""
-WORDS, CARDS, CARD_EXAMPLES, CIRCUIT_GROUPS = 8, 4, 4, 6
+PROJECTED_WORDS = 8
+"""The number of words of a vocabulary projection."""
+CARDS, CARD_EXAMPLES = 4, 4
+"""The number of neurons with a card, and of examples of each."""
 GROUPS, STRONGEST = 3, 2
 """The numbers of groups, and of nodes of each, that are shown."""
 
 
-@dataclass(frozen=True)
-class ExplainedNode:
-    """A ranked neuron or head at a token, with its vocabulary projection and label."""
-
-    ranked: Ranked
-    token: str
-    projection: Projection | None
-    """None for heads, and for sites that do not write to the residual stream."""
-    label: str | None = None
-    """The label that a person gave, or the automatic label if it is significant."""
-    meaning: Meaning | None = None
-    """The automatic label if it is significant."""
-    raises: tuple[str, ...] = ()
-    """The likely next words that the node raises most here (`effects`)."""
-    lowers: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """The tokens that the neuron promotes at the sign of its activation, in any prompt (the logit lens)."""
-        return self.projection.words(self.ranked.polarity) if self.projection else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        words = {"raises": list(self.raises), "lowers": list(self.lowers), "promotes": self.words or None}
-        return {**self.ranked.to_dict(), "token": self.token, **words, "label": self.label}
-
-
-@dataclass(frozen=True)
-class ExplainedGroup:
-    """Nodes that raise and lower the same words, with the controls of the group."""
-
-    group: EffectGroup
-    ablation: Ablation | None
-    """None where ablation does not apply (see `ablation`)."""
-    strongest: tuple[ExplainedNode, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.group.to_dict(), "ablation": vars(self.ablation) if self.ablation else None}
-
-
-@dataclass(frozen=True)
-class CheckedCircuit:
-    """A circuit with the interventions that test it."""
-
-    graph: Graph
-    faithfulness: EdgeFaithfulness
-    without: tuple[GroupAblation, ...]
-    """The ablation of each of the first groups."""
-
-    @classmethod
-    def of(cls, graph: Graph, groups: int = CIRCUIT_GROUPS) -> CheckedCircuit:
-        """Test a circuit. groups: the number of groups that are ablated, one at a time."""
-        return cls(graph, graph.faithfulness(), tuple(map(graph.without, graph.groups[:groups])))
-
-    def to_dict(self) -> dict[str, Any]:
-        groups = [
-            {"group": group.name, **vars(row), "predictions": [vars(token) for token in row.predictions]}
-            for group, row in zip(self.graph.groups, self.without, strict=False)
-        ]
-        return {"circuit": self.graph.to_dict(), "faithfulness": vars(self.faithfulness), "without": groups}
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation(Tabled):
+class Explanation(ExplainedPrediction):
     """The explanation of a prediction: tokens, nodes, and controls of both."""
-
-    relevance: Relevance
-    ranking: Ranking
-    nodes: tuple[ExplainedNode, ...]
-    ablations: tuple[Ablation, ...] = ()
-    """Sufficiency and necessity of the largest nodes, with controls; only with a counterfactual or base model."""
-    removal_control: RandomControl | None = None
-    """The control that removes the two tokens that contribute most."""
-    silencing_control: RandomControl | None = None
-    """The control that sets the first nodes to 0 (`silencing_control`)."""
-    without_counterfactual: Relevance | None = None
-    """With a counterfactual: the relevance of the tokens without it."""
-    circuit: CheckedCircuit | None = None
-    cards: tuple[Card, ...] = ()
-    """Cards of the first neurons, if there is a store."""
-    effects: Effects | None = None
-    """The effects of the nodes on the next token; None where nodes cannot be set."""
-    groups: tuple[ExplainedGroup, ...] = ()
-    """The groups with the largest relevance, of the `GROUPED` most relevant nodes."""
-    together: ExplainedGroup | None = None
-    """The first `GROUPED` nodes as one group."""
-    changes: ExplainedChanges | None = None
-    """With a base model: what its changed weights caused."""
 
     @classmethod
     def of(
@@ -217,58 +130,12 @@ class Explanation(Tabled):
             together=together,
         )
 
-    @property
-    def tokens(self) -> list[dict[str, Any]]:
-        """Every token with its relevance and, as a note, ``sink`` or ``template``."""
-        prompt = self.relevance.prompt
-        notes = dict.fromkeys(prompt.sinks, "sink") | dict.fromkeys(prompt.template, "template")
-        return [
-            {"position": place, "token": text, "relevance": value, "note": notes.get(place, "")}
-            for place, (text, value) in enumerate(zip(prompt.strings, self.relevance.tokens.tolist(), strict=True))
-        ]
-
-    @property
-    def meanings(self) -> list[Meaning]:
-        """The significant automatic labels of the nodes."""
-        return list({(m.neuron, m.polarity): m for m in (node.meaning for node in self.nodes) if m}.values())
-
-    @property
-    def projections(self) -> list[Projection]:
-        """The vocabulary projections of the neurons."""
-        return list({p.neuron: p for p in (node.projection for node in self.nodes) if p}.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict of everything that was measured."""
-        optional = {
-            "meanings": [meaning.to_dict() for meaning in self.meanings],
-            "ablation": [vars(row) for row in self.ablations],
-            "removal_control": self.removal_control and self.removal_control.to_dict(),
-            "silencing_control": self.silencing_control and self.silencing_control.to_dict(),
-            "without_counterfactual": self.without_counterfactual and self.without_counterfactual.to_dict(0),
-            **(self.circuit.to_dict() if self.circuit else {}),
-            "cards": [card.to_dict() for card in self.cards],
-            "groups": [group.to_dict() for group in self.groups],
-            "together": self.together and self.together.to_dict(),
-            "effects": self.effects and self.effects.to_dict(),
-            "restored": self.changes and self.changes.to_dict(),
-        }
-        return {
-            **self.relevance.to_dict(0),
-            "position": self.ranking.position,
-            "by": self.ranking.by,
-            "ranking": [node.to_dict() for node in self.nodes],
-            **{name: value for name, value in optional.items() if value},
-        }
-
     def __repr__(self) -> str:
         return screen.text(self)
 
     def _repr_html_(self) -> str:
         """Return the page in a frame of its own, whose style leaves the notebook alone."""
         return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40em; border: 0"></iframe>'
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return a self-contained HTML page. path: also write it to this file."""
@@ -303,25 +170,6 @@ class Explanation(Tabled):
         values = {"groups": self.groups, "group_text": group_text, "sum_text": sum_text}
         return render("icebear.explanation/groups.html", **values) if self.groups else ""
 
-    def to_frame(self) -> pandas.DataFrame:
-        """Return the nodes as a pandas table. `to_arrow` returns an Arrow table."""
-        import pandas
-
-        columns = [
-            "neuron",
-            "position",
-            "polarity",
-            "activation",
-            "relevance",
-            "token",
-            "raises",
-            "lowers",
-            "promotes",
-            "label",
-        ]
-        there = ["counterfactual"] if self.relevance.counterfactual else []
-        return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=[*columns[:4], *there, *columns[4:]])
-
 
 @dataclass(frozen=True)
 class _Explained:
@@ -334,7 +182,7 @@ class _Explained:
     def nodes(
         self, rows: Sequence[Ranked], moved: dict[Ranked, tuple[list[str], list[str]]]
     ) -> tuple[ExplainedNode, ...]:
-        words = projections(self.model, (row.neuron for row in rows), WORDS)
+        words = projections(self.model, (row.neuron for row in rows), PROJECTED_WORDS)
         store, strings = self.store, self.relevance.prompt.strings
         known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
         significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
@@ -420,23 +268,20 @@ def explain(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
             )
         model.check_made(prompt.made_with["model"], "The relevance")
-        ids = prompt.prompt.ids[: prompt.prompt.encoder_length]
-        return controlled(model, Prompt(ids=ids), prompt, ranking, store=store)
-    read, target, contrast, counterfactual = at_first_difference(model, prompt, target, contrast, counterfactual)
+        return controlled(model, prompt, ranking, store=store)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
     if circuit_nodes is not None:
         if counterfactual is None:
             raise InputError("A circuit needs a counterfactual; give one.")
-        graph = circuit(model, read, target, contrast, **compared, nodes=circuit_nodes)
+        graph = circuit(model, prompt, target, contrast, **compared, nodes=circuit_nodes)
         relevance = graph.relevances[0]
     else:
-        relevance = attribute(model, read, target, contrast, **compared, base_model=base_model, method=method)
-    return controlled(model, read, relevance, ranking, store=store, graph=graph)
+        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, method=method)
+    return controlled(model, relevance, ranking, store=store, graph=graph)
 
 
 def controlled(
     model: Model,
-    prompt: PromptLike,
     relevance: Relevance,
     ranking: Ranking | None = None,
     *,
@@ -445,7 +290,7 @@ def controlled(
     cards: int = CARDS,
     groups: int = GROUPS,
 ) -> Explanation:
-    """Explain a relevance for `prompt` with every control that applies to it. Raises `InputError`."""
+    """Explain a relevance with every control that applies to it. Raises `InputError`."""
     ranking, compared = ranking or Ranking(site=model.main_site), relevance.counterfactual
     if isinstance(relevance, Diff):
         return _compared_models(model, relevance, ranking, store, cards)
@@ -462,8 +307,8 @@ def controlled(
         ranking,
         store=store,
         sizes=SIZES if compared else (),
-        removal_control=token_removal_control(model, prompt, relevance) if next_token else None,
-        without_counterfactual=attribute(model, prompt, **answer, sites=()) if alone else None,
+        removal_control=token_removal_control(model, relevance) if next_token else None,
+        without_counterfactual=attribute(model, relevance.read, **answer, sites=()) if alone else None,
         graph=graph,
         cards=cards,
         groups=groups if can_group(relevance, ranking.site or "ffn") else 0,
@@ -485,7 +330,6 @@ def with_changes(explanation: Explanation) -> Explanation:
 
 def silencing_control(
     model: Model,
-    prompt: PromptLike,
     relevance: Relevance,
     rows: Sequence[Ranked],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -495,7 +339,7 @@ def silencing_control(
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
     place = relevance.predicted_at if model.task.takes_position else None
     edits = [Edit(row.neuron, "scale", 0.0, where=edited_at(relevance.prompt, row)) for row in rows]
-    return random_edit_control(model, prompt, edits, target, contrast, position=place, on_progress=on_progress)
+    return random_edit_control(model, relevance.read, edits, target, contrast, position=place, on_progress=on_progress)
 
 
 def edited_at(prompt: PromptTokens, row: Ranked) -> str:

@@ -8,7 +8,8 @@ from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.edits import Edit
-from icebear.explanation.explanation import ExplainedGroup, ExplainedNode, Explanation, edited_at
+from icebear.explanation.explanation import Explanation, edited_at
+from icebear.explanation.record import ExplainedGroup, ExplainedNode
 from icebear.explanation.saved import SavedExplanation, SavedGroup, SavedNode
 from icebear.explanation.sentences import (
     group_text,

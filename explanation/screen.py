@@ -17,7 +17,7 @@ from icebear.explanation.sentences import (
 )
 
 if TYPE_CHECKING:
-    from icebear.explanation.explanation import ExplainedGroup, ExplainedNode, Explanation
+    from icebear.explanation.record import ExplainedGroup, ExplainedNode, ExplainedPrediction
     from icebear.records import TokenScore
 
 WIDTH = 100
@@ -32,7 +32,7 @@ class Line:
     """Else it is cut at the end of the line."""
 
 
-def lines(explanation: Explanation) -> tuple[list[Line], list[Line]]:
+def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     """Return the lines before and after the tokens of the prompt."""
     title = "Groups of these nodes by what they do to the next word [random nodes in brackets]"
     groups = [line for number, group in enumerate(explanation.groups, 1) for line in _group(number, group)]
@@ -48,7 +48,7 @@ def lines(explanation: Explanation) -> tuple[list[Line], list[Line]]:
     return _predictions(explanation), after
 
 
-def text(explanation: Explanation) -> str:
+def text(explanation: ExplainedPrediction) -> str:
     """Return the lines as plain text of at most `WIDTH` columns."""
     before, after = lines(explanation)
     prompt = [] if explanation.relevance.image else ["", f"  {explanation.relevance.prompt.text}", ""]
@@ -59,7 +59,7 @@ def _plain(line: Line) -> str:
     return textwrap.fill(line.text, WIDTH) if line.wraps else line.text[:WIDTH]
 
 
-def _predictions(explanation: Explanation) -> list[Line]:
+def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     relevance, compared = explanation.relevance, explanation.relevance.counterfactual
     against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
     method = repr(relevance.method).removesuffix("()")

@@ -11,7 +11,7 @@ from icebear.concepts.results.effect_words import effect_text, effect_words
 if TYPE_CHECKING:
     from icebear.concepts.nodes.controls import Ablation
     from icebear.concepts.results.result import Relevance
-    from icebear.explanation.explanation import ExplainedGroup, Explanation
+    from icebear.explanation.record import ExplainedGroup, ExplainedPrediction
 
 NODES = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads", "mixer": "mixer neurons"}
 """The nodes of a site, in words."""
@@ -123,7 +123,7 @@ def empty_shares(ablations: Sequence[Ablation]) -> dict[str, float]:
     return {row.site: row.empty_sufficiency for row in ablations if abs(row.empty_sufficiency) >= 0.005}
 
 
-def together_sentence(explanation: Explanation) -> str:
+def together_sentence(explanation: ExplainedPrediction) -> str:
     """Say what the grouped nodes do together."""
     if explanation.together is None:
         return ""
@@ -138,7 +138,7 @@ def together_sentence(explanation: Explanation) -> str:
     )
 
 
-def reach_sentence(explanation: Explanation) -> str:
+def reach_sentence(explanation: ExplainedPrediction) -> str:
     """Say how much of the difference the grouped nodes carry; empty if it was not measured."""
     row = explanation.together.ablation if explanation.together else None
     if row is None:
@@ -156,7 +156,7 @@ def reach_sentence(explanation: Explanation) -> str:
     )
 
 
-def limits_sentence(explanation: Explanation) -> str:
+def limits_sentence(explanation: ExplainedPrediction) -> str:
     """Say what the list of nodes does not show."""
     site = explanation.ranking.site or "ffn"
     others = "attention" if site == "ffn" else "FFN neurons"

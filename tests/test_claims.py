@@ -66,7 +66,7 @@ def relevance(made):
 
 @pytest.fixture(scope="module")
 def about(made, relevance):
-    return subject(made, relevance, PROMPT, OTHER)
+    return subject(made, relevance)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_an_edge_is_that_of_the_circuit_and_breaks_without_its_source(made, rele
     for edge in graph.edges:
         row = len(places) if edge.target is graph.answer else number[edge.target.id] - len(graph.tokens)
         assert shares[row, number[edge.source.id]].item() == pytest.approx(edge.contribution_share, rel=1e-3, abs=1e-5)
-    drafts = [what for what, _ in of_graph(made, graph, None, PROMPT, OTHER) if isinstance(what, EdgeClaim)]
+    drafts = [what for what, _ in of_graph(made, graph, None) if isinstance(what, EdgeClaim)]
     claims = [Claim.of(made, what) for what in drafts]
     assert claims
     assert check(made, claims).passed

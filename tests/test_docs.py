@@ -117,7 +117,7 @@ def once(smol, desert):
         patch.setattr(lens, "TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
         patch.setattr("icebear.evaluation.explanations.circuits.LEARN", 1)
-        patch.setattr("icebear.evaluation.explanations.circuits.EDGES", (30, None))
+        patch.setattr("icebear.evaluation.explanations.circuits.EDGES", (30, 60))
         patch.setattr("icebear.evaluation.report.draw", lambda *_: [])
         patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:3], 2)))
         patch.setattr(

@@ -39,7 +39,7 @@ def test_its_numbers_are_those_of_the_library(model, explanation):
     relevance = attribute(model, PROMPT, contrast="z", counterfactual=OTHER)
     assert [node.ranked for node in explanation.nodes] == relevance.top(10, "ffn", position="all")
     assert list(explanation.ablations) == [ablation(model, relevance, size) for size in SIZES]
-    assert explanation.removal_control == token_removal_control(model, PROMPT, relevance)
+    assert explanation.removal_control == token_removal_control(model, relevance)
     for node in explanation.nodes:
         assert node.words == project(model, node.ranked.neuron, 8).words(node.ranked.polarity)
         assert node.token == relevance.prompt.strings[node.ranked.position]

@@ -86,7 +86,7 @@ USES = {
     "circuit": lambda m, own: circuit(m, own["answer"], counterfactual=OTHER, span=(0, 1), nodes=3),
     "matrix": lambda m, own: matrix(m, own["answer"], "token"),
     "source_breakdown": lambda m, own: source_breakdown(m, own["answer"]),
-    "token_removal_control": lambda m, own: token_removal_control(m, IDS, own["relevance"]),
+    "token_removal_control": lambda m, own: token_removal_control(m, own["relevance"]),
     "steer": lambda m, own: steer(m, own["recipe"]).__enter__(),
     "random_edit_control": lambda m, own: random_edit_control(m, IDS, own["recipe"], draws=2),
     "Concept": lambda m, own: own["concept"].check(m),

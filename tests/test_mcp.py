@@ -173,7 +173,7 @@ def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
 
 def test_the_control_of_tokens_removes_others(model):
     relevance = attribute(model, PROMPT, contrast="z", sites=())
-    result = token_removal_control(model, PROMPT, relevance, k=1)
+    result = token_removal_control(model, relevance, k=1)
     free = [place for place in range(len(PROMPT)) if place not in relevance.prompt.sinks]
     assert len(result.drawn) == len(free) - 1
     occluded = attribute(model, PROMPT, relevance.target.id, "z", method="occlusion", sites=())
@@ -181,7 +181,7 @@ def test_the_control_of_tokens_removes_others(model):
     assert result.before - result.after == pytest.approx(occluded.tokens[best].item(), abs=1e-5)
     others = [result.before - number for number in result.drawn]
     assert others == pytest.approx([occluded.tokens[place].item() for place in free if place != best], abs=1e-5)
-    many = token_removal_control(model, PROMPT * 3, attribute(model, PROMPT * 3, sites=()), k=3)
+    many = token_removal_control(model, attribute(model, PROMPT * 3, sites=()), k=3)
     assert len(many.drawn) == 20
 
 

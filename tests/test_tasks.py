@@ -100,7 +100,7 @@ def test_the_control_of_tokens_removes_them_in_every_model_that_reads_text(name)
     model = make(name)
     with Double():
         result = attribute(model, prompt(model), sites=())
-        output = token_removal_control(model, prompt(model), result, k=1)
+        output = token_removal_control(model, result, k=1)
         occluded = attribute(model, prompt(model), result.target.id, method="occlusion", sites=()).tokens
     free = [place for place in range(len(occluded)) if place not in result.prompt.sinks]
     first = max(free, key=lambda place: result.tokens[place])

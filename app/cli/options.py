@@ -340,18 +340,11 @@ class AttributionOptions:
             way = "an image; give --image" if not self.image else "a text; give a PROMPT"
             raise click.UsageError(f"The input of {model.name} is {way}.")
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
-        from icebear.concepts.attribution.named import at_first_difference  # torch is loaded by now
-
-        target, contrast = self.target, self.contrast
         if self.span is not None:
             prompt = answered(model, prompt, self.max_new_tokens)
-        elif self.target_text is None and self.at is None:
-            prompt, target, contrast, other = at_first_difference(model, prompt, target, contrast, other)
-        names = ("target_text", "number", "prefix", "checkpoint")
+        names = ("target", "contrast", "target_text", "number", "prefix", "checkpoint")
         return model, {
             "prompt": prompt,
-            "target": target,
-            "contrast": contrast,
             "span": None if self.span == "all" else self.span,
             "counterfactual": other,
             "base_model": base_model,

@@ -22,7 +22,6 @@ from icebear.actmax.writes import FEW
 from icebear.app.mcp.session import Session
 from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.attribution.named import at_first_difference
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.nodes.random_controls import DRAWS, RandomControl, objective_text, token_removal_control
@@ -177,9 +176,8 @@ class Tools:
         and others."""
         model, read = self.session.model, _read(prompt, chat)
         other = other_prompt(read, counterfactual)
-        read, target, contrast, other = at_first_difference(model, read, target, contrast, other)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=())
-        control = token_removal_control(model, read, relevance)
+        control = token_removal_control(model, relevance)
         explanation = Explanation.of(model, relevance, removal_control=control)
         rows = sorted(explanation.tokens, key=lambda row: -abs(row["relevance"]))[:k]
         return self._explained("tokens", explanation, control, tokens=rows)
@@ -203,7 +201,6 @@ class Tools:
         model, read = self.session.model, _read(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
         other = other_prompt(read, counterfactual)
-        read, target, contrast, other = at_first_difference(model, read, target, contrast, other)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
         sizes = sorted({k, *LISTS}) if counterfactual else []
         with self.session.store() as store:
@@ -211,7 +208,7 @@ class Tools:
             ranking = Ranking(RANKED, site)
             explanation = Explanation.of(model, relevance, ranking, store=store, sizes=sizes, groups=groups)
         nodes = explanation.nodes[:k]
-        control = silencing_control(model, read, relevance, [node.ranked for node in nodes], on_progress=reporting(ctx))
+        control = silencing_control(model, relevance, [node.ranked for node in nodes], on_progress=reporting(ctx))
         ablations = list(map(vars, explanation.ablations))
         explanation = replace(explanation, silencing_control=control)
         rows = {"neurons": list(map(_node, nodes)), **_groups(explanation), "ablation": ablations}

@@ -38,7 +38,8 @@ from icebear.steering.flipping.phrases import wanted_ids
 from icebear.steering.side_effects import HeldOutContexts
 
 if TYPE_CHECKING:
-    from icebear.explanation.explanation import ExplainedNode, Explanation
+    from icebear.explanation.explanation import Explanation
+    from icebear.explanation.record import ExplainedNode
 
 CONTEXTS = 16
 """Held-out contexts after which the answer's probability is measured."""
@@ -281,27 +282,27 @@ class EffectClaim(Explained):
         return f"{self.node} raises {raised or 'nothing'}, lowers {lowered or 'nothing'} after {self.prompt!r}"
 
 
-def of_explanation(model: Model, explanation: Explanation, prompt: Any, counterfactual: Any) -> list[Draft]:
+def of_explanation(model: Model, explanation: Explanation) -> list[Draft]:
     """Return claims of the answer, the tokens and the first node of an explanation."""
     relevance = explanation.relevance
-    about = subject(model, relevance, prompt, counterfactual)
+    about = subject(model, relevance)
     drafts = [*AnswerClaim.of(relevance, about), *RelevanceClaim.of_tokens(relevance, about)]
     return [*drafts, *_of_nodes(model, explanation.nodes[:1], about)]
 
 
-def of_ranking(model: Model, explanation: Explanation, prompt: Any, counterfactual: Any) -> list[Draft]:
+def of_ranking(model: Model, explanation: Explanation) -> list[Draft]:
     """Return claims of the first nodes of a ranking, and of the sufficiency and necessity that were measured."""
     relevance = explanation.relevance
-    about, by = subject(model, relevance, prompt, counterfactual), explanation.ranking.by
+    about, by = subject(model, relevance), explanation.ranking.by
     drafts = _of_nodes(model, explanation.nodes[:NODES], about)
     for one in explanation.ablations:
         drafts += _of_ablation(one, most_relevant(relevance, one.site, one.nodes, by), about)
     return drafts
 
 
-def of_graph(model: Model, graph: Graph, ablation: Ablation | None, prompt: Any, counterfactual: Any) -> list[Draft]:
+def of_graph(model: Model, graph: Graph, ablation: Ablation | None) -> list[Draft]:
     """Return claims of the first edges of a circuit, and of all of its nodes if their ablation was measured."""
-    about = subject(model, graph.relevances[0], prompt, counterfactual)
+    about = subject(model, graph.relevances[0])
     measured = _of_ablation(ablation, tuple(map(NodeId.of, graph.nodes)), about) if ablation else []
     return [*EdgeClaim.of(graph, about), *measured]
 

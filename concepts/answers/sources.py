@@ -95,7 +95,7 @@ def source_breakdown(
         Explain the difference to this token or phrase, as `attribute` does: each part is what it contributes to the
         span minus what it contributes to the contrast.
     number : str
-        ``logit`` or ``log-odds``, see `icebear.concepts.attribution.request.AttributionOptions`; without a contrast.
+        ``logit`` or ``log-odds``, see `icebear.concepts.attribution.request.AttributeOptions`; without a contrast.
 
     Returns
     -------

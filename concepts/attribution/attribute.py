@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import torch
 
 from icebear.concepts.attribution.paired import paired_relevance
 from icebear.concepts.attribution.request import (
+    AttributeKeywords,
+    AttributeOptions,
     AttributionRequest,
     checked_options,
     row_of_answer,
@@ -32,12 +34,16 @@ BATCH_SIZE = 16
 
 
 @overload
-def attribute(
-    model: Model, prompt: PromptLike, target: Token | None = None, contrast: Token | None = None, **options: Any
+def attribute(  # type: ignore[overload-overlap]  # a list may be one prompt, of token ids or messages
+    model: Model,
+    prompt: PromptLike,
+    target: Token | None = None,
+    contrast: Token | None = None,
+    **options: Unpack[AttributeKeywords],
 ) -> Relevance: ...
 @overload
 def attribute(
-    model: Model, prompt: Prompts, target: Any = None, contrast: Any = None, **options: Any
+    model: Model, prompt: Prompts, target: Any = None, contrast: Any = None, **options: Unpack[AttributeKeywords]
 ) -> list[Relevance]: ...
 
 
@@ -56,7 +62,7 @@ def attribute(
     sites: Sequence[str] | None = None,
     span: Span | None = None,
     position: int | Sequence[int] | None = None,
-    **options: Any,
+    **options: Unpack[AttributeOptions],
 ) -> Relevance | list[Relevance]:
     """Compute the relevance of tokens and neurons for a prediction.
 
@@ -93,7 +99,7 @@ def attribute(
         The token whose output is explained, of a causal model (default: the last one), a token classifier, or a model
         in TransformerLens' format. A negative one counts from the end.
     **options
-        The fields of `icebear.concepts.attribution.request.AttributionOptions`.
+        The fields of `icebear.concepts.attribution.request.AttributeOptions`.
 
     Returns
     -------
@@ -115,7 +121,7 @@ def attribute(
     DeepLIFT: Shrikumar et al. 2017, arXiv 1704.02685.
     """
     chosen = checked_options(options)
-    prefix = chosen.prefix
+    prefix = chosen.get("prefix")
     if isinstance(prompt, Answer):
         if any(value is not None for value in (target, target_text, prefix, position)):
             raise InputError(
@@ -143,7 +149,8 @@ def of_prompts(request: AttributionRequest) -> list[Relevance]:
         answer_start = row.answer_start
         if answer_start is None and row.is_phrase:
             answer_start = relevance.predicted_at + 1
-        results[place] = replace(relevance, prompt=replace(relevance.prompt, answer_start=answer_start))
+        run = relevance.run and replace(relevance.run, request=row)
+        results[place] = replace(relevance, prompt=replace(relevance.prompt, answer_start=answer_start), run=run)
     return results
 
 

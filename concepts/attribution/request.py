@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict, get_args
 
 from icebear.concepts.attribution.named import at_first_difference, note_ending, note_space
 from icebear.concepts.methods.lrp import ATTNLRP, DIFFERENCE
@@ -17,7 +17,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Phrase, Token, per_prompt, phrase_ids, read_once, request_of
 from icebear.models.text.answer import Answer, Span
-from icebear.models.text.prompts import Prompt, prompts_of
+from icebear.models.text.prompts import Prompt, PromptLike, Prompts, prompts_of
 from icebear.models.text.request import PromptRequest
 from icebear.values import of_type, one_of, several, whole
 
@@ -25,46 +25,57 @@ Kept = Literal["all", "top"]
 ObjectiveName = Literal["log-odds", "logit"]
 
 
-@dataclass(frozen=True)
-class AttributionOptions:
+class AttributeOptions(TypedDict, total=False):
     """Options of `attribute` that few need."""
 
-    prefix: str | Sequence[str] | None = None
+    prefix: str | Sequence[str] | None
     """Encoder-decoders: what the decoder has written before the target."""
-    number: ObjectiveName | None = None
+    number: ObjectiveName | None
     """The objective. ``log-odds``: the logit of the target minus the mean of all other logits, weighted by
     probability. ``logit``: the logit, as in the paper. Default: log-odds, and the logit with a contrast, counterfactual
     or base model (docs/explain.md#which-number)."""
-    record: Recorded = "all"
-    """The positions whose neurons are recorded: ``all``, ``last`` (where the prediction is made), or a list. All
-    neurons of 2,000 tokens take gigabytes in a large model."""
-    keep: Kept = "all"
+    record: Recorded
+    """The positions whose neurons are recorded: ``all`` (the default), ``last`` (where the prediction is made), or a
+    list. All neurons of 2,000 tokens take gigabytes in a large model."""
+    keep: Kept
     """``top``: record all neurons only where the prediction is made (or at `record`). At all other positions record the
     sums by layer, head and token, and of each site the `k` neurons that contribute most to the target and the k that
     contribute most against it, without sinks and a chat's template. It saves memory with one counterfactual of equal
     length, or without one."""
-    k: int = 100
-    checkpoint: bool | None = None
+    k: int
+    """Default: 100."""
+    checkpoint: bool | None
     """Keep one residual stream per layer and recompute the rest. Default: from 2,048 tokens on."""
-    strict: bool = True
+    strict: bool
     """Raise `MissingRule` for an operation without a rule. False: warn, and list it in the result."""
 
 
-def checked_options(options: dict[str, Any]) -> AttributionOptions:
-    """Return the options of `attribute`. Raises `UnknownName`."""
-    named = "target contrast target_text counterfactual base_model method sites span position".split()
+class AttributeKeywords(AttributeOptions, total=False):
+    """All arguments of `attribute` after the contrast; it documents them."""
+
+    target_text: Phrase | Sequence[Phrase] | None
+    counterfactual: PromptLike | Prompts | None
+    base_model: Model | None
+    method: Method | str | None
+    sites: Sequence[str] | None
+    span: Span | None
+    position: int | Sequence[int] | None
+
+
+def checked_options(options: AttributeOptions) -> AttributeOptions:
+    """Return the options of `attribute`. Raises `InputError`, or `UnknownName` with the nearest one."""
     for name in options:
-        one_of(name, "argument of attribute", named + [one.name for one in fields(AttributionOptions)])
-    chosen = AttributionOptions(**options)
-    one_of(chosen.keep, "value of keep", get_args(Kept))
-    if chosen.number is not None:
-        one_of(chosen.number, "number to explain", get_args(ObjectiveName))
+        one_of(name, "argument of attribute", ["target", "contrast", *AttributeKeywords.__annotations__])
+    one_of(options.get("keep", "all"), "value of keep", get_args(Kept))
+    if options.get("number") is not None:
+        one_of(options["number"], "number to explain", get_args(ObjectiveName))
     for name in ("checkpoint", "strict"):
-        of_type(getattr(chosen, name), name, ("bool", "None"))
-    record = chosen.record if isinstance(chosen.record, str) else tuple(several(chosen.record))
+        of_type(options.get(name), name, ("bool", "None"))
+    record = options.get("record", "all")
+    record = record if isinstance(record, str) else tuple(several(record))
     if not record:
         raise InputError("record names no position; give all, last or positions, or record no neurons (sites=()).")
-    return replace(chosen, record=record)
+    return {**options, "record": record}
 
 
 @dataclass(frozen=True)
@@ -92,26 +103,27 @@ class AttributionRequest:
         method: Method | str | None,
         sites: Sequence[str] | None,
         base_model: Model | None,
-        options: AttributionOptions,
+        options: AttributeOptions,
     ) -> AttributionRequest:
         """Check the arguments. Raises `InputError`."""
         compares = base_model is not None or any(row.counterfactuals for row in prompts)
         resolved = _method(method, compares)
         if base_model is not None and resolved not in (None, DIFFERENCE):
             raise InputError(f"Two models are compared by difference rules, not by {resolved!r}; leave out method.")
-        record, keep = options.record, options.keep
+        record, keep, number = options["record"], options.get("keep"), options.get("number")
         if keep == "top" and record == "all":
             record = "last"
-        if base_model is not None and options.number == "log-odds":
+        if base_model is not None and number == "log-odds":
             raise InputError(
                 "A comparison with a base model explains logits, not log-odds; leave out number='log-odds'."
             )
-        number = options.number or ("logit" if base_model else None)
+        number = number or ("logit" if base_model else None)
         rows = tuple(_with_objective(row, number) for row in prompts)
         models = ModelPair(model, base_model) if base_model is not None else None
-        most = whole(options.k, "The number of neurons to keep") if keep == "top" else None
+        most = whole(options.get("k", 100), "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
-        return cls(model, rows, resolved, recorded, record, most, options.checkpoint, options.strict, models)
+        how = options.get("checkpoint"), options.get("strict", True)
+        return cls(model, rows, resolved, recorded, record, most, *how, models)
 
     @property
     def base_model(self) -> Model | None:

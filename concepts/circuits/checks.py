@@ -29,7 +29,7 @@ from icebear.values import seed_of, whole
 if TYPE_CHECKING:
     import pandas
 
-    from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.wiring import Wiring
 
 TOKENS = 256
 """Rows times tokens of a forward pass."""
@@ -52,7 +52,7 @@ class FixedPass:
 class FixedNeurons:
     """The neurons of a graph in both prompts of a pair."""
 
-    def __init__(self, graph: Graph, relevance: Relevance) -> None:
+    def __init__(self, graph: Wiring, relevance: Relevance) -> None:
         if relevance.image:
             raise InputError("The check of edges exchanges tokens, and an image has no tokens; leave out the check.")
         self.model, self.pair = graph.model, pair_of(relevance)
@@ -109,7 +109,7 @@ class FixedNeurons:
         return seen, answers.float().cpu()
 
 
-def interventions(graph: Graph) -> pandas.DataFrame:
+def interventions(graph: Wiring) -> pandas.DataFrame:
     """See `Graph.interventions`."""
     import pandas
 
@@ -140,7 +140,7 @@ def interventions(graph: Graph) -> pandas.DataFrame:
     return pandas.DataFrame(edges)
 
 
-def below(graph: Graph, source: Token | Node, target: Node | AnswerNode) -> bool:
+def below(graph: Wiring, source: Token | Node, target: Node | AnswerNode) -> bool:
     """Return whether a source can have an effect on a target."""
     before = source.position <= target.position or not graph.model.task.is_causal
     return source.height < target.height and before
@@ -150,7 +150,7 @@ Sources = list[list[int]]
 """For each target the numbers of its sources, tokens first, then nodes."""
 
 
-def faithfulness(graph: Graph, counts: Sequence[int | None], seed: int = 0) -> list[EdgeFaithfulness]:
+def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> list[EdgeFaithfulness]:
     """Return `Graph.faithfulness` for several numbers of edges."""
     generator = torch.Generator().manual_seed(seed_of(seed))
     counts = [count if count is None else whole(count, "The number of edges", 0) for count in counts]
@@ -173,7 +173,7 @@ def faithfulness(graph: Graph, counts: Sequence[int | None], seed: int = 0) -> l
     ]
 
 
-def _by_target(graph: Graph, edges: Sequence[Edge]) -> Sources:
+def _by_target(graph: Wiring, edges: Sequence[Edge]) -> Sources:
     numbers = {source.id: number for number, source in enumerate(graph.shown)}
     sources: dict[str, list[int]] = {target.id: [] for target in graph.targets}
     for edge in edges:
@@ -181,7 +181,7 @@ def _by_target(graph: Graph, edges: Sequence[Edge]) -> Sources:
     return list(sources.values())
 
 
-def _random(graph: Graph, own: Sources, possible: Sources, generator: torch.Generator) -> Sources:
+def _random(graph: Wiring, own: Sources, possible: Sources, generator: torch.Generator) -> Sources:
     """Draw as many edges into each target from each layer (tokens are one layer), see `EdgeFaithfulness`."""
     drawn, connected = [], (graph.contribution != 0).tolist()
     for row, (edges, candidates) in enumerate(zip(own, possible, strict=True)):
@@ -196,7 +196,7 @@ def _random(graph: Graph, own: Sources, possible: Sources, generator: torch.Gene
     return drawn
 
 
-def _along(graph: Graph, relevance: Relevance, choices: Sequence[Sources]) -> list[float]:
+def _along(graph: Wiring, relevance: Relevance, choices: Sequence[Sources]) -> list[float]:
     """Return the share of the difference between both prompts that each of several choices of edges recovers."""
     fixed, count = FixedNeurons(graph, relevance), len(graph.tokens)
     values: list[dict[int, Tensor]] = [{} for _ in choices]

@@ -22,7 +22,7 @@ from icebear.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visibl
 from icebear.values import real
 
 if TYPE_CHECKING:
-    from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.wiring import Wiring
 
 FIRST = 60
 """The edges that an interactive picture shows at first."""
@@ -63,7 +63,7 @@ class Layout:
     high: float
 
 
-def layout(graph: Graph) -> Layout:
+def layout(graph: Wiring) -> Layout:
     """Give each layer that has nodes a row, and each token a column as wide as its fullest row."""
     cells: dict[tuple[int, int], list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -91,7 +91,7 @@ def layout(graph: Graph) -> Layout:
     return Layout(boxes, layers, x, y + HIGH + ROW)
 
 
-def svg(graph: Graph) -> Markup:
+def svg(graph: Wiring) -> Markup:
     """Return the picture alone, in the colors of its page."""
     places, parts = layout(graph), direct_shares(graph)
     answer = places.boxes[graph.answer.id]
@@ -116,7 +116,7 @@ def svg(graph: Graph) -> Markup:
     )
 
 
-def direct_shares(graph: Graph) -> dict[str, float]:
+def direct_shares(graph: Wiring) -> dict[str, float]:
     """Return the direct contributions to the answer as shares of its difference; they sum to 1."""
     first, count = len(graph.tokens), len(graph.nodes)
     parts = graph.contribution[-1] / graph.difference[-1]
@@ -133,7 +133,7 @@ def caption(parts: dict[str, float]) -> str:
     return f"directly from {shares}{more}"
 
 
-def fragment(graph: Graph, actions: Mapping[str, str] | None = None) -> Markup:
+def fragment(graph: Wiring, actions: Mapping[str, str] | None = None) -> Markup:
     """Return the interactive picture for a notebook or a page: no frames, nothing fetched.
 
     actions: name -> label of the buttons in the panel of a node or group; a click dispatches the event "act".
@@ -152,7 +152,7 @@ def fragment(graph: Graph, actions: Mapping[str, str] | None = None) -> Markup:
     )
 
 
-def summary(graph: Graph) -> str:
+def summary(graph: Wiring) -> str:
     """Return what is drawn, the direct contributions to the answer and the largest group, in a line."""
     shares = direct_shares(graph)
     return (
@@ -163,7 +163,7 @@ def summary(graph: Graph) -> str:
     )
 
 
-def cards(graph: Graph) -> dict[str, dict[str, Any]]:
+def cards(graph: Wiring) -> dict[str, dict[str, Any]]:
     """Return what the panel shows of each token, node, answer and group."""
     outgoing: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
@@ -184,7 +184,7 @@ def cards(graph: Graph) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _card(graph: Graph, one: Token | Node | AnswerNode, outgoing: Sequence[Edge]) -> dict[str, Any]:
+def _card(graph: Wiring, one: Token | Node | AnswerNode, outgoing: Sequence[Edge]) -> dict[str, Any]:
     lines, lists = [], {}
     if isinstance(one, Node):
         token = graph.tokens[one.position]
@@ -214,7 +214,7 @@ def _card(graph: Graph, one: Token | Node | AnswerNode, outgoing: Sequence[Edge]
     }
 
 
-def top_sources(graph: Graph, target: Node | AnswerNode, k: int) -> str:
+def top_sources(graph: Wiring, target: Node | AnswerNode, k: int) -> str:
     """Return the largest contributions to a target, in words."""
     edges, hidden = graph.sources_of(target, k)
     return ", ".join(
@@ -227,24 +227,24 @@ def percent(share: float) -> str:
     return f"{round(100 * share):+d}%"
 
 
-def name_of(graph: Graph, one: Source | Target) -> str:
+def name_of(graph: Wiring, one: Source | Target) -> str:
     """Return the name of a part of the picture for readers: a node with its token instead of its position."""
     return f"{one.neuron} at {graph.tokens[one.position].text!r}" if isinstance(one, Node) else str(one)
 
 
-def html(graph: Graph) -> Markup:
+def html(graph: Wiring) -> Markup:
     """Return a self-contained page."""
     body = render("icebear.concepts/circuit_page.html", fragment=fragment(graph), made_with=graph.made_with)
     return page("icebear circuit", body, "body{max-width:80rem}")
 
 
-def on_paper(graph: Graph) -> str:
+def on_paper(graph: Wiring) -> str:
     """Return the picture on a white background, for its own file."""
     picture = str(svg(graph)).replace("currentColor", "#111111").replace(UNDER, "#ffffff")
     return picture.replace('height="100%" fill="none"', 'height="100%" fill="#ffffff"', 1)
 
 
-def png(graph: Graph, scale: float = 2) -> bytes:
+def png(graph: Wiring, scale: float = 2) -> bytes:
     """Return the same as pixels, by vl-convert."""
     need("circuits")
     import vl_convert

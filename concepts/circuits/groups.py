@@ -19,7 +19,7 @@ from icebear.concepts.vocabulary import vocabulary
 from icebear.values import real
 
 if TYPE_CHECKING:
-    from icebear.concepts.circuits.graph import Graph
+    from icebear.concepts.circuits.wiring import Wiring
     from icebear.db.store import Store
 
 DISTANCE = 0.6
@@ -28,7 +28,7 @@ NAMED = 2
 """Words of each kind in the name of a group."""
 
 
-def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE) -> tuple[Group, ...]:
+def grouped(graph: Wiring, store: Store | None = None, distance: float = DISTANCE) -> tuple[Group, ...]:
     """Return all nodes of a graph in groups, the groups with the largest score first.
 
     Agglomerative clustering (complete linkage) by the mean of cosine similarities of the nodes' input, effect and
@@ -54,7 +54,7 @@ def grouped(graph: Graph, store: Store | None = None, distance: float = DISTANCE
     return tuple(_distinct(sorted(groups, key=lambda group: -abs(group.score))))
 
 
-def input_profiles(graph: Graph) -> Tensor:
+def input_profiles(graph: Wiring) -> Tensor:
     """Return the share (K, T) of each node's difference that comes from each token: directly, through the remainders
     at that token, and through other nodes."""
     first, count = len(graph.tokens), len(graph.nodes)
@@ -64,7 +64,7 @@ def input_profiles(graph: Graph) -> Tensor:
     return torch.linalg.solve(torch.eye(count, dtype=fractions.dtype) - between, fractions[:, :first] + remainders)
 
 
-def effect_profiles(graph: Graph) -> Tensor:
+def effect_profiles(graph: Wiring) -> Tensor:
     """Return the effects (K, K + 1) of each node on the answer: through each other node, weighted by the score of that
     node per difference, and directly."""
     first, count = len(graph.tokens), len(graph.nodes)
@@ -74,7 +74,7 @@ def effect_profiles(graph: Graph) -> Tensor:
     return (graph.effect[:, first : first + count] * weights[:, None]).T
 
 
-def output_profiles(graph: Graph) -> Tensor:
+def output_profiles(graph: Wiring) -> Tensor:
     """Return what the difference of each node adds to the residual stream, (K, D)."""
     rows = []
     for node in graph.nodes:
@@ -91,7 +91,7 @@ def output_profiles(graph: Graph) -> Tensor:
     return torch.stack(rows).to(graph.difference)
 
 
-def example_profiles(graph: Graph, store: Store) -> Tensor:
+def example_profiles(graph: Wiring, store: Store) -> Tensor:
     """Return whether each sentence is among a node's examples in the store, (K, sentences)."""
     rows = [
         {example.sentence.id for example in store.examples(node.neuron, polarity="+" if node.activation > 0 else "-")}
@@ -103,7 +103,7 @@ def example_profiles(graph: Graph, store: Store) -> Tensor:
     return graph.difference.new_tensor([[float(sentence in row) for sentence in known] or [0.0] for row in rows])
 
 
-def _name(graph: Graph, nodes: list[Node], raises: Sequence[str], lowers: Sequence[str]) -> str:
+def _name(graph: Wiring, nodes: list[Node], raises: Sequence[str], lowers: Sequence[str]) -> str:
     """Return the words that the nodes raise and lower together, or, if there are none, their tokens and layers."""
     if raises or lowers:
         return effect_text(raises[:NAMED], lowers[:NAMED])

@@ -16,7 +16,6 @@ from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
-from icebear.models.text.prompts import PromptLike
 from icebear.records import TokenScore
 
 DRAWS = 20
@@ -95,9 +94,7 @@ def objective_text(target: TokenScore | None, contrast: TokenScore | None) -> st
     return f"The logit of {target.text!r}" + (f" minus that of {contrast.text!r}" if contrast else "")
 
 
-def token_removal_control(
-    model: Model, prompt: PromptLike, relevance: Relevance, k: int = 2, seed: int = 0
-) -> RandomControl | None:
+def token_removal_control(model: Model, relevance: Relevance, k: int = 2, seed: int = 0) -> RandomControl | None:
     """Remove the k tokens that contribute most to the answer, or k random others, and measure the explained number.
 
     A removed token has an embedding of zero. Sinks and tokens of a chat's template stay. If there are few other
@@ -114,7 +111,7 @@ def token_removal_control(
         raise InputError("Tokens can be removed only from a text, with one target token; explain one token of a text.")
     contrast = relevance.contrast and relevance.contrast.id
     kind, place = relevance.prediction.objective, relevance.predicted_at if model.task.takes_position else None
-    objective = objective_of(model, [prompt], relevance.target.id, contrast, position=place, kind=kind)
+    objective = objective_of(model, [relevance.read], relevance.target.id, contrast, position=place, kind=kind)
     choices: list[Sequence[int]] = [(), first, *_drawn(others, len(first), seed)]
     masks = torch.zeros(len(choices), len(relevance.tokens), dtype=torch.bool)
     for mask, places in zip(masks, choices, strict=True):

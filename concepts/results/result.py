@@ -28,6 +28,8 @@ from icebear.lrp.positions import Reading, over_layers
 from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
 from icebear.models.text.images import ImageMap
+from icebear.models.text.prompts import Prompt
+from icebear.models.text.request import PromptRequest
 from icebear.records import Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
 from icebear.values import several, shown, typed, whole
@@ -69,6 +71,8 @@ class Run:
     """One row, with the explained tokens as targets."""
     models: ModelPair | None = None
     """With a base model."""
+    request: PromptRequest | None = None
+    """What was asked for; None for a part of it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -317,6 +321,12 @@ class Relevance(SavedResult, Tabled):
         if self.run is None:
             raise InputError("This relevance was read from a file, without its model; call attribute again.")
         return self.run
+
+    @property
+    def read(self) -> Prompt:
+        """The prompt that was explained, with what target and contrast share; token ids if it was read from a file."""
+        request = self.run and self.run.request
+        return request.prompt if request else Prompt(ids=self.prompt.ids[: self.prompt.encoder_length])
 
     def explained(self) -> Objective:
         """Return the objective of the prompt alone, one row. Raises `InputError` if it was not saved."""

@@ -94,29 +94,24 @@ def circuit(options: Options) -> None:
         document |= {"ablation": vars(measured[0]), "faithfulness": vars(measured[1])}
     show(options.json, document, circuit_report(graph, measured), *([labels_table(labels)] if labels else []))
     if options.claim:
-        _claim(options.claim, model, graph, measured and measured[0], pairs)
+        _claim(options.claim, model, graph, measured and measured[0])
 
 
-def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any, pairs: dict[str, Any]) -> None:
+def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any) -> None:
     from icebear.claims.kinds.predictions import of_graph
 
     if len(graph.relevances) > 1:
         raise InputError("A claim is about one pair of prompts, and --file has many; leave out --claim.")
-    prompt, counterfactual = pairs["prompt"], pairs["counterfactual"]
-    claim(file, model, lambda: of_graph(model, graph, ablation, prompt, counterfactual))
+    claim(file, model, lambda: of_graph(model, graph, ablation))
 
 
 def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]:
-    from icebear.concepts.attribution.named import at_first_difference
-
-    target, contrast = options.target, options.contrast
     other = other_prompt(prompt, options.counterfactual[0])
     if options.span:
         prompt = answered(model, prompt, options.max_new_tokens)
-    elif options.at is None:
-        prompt, target, contrast, other = at_first_difference(model, prompt, target, contrast, other)
     span = None if options.span == "all" else options.span
-    return {"prompt": prompt, "span": span, "target": target, "contrast": contrast, "counterfactual": other}
+    answers = {"target": options.target, "contrast": options.contrast}
+    return {"prompt": prompt, "span": span, **answers, "counterfactual": other}
 
 
 def _pairs(options: Options) -> dict[str, Any]:

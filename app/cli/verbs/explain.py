@@ -107,9 +107,7 @@ def explain(options: Options) -> None:
     with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
         cards = CARDS if options.html or options.json else 0
         groups = 0 if options.units or options.sources else GROUPS
-        explanation = controlled(
-            model, prompt, relevance, ranking, store=store, graph=graph, cards=cards, groups=groups
-        )
+        explanation = controlled(model, relevance, ranking, store=store, graph=graph, cards=cards, groups=groups)
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
@@ -139,7 +137,7 @@ def explain(options: Options) -> None:
     if options.claim:
         from icebear.claims.kinds.predictions import of_explanation
 
-        claim(options.claim, model, lambda: of_explanation(model, explanation, prompt, arguments["counterfactual"]))
+        claim(options.claim, model, lambda: of_explanation(model, explanation))
 
 
 def _command(text: str, suggestion: Suggestion, model_name: str) -> str:

@@ -102,8 +102,7 @@ def rank(options: Options) -> None:
     if options.claim:
         from icebear.claims.kinds.predictions import of_ranking
 
-        pair = arguments["prompt"], arguments["counterfactual"]
-        claim(options.claim, model, lambda: of_ranking(model, explanation, *pair))
+        claim(options.claim, model, lambda: of_ranking(model, explanation))
 
 
 def _rank_file(file: str, options: Options) -> None:

@@ -27,7 +27,7 @@ from icebear.models.loading.presets import PRESETS
 if TYPE_CHECKING:
     from icebear.actmax.index.corpus import Corpus
     from icebear.concepts.results.result import Relevance
-    from icebear.explanation.explanation import ExplainedGroup
+    from icebear.explanation.record import ExplainedGroup
     from icebear.explanation.saved import SavedExplanation
     from icebear.models.model import Model
     from icebear.records import Sentence

@@ -1,0 +1,155 @@
+"""`Wiring`: the nodes of a circuit, the direct edges between them, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.circuits import records as parts
+from icebear.concepts.circuits.nodes import column
+from icebear.concepts.circuits.records import Edge, Group, Node
+from icebear.concepts.files import SavedResult
+from icebear.concepts.results.result import Relevance
+from icebear.convert import Tabled
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.values import several, shown, whole
+
+if TYPE_CHECKING:
+    pass
+
+EDGES = 100
+"""Of the measured numbers of edges, the one at which they recover most above random edges (docs/circuits.md)."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Wiring(SavedResult, Tabled):
+    """The circuit of an answer: the neurons that make it, and the direct edges between them.
+
+    Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
+    nodes (K), and the remainder of each layer and token (L * T). With several pairs of prompts, all numbers are means.
+    """
+
+    model: Model
+    relevances: tuple[Relevance, ...]
+    """One for each pair of prompts."""
+    nodes: tuple[Node, ...]
+    """By layer, then token."""
+    effect: Tensor
+    contribution: Tensor
+    difference: Tensor
+    """(K + 1,) the value of each target in the prompt minus that in the counterfactual prompt."""
+    edge_count: int = EDGES
+    heads: bool = False
+    made_with: dict[str, Any] = field(default_factory=dict)
+    other_groups: tuple[Group, ...] | None = None
+    """Replace the default groups, see `regrouped`."""
+
+    def __repr__(self) -> str:
+        return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
+
+    def __hash__(self) -> int:
+        return hash((self.relevances, self.nodes))
+
+    @property
+    def meaning(self) -> str:
+        """What the prompt is compared with, in words."""
+        first, others = self.relevances[0], len(self.relevances) - 1
+        if first.image:
+            return "one image compared with another"
+        counterfactual = "".join(token.counterfactual for token in self.tokens)
+        more = f" and {others} more pairs" if others else ""
+        return f"{''.join(first.prompt.strings)!r} compared with {counterfactual!r}{more}"
+
+    @cached_property
+    def tokens(self) -> tuple[parts.Token, ...]:
+        first = self.relevances[0]
+        assert first.counterfactual is not None
+        there = first.prompt.strings if first.image else first.counterfactual.prompts[0]
+        return tuple(map(parts.Token, range(len(there)), first.prompt.strings, there))
+
+    @cached_property
+    def answer(self) -> parts.AnswerNode:
+        first = self.relevances[0]
+        return parts.AnswerNode(first.predicted_at, first.target_text, first.contrast.text if first.contrast else None)
+
+    @cached_property
+    def shown(self) -> tuple[parts.Token | Node, ...]:
+        """Tokens and nodes, in the order of `sources`."""
+        return (*self.tokens, *self.nodes)
+
+    @cached_property
+    def sources(self) -> tuple[parts.Source, ...]:
+        layers, tokens = range(self.model.layers), range(len(self.tokens))
+        return (*self.shown, *(parts.Remainder(layer, token) for layer in layers for token in tokens))
+
+    @cached_property
+    def targets(self) -> tuple[parts.Target, ...]:
+        return (*self.nodes, self.answer)
+
+    @cached_property
+    def influence(self) -> Tensor:
+        """The influence (K + 1, S) of each edge on the answer along all paths; sums to 1.
+
+        Absolute contributions, normalized over all sources of a target, remainders too (circuit-tracer, `graph.py`).
+        Effects rank edges worse, because gradients vanish where attention or a step saturates (docs/truth.md).
+        """
+        sizes = self.contribution.abs().double()
+        normalized = sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-30)
+        first, count = len(self.tokens), len(self.nodes)
+        between = normalized[:, first : first + count]  # (K + 1, K)
+        # The influence of nodes along all paths is p = share of the answer + N^T p, where N is acyclic.
+        weights = torch.linalg.solve(torch.eye(count).double() - between[:count].T, between[count])
+        scores = torch.cat((weights, torch.ones(1).double()))[:, None] * normalized
+        return scores / scores.sum().clamp(min=1e-30)
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """The `edge_count` most influential edges from tokens and nodes, the largest first; at most all that exist."""
+        influence = self.influence[:, : len(self.shown)]
+        count = min(self.edge_count, int(influence.count_nonzero()))
+        order = influence.flatten().argsort(descending=True, stable=True)[:count]
+        return tuple(self._edge(*divmod(number, len(self.shown))) for number in order.tolist())
+
+    def _edge(self, row: int, column: int) -> Edge:
+        contribution, difference = self.contribution[row, column].item(), self.difference[row].item()
+        return Edge(
+            self.shown[column],
+            self.targets[row],
+            self.effect[row, column].item(),
+            contribution,
+            contribution / difference if difference else 0.0,
+            self.influence[row, column].item(),
+        )
+
+    def sources_of(self, target: parts.Target | str, k: int) -> tuple[list[Edge], float]:
+        """Return the k edges to a target (or its id) with the largest share of its difference, and the share of all
+        remainders. Raises `InputError`."""
+        k = whole(k, "The number of edges")
+        row = next((row for row, one in enumerate(self.targets) if target in (one, one.id)), None)
+        if row is None:
+            raise InputError(f"{shown(target)} is not a target of this graph; give one of its nodes, or 'answer'.")
+        contribution, difference = self.contribution[row], self.difference[row].item()
+        hidden = contribution[len(self.shown) :].sum().item() / difference if difference else 0.0
+        order = contribution[: len(self.shown)].abs().argsort(descending=True, stable=True)[:k].tolist()
+        return [self._edge(row, column) for column in order if contribution[column]], hidden
+
+    def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
+        """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.nodes.controls.Nodes`."""
+        width = self.model.ffn_width + self.model.heads * self.heads
+        chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
+        for node in self.nodes if nodes is None else several(nodes):
+            if not isinstance(node, Node):
+                raise InputError(f"{shown(node)} is not a node of this graph; choose nodes from graph.nodes.")
+            chosen[node.neuron.layer, node.position, column(self.model, node.neuron)] = True
+        return chosen
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All nodes in groups, which `Graph` finds."""
+        raise NotImplementedError

@@ -1,0 +1,180 @@
+"""`ExplainedPrediction`: what `explain` measured, as a record that sentences, screen and page read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from icebear.actmax.card import Card
+from icebear.concepts.answers.restoring import ExplainedChanges
+from icebear.concepts.circuits.graph import Graph
+from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
+from icebear.concepts.nodes.controls import Ablation
+from icebear.concepts.nodes.effect_groups import EffectGroup
+from icebear.concepts.nodes.random_controls import RandomControl
+from icebear.concepts.results.effects import Effects
+from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.results.result import Relevance
+from icebear.convert import Tabled
+from icebear.records import Meaning, Projection, Ranked
+
+if TYPE_CHECKING:
+    import pandas
+
+CIRCUIT_GROUPS = 6
+"""The number of groups of a circuit that are ablated, one at a time."""
+
+
+@dataclass(frozen=True)
+class ExplainedNode:
+    """A ranked neuron or head at a token, with its vocabulary projection and label."""
+
+    ranked: Ranked
+    token: str
+    projection: Projection | None
+    """None for heads, and for sites that do not write to the residual stream."""
+    label: str | None = None
+    """The label that a person gave, or the automatic label if it is significant."""
+    meaning: Meaning | None = None
+    """The automatic label if it is significant."""
+    raises: tuple[str, ...] = ()
+    """The likely next words that the node raises most here (`effects`)."""
+    lowers: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The tokens that the neuron promotes at the sign of its activation, in any prompt (the logit lens)."""
+        return self.projection.words(self.ranked.polarity) if self.projection else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        words = {"raises": list(self.raises), "lowers": list(self.lowers), "promotes": self.words or None}
+        return {**self.ranked.to_dict(), "token": self.token, **words, "label": self.label}
+
+
+@dataclass(frozen=True)
+class ExplainedGroup:
+    """Nodes that raise and lower the same words, with the controls of the group."""
+
+    group: EffectGroup
+    ablation: Ablation | None
+    """None where ablation does not apply (see `ablation`)."""
+    strongest: tuple[ExplainedNode, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.group.to_dict(), "ablation": vars(self.ablation) if self.ablation else None}
+
+
+@dataclass(frozen=True)
+class CheckedCircuit:
+    """A circuit with the interventions that test it."""
+
+    graph: Graph
+    faithfulness: EdgeFaithfulness
+    without: tuple[GroupAblation, ...]
+    """The ablation of each of the first groups."""
+
+    @classmethod
+    def of(cls, graph: Graph, groups: int = CIRCUIT_GROUPS) -> CheckedCircuit:
+        """Test a circuit. groups: the number of groups that are ablated, one at a time."""
+        return cls(graph, graph.faithfulness(), tuple(map(graph.without, graph.groups[:groups])))
+
+    def to_dict(self) -> dict[str, Any]:
+        groups = [
+            {"group": group.name, **vars(row), "predictions": [vars(token) for token in row.predictions]}
+            for group, row in zip(self.graph.groups, self.without, strict=False)
+        ]
+        return {"circuit": self.graph.to_dict(), "faithfulness": vars(self.faithfulness), "without": groups}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExplainedPrediction(Tabled):
+    """The explanation of a prediction: tokens, nodes, and controls of both."""
+
+    relevance: Relevance
+    ranking: Ranking
+    nodes: tuple[ExplainedNode, ...]
+    ablations: tuple[Ablation, ...] = ()
+    """Sufficiency and necessity of the largest nodes, with controls; only with a counterfactual or base model."""
+    removal_control: RandomControl | None = None
+    """The control that removes the two tokens that contribute most."""
+    silencing_control: RandomControl | None = None
+    """The control that sets the first nodes to 0 (`silencing_control`)."""
+    without_counterfactual: Relevance | None = None
+    """With a counterfactual: the relevance of the tokens without it."""
+    circuit: CheckedCircuit | None = None
+    cards: tuple[Card, ...] = ()
+    """Cards of the first neurons, if there is a store."""
+    effects: Effects | None = None
+    """The effects of the nodes on the next token; None where nodes cannot be set."""
+    groups: tuple[ExplainedGroup, ...] = ()
+    """The groups with the largest relevance, of the `GROUPED` most relevant nodes."""
+    together: ExplainedGroup | None = None
+    """The first `GROUPED` nodes as one group."""
+    changes: ExplainedChanges | None = None
+    """With a base model: what its changed weights caused."""
+
+    @property
+    def tokens(self) -> list[dict[str, Any]]:
+        """Every token with its relevance and, as a note, ``sink`` or ``template``."""
+        prompt = self.relevance.prompt
+        notes = dict.fromkeys(prompt.sinks, "sink") | dict.fromkeys(prompt.template, "template")
+        return [
+            {"position": place, "token": text, "relevance": value, "note": notes.get(place, "")}
+            for place, (text, value) in enumerate(zip(prompt.strings, self.relevance.tokens.tolist(), strict=True))
+        ]
+
+    @property
+    def meanings(self) -> list[Meaning]:
+        """The significant automatic labels of the nodes."""
+        return list({(m.neuron, m.polarity): m for m in (node.meaning for node in self.nodes) if m}.values())
+
+    @property
+    def projections(self) -> list[Projection]:
+        """The vocabulary projections of the neurons."""
+        return list({p.neuron: p for p in (node.projection for node in self.nodes) if p}.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict of everything that was measured."""
+        optional = {
+            "meanings": [meaning.to_dict() for meaning in self.meanings],
+            "ablation": [vars(row) for row in self.ablations],
+            "removal_control": self.removal_control and self.removal_control.to_dict(),
+            "silencing_control": self.silencing_control and self.silencing_control.to_dict(),
+            "without_counterfactual": self.without_counterfactual and self.without_counterfactual.to_dict(0),
+            **(self.circuit.to_dict() if self.circuit else {}),
+            "cards": [card.to_dict() for card in self.cards],
+            "groups": [group.to_dict() for group in self.groups],
+            "together": self.together and self.together.to_dict(),
+            "effects": self.effects and self.effects.to_dict(),
+            "restored": self.changes and self.changes.to_dict(),
+        }
+        return {
+            **self.relevance.to_dict(0),
+            "position": self.ranking.position,
+            "by": self.ranking.by,
+            "ranking": [node.to_dict() for node in self.nodes],
+            **{name: value for name, value in optional.items() if value},
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return the nodes as a pandas table. `to_arrow` returns an Arrow table."""
+        import pandas
+
+        columns = [
+            "neuron",
+            "position",
+            "polarity",
+            "activation",
+            "relevance",
+            "token",
+            "raises",
+            "lowers",
+            "promotes",
+            "label",
+        ]
+        there = ["counterfactual"] if self.relevance.counterfactual else []
+        return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=[*columns[:4], *there, *columns[4:]])
