@@ -61,6 +61,7 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     page.get_by_label("Prompt", exact=True).fill("The capital of Japan is")
     page.keyboard.press("Enter")
     settled(page).locator(".group").first.wait_for(timeout=120_000)
+    page.get_by_role("button", name="Suggest prompts").click()
     page.get_by_test_id("stButtonGroup").locator("button").first.click(timeout=120_000)
     settled(page).get_by_text("Make it say").click(timeout=120_000)
     page.get_by_role("button", name="Stop").click()
