@@ -13,7 +13,7 @@ from markupsafe import Markup
 from icebear.actmax.described import Described
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
 from icebear.concepts.results.effect_words import BY_LENS
-from icebear.records import HISTOGRAM_EDGES, POLARITIES, Example, Place, Projection, Promotion, Writes
+from icebear.records import HISTOGRAM_EDGES, POLARITIES, Example, Projection, Promotion, SentenceEffects, Writes
 from icebear.render import NEGATIVE, POSITIVE, render, visible
 
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
@@ -97,7 +97,7 @@ def meaning_html(card: Described, polarity: str) -> Markup:
     )
 
 
-def examples_html(rows: Sequence[Example], places: Sequence[Place] = ()) -> Markup:
+def examples_html(rows: Sequence[Example], places: Sequence[SentenceEffects] = ()) -> Markup:
     """Return sentences with the value of the neuron in each, and, at places, what it writes there."""
     return render("icebear.actmax/examples.html", examples=list(zip_longest(rows, places[: len(rows)])))
 

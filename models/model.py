@@ -26,7 +26,7 @@ from icebear.models.text.prompts import Prompt, PromptLike, Prompts, joined, pro
 from icebear.models.text.request import PromptRequest
 from icebear.models.text.words import Words
 from icebear.records import TokenScore
-from icebear.values import real, seed_of, several, text_of, whole
+from icebear.values import check_int, real, seed_of, several, text_of
 
 
 class Model(Architecture):
@@ -152,7 +152,7 @@ class Model(Architecture):
             return rendered(self, prompt.chat)
         if prompt.tokens is not None:
             return [
-                self.token_id(text_of(token), "token") if isinstance(token, str) else whole(token, "A token id", 0)
+                self.token_id(text_of(token), "token") if isinstance(token, str) else check_int(token, "A token id", 0)
                 for token in prompt.tokens
             ]
         text = text_of(prompt.text or "")
@@ -199,7 +199,9 @@ class Model(Architecture):
         Raises `InputError`; for a text of several tokens the message shows how it splits.
         """
         if not isinstance(answer, str):
-            return whole(answer, f"A {'label' if self.labels else 'token id'} of {self.name}", 0, self.output_size - 1)
+            return check_int(
+                answer, f"A {'label' if self.labels else 'token id'} of {self.name}", 0, self.output_size - 1
+            )
         if not self.labels:
             return self.token_id(answer, role, after)
         number = next((number for number, label in self.labels.items() if label == answer), None)
@@ -266,7 +268,7 @@ class Model(Architecture):
             raise InputError(f"The tokenizer of {self.name} does not know the {role} {text!r}; choose another {role}.")
 
     def text(self, token: int) -> str:
-        whole(token, f"A token id of {self.name}", 0)
+        check_int(token, f"A token id of {self.name}", 0)
         if self.tokenizer is None:
             return f"<{token}>"
         raw = getattr(self.tokenizer, "convert_ids_to_tokens", lambda _: None)(token) or ""
@@ -284,7 +286,7 @@ class Model(Architecture):
     def token_ids(self, text: str, limit: int | None = None) -> list[int]:
         """Return the first `limit` token ids of a text, including special tokens."""
         ids = self._tokenizer()(text_of(text))["input_ids"]
-        limit = self.context_length if limit is None else whole(limit, "The limit of tokens")
+        limit = self.context_length if limit is None else check_int(limit, "The limit of tokens")
         return ids[: min(limit, self.context_length)]
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
@@ -325,7 +327,7 @@ class Model(Architecture):
 
         position: the token whose output is read, as in `attribute`.
         """
-        k = whole(k, "The number of predictions")
+        k = check_int(k, "The number of predictions")
         logits = self.next_logits(prompt, position)
         also = [self.answer_id(token) for token in several(also)]
         best = self.top_tokens(logits, k)
@@ -527,7 +529,7 @@ class Model(Architecture):
         """Return the output of transformers' `generate`; on_token is called with all new ids (B, n)."""
         length = self.task.input_length(batch)
         room = self.context_length - length
-        if whole(max_new_tokens, "The number of new tokens") > room:
+        if check_int(max_new_tokens, "The number of new tokens") > room:
             raise InputError(
                 f"The prompt has {length} tokens, and {self.name} reads at most {self.context_length}. Generate at "
                 f"most {room} tokens instead of {max_new_tokens}, or shorten the prompt."

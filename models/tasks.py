@@ -19,7 +19,7 @@ from icebear.models.text import images
 from icebear.models.text.prompts import Prompt
 from icebear.models.text.reader import Reader
 from icebear.models.text.request import PromptRequest
-from icebear.values import whole
+from icebear.values import check_int
 
 
 class Task:
@@ -120,7 +120,7 @@ def answer_positions(start: int, answer: tuple[int, ...] | None) -> tuple[int, .
 
 def index_of(position: int, ids: Sequence[int]) -> int:
     """Return an index, which may count from the end, as a position. Raises `InputError`."""
-    return whole(position, "A position", -len(ids), len(ids) - 1) % len(ids)
+    return check_int(position, "A position", -len(ids), len(ids) - 1) % len(ids)
 
 
 class Causal(Task):

@@ -21,7 +21,7 @@ from icebear.models.text import images
 from icebear.models.text.chat import Turn
 from icebear.recipe import Recipe
 from icebear.records import Neuron
-from icebear.values import real, several, typed, whole
+from icebear.values import check_int, real, several, typed
 
 Statistic = Callable[[Neuron, str], float]
 
@@ -86,8 +86,8 @@ def steer(
     if isinstance(edits, Recipe):
         edits.check(model)
     if prompt_tokens is not None:
-        prompt_tokens = whole(prompt_tokens, "The number of the prompt's tokens")
-    rows = None if rows is None else [whole(row, "A row of the batch", 0) for row in several(rows)]
+        prompt_tokens = check_int(prompt_tokens, "The number of the prompt's tokens")
+    rows = None if rows is None else [check_int(row, "A row of the batch", 0) for row in several(rows)]
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     most = torch.finfo(model.dtype).max
     for edit in wanted:

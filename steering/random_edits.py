@@ -18,7 +18,7 @@ from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import Statistic, steer
-from icebear.values import seed_of, typed, whole
+from icebear.values import check_int, seed_of, typed
 
 TOKENS = 256
 """Rows times tokens of a forward pass."""
@@ -77,7 +77,7 @@ def random_edit_control(
     """
     if isinstance(edits, Recipe):
         edits.check(model)
-    draws, seed = whole(draws, "The number of draws"), seed_of(seed)
+    draws, seed = check_int(draws, "The number of draws"), seed_of(seed)
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     ids = [None if token is None else model.answer_id(token, after=prompt) for token in (target, contrast)]
     rows = [[], wanted, *random_edits(model, wanted, draws, seed)]

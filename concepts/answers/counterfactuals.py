@@ -17,7 +17,7 @@ from icebear.models.model import Model
 from icebear.models.parts.linear import Linear
 from icebear.models.text.chat import inside
 from icebear.models.text.prompts import PromptLike
-from icebear.values import typed, whole
+from icebear.values import check_int, typed
 
 COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
 """The 200 most common English words."""
@@ -68,7 +68,7 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
     InputError
         If the model does not predict the next token.
     """
-    count = whole(count, "The number of counterfactuals")
+    count = check_int(count, "The number of counterfactuals")
     if not model.task.is_causal:
         raise InputError(
             f"{model.name} is not a causal language model, and icebear suggests counterfactuals only for these; write "

@@ -16,7 +16,7 @@ from icebear.concepts.results.diff import Change, Diff, ranked_changes
 from icebear.concepts.weights.two_models import ChangedWeights, ModelPair
 from icebear.errors import InputError
 from icebear.models.objective import Objective
-from icebear.values import whole
+from icebear.values import check_int
 
 SIZES = (1, 10, 100)
 """The numbers of changes that are restored."""
@@ -111,7 +111,7 @@ class Restoring:
 
     def restorations(self, sizes: Sequence[int] = SIZES) -> list[Restoration]:
         """Restore the first changes, and as many with the largest norms."""
-        sizes, caused = [whole(size, "The number of changes") for size in sizes], self.top()
+        sizes, caused = [check_int(size, "The number of changes") for size in sizes], self.top()
         by_norm = ranked_changes(self.changes, [one.size for one in self.changes])
         return [
             Restoration(size, self.undone(caused[:size]), self.undone(by_norm[:size]))

@@ -24,7 +24,7 @@ from icebear.concepts.passes.run import Logits, first_layers, forward
 from icebear.concepts.passes.sites import by_place, hooks
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
-from icebear.values import seed_of, whole
+from icebear.values import check_int, seed_of
 
 if TYPE_CHECKING:
     import pandas
@@ -153,7 +153,7 @@ Sources = list[list[int]]
 def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> list[EdgeFaithfulness]:
     """Return `Graph.faithfulness` for several numbers of edges."""
     generator = torch.Generator().manual_seed(seed_of(seed))
-    counts = [count if count is None else whole(count, "The number of edges", 0) for count in counts]
+    counts = [count if count is None else check_int(count, "The number of edges", 0) for count in counts]
     possible = [
         [number for number, source in enumerate(graph.shown) if below(graph, source, target)]
         for target in graph.targets

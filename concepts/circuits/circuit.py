@@ -26,7 +26,7 @@ from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
 from icebear.models.text.prompts import PromptLike, Prompts
-from icebear.values import POSITIVE, real, typed, whole
+from icebear.values import POSITIVE, check_int, real, typed
 
 
 @typed
@@ -85,8 +85,8 @@ def circuit(
     Marks et al. 2025, "Sparse Feature Circuits" (effects); circuit-tracer (influence and pruning); the contributions
     are those of `icebear.lrp.differences`.
     """
-    whole(nodes, "The number of nodes", 1, choosing.MOST)
-    whole(edges, "The number of edges")
+    check_int(nodes, "The number of nodes", 1, choosing.MOST)
+    check_int(edges, "The number of edges")
     if sufficiency is not None:
         real(sufficiency, "The sufficiency", POSITIVE, 1)
     sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))

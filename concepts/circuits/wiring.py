@@ -18,7 +18,7 @@ from icebear.concepts.results.result import Relevance
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.values import several, shown, whole
+from icebear.values import check_int, several, shown
 
 if TYPE_CHECKING:
     pass
@@ -130,7 +130,7 @@ class Wiring(SavedResult, Tabled):
     def sources_of(self, target: parts.Target | str, k: int) -> tuple[list[Edge], float]:
         """Return the k edges to a target (or its id) with the largest share of its difference, and the share of all
         remainders. Raises `InputError`."""
-        k = whole(k, "The number of edges")
+        k = check_int(k, "The number of edges")
         row = next((row for row, one in enumerate(self.targets) if target in (one, one.id)), None)
         if row is None:
             raise InputError(f"{shown(target)} is not a target of this graph; give one of its nodes, or 'answer'.")

@@ -28,7 +28,7 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.values import seed_of, typed, whole
+from icebear.values import check_int, seed_of, typed
 
 DRAWS, DRAWS_OF_HEADS = 5, 20
 """Random sets of nodes. Single heads differ more than single neurons do."""
@@ -163,7 +163,7 @@ def ablation(
     ----------
     Faithfulness and completeness: Marks et al. 2024, arXiv 2403.19647.
     """
-    k, seed = whole(k, "The number of nodes"), seed_of(seed)
+    k, seed = check_int(k, "The number of nodes"), seed_of(seed)
     nodes, ranked = nodes_of(model, relevance, site), relevance.top(k, site, position="all", by=by)
     return ablate(nodes, relevance.mask(ranked, site), torch.Generator().manual_seed(seed))
 

@@ -15,7 +15,7 @@ from icebear.models.objective import Objective, ObjectiveKind
 from icebear.models.text import images
 from icebear.models.text.chat import Turn, outside
 from icebear.records import TokenScore
-from icebear.values import several, whole
+from icebear.values import check_int, several
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def recorded_positions(record: Recorded, target_positions: tuple[int, ...], coun
     if isinstance(record, str) and record in ("all", "last"):
         return tuple(range(count)) if record == "all" else target_positions
     what = "A position to record, if it is not all or last,"
-    return tuple(sorted({whole(position, what, -count, count - 1) % count for position in several(record)}))
+    return tuple(sorted({check_int(position, what, -count, count - 1) % count for position in several(record)}))
 
 
 def excluded_positions(model: Model, objective: Objective, stream: Stream, row: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from icebear.concepts.weights.two_models import ChangedWeights
 from icebear.concepts.weights.weight_places import NEURONS, Kind
 from icebear.errors import InputError, UnknownName
 from icebear.records import Neuron, Ranked
-from icebear.values import several, whole
+from icebear.values import check_int, several
 
 if TYPE_CHECKING:
     import pandas
@@ -122,14 +122,14 @@ class Diff(Relevance):
         list of Change
         """
         chosen = self._chosen(kind, layers)
-        return ranked_changes(chosen, [one.caused.abs() for one in chosen], whole(k, "The number of changes"))
+        return ranked_changes(chosen, [one.caused.abs() for one in chosen], check_int(k, "The number of changes"))
 
     def _chosen(self, kind: Any, layers: Any) -> list[ChangedWeights]:
         kinds = None if kind is None else set(several(kind))
         known = dict.fromkeys(one.kind for one in self.changes)
         for unknown in (kinds or set()) - KINDS:
             raise UnknownName("kind of weight", str(unknown), KINDS, f"The kinds here are {', '.join(known)}.")
-        wanted = None if layers is None else {whole(layer, "A layer") for layer in several(layers)}
+        wanted = None if layers is None else {check_int(layer, "A layer") for layer in several(layers)}
         return [
             one
             for one in self.changes

@@ -25,7 +25,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 from icebear.records import Neuron, Ranked
-from icebear.values import whole
+from icebear.values import check_int
 
 if TYPE_CHECKING:
     import pandas
@@ -70,8 +70,8 @@ class Effects(Tabled):
 
     def words(self, row: int, k: int = 4) -> tuple[list[str], list[str]]:
         """Return the k likely words that a node raises and lowers most, relative to the other likely tokens."""
-        row = whole(row, "The row of a node", 0, len(self.nodes) - 1)
-        return effect_words(self.tokens, self.matrix[row], whole(k, "The number of words"))
+        row = check_int(row, "The row of a node", 0, len(self.nodes) - 1)
+        return effect_words(self.tokens, self.matrix[row], check_int(k, "The number of words"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""

@@ -14,7 +14,7 @@ from icebear.concepts.passes.largest import Largest
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.errors import InputError
 from icebear.records import POLARITIES, SITES_AND_HEADS, Neuron, Ranked
-from icebear.values import one_of, several, shown, whole
+from icebear.values import check_int, one_of, several, shown
 
 Position = int | Literal["last", "all"]
 By = Literal["positive", "negative", "absolute"]
@@ -42,7 +42,7 @@ class Ranking:
     include_template: bool = False
 
     def __post_init__(self) -> None:
-        whole(self.k, "The number of neurons to rank")
+        check_int(self.k, "The number of neurons to rank")
         one_of(self.by, "order", SIZE)
         if self.polarity is not None:
             one_of(self.polarity, "polarity", POLARITIES)
@@ -117,7 +117,7 @@ class NeuronScores:
 
     def only(self, k: int, recorded: Sequence[int], prompt: PromptTokens) -> NeuronScores:
         """Reduce scores of all positions to what ``keep="top"`` keeps: the recorded positions, and the k largest."""
-        at = [whole(place, "A position to record", 0, len(prompt.ids) - 1) for place in several(recorded)]
+        at = [check_int(place, "A position to record", 0, len(prompt.ids) - 1) for place in several(recorded)]
         ranked = {
             site: tuple(row for by in SIGNS for row in self.top(Ranking(k, site, position="all", by=by), prompt))
             for site in self.relevance
@@ -170,7 +170,7 @@ class NeuronScores:
             signs = (activation if there is None else activation - there).transpose(1, 2).gather(-1, where)
             scores = scores.masked_fill(signs >= 0 if ranking.polarity == "-" else signs < 0, -torch.inf)
         if ranking.layers is not None:
-            layers = {whole(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
+            layers = {check_int(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
             scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
         for place in _largest(scores.flatten(), ranking.k):
             layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])

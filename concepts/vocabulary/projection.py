@@ -16,7 +16,7 @@ from icebear.db.search import ABOVE, kurtosis, random_rows
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion
-from icebear.values import one_of, typed, whole
+from icebear.values import check_int, one_of, typed
 
 ROWS = 4096
 """At most so many rows of a layer give the covariance of random rows."""
@@ -103,7 +103,7 @@ def _rows(model: Model, neurons: Sequence[Neuron], lens: str) -> Tensor:
 @torch.no_grad()
 def projections(model: Model, neurons: Iterable[Neuron], k: int = 20, lens: str = "direct") -> dict[Neuron, Projection]:
     """Project each neuron that writes to the residual stream, once."""
-    k = whole(k, "The number of tokens")
+    k = check_int(k, "The number of tokens")
     one_of(lens, "lens", LENSES)
     writers = [neuron for neuron in dict.fromkeys(neurons) if neuron.site in WRITERS]
     if not writers:

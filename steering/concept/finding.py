@@ -14,7 +14,7 @@ from icebear.steering.concept.choosing import choose, universal
 from icebear.steering.concept.concept import Concept, ConceptNeuron
 from icebear.steering.concept.ranking import RANKINGS, Material
 from icebear.steering.concept.reading import Read, neurons_of, read
-from icebear.values import one_of, seed_of, several, text_of, typed, whole
+from icebear.values import check_int, one_of, seed_of, several, text_of, typed
 
 FEWEST = 16
 """The minimum number of texts of each kind; with fewer, too few are left to test on."""
@@ -78,7 +78,7 @@ def find_concept(
     CNA: arXiv 2605.12290. Standard error of the AUROC: Hanley & McNeil 1982.
     """
     one_of(method, "method to find a concept", RANKINGS)
-    max_neurons, seed, sites = whole(max_neurons, "The number of neurons"), seed_of(seed), several(sites)
+    max_neurons, seed, sites = check_int(max_neurons, "The number of neurons"), seed_of(seed), several(sites)
     if not sites:
         raise InputError(f"A concept needs at least one site; choose from {', '.join(model.sites)}.")
     words = tuple(map(text_of, several(words)))
