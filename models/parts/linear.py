@@ -91,10 +91,10 @@ def through_norm(norm: nn.Module, rows: Tensor, offset: float, by: Tensor | floa
 
 
 def _centers(norm: nn.Module) -> bool:
-    own = (
+    layer_norms = (
         "CohereLayerNorm",
         "Cohere2LayerNorm",
         "Cohere2MoeLayerNorm",
         "OlmoLayerNorm",
     )  # which do not inherit from torch's
-    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in own
+    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in layer_norms
