@@ -27,9 +27,12 @@ CHANCE_NEURONS = 20
 """The number of random neurons whose nearest neighbors are the control."""
 RANDOM = 400
 """The number of random tokens, and of random sentences, that give each row the null of its cosines."""
-DIRECTIONS, OF_TOKENS, ABOVE = 100, 2000, 95
-"""The number of random directions with the covariance of this many tokens' rows, and the percentile of the largest z
-over all neurons above which a neuron's output is similar to a word."""
+DIRECTIONS = 100
+"""The number of random directions."""
+OF_TOKENS = 2000
+"""The number of tokens whose rows give the random directions their covariance."""
+ABOVE = 95
+"""The percentile of the largest z of random directions, above which a neuron's output is similar to a word."""
 OUTPUT = 0.5
 """The weight of the output beside the two numbers about sentences: by itself it finds a topic less often than they do
 (benchmarks/search.py)."""

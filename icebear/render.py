@@ -11,8 +11,10 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-POSITIVE, NEGATIVE = (178, 24, 43), (33, 102, 172)
-"""The ends of ColorBrewer's RdBu, which color-blind readers can distinguish."""
+POSITIVE = (178, 24, 43)
+"""Red, an end of ColorBrewer's RdBu, which color-blind readers can distinguish."""
+NEGATIVE = (33, 102, 172)
+"""Blue, the other end."""
 
 
 @cache
