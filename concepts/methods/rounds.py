@@ -121,12 +121,12 @@ class Rounds(Method):
             raise InputError("Rounds need one stack of layers, and an encoder-decoder has two; leave out --method.")
         result = DIFFERENCE.compare(replace(pair, record="all", k=None))
         named = {"head" if site == "attn" else site: site for site in pair.sites}
-        own, other = (
+        activation, other = (
             {name: x[site] for name, site in named.items()} for x in (result.activation, result.counterfactual)
         )
         relevance = {}
         if named:
-            nodes = Nodes(pair.model, result.objective.rows([0]), tuple(named), own, other, result.numbers[1])
+            nodes = Nodes(pair.model, result.objective.rows([0]), tuple(named), activation, other, result.numbers[1])
             relevance = {named[name]: x for name, x in in_rounds(nodes, self.rounds).items()}
         recorded = list(pair.recorded)
 
