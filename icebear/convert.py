@@ -144,14 +144,16 @@ class Saved:
     def from_json(cls, text: str) -> Self:
         return from_json(text, cls, f"The {cls.__name__.lower()}", RecipeError)
 
-    def save(self, path: str | Path) -> None:
-        """Write a file that `load` reads. Raises `RecipeError`."""
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write a file that `load` reads. Raises `RecipeError`, also if there is one and `overwrite` is False."""
+        if not overwrite and local(path).exists():
+            raise RecipeError(f"{path} exists already; choose another path, or pass overwrite=True.")
         try:
             text = self.to_json()
         except (TypeError, ValueError, RecursionError) as reason:
             raise RecipeError(f"The {type(self).__name__.lower()} cannot be saved ({reason}); correct it.") from None
         self.from_json(text)
-        write_file(path, text + "\n", RecipeError)
+        write_file(path, text + "\n", RecipeError, new=not overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -98,14 +98,14 @@ class Nodes:
             gradients = torch.autograd.grad(self.one.evaluate(logits)[1].sum(), list(leaves.values()))
         pairs = zip(self.there.items(), gradients, strict=True)
         values = {site: ((self.own[site] - there) * gradient.cpu()).float() for (site, there), gradient in pairs}
-        return self._side_by_side(values, lambda x: x.sum(-1))
+        return self.side_by_side(values, lambda x: x.sum(-1))
 
     def change(self) -> Tensor:
         """Return (L, T, W) sizes of the activation differences; for heads, norms."""
         values = {site: (self.own[site] - there).abs() for site, there in self.there.items()}
-        return self._side_by_side(values, lambda x: x.norm(dim=-1))
+        return self.side_by_side(values, lambda x: x.norm(dim=-1))
 
-    def _side_by_side(self, values: dict[str, Tensor], by_head: Callable[[Tensor], Tensor]) -> Tensor:
+    def side_by_side(self, values: dict[str, Tensor], by_head: Callable[[Tensor], Tensor]) -> Tensor:
         """Concatenate values (L, T, N) of each site to (L, T, W)."""
         parts = (by_head(x.unflatten(-1, (self.model.heads, -1))) if s == "head" else x for s, x in values.items())
         return torch.cat(list(parts), -1)

@@ -98,7 +98,7 @@ def _in_rounds(compared: Compared) -> Tensor:
 
 MATCHED = "matched"
 CONTROLS: dict[str, Callable[[Compared], Tensor]] = {
-    "rounds": _in_rounds,
+    "gradient-rounds": _in_rounds,
     "change": lambda compared: compared.exchangeable.change(),
     MATCHED: lambda compared: compared.nodes(compared.relevance),
 }

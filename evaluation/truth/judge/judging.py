@@ -12,7 +12,7 @@ from torch import Tensor
 
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.rounds import in_rounds
+from icebear.concepts.methods.rounds import Rounds, in_rounds
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import area
@@ -144,7 +144,7 @@ def scores_of(
         if name in by_method:
             values = node_scores(by_method[name], nodes.sites)
         elif name == ROUNDS:
-            values = in_rounds(nodes)
+            values = nodes.side_by_side(in_rounds(nodes, Rounds().rounds), lambda x: x.sum(-1))
         elif name == "change":
             values = nodes.change()
         else:
