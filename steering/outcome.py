@@ -16,7 +16,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.recipe import Recipe
-from icebear.steering.comparison import Comparison, both_texts, compare, texts_under
+from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, edits_by_place
 from icebear.steering.random_edits import random_edits
@@ -177,8 +177,8 @@ def outcomes(
     outcome = _flipped(model, record, edits, draws, len(contexts.contexts), seed)
     yield outcome
     if model.task.generates:
-        plain, edited = both_texts(
-            model, record.prompt, edits, NEW_TOKENS, on_token=lambda done: on_progress(done, STEPS)
+        plain, edited = texts_under(
+            model, record.prompt, [[], edits], NEW_TOKENS, lambda done: on_progress(done, STEPS)
         )
     else:
         plain, edited = record.before[0].text, record.text

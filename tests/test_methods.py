@@ -19,8 +19,7 @@ from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
 from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
-from icebear.evaluation.baselines.gradients import Gradient, Positions, Random, SmoothGrad
-from icebear.evaluation.baselines.perturbation import AtMan, Occlusion
+from icebear.evaluation.baselines.inputs import AtMan, Gradient, Occlusion, Positions, Random, SmoothGrad
 from icebear.evaluation.baselines.registry import BASELINES, methods_of
 from icebear.evaluation.data import pairs
 from icebear.evaluation.explanations import ablation, faithfulness

@@ -10,9 +10,8 @@ from icebear.concepts.statistics import auroc, auroc_error
 from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.steering.concept.choosing import choose, universal
 from icebear.steering.concept.concept import Concept, ConceptNeuron
-from icebear.steering.concept.ranking import RANKINGS, Material
+from icebear.steering.concept.ranking import RANKINGS, Material, choose, universal
 from icebear.steering.concept.reading import Read, neurons_of, read
 from icebear.values import one_of, seed_of, several, text_of, typed, whole
 
