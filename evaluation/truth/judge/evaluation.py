@@ -27,7 +27,7 @@ from icebear.evaluation.truth.judge.judging import (
 )
 from icebear.evaluation.truth.judge.pairs import Pair, pairs_of, read_pairs
 from icebear.evaluation.truth.judge.search import truth_of
-from icebear.evaluation.truth.judge.tables import by_program, listings, notes, notes_on_pairs, tables
+from icebear.evaluation.truth.judge.tables import by_program, listings, notes, searches, tables
 from icebear.evaluation.truth.programs.compiler import Compiled, compiled, names, trained
 from icebear.evaluation.truth.programs.decoys import with_decoys
 from icebear.evaluation.truth.programs.program import Program
@@ -156,7 +156,7 @@ class KnownMechanisms(MethodEvaluation):
             name="own",
             methods={name: name for name in methods},
             tables=tables,
-            notes=notes_on_pairs,
+            notes=lambda lines: [f"A sample of a table is a pair; {searches(lines)}"],
         )
 
 

@@ -118,11 +118,6 @@ def decoys_of(candidates: Candidates, made: Compiled) -> dict[str, list[tuple[in
     return groups
 
 
-def node_scores(relevance: Relevance, sites: Sequence[str]) -> Tensor:
-    """Return (L, T, W) the relevance of neurons, followed by that of heads if they are nodes."""
-    return torch.cat([relevance.heads() if site == "head" else relevance.of(site) for site in sites], -1)
-
-
 def relevances(model: Model, pair: Pair, methods: Mapping[str, Method | str]) -> dict[str, Relevance]:
     """Return the relevance by each method that is no control. One without a point (@) explains the prompt alone."""
     return {
@@ -142,7 +137,9 @@ def scores_of(
     nodes, result = candidates.nodes, {}
     for name in methods:
         if name in by_method:
-            values = node_scores(by_method[name], nodes.sites)
+            relevance = by_method[name]
+            parts = [relevance.heads() if site == "head" else relevance.of(site) for site in nodes.sites]
+            values = torch.cat(parts, -1)  # (L, T, W)
         elif name == ROUNDS:
             values = in_rounds(nodes)
         elif name == "change":

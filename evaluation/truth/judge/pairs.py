@@ -43,12 +43,8 @@ def pairs_of(program: Program, seed: int = 0) -> Iterator[Pair]:
     """Yield pairs without end: in turn prompts that differ in one token, and independent prompts."""
     random = Random(f"{program.name} {seed}")
     while True:
-        for change in (one_changed, independent):
-            yield drawn_pair(program, random, change)
-
-
-def independent(program: Program, random: Random, prompt: Sequence[str]) -> list[str]:
-    return program.sample(random)
+        yield drawn_pair(program, random, one_changed)
+        yield drawn_pair(program, random, lambda program, random, prompt: program.sample(random))
 
 
 def one_changed(program: Program, random: Random, prompt: Sequence[str]) -> list[str]:

@@ -67,10 +67,6 @@ def notes(lines: Lines) -> list[str]:
     return [about, f"{len(lines)} models; {searches(lines)}"]
 
 
-def notes_on_pairs(lines: Lines) -> list[str]:
-    return [f"A sample of a table is a pair; {searches(lines)}"]
-
-
 def searches(lines: Lines) -> str:
     rows = [row for line in lines for row in line["pairs"]]
     hard, proved = (sum(row[name] for row in rows) for name in ("hard", "proved"))

@@ -137,24 +137,6 @@ def hops(made: Circuitry) -> None:
     answer(made, 2, "read", made.outputs)
 
 
-WORD_PROGRAMS = (
-    Program("previous", (BOS, *letters(4)), letters(4), 6, True, drawn(letters(4), 5), previous_variables, previous),
-    Program("induction", (BOS, *letters(5)), letters(5), 8, True, drawn(letters(5), 7), induction_variables, induction),
-    Program("reverse", (BOS, *letters(4), END, PAD), letters(4), 8, False, reverse_sample, reverse_variables, reverse),
-    Program(
-        "conditional",
-        (BOS, *letters(4), END),
-        letters(4),
-        6,
-        True,
-        conditional_sample,
-        conditional_variables,
-        conditional,
-    ),
-    Program("hops", (BOS, *letters(6)), letters(6), 8, True, hops_sample, hops_variables, hops),
-)
-
-
 def histogram_variables(prompt: Sequence[str]) -> Variables:
     counts = [None if word == BOS else str(prompt.count(word)) for word in prompt]
     return {"output": counts}
@@ -284,7 +266,21 @@ def nearest_before(made: Circuitry, places: Sequence[int]) -> list[tuple[Vector,
     return match
 
 
-NUMBER_PROGRAMS = (
+_ALL = (
+    Program("previous", (BOS, *letters(4)), letters(4), 6, True, drawn(letters(4), 5), previous_variables, previous),
+    Program("induction", (BOS, *letters(5)), letters(5), 8, True, drawn(letters(5), 7), induction_variables, induction),
+    Program("reverse", (BOS, *letters(4), END, PAD), letters(4), 8, False, reverse_sample, reverse_variables, reverse),
+    Program(
+        "conditional",
+        (BOS, *letters(4), END),
+        letters(4),
+        6,
+        True,
+        conditional_sample,
+        conditional_variables,
+        conditional,
+    ),
+    Program("hops", (BOS, *letters(6)), letters(6), 8, True, hops_sample, hops_variables, hops),
     Program(
         "histogram",
         (BOS, *letters(3)),
@@ -298,17 +294,8 @@ NUMBER_PROGRAMS = (
     Program("sort", (BOS, *letters(4)), letters(4), 7, False, drawn(letters(4), 6), sort_variables, sort),
     Program("parity", (BOS, "0", "1"), ("even", "odd"), 8, True, drawn("01", 7), parity_variables, parity),
     Program(
-        "brackets",
-        (BOS, "(", ")", END),
-        ("balanced", "other"),
-        10,
-        True,
-        brackets_sample,
-        brackets_variables,
-        brackets,
+        "brackets", (BOS, "(", ")", END), ("balanced", "other"), 10, True, brackets_sample, brackets_variables, brackets
     ),
     Program("addition", (BOS, "0", "1", "2"), tuple("012"), 9, True, drawn("012", 8), addition_variables, addition),
 )
-
-
-PROGRAMS = {program.name: program for program in (*WORD_PROGRAMS, *NUMBER_PROGRAMS)}
+PROGRAMS = {program.name: program for program in _ALL}
