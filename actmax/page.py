@@ -170,9 +170,9 @@ def heading(card: Card, polarity: str) -> str:
     return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
 
 
-def nearest_title(by: str, chance: tuple[float, float], polarity: str = "+") -> str:
+def nearest_title(by: str, chance: tuple[float, float]) -> str:
     """Return the heading of a list of similar neurons, with the random baseline."""
-    side = "" if by == "reads" else f", compared at polarity {polarity} of this neuron"
+    side = "" if by == "reads" else ", compared at polarity + of this neuron"
     each = "cosine" if by == "reads" else "polarity and cosine"
     median, largest = chance
     return (
@@ -291,13 +291,13 @@ def result_html(projection: Projection | None, sides: Sequence[tuple[str, Sequen
     return render("icebear.actmax/result.html", words=words, sides=shown, about=about)
 
 
-def _distinct(tokens: Sequence[Promotion], k: int = 5) -> list[str]:
-    """Return the first k words that differ in more than spaces and capitals."""
+def _distinct(tokens: Sequence[Promotion]) -> list[str]:
+    """Return the first five words that differ in more than spaces and capitals."""
     words: dict[str, str] = {}
     for token in tokens:
         word = token.text.strip() or token.text
         words.setdefault(word.lower(), word)
-    return list(words.values())[:k]
+    return list(words.values())[:5]
 
 
 def excerpt(example: Example, before: int = 24, after: int = 10) -> Example:

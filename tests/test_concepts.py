@@ -33,7 +33,7 @@ from icebear.evaluation.uses import concepts as evaluation
 from icebear.records import Neuron
 from icebear.steering.concept import finding, reading
 from icebear.steering.concept.concept import ConceptSimilarity, concept_similarity, nearest
-from icebear.steering.concept.ranking import universal
+from icebear.steering.concept.finding import universal
 from icebear.steering.concept.reading import read, stream_means, vector_added
 from icebear.steering.outcome import Outcome, concept_outcome, steer_concept
 from icebear.steering.random_edits import random_edits

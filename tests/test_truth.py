@@ -21,9 +21,16 @@ from icebear.evaluation.truth.judge import evaluation as truth
 from icebear.evaluation.truth.judge import flips as truth_flips
 from icebear.evaluation.truth.judge import tables as truth_tables
 from icebear.evaluation.truth.judge import variables as truth_variables
-from icebear.evaluation.truth.judge.judging import SITES, candidates_of, ranked, relevances, scores_of, sites_of
+from icebear.evaluation.truth.judge.judging import (
+    SITES,
+    candidates_of,
+    ranked,
+    relevances,
+    scores_of,
+    sites_of,
+    truth_of,
+)
 from icebear.evaluation.truth.judge.pairs import Pair, pair_of, pairs_of
-from icebear.evaluation.truth.judge.search import truth_of
 from icebear.evaluation.truth.programs.compiler import FOLDER, Compiled, compiled, names, trained
 from icebear.evaluation.truth.programs.decoys import KINDS, with_decoys
 from icebear.evaluation.truth.programs.programs import PROGRAMS

@@ -29,8 +29,7 @@ from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
-from icebear.steering.concept.finding import parts_of
-from icebear.steering.concept.ranking import RANKINGS, Material, separation, universal, word_ids
+from icebear.steering.concept.finding import RANKINGS, Material, parts_of, separation, universal, word_ids
 from icebear.steering.concept.reading import Read, neurons_of, read, stream_means, vector_added
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
 from icebear.values import stable_hash

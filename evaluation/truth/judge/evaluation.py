@@ -24,9 +24,9 @@ from icebear.evaluation.truth.judge.judging import (
     relevances,
     scores_of,
     sites_of,
+    truth_of,
 )
 from icebear.evaluation.truth.judge.pairs import Pair, pairs_of, read_pairs
-from icebear.evaluation.truth.judge.search import truth_of
 from icebear.evaluation.truth.judge.tables import by_program, listings, notes, searches, tables
 from icebear.evaluation.truth.programs.compiler import Compiled, compiled, names, trained
 from icebear.evaluation.truth.programs.decoys import with_decoys
