@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from icebear import values
-from icebear.actmax.described import Described
-from icebear.actmax.page import STYLE, card_fragment
+from icebear.actmax.page import Card
 from icebear.db.search import nearest, nearest_by_chance
 from icebear.db.store import Store
-from icebear.records import (
-    EFFECT_SENTENCES,
-    Example,
-    Meaning,
-    Neuron,
-    Projection,
-    Writes,
-    as_neuron,
-)
-from icebear.render import page
+from icebear.records import EFFECT_SENTENCES, Example, Meaning, Neuron, Projection, Writes, as_neuron
 from icebear.values import typed
 
 if TYPE_CHECKING:
@@ -29,19 +19,6 @@ LARGE = 1 << 30
 """The size of a vector index in bytes from which a card leaves out the nearest neurons (16 GB for an 8B model)."""
 SILENT = {"writes": ("q", "k", "v"), "reads": ("attn", "mixer"), "examples": ()}
 """Kind of similarity -> the sites without it."""
-
-
-@dataclass(frozen=True)
-class Card(Described):
-    """A neuron with its vocabulary projection, examples of both signs, statistics, classes and labels, and its page."""
-
-    def to_html(self) -> str:
-        """Return a self-contained HTML page."""
-        return str(page(f"{self.neuron} - icebear", card_fragment(self), STYLE))
-
-    def _repr_html_(self) -> str:
-        """Return the card with its style, for notebooks."""
-        return f"<style>{STYLE}</style>{card_fragment(self)}"
 
 
 @typed

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -111,32 +110,23 @@ def patched_logits(
         x[half:, -1, neuron.index] = value
         return x
 
-    for chosen, run in _passes(model, rows):
-        with model.lock, hooks(model, [(neuron.site, neuron.layer)], visit):
-            plain, patched = run().float().cpu().chunk(2)
-        parts |= zip(chosen, zip(plain, patched, seen.pop(), strict=True), strict=True)
-    plain, patched, activations = zip(*(parts[row] for row in range(len(rows))), strict=True)
-    return torch.stack(plain), torch.stack(patched), torch.stack(activations)
-
-
-def _passes(model: Model, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Any]]:
-    """Yield some rows, and a function that returns the logits (2 R, V) at their last tokens, in two copies."""
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     for start in range(0, len(order), ROWS):
         chosen = order[start : start + ROWS]
         prefix = Prefix.of(model, [rows[row][:-1] for row in chosen])
-        if prefix:
-            twice = [*range(len(chosen))] * 2
-            last = torch.tensor([[rows[chosen[row]][-1]] for row in twice], device=model.device)
-            starts = [len(rows[chosen[row]]) - 1 for row in twice]
-            yield chosen, partial(_after, prefix, last, twice, starts)
-        else:
-            yield from (([row], partial(_whole, model, rows[row])) for row in chosen)
+        for part in [chosen] if prefix else [[row] for row in chosen]:
+            with model.lock, hooks(model, [(neuron.site, neuron.layer)], visit):
+                logits = _in_two_copies(model, prefix, [list(rows[row]) for row in part])
+            halves = logits.float().cpu().chunk(2)
+            parts |= zip(part, zip(*halves, seen.pop(), strict=True), strict=True)
+    plain, patched, activations = zip(*(parts[row] for row in range(len(rows))), strict=True)
+    return torch.stack(plain), torch.stack(patched), torch.stack(activations)
 
 
-def _after(prefix: Prefix, last: Tensor, rows: list[int], starts: list[int]) -> Tensor:
-    return prefix.logits(last, rows, starts, [0])[:, 0]
-
-
-def _whole(model: Model, ids: Sequence[int]) -> Tensor:
-    return model.logits(model.padded([list(ids)] * 2), [len(ids) - 1])[:, 0]
+def _in_two_copies(model: Model, prefix: Prefix | None, rows: list[list[int]]) -> Tensor:
+    """Return the logits (2 R, V) at the last tokens of rows, which are one row without a prefix."""
+    twice = [*rows, *rows]
+    if prefix is None:
+        return model.logits(model.padded(twice), [len(rows[0]) - 1])[:, 0]
+    last = torch.tensor([ids[-1:] for ids in twice], device=model.device)
+    return prefix.logits(last, [*range(len(rows))] * 2, [len(ids) - 1 for ids in twice], [0])[:, 0]

@@ -21,9 +21,9 @@ from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.claims import writing
 from icebear.claims.check import check_claim
 from icebear.claims.claim import Claim
-from icebear.claims.kind import Kind, most_relevant
+from icebear.claims.kind import Kind
 from icebear.claims.kinds.edits import FlipClaim, SteerClaim
-from icebear.claims.kinds.predictions import AnswerClaim, NecessityClaim, SimilarClaim, SufficiencyClaim
+from icebear.claims.kinds.predictions import AnswerClaim, NecessityClaim, SimilarClaim, SufficiencyClaim, most_relevant
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.results.ranking import Ranking

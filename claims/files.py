@@ -112,7 +112,15 @@ def append_claims(path: str | Path, claims: Sequence[Claim]) -> None:
     """Add claims at the end of a file, which is made if it does not exist. What a person wrote there stays. Other
     processes that append to the same file wait. Raises `InputError`."""
     with locked(path, seconds=WAITING):
-        _append(path, claims)
+        if not local(path).exists():
+            return write_claims(path, claims)
+        every = (*read_claims(path), *claims)
+        text = read_text(path).rstrip("\n") + "\n" + _text(claims)
+        try:
+            same_list = _parsed(text, str(path)) == every
+        except InputError:  # its list is written in another way
+            same_list = False
+        return _write(path, text) if same_list else write_claims(path, every)
 
 
 def append_drafts(
@@ -142,18 +150,6 @@ def append_drafts(
         raise InputError(f"No claim was written ({reason.rstrip('.')}).")
     append_claims(path, claims)
     return claims, refused
-
-
-def _append(path: str | Path, claims: Sequence[Claim]) -> None:
-    if not local(path).exists():
-        return write_claims(path, claims)
-    every = (*read_claims(path), *claims)
-    text = read_text(path).rstrip("\n") + "\n" + _text(claims)
-    try:
-        same_list = _parsed(text, str(path)) == every
-    except InputError:  # its list is written in another way
-        same_list = False
-    return _write(path, text) if same_list else write_claims(path, every)
 
 
 def _text(claims: Sequence[Claim]) -> str:

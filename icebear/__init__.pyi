@@ -1,11 +1,11 @@
 """The public names. Type checkers read this file; `__init__.py` imports each name when it is first used."""
 
-from .actmax.card import Card as Card
 from .actmax.card import describe as describe
 from .actmax.index.annotation import annotate as annotate
 from .actmax.index.build import build_index as build_index
 from .actmax.index.corpus import Corpus as Corpus
 from .actmax.index.corpus import read_corpus as read_corpus
+from .actmax.page import Card as Card
 from .claims.check import CheckedClaims as CheckedClaims
 from .claims.check import check as check
 from .concepts.answers.counterfactuals import Suggestion as Suggestion

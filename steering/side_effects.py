@@ -23,7 +23,7 @@ from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
-from icebear.steering.comparison import both_texts
+from icebear.steering.comparison import texts_under
 from icebear.steering.flipping.phrases import phrase_logits
 from icebear.steering.records import FlipRecord, SideEffects, TokenChange
 
@@ -115,7 +115,7 @@ def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) 
 def _repetitions(model: Model, edits: Sequence[Edit], prompt: PromptLike) -> tuple[float, float]:
     """Return the repetition in the prompt's continuation without and with edits."""
     room = model.context_length - len(model.ids(prompt))
-    texts = both_texts(model, prompt, edits, min(GENERATED, room)) if room > 0 else ["", ""]
+    texts = texts_under(model, prompt, [[], edits], min(GENERATED, room)) if room > 0 else ["", ""]
     plain, edited = (repeated_trigrams(model.tokens_of(text)) for text in texts)
     return plain, edited
 

@@ -155,7 +155,7 @@ def test_patching_a_node_is_exchanging_it_alone(model, compared, monkeypatch):
     """Ranks and correlations, on few nodes, by the test's own hooks."""
     monkeypatch.setattr(evaluation, "DRAWN", 8)
     output = evaluation.patching_correlations(
-        model, compared.pair, methods_of("difference,matched", controls=evaluation.CONTROLS)
+        model, compared.pair, methods_of("difference,matched", controls=evaluation.CONTROLS), "ffn"
     )
     scores = compared.relevance.ffn
     drawn = evaluation._patched_nodes([scores], torch.Generator().manual_seed(0))

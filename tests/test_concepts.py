@@ -28,11 +28,12 @@ from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.evaluation.data import topics as latent_topics
 from icebear.evaluation.data.topics import CONCEPTS, split_of, topics
+from icebear.evaluation.protocol import named
 from icebear.evaluation.uses import concepts as evaluation
 from icebear.records import Neuron
 from icebear.steering.concept import finding, reading
-from icebear.steering.concept.choosing import universal
 from icebear.steering.concept.concept import ConceptSimilarity, concept_similarity, nearest
+from icebear.steering.concept.finding import universal
 from icebear.steering.concept.reading import read, stream_means, vector_added
 from icebear.steering.outcome import Outcome, concept_outcome, steer_concept
 from icebear.steering.random_edits import random_edits
@@ -472,7 +473,7 @@ def test_topics_split_words_and_documents():
         assert all(split_of(title_of[text]) == "report" for text in topic.silent)
     assert not any(name in title_of[text] for texts_ in results.others.values() for text in texts_ for name in words)
     with pytest.raises(InputError, match="'magic'"):
-        topics(rows, ["magic"])
+        named("magic", "concept", CONCEPTS)
     with pytest.raises(InputError, match="music"):
         topics(rows[:200], ["music"])
 

@@ -30,7 +30,7 @@ from icebear import (
     describe,
     open_store,
 )
-from icebear.actmax.card import Card
+from icebear.actmax.page import Card
 from icebear.concepts import files
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.methods.gradients import IntegratedGradients

@@ -25,10 +25,9 @@ from icebear.actmax.labels import kinds, null, sample, scores
 from icebear.actmax.labels.auto import control_name, label_neurons, score_label
 from icebear.actmax.labels.kinds import Evidence, Label
 from icebear.actmax.labels.meanings import benjamini_hochberg, most_significant
-from icebear.actmax.labels.null import nulls, other_labels, significant
+from icebear.actmax.labels.null import nulls, other_labels, sides, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of, prepare_samples, read_activations
 from icebear.actmax.labels.scores import choose_label, score_parts
-from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.concepts.passes.sites import eager

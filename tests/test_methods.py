@@ -19,8 +19,7 @@ from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
 from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
-from icebear.evaluation.baselines.gradients import Gradient, Positions, Random, SmoothGrad
-from icebear.evaluation.baselines.perturbation import AtMan, Occlusion
+from icebear.evaluation.baselines.inputs import AtMan, Gradient, Occlusion, Positions, Random, SmoothGrad
 from icebear.evaluation.baselines.registry import BASELINES, methods_of
 from icebear.evaluation.data import pairs
 from icebear.evaluation.explanations import ablation, faithfulness
@@ -440,7 +439,7 @@ def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
     assert line["length"]["curve_most"] == line["Length(factor=-1)"]["curve_least"]
     pair = pairs.Pair(IDS, OTHER, "", "")
     monkeypatch.setattr(ablation, "answers", lambda *_: (11, 12))
-    curves = ablation.ablate(model, pair, methods)["methods"]
+    curves = ablation.ablate(model, pair, methods, "ffn")["methods"]
     assert curves["length"] == curves["Length(factor=-1)"]  # nodes are ranked by size
     assert curves["length"]["curve_sufficiency"][-1] == pytest.approx(1, abs=1e-4)
     with pytest.raises(InputError, match="Length"):

@@ -12,10 +12,9 @@ import numpy as np
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS
-from icebear.actmax.labels.null import controls, nulls, other_labels, p_value, random_neurons, significant
+from icebear.actmax.labels.null import Side, controls, nulls, other_labels, p_value, random_neurons, sides, significant
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations
 from icebear.actmax.labels.scores import TopActivations, choose_label, score_parts
-from icebear.actmax.labels.side import Side, sides
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.errors import InputError

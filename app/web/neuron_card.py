@@ -12,10 +12,11 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax import page
-from icebear.actmax.card import SILENT, Card, describe
+from icebear.actmax.card import SILENT, describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
+from icebear.actmax.page import Card
 from icebear.actmax.writes import FEW, writes
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import SITES, Job

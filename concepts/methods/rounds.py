@@ -26,7 +26,7 @@ from icebear.concepts.passes.run import Logits, Recorder, forward_backward
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.values import whole
+from icebear.values import check_int
 
 LEFT = 0.05
 """Rounds end when less than this share of the difference is left."""
@@ -110,7 +110,7 @@ class Rounds(Method):
     needs_counterfactual = needs_equal_length = True
 
     def __post_init__(self) -> None:
-        whole(self.rounds, "The number of rounds")
+        check_int(self.rounds, "The number of rounds")
 
     def compared(self) -> Rounds:
         return self

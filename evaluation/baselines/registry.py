@@ -9,8 +9,7 @@ from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import METHODS, method_of
 from icebear.errors import IcebearError
 from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
-from icebear.evaluation.baselines.gradients import Gradient, Positions, Random, SmoothGrad
-from icebear.evaluation.baselines.perturbation import AtMan, Occlusion
+from icebear.evaluation.baselines.inputs import AtMan, Gradient, Occlusion, Positions, Random, SmoothGrad
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 

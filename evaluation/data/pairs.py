@@ -15,7 +15,8 @@ import torch
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method
 from icebear.concepts.results.result import Relevance
-from icebear.errors import InputError, UnknownName
+from icebear.errors import InputError
+from icebear.evaluation.protocol import named
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 from icebear.paths import read_text
@@ -102,11 +103,7 @@ TASKS: dict[str, list[Pair]] = {
 
 def pairs_of(names: str) -> dict[str, list[Pair]]:
     """Return the pairs of each task of a comma-separated list. Raises `UnknownName`."""
-    wanted = list(TASKS) if names == "all" else [name.strip() for name in names.split(",")]
-    for name in wanted:
-        if name not in TASKS:
-            raise UnknownName("task", name, TASKS, f"The tasks are {', '.join(TASKS)}.")
-    return {name: TASKS[name] for name in wanted}
+    return {name: TASKS[name] for name in named(names, "task", TASKS)}
 
 
 def read_pairs(path: str) -> list[Pair]:

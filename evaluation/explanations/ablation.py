@@ -112,7 +112,7 @@ METHODS = (
 
 
 def ablate(
-    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn", means: Mapping[int, Tensor] = {}
+    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str, means: Mapping[int, Tensor] = {}
 ) -> dict[str, Any]:
     """Return each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready.
 
@@ -139,10 +139,6 @@ def ablate(
     return {**vars(pair), "difference": ends[0] - ends[1], "methods": results}
 
 
-def _notes(note: str, patching: bool, lines: Lines) -> list[str]:
-    return [note] if patching else [note, ratios(lines)]
-
-
 def ratios(lines: Lines) -> str:
     """Return a note on the ratio of means: F of 100 and 1,000 nodes over all pairs together."""
     weights = [line["difference"] for line in lines]
@@ -163,9 +159,7 @@ def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[i
     return {length: torch.stack(rows).mean(0) for length, rows in by_length.items()}
 
 
-def patching_correlations(
-    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn"
-) -> dict[str, Any]:
+def patching_correlations(model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str) -> dict[str, Any]:
     """Return each score's `PATCHED` on a pair: its correlation, over one set of nodes, with activation patching.
 
     Activation patching sets one node to its counterfactual value. JSON-ready.
@@ -234,5 +228,5 @@ class AblationCurves(MethodEvaluation):
                 partial(measure, model, methods=methods, site=self.site),
                 name=task,
                 methods={name: name for name in methods if name != MATCHED or not self.patching},
-                notes=partial(_notes, note, self.patching),
+                notes=lambda lines: [note] if self.patching else [note, ratios(lines)],  # noqa: B023
             )

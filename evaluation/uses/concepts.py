@@ -24,14 +24,12 @@ from icebear.evaluation import report
 from icebear.evaluation.data.pairs import WORDS
 from icebear.evaluation.data.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.evaluation.explanations.questions import CORPORA
-from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table
+from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table, named
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.steering.apply import steer
-from icebear.steering.concept.choosing import separation, universal
 from icebear.steering.concept.concept import Concept
-from icebear.steering.concept.finding import parts_of
-from icebear.steering.concept.ranking import RANKINGS, Material, word_ids
+from icebear.steering.concept.finding import RANKINGS, Material, parts_of, separation, universal, word_ids
 from icebear.steering.concept.reading import Read, neurons_of, read, stream_means, vector_added
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
 from icebear.values import stable_hash
@@ -90,7 +88,7 @@ class ConceptSteering(Evaluation):
 
     def parts(self, model: Model) -> Iterator[Part]:
         corpus = self.corpus or CORPORA["next-word"]
-        names = list(CONCEPTS) if self.concepts == "all" else [name.strip() for name in self.concepts.split(",")]
+        names = named(self.concepts, "concept", CONCEPTS)
         rows = [(sentence.title, sentence.text) for sentence in read_corpus(corpus).sentences()]
         material = topics(rows, names, self.seed)
         yield Part(
