@@ -7,7 +7,6 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.claims import claim
 from icebear.app.cli.options import (
     FILE,
     OUTPUT,
@@ -20,7 +19,7 @@ from icebear.app.cli.options import (
     record,
     verb,
 )
-from icebear.app.cli.output import show, write_page
+from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, StoreError
 from icebear.paths import local

@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from click.core import ParameterSource
 
 import icebear
-from icebear.app.cli.claims import claim
 from icebear.app.cli.options import (
     AT_LEAST_1,
     FILE,
@@ -18,12 +16,13 @@ from icebear.app.cli.options import (
     AttributionOptions,
     ModelOptions,
     exactly_one,
+    is_named,
     option,
     record,
     recorded,
     verb,
 )
-from icebear.app.cli.output import show, write_page
+from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.extras import need
@@ -86,8 +85,14 @@ def explain(options: Options) -> None:
         return _explain_file(options.file, options)
     attribution, position = _checked(options), options.position
     model, arguments = attribution.arguments(options.model)
-    from icebear.app.cli.tables.answers import matrix_report, origins_report, probabilities
-    from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
+    from icebear.app.cli.tables.explanations import (
+        explanation_report,
+        explanation_screen,
+        matrix_report,
+        origins_report,
+        probabilities,
+        units_table,
+    )
     from icebear.concepts.results.ranking import Ranking
     from icebear.explanation.explanation import CARDS, GROUPS, controlled
 
@@ -142,8 +147,7 @@ def explain(options: Options) -> None:
 
 def _command(text: str, suggestion: Suggestion, model_name: str) -> str:
     """Return the command that compares with a suggested prompt, and the answer to it."""
-    default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
-    named = [] if default else ["--model", model_name]
+    named = ["--model", model_name] if is_named("model") else []
     command = shlex.join(["icebear", "explain", text, "--counterfactual", suggestion.text, *named])
     return f"{command}  # {suggestion.answer!r} {suggestion.probability:.2f}"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.claims import claim
 from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, PromptOptions, lines, option, record, verb
-from icebear.app.cli.output import show
+from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
 from icebear.errors import DownloadError, InputError

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.claims import claim
 from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, verb
-from icebear.app.cli.output import show
+from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named
 from icebear.extras import need
