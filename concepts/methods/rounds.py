@@ -26,7 +26,7 @@ from icebear.concepts.passes.run import Logits, Recorder, forward_backward
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.values import whole
+from icebear.values import check_int
 
 LEFT = 0.05
 """Rounds end when less than this share of the difference is left."""
@@ -41,7 +41,7 @@ class Constants(Recorder):
         self.recomputed: dict[str, Tensor] = dict(parts)
         self.nodes = nodes
         self.constants: dict[tuple[str, int], Tensor] = {}
-        self.gains = {site: torch.zeros_like(x, dtype=torch.float32) for site, x in nodes.own.items()}
+        self.gains = {site: torch.zeros_like(x, dtype=torch.float32) for site, x in nodes.activation.items()}
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
         names = map(neuron_site, self.nodes.sites)
@@ -49,7 +49,7 @@ class Constants(Recorder):
 
     def _mix(self, site: str, layer: int, x: Tensor) -> Tensor:
         name = site if site in self.recomputed else "head"
-        values = torch.stack([part[name][layer] for part in (self.nodes.own, self.nodes.there)]).to(x)
+        values = torch.stack([part[name][layer] for part in (self.nodes.activation, self.nodes.counterfactual)]).to(x)
         constant = self.constants.setdefault((name, layer), values.requires_grad_())
         part = self.recomputed[name][layer].to(x.device)
         mask = part.repeat_interleave(x.shape[-1] // part.shape[-1], -1)
@@ -71,7 +71,7 @@ def gains(nodes: Nodes, recomputed: Tensor) -> tuple[BySite, float]:
     The gain of a head is the sum of its columns.
     """
     constants = Constants(nodes, recomputed)
-    numbers, _ = forward_backward(nodes.model, Logits(nodes.one.rows([0, 0])), [constants], DIFFERENCE)
+    numbers, _ = forward_backward(nodes.model, Logits(nodes.objective.rows([0, 0])), [constants], DIFFERENCE)
     return constants.gains, (numbers[0] - numbers[1]).item()
 
 
@@ -110,7 +110,7 @@ class Rounds(Method):
     needs_counterfactual = needs_equal_length = True
 
     def __post_init__(self) -> None:
-        whole(self.rounds, "The number of rounds")
+        check_int(self.rounds, "The number of rounds")
 
     def compared(self) -> Rounds:
         return self
