@@ -97,19 +97,19 @@ def steer(
             model.token_id(edit.condition[1], "token of a condition")
     acts: list[Act] = []
     where = _TokenTracker(model, prompt_tokens, rows)
-    by_place: dict[tuple[str, int], list[Edit]] = {}
+    by_site_layer: dict[tuple[str, int], list[Edit]] = {}
     for edit in wanted:
         site = "attn" if edit.neuron.site == "head" else edit.neuron.site
-        by_place.setdefault((site, edit.neuron.layer), []).append(edit)
+        by_site_layer.setdefault((site, edit.neuron.layer), []).append(edit)
 
     def visit(site: str, layer: int, x: Tensor) -> Tensor:
-        for edit in by_place[site, layer]:
+        for edit in by_site_layer[site, layer]:
             x = _apply(edit, x, where, model.head_dim, acts if trace else None)
         return x
 
     @contextmanager
     def edited() -> Iterator[None]:
-        with where.following(), hooks(model, by_place, visit):
+        with where.following(), hooks(model, by_site_layer, visit):
             yield
 
     with model.lock.yielding(edited):

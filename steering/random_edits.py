@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from icebear.concepts.nodes.random_controls import DRAWS, RandomControl, objective_text
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl, objective_text
 from icebear.edits import Edit, parse_edits
 from icebear.models.model import Model
 from icebear.models.objective import Objective, Token, objective_of
@@ -35,7 +35,7 @@ def random_edit_control(
     contrast: Token | None = None,
     statistic: Statistic | None = None,
     position: int | None = None,
-    draws: int = DRAWS,
+    draws: int = RANDOM_DRAWS,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RandomControl:

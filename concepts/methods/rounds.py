@@ -41,7 +41,7 @@ class Constants(Recorder):
         self.recomputed: dict[str, Tensor] = dict(parts)
         self.nodes = nodes
         self.constants: dict[tuple[str, int], Tensor] = {}
-        self.gains = {site: torch.zeros_like(x, dtype=torch.float32) for site, x in nodes.own.items()}
+        self.gains = {site: torch.zeros_like(x, dtype=torch.float32) for site, x in nodes.activation.items()}
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
         names = map(neuron_site, self.nodes.sites)
@@ -49,7 +49,7 @@ class Constants(Recorder):
 
     def _mix(self, site: str, layer: int, x: Tensor) -> Tensor:
         name = site if site in self.recomputed else "head"
-        values = torch.stack([part[name][layer] for part in (self.nodes.own, self.nodes.there)]).to(x)
+        values = torch.stack([part[name][layer] for part in (self.nodes.activation, self.nodes.counterfactual)]).to(x)
         constant = self.constants.setdefault((name, layer), values.requires_grad_())
         part = self.recomputed[name][layer].to(x.device)
         mask = part.repeat_interleave(x.shape[-1] // part.shape[-1], -1)
@@ -71,7 +71,7 @@ def gains(nodes: Nodes, recomputed: Tensor) -> tuple[BySite, float]:
     The gain of a head is the sum of its columns.
     """
     constants = Constants(nodes, recomputed)
-    numbers, _ = forward_backward(nodes.model, Logits(nodes.one.rows([0, 0])), [constants], DIFFERENCE)
+    numbers, _ = forward_backward(nodes.model, Logits(nodes.objective.rows([0, 0])), [constants], DIFFERENCE)
     return constants.gains, (numbers[0] - numbers[1]).item()
 
 

@@ -43,7 +43,7 @@ class PromptTokens:
         """sinks: the sinks of the pass, without regard to what is explained."""
         ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
-        sinks = tuple(place for place in sinks if place not in explained)
+        sinks = tuple(position for position in sinks if position not in explained)
         return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns)
 
     @property
@@ -71,13 +71,13 @@ class Prediction:
     @classmethod
     def of(cls, model: Model, objective: Objective, row: int, targets: tuple[int, ...], logits: Tensor) -> Prediction:
         """targets: the tokens explained; logits (B, P, V) at the objective's positions."""
-        here = logits[row, objective.all_positions.index(objective.positions[row][0])].float()  # (V,)
+        token_logits = logits[row, objective.all_positions.index(objective.positions[row][0])].float()  # (V,)
         contrast = objective.contrasts[row]
         return cls(
-            model.token_scores(here, [targets[0]])[0] if len(targets) == 1 else None,
+            model.token_scores(token_logits, [targets[0]])[0] if len(targets) == 1 else None,
             "".join(model.answer_text(token) for token in targets),
-            None if contrast is None else model.token_scores(here, [contrast])[0],
-            tuple(model.top_tokens(here, 10)),
+            None if contrast is None else model.token_scores(token_logits, [contrast])[0],
+            tuple(model.top_tokens(token_logits, 10)),
             objective.kind,
         )
 

@@ -153,7 +153,7 @@ class Relevance(SavedResult, Tabled):
         tokens[:common] -= other.tokens[:common]
         if counterfactual and other.counterfactual:
             numbers = zip(counterfactual.numbers, other.counterfactual.numbers, strict=True)
-            counterfactual = replace(counterfactual, numbers=tuple(here - there for here, there in numbers))
+            counterfactual = replace(counterfactual, numbers=tuple(left - right for left, right in numbers))
         return replace(
             self,
             tokens=tokens,
@@ -349,9 +349,9 @@ class Relevance(SavedResult, Tabled):
         """Return the conservation accounting in a sentence."""
         if self.counterfactual is None:
             return f"{'Logit difference' if self.contrast_text else OBJECTIVES[self.prediction.objective]} {self.sums}"
-        total, tokens, there = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
+        total, tokens, number_c = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
         return (
-            f"Difference {total:z.3f}: {total + there:z.3f} in the prompt, {there:z.3f} in the counterfactual; "
+            f"Difference {total:z.3f}: {total + number_c:z.3f} in the prompt, {number_c:z.3f} in the counterfactual; "
             f"tokens {tokens:z.3f}, remainder {total - tokens:z.3f}"
         )
 

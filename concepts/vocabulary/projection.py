@@ -18,8 +18,8 @@ from icebear.models.model import Model
 from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion
 from icebear.values import check_int, one_of, typed
 
-ROWS = 4096
-"""At most so many rows of a layer give the covariance of random rows."""
+COVARIANCE_ROWS = 4096
+"""At most this many rows of a layer give the covariance of random rows."""
 
 
 @typed
@@ -80,14 +80,14 @@ def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
 def _compared(model: Model, neuron: Neuron, k: int, lens: str) -> Projection:
     """Project a neuron, and compare its row with random rows of its layer."""
     row, built = _rows(model, [neuron], lens), mean_lens(model) if lens == "mean" else None
-    some = slice(None, None, -(-model.width(neuron.site) // ROWS))
-    layer = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, some)
+    sample = slice(None, None, -(-model.width(neuron.site) // COVARIANCE_ROWS))
+    layer = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, sample)
     assert layer is not None  # or its row would have raised
     layer = layer @ built.jacobian(neuron.site, neuron.layer).to(layer).T if built else layer
     drawn = torch.from_numpy(random_rows(layer.cpu().numpy())).to(row)
-    own, *chance = kurtosis(unembed(model, torch.cat((row, drawn))).cpu().numpy()).tolist()
+    row_kurtosis, *chance = kurtosis(unembed(model, torch.cat((row, drawn))).cpu().numpy()).tolist()
     (projection,) = _projected(model, [neuron], row, k, lens)
-    return replace(projection, kurtosis=own, kurtosis_by_chance=float(np.percentile(chance, ABOVE)))
+    return replace(projection, kurtosis=row_kurtosis, kurtosis_by_chance=float(np.percentile(chance, ABOVE)))
 
 
 def _rows(model: Model, neurons: Sequence[Neuron], lens: str) -> Tensor:
@@ -125,11 +125,11 @@ def _projected(model: Model, neurons: Sequence[Neuron], rows: Tensor, k: int, le
         rows = zip(ids, logits[row, ids].tolist(), z[row, ids].tolist(), strict=True)
         return tuple(Promotion(id, names.get(id) or model.text(id), add if claims else None, z) for id, add, z in rows)
 
-    made = []
+    result = []
     for row, neuron in enumerate(neurons):
         spread = typical(model, neuron.layer) if lens == "direct" else None
         claims = spread is not None if lens == "direct" else gives_answers(model, neuron.layer)
         up, down = (promotions(row, sign, claims) for sign in (+1, -1))
         reliability = built.reliability[neuron.layer] if built else None
-        made.append(Projection(neuron, up, down, spread, None, lens, reliability))
-    return made
+        result.append(Projection(neuron, up, down, spread, None, lens, reliability))
+    return result

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from icebear.errors import MissingRule
 from icebear.models.parts.dispatch import present
-from icebear.models.parts.linear import WHOLE, Linear
+from icebear.models.parts.linear import ALL_INDICES, Linear
 
 part: ContextVar[tuple[Tensor, int] | None] = ContextVar("part", default=None)
 """While an expert runs: the indices of its tokens, and the number of tokens in the batch.
@@ -72,7 +72,7 @@ def w_in_rows(experts: Any) -> Tensor:
         return torch.cat([Linear(_map(experts, "gate_up", e)[0]).rows(gates) for e in range(count(experts))])
 
 
-def w_out_rows(experts: Any, chosen: slice = WHOLE) -> Tensor:
+def w_out_rows(experts: Any, chosen: slice = ALL_INDICES) -> Tensor:
     """Return the W_out rows (N, D) of the chosen neurons of all experts, before the router's weight, in float32."""
     neurons = torch.arange(neuron_count(experts))[chosen]
     owners, columns = neurons // width(experts), neurons % width(experts)

@@ -91,13 +91,13 @@ class Candidates:
 
     def _numbers(self, sets: Tensor) -> Tensor:
         """Return the logit difference (S,) with each set (S, n); one batch is faster than `Nodes.numbers`."""
-        model, one = self.nodes.model, self.nodes.one
+        model, one = self.nodes.model, self.nodes.objective
         (target,), contrast, numbers = one.targets[0] or (0,), one.contrasts[0], []
         for some in sets.split(ROWS):
             masks = torch.zeros(len(some), prod(self.nodes.shape), dtype=torch.bool)
             masks[:, self.places] = some
             ids = one.batch.ids.expand(len(some), -1)
-            with torch.no_grad(), self.nodes.patched(masks.view(-1, *self.nodes.shape), self.nodes.there):
+            with torch.no_grad(), self.nodes.patched(masks.view(-1, *self.nodes.shape), self.nodes.counterfactual):
                 logits = model.net(ids, logits_to_keep=torch.tensor([self.position])).logits[:, 0]
             other = 0.0 if contrast is None else logits[:, contrast]
             numbers.append(logits[:, target] - other)
