@@ -127,15 +127,15 @@ def attribute(
             raise InputError(
                 "The target of an answer is a span of its tokens; leave out target, target_text, prefix and position."
             )
-        (against,), single = per_prompt(contrast, 1), True
+        (against,), is_single = per_prompt(contrast, 1), True
         rows = [row_of_answer(model, prompt, span, against, counterfactual)]
     elif span is not None:
         raise InputError("A span is a part of an answer; pass the result of model.answer as the prompt.")
     else:
-        rows, single = rows_of(model, prompt, target, contrast, target_text, counterfactual, prefix, position)
+        rows, is_single = rows_of(model, prompt, target, contrast, target_text, counterfactual, prefix, position)
     request = AttributionRequest.of(model, rows, method, sites, base_model, chosen)
     results = of_prompts(request)
-    return results[0] if single else results
+    return results[0] if is_single else results
 
 
 def of_prompts(request: AttributionRequest) -> list[Relevance]:

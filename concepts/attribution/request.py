@@ -200,13 +200,13 @@ def rows_of(
 ) -> tuple[list[PromptRequest], bool]:
     """Return the request of each prompt, and whether it is a single one. Arguments are one for all, or one for each.
     Raises `InputError`."""
-    prompts, single = prompts_of(prompt)
+    prompts, is_single = prompts_of(prompt)
     each = [per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)]
-    others = _counterfactuals(counterfactual, len(prompts), single)
+    others = _counterfactuals(counterfactual, len(prompts), is_single)
     if len(prompts) == 1:
         _note(model, prompts[0], [each[0][0], each[1][0]])
     rows = zip(prompts, *each, map(tuple, others), strict=True)
-    return [_row(model, *row) for row in rows], single
+    return [_row(model, *row) for row in rows], is_single
 
 
 def _row(
@@ -239,13 +239,13 @@ def _note(model: Model, prompt: Prompt, answers: Sequence[Any]) -> None:
             note_space(model, prompt, answer)
 
 
-def _counterfactuals(counterfactual: Any, count: int, single: bool) -> Sequence[Sequence[Prompt]]:
+def _counterfactuals(counterfactual: Any, count: int, is_single: bool) -> Sequence[Sequence[Prompt]]:
     if counterfactual is None:
         return [()] * count
     if isinstance(counterfactual, Answer):
         counterfactual = list(counterfactual.prompt_ids)
     others, alone = prompts_of(counterfactual)
-    if single or alone:
+    if is_single or alone:
         return [others] * count
     if len(others) != count:
         raise InputError(

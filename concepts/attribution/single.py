@@ -96,13 +96,13 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
     target, stream = Logits(objective), Stream(model, objective.batch)
     numbers = forward(model, target, [stream])
     for row, tokens in enumerate(scores):
-        single = objective.rows([row])
+        prompt_objective = objective.rows([row])
         recorded = recorded_at(objective, row, request.record) if request.sites else ()
         strings = model.pieces(objective.batch.row_ids(row))
-        values, columns = Values(model, single.batch, request.sites), list(recorded)
+        values, columns = Values(model, prompt_objective.batch, request.sites), list(recorded)
         if request.sites:
-            forward(model, Logits(single), [values])
-        relevance = {site: method.neuron_scores(model, single, site)[:, columns] for site in request.sites}
+            forward(model, Logits(prompt_objective), [values])
+        relevance = {site: method.neuron_scores(model, prompt_objective, site)[:, columns] for site in request.sites}
         activation = {site: values.values(0, x)[:, columns] for site, x in values.activation.items()}
         results.append(
             Relevance(
@@ -113,7 +113,7 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
                 neurons=NeuronScores(relevance, activation, recorded, model.heads),
                 sums=Conservation(numbers[row].item(), tokens.sum().item()),
                 made_with=model.made_with,
-                run=Run(model, single),
+                run=Run(model, prompt_objective),
             )
         )
     return results
