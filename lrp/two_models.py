@@ -226,7 +226,7 @@ class _Call:
 
     @property
     def in_place(self) -> bool:
-        return self.name in ("__iadd__", "__isub__", "__imul__", "add_", "sub_", "mul_", "div_")
+        return self.name in ("__iadd__", "__isub__", "__imul__", "__itruediv__", "add_", "sub_", "mul_", "div_")
 
     @property
     def roots(self) -> dict[str, Changed]:

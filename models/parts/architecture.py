@@ -183,7 +183,7 @@ class Architecture:
 
     def stack_of(self, layer: int) -> int:
         """Return 0 for a layer of the encoder or of the only stack, 1 for a layer of the decoder."""
-        return int(layer >= len(self.stacks[0][1]))
+        return int(self.task.stacks == 2 and layer >= len(self.stacks[0][1]))
 
     def family_at(self, layer: int) -> Family:
         return self.stacks[self.stack_of(layer)][0]
