@@ -303,7 +303,8 @@ def find_concept(
     seen = read(model, texts, neurons_of(model, sites), on_progress)
     rank, *tests = (np.flatnonzero(part == number) for number in range(3))
     without = rank[~positive[rank]]
-    centre, spread = seen.means[without].mean(0), spread_of(seen.means[rank], seen.means[without])
+    centre, spread = seen.means[without].mean(0), seen.means[without].std(0)
+    spread = np.where(spread > 0, spread, seen.means[rank].std(0))  # of a neuron that is active with the concept only
     x = (seen.means - centre) / np.where(spread > 0, spread, 1)
     everywhere = universal(seen.means[without])
     material = Material(model, texts, positive, rank, seen, x, everywhere | (spread == 0), words, store)
@@ -330,13 +331,6 @@ def find_concept(
         "made_with": model.made_with,
     }
     return Concept(name, parts, model.name, model.fingerprint, provenance)
-
-
-def spread_of(means: np.ndarray, without: np.ndarray) -> np.ndarray:
-    """(N,) standard deviations over the texts without the concept; of a neuron that is constant there, as one that is
-    active with the concept only, over all texts."""
-    own = without.std(0)
-    return np.where(own > 0, own, means.std(0))
 
 
 def parts_of(
