@@ -20,7 +20,6 @@ from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 from icebear.steering.comparison import texts_under
@@ -72,7 +71,9 @@ def side_effects(
         old = _change(model, (int(before[0].argmax()),), before, after)
         new = _change(model, phrase, before, after) if phrase else None
         if model.task.generates and model.tokenizer:
-            repetition_plain, repetition = _repetitions(model, edits, prompt)
+            room = model.context_length - len(model.ids(prompt))
+            written = texts_under(model, prompt, [[], edits], min(GENERATED, room)) if room > 0 else ["", ""]
+            repetition_plain, repetition = (repeated_trigrams(model.tokens_of(text)) for text in written)
     ranged = [edit for edit in edits if edit.op == "set" and edit.neuron.site == "ffn"]
     return SideEffects(
         contexts.off_target_kl(edits),
@@ -110,14 +111,6 @@ def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) 
     ranks = [1 + int((scores[steps] > one[:, None]).sum(-1).max()) for scores, one in pairs]
     text = "".join(model.answer_text(token) for token in tokens)
     return TokenChange(text, own[0].prod().item(), own[1].prod().item(), *ranks)
-
-
-def _repetitions(model: Model, edits: Sequence[Edit], prompt: PromptLike) -> tuple[float, float]:
-    """Return the repetition in the prompt's continuation without and with edits."""
-    room = model.context_length - len(model.ids(prompt))
-    texts = texts_under(model, prompt, [[], edits], min(GENERATED, room)) if room > 0 else ["", ""]
-    plain, edited = (repeated_trigrams(model.tokens_of(text)) for text in texts)
-    return plain, edited
 
 
 def repeated_trigrams(ids: Sequence[int]) -> float:
