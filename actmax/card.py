@@ -9,7 +9,7 @@ from icebear import values
 from icebear.actmax.page import Card
 from icebear.db.search import nearest, nearest_by_chance
 from icebear.db.store import Store
-from icebear.records import PLACES, Example, Meaning, Neuron, Projection, Writes, as_neuron
+from icebear.records import EFFECT_SENTENCES, Example, Meaning, Neuron, Projection, Writes, as_neuron
 from icebear.values import typed
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def describe(
     model: Model | None = None,
     k: int = 10,
     whole: bool | None = None,
-    places: int = PLACES,
+    places: int = EFFECT_SENTENCES,
 ) -> Card:
     """Describe a neuron of an index.
 
@@ -63,8 +63,8 @@ def describe(
     Gur-Arieh et al. 2025, "Enhancing Automated Interpretability with Output-Centric Feature Descriptions" (mean effects
     of a neuron on the next token).
     """
-    neuron, k = as_neuron(neuron), values.whole(k, "The number of examples")
-    places = values.whole(places, "The number of places", 0)
+    neuron, k = as_neuron(neuron), values.check_int(k, "The number of examples")
+    places = values.check_int(places, "The number of places", 0)
     whole = store.vectors.size() < LARGE if whole is None else whole
     statistics = store.neurons.statistics(neuron)
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
@@ -85,7 +85,7 @@ def describe(
         store.neurons.classes(neuron),
         meanings,
         {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
-        *store.labels.own(neuron),
+        *store.labels.manual(neuron),
         {by: nearest(store, neuron, 5, by) for by in common},
         {by: nearest_by_chance(store, by) for by in common},
         not whole,

@@ -23,9 +23,9 @@ from icebear.records import (
     Meaning,
     Neuron,
     NeuronStatistics,
-    Place,
     Projection,
     Promotion,
+    SentenceEffects,
     Writes,
 )
 from icebear.render import NEGATIVE, POSITIVE, page, render, visible
@@ -226,7 +226,7 @@ def meaning_html(card: Card, polarity: str) -> Markup:
     )
 
 
-def examples_html(rows: Sequence[Example], places: Sequence[Place] = ()) -> Markup:
+def examples_html(rows: Sequence[Example], places: Sequence[SentenceEffects] = ()) -> Markup:
     """Return sentences with the value of the neuron in each, and, at places, what it writes there."""
     return render("icebear.actmax/examples.html", examples=list(zip_longest(rows, places[: len(rows)])))
 

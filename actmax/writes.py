@@ -17,7 +17,7 @@ from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.db.store import Store
 from icebear.models.model import Model
-from icebear.records import PLACES, Neuron, Place, Writes
+from icebear.records import EFFECT_SENTENCES, Neuron, SentenceEffects, Writes
 
 FEW = 6
 """The number of sentences in the app and on pages with several cards."""
@@ -25,7 +25,7 @@ ROWS = 12
 """The number of sentences that are read in one pass; more of them would add padding."""
 
 
-def writes(model: Model, store: Store, neuron: Neuron, places: int = PLACES) -> dict[str, Writes]:
+def writes(model: Model, store: Store, neuron: Neuron, places: int = EFFECT_SENTENCES) -> dict[str, Writes]:
     """Measure what a neuron writes, by polarity.
 
     It is empty for models that do not predict a next token, and for sites whose mean activation is not measured.
@@ -91,7 +91,7 @@ def _writes(model: Model, average: float, chosen: Any, measured: Sequence[Tensor
     ):
         own = likely.argsort(descending=True, stable=True)
         words = effect_words([tokens[at] for at in own.tolist()], row[own])
-        places.append(Place("".join(sentence.tokens[: token + 1]), activation, *map(tuple, words)))
+        places.append(SentenceEffects("".join(sentence.tokens[: token + 1]), activation, *map(tuple, words)))
     return Writes(average, raises, lowers, mean_correlation(effects, activations - average), control, tuple(places))
 
 

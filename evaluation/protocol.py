@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from icebear.evaluation.baselines.registry import methods_of
 from icebear.models.model import Model
-from icebear.values import one_of, seed_of, whole
+from icebear.values import check_int, one_of, seed_of
 
 Line = dict[str, Any]
 """The measurements of a sample, JSON-ready. ``methods`` has the numbers, method -> column -> number; a line with a
@@ -105,7 +105,7 @@ class Evaluation:
             if name == "seed":
                 seed_of(value)
             elif type(value) is int:
-                whole(value, flag, option.least or 0)
+                check_int(value, flag, option.least or 0)
 
     def parts(self, model: Model) -> Iterator[Part]:
         """Yield the parts; each is measured and reported before the next is asked for. Raises `InputError` if there is

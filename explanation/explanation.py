@@ -144,13 +144,15 @@ class Explanation(ExplainedPrediction):
         title = f"Why {relevance.target_text!r}{against}?"
         cards = [(str(card.neuron), card_fragment(card)) for card in self.cards]
         effects = effect_map(self)
+        values = {"groups": self.groups, "group_text": group_text, "sum_text": sum_text}
+        groups = render("icebear.explanation/groups.html", **values) if self.groups else ""
         body = render(
             "icebear.explanation/explanation.html",
             explanation=self,
             title=title,
             tokens_sentence="" if relevance.image else tokens_sentence(relevance),
             together_sentence=together_sentence(self),
-            effect_groups=self._groups_html(),
+            effect_groups=groups,
             effects=effects.to_svg() if effects else "",
             reach=reach_sentence(self),
             limits=limits_sentence(self),
@@ -164,11 +166,6 @@ class Explanation(ExplainedPrediction):
         if path is not None:
             write_file(path, html)
         return html
-
-    def _groups_html(self) -> str:
-        """A card for each group: its joint effect, its controls, and its strongest nodes."""
-        values = {"groups": self.groups, "group_text": group_text, "sum_text": sum_text}
-        return render("icebear.explanation/groups.html", **values) if self.groups else ""
 
 
 @dataclass(frozen=True)
@@ -293,7 +290,7 @@ def controlled(
     """Explain a relevance with every control that applies to it. Raises `InputError`."""
     ranking, compared = ranking or Ranking(site=model.main_site), relevance.counterfactual
     if isinstance(relevance, Diff):
-        return _compared_models(model, relevance, ranking, store, cards)
+        return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     alone = next_token and compared and not model.has_scan
     answer: dict[str, Any] = {
@@ -313,11 +310,6 @@ def controlled(
         cards=cards,
         groups=groups if can_group(relevance, ranking.site or "ffn") else 0,
     )
-
-
-def _compared_models(model: Model, diff: Diff, ranking: Ranking, store: Store | None, cards: int) -> Explanation:
-    """Explain the difference to a base model: its causes and what undoes it, and the nodes that pass it on."""
-    return with_changes(Explanation.of(model, diff, ranking, store=store, cards=cards))
 
 
 def with_changes(explanation: Explanation) -> Explanation:

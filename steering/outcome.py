@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from icebear.concepts.nodes.random_controls import DRAWS, RandomControl
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -161,7 +161,7 @@ def outcomes(
         raise InputError(f"The recipe {recipe.name!r} was not made by flip, so it has no answer; make one with flip.")
     record.check(model)
     edits, contexts = list(recipe), contexts or HeldOutContexts(model)
-    draws = random_edits(model, edits, DRAWS, SEED)
+    draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
     outcome = _flipped(model, record, edits, draws, len(contexts.contexts))
     yield outcome
     if model.task.generates:
@@ -194,7 +194,7 @@ def steer_concept(
     seed `SEED`. contexts, on_progress: as of `outcome_of`. Raises `InputError` for a text without a token that counts.
     """
     edits, contexts = list(recipe), contexts or HeldOutContexts(model)
-    draws = random_edits(model, edits, DRAWS, SEED)
+    draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
     tokens = 3 * max_new_tokens
     total = tokens + ALL_KL_STEPS
 

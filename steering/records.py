@@ -11,7 +11,7 @@ from icebear.convert import CONVERTER
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
 from icebear.records import Neuron, TokenScore
-from icebear.values import whole
+from icebear.values import check_int
 
 if TYPE_CHECKING:
     from icebear.models.model import Model
@@ -91,11 +91,11 @@ class FlipRecord(Noted):
 
     def check(self, model: Model) -> None:
         """Raise `InputError` if its tokens are not in the model's vocabulary."""
-        whole(len(self.phrase), "The number of a flip's tokens")
+        check_int(len(self.phrase), "The number of a flip's tokens")
         for token in self.phrase:
             model.answer_id(token, "token of a flip")
         if self.top_k is not None:
-            whole(self.top_k, "top_k", 1, model.output_size - 1)
+            check_int(self.top_k, "top_k", 1, model.output_size - 1)
 
 
 @dataclass(frozen=True)

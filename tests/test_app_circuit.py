@@ -3,7 +3,7 @@
 import pytest
 from appview import fine, text, visit
 
-from icebear.app.web.circuit_checks import measures, sentence
+from icebear.app.web.circuit import measures, sentence
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.nodes.controls import Ablation
 

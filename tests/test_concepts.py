@@ -23,7 +23,7 @@ from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.concepts import concept_report, concepts_table
 from icebear.concepts.methods.lrp import CP_LRP
-from icebear.concepts.nodes.random_controls import DRAWS, RandomControl
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.evaluation.data import topics as latent_topics
@@ -235,7 +235,7 @@ def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few
     prompt = texts(1, True)[0]
     recipe = results.recipe(model, 0.5, suppress=suppress)
     comparison, outcome = steer_concept(model, results, prompt, recipe, 4)
-    draws = random_edits(model, list(recipe), DRAWS, outcome.seed)
+    draws = random_edits(model, list(recipe), RANDOM_DRAWS, outcome.seed)
     written = []
     for edits in ([], list(recipe), *draws):
         with steer(model, edits):
@@ -243,7 +243,7 @@ def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few
     before, after, *drawn = (results.measure(model, prompt + text).value for text in written)
     assert [comparison.plain.text, comparison.steered.text] == written[:2] == [outcome.plain, outcome.edited]
     control = outcome.control
-    assert len(control.drawn) == DRAWS
+    assert len(control.drawn) == RANDOM_DRAWS
     assert [control.before, control.after, *control.drawn] == pytest.approx([before, after, *drawn], abs=1e-4)
     contexts = HeldOutContexts(model)
     kls = [contexts.off_target_kl(edits) for edits in (list(recipe), draws[0])]

@@ -236,9 +236,9 @@ def test_ones_own_label_is_scored(indexed):
         assert not wrong.significant
         with pytest.raises(InputError):
             score_label(model, store, WORD, "...")
-        store.labels.set_own(WORD, "stripes", [right])
+        store.labels.set_manual(WORD, "stripes", [right])
         assert describe(store, WORD).title.startswith("stripes (+ ")
-        store.labels.set_own(WORD, "")
+        store.labels.set_manual(WORD, "")
 
 
 def test_another_result_has_other_labels(indexed, tmp_path):

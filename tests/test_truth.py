@@ -284,7 +284,8 @@ def test_the_gains_of_a_round_sum_to_what_is_left():
     for pair in pairs:
         candidates = candidates_of(made.model, pair, ("ffn", "head"))
         chosen = torch.rand(candidates.nodes.shape, generator=generator) < 0.3
-        values, left = rounds.gains(candidates.nodes, chosen)
+        by_site, left = rounds.gains(candidates.nodes, chosen)
+        values = candidates.nodes.side_by_side(by_site, lambda x: x.sum(-1))
         whole, mixed = candidates.nodes.numbers([torch.ones_like(chosen), chosen])
         assert left == pytest.approx(whole - mixed, abs=1e-3)
         assert values.sum().item() == pytest.approx(left, abs=1e-3)
@@ -300,7 +301,7 @@ def test_rounds_find_what_attention_hides_because_query_and_key_change_together(
     scores = scores_of(candidates, methods, relevances(made.model, pairs[1], methods), torch.Generator())
     unseen = [n for n in found.smallest if abs(scores["difference"][n]) < 1e-6 * scores["difference"].abs().max()]
     assert unseen
-    first = scores["difference-rounds"].topk(len(found.smallest)).indices
+    first = scores["difference-rounds"].abs().topk(len(found.smallest)).indices
     assert set(first.tolist()) == set(found.smallest)
 
 

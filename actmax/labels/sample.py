@@ -18,7 +18,7 @@ from torch import Tensor
 
 from icebear.actmax.index.scan import counted_length
 from icebear.concepts.passes.run import first_layers
-from icebear.concepts.passes.sites import by_place, eager, hooks
+from icebear.concepts.passes.sites import by_site_layer, eager, hooks
 from icebear.db.store import Store
 from icebear.errors import StoreError
 from icebear.models.model import Model
@@ -266,7 +266,7 @@ def read_activations(
 
 
 def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
-    places = by_place(neurons)
+    places = by_site_layer(neurons)
 
     def visit(site: str, layer: int, x: Tensor) -> None:
         rows = places[site, layer]

@@ -29,63 +29,53 @@ Record = TypeVar("Record")
 
 
 class File(click.Path):
-    """A path in which `~` is the home folder, also where the shell does not expand it."""
+    """A path in which `~` is the home folder, also where the shell does not expand it.
+
+    check: raises for a path that is of no use, before the work.
+    """
+
+    def __init__(self, check: Callable[[str], Any] | None = None, **how: Any) -> None:
+        super().__init__(**how)
+        self.check = check
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(str(local(value)), param, ctx)
-
-
-class Output(File):
-    """A file that will be written: the path is checked before the work, not after it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        check_writable(path)
+        path = str(super().convert(str(local(value)), param, ctx))
+        if self.check:
+            self.check(path)
         return path
 
 
-class ClaimsFile(Output):
-    """A file to which claims are appended: one that exists is read before the work."""
+def check_claims(path: str) -> None:
+    """Check a file to which claims are appended; one that exists is read."""
+    check_writable(path)
+    if Path(path).exists():
+        from icebear.claims.files import read_claims
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        if Path(path).exists():
-            from icebear.claims.files import read_claims
-
-            read_claims(path)
-        return path
+        read_claims(path)
 
 
-class StoreFile(File):
-    """A store that is read. One that is named must be there; the default may be missing."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        if param and ctx and ctx.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT:
-            with icebear.open_store(path) as store:
-                store.database  # noqa: B018 - which raises
-        return path
+def check_store(path: str) -> None:
+    """Check a store that is read. One that is named must exist; the default may be missing."""
+    if is_named("store"):
+        with icebear.open_store(path) as store:
+            store.database  # noqa: B018 - which raises
 
 
-class Position(click.ParamType):
-    """``last``, ``all`` or a token's position."""
-
-    name = "position"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in ("last", "all"):
-            return value
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a position; give last, all or a number.", param, ctx)
+def is_named(option: str) -> bool:
+    """Return whether an option of the current command does not have its default value by default."""
+    return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT
 
 
-class Site(click.ParamType):
-    name = "site"
+def position(value: str) -> str | int:
+    """Read ``last``, ``all`` or a token's position."""
+    try:
+        return value if value in ("last", "all") else int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a position; give last, all or a number.") from None
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return one_of(value, "site", SITES_AND_HEADS)
+
+def site(value: str) -> str:
+    return one_of(value, "site", SITES_AND_HEADS)
 
 
 class Choice(click.Choice):
@@ -96,17 +86,17 @@ class Choice(click.Choice):
 
 
 FILE, FOLDER = File(dir_okay=False), File(file_okay=False)
-OUTPUT = Output(dir_okay=False)
+OUTPUT = File(check_writable, dir_okay=False)
 AT_LEAST_1 = click.IntRange(min=1)
 TYPES = {
     "file": FILE,
     "folder": FOLDER,
     "output": OUTPUT,
-    "claims": ClaimsFile(dir_okay=False),
-    "store": StoreFile(dir_okay=False),
-    "site": Site(),
+    "claims": File(check_claims, dir_okay=False),
+    "store": File(check_store, dir_okay=False),
+    "site": click.types.FuncParamType(site),
     "count": AT_LEAST_1,
-    "position": Position(),
+    "position": click.types.FuncParamType(position),
     "not negative": click.FloatRange(min=0),
     "seed": click.IntRange(0, LAST_SEED),
 }

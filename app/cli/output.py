@@ -1,4 +1,4 @@
-"""Where results go: the console, one JSON document, a file; messages go to stderr."""
+"""Where results go: the console, one JSON document, a file, a file of claims; messages go to stderr."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
+import icebear
+from icebear.app.cli.progress import waiting
 from icebear.app.cli.streams import PICTURES, unfiltered
 from icebear.errors import NumericalError
 from icebear.paths import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from icebear.claims.kind import Draft
 
 
 class _OnStderr(logging.Handler):
@@ -77,3 +81,14 @@ def write_page(path: str | None, content: Callable[[], str | bytes]) -> None:
     if path:
         write_file(path, content())
         click.echo(f"Wrote {path}", err=True)
+
+
+def claim(path: str, model: icebear.Model, drafts: Callable[[], Iterable[Draft]]) -> None:
+    """Measure claims, append them to a file, and name those that were refused. Raises `InputError`."""
+    from icebear.claims.files import append_drafts
+
+    with waiting("Measuring claims"):
+        claims, refused = append_drafts(model, path, drafts())
+    for sentence in refused:
+        click.echo(f"Not claimed: {sentence}", err=True)
+    click.echo(f"Wrote {len(claims)} claim{'s' * (len(claims) != 1)} to {path}", err=True)

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 import click
-from click.core import ParameterSource
 
 import icebear
-from icebear.app.cli.options import ModelOptions
+from icebear.app.cli.options import ModelOptions, is_named
 from icebear.errors import StoreError
 from icebear.paths import local
 from icebear.records import Meaning, Neuron
@@ -24,7 +23,7 @@ def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | No
     """
     from icebear.db.store import open_finished
 
-    named = click.get_current_context().get_parameter_source("store") is not ParameterSource.DEFAULT
+    named = is_named("store")
     with ExitStack() as stack:
         store = None
         try:

@@ -242,7 +242,7 @@ def _actions(card: Card) -> None:
     def write() -> None:
         try:
             with served.store(card.neuron.site) as opened:
-                opened.labels.set_own(card.neuron, st.session_state[key])
+                opened.labels.set_manual(card.neuron, st.session_state[key])
         except IcebearError as error:  # in a callback; the next run shows it
             st.session_state["trouble"] = str(error)
 

@@ -19,7 +19,7 @@ from icebear.models.objective import Phrase, Token, per_prompt, phrase_ids, read
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts, prompts_of
 from icebear.models.text.request import PromptRequest
-from icebear.values import of_type, one_of, several, whole
+from icebear.values import check_int, of_type, one_of, several
 
 Kept = Literal["all", "top"]
 ObjectiveName = Literal["log-odds", "logit"]
@@ -120,7 +120,7 @@ class AttributionRequest:
         number = number or ("logit" if base_model else None)
         rows = tuple(_with_objective(row, number) for row in prompts)
         models = ModelPair(model, base_model) if base_model is not None else None
-        most = whole(options.get("k", 100), "The number of neurons to keep") if keep == "top" else None
+        most = check_int(options.get("k", 100), "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
         how = options.get("checkpoint"), options.get("strict", True)
         return cls(model, rows, resolved, recorded, record, most, *how, models)

@@ -67,9 +67,9 @@ class SmoothGrad(Method):
         def noisy(stack: int, x: Tensor) -> Tensor:
             changed = x.clone()
             for row, length in enumerate(batches[stack].lengths):  # type: ignore[union-attr]
-                own = x[row, :length]
-                noise = torch.randn(own.shape, generator=rows[row]).to(x.device, x.dtype)
-                changed[row, :length] = own + self.noise * own.std() * noise
+                embeddings = x[row, :length]
+                noise = torch.randn(embeddings.shape, generator=rows[row]).to(x.device, x.dtype)
+                changed[row, :length] = embeddings + self.noise * embeddings.std() * noise
             return changed
 
         plain = [x for x, _ in embedding_gradients(model, objective)]

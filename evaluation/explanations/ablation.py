@@ -98,7 +98,7 @@ def _in_rounds(compared: Compared) -> Tensor:
 
 MATCHED = "matched"
 CONTROLS: dict[str, Callable[[Compared], Tensor]] = {
-    "rounds": _in_rounds,
+    "gradient-rounds": _in_rounds,
     "change": lambda compared: compared.exchangeable.change(),
     MATCHED: lambda compared: compared.nodes(compared.relevance),
 }
@@ -121,7 +121,7 @@ def ablate(
     compared = Compared(model, pair, site)
     nodes = compared.exchangeable
     if nodes.shape[1] in means:
-        nodes = replace(nodes, there={site: means[nodes.shape[1]]}, compared=None)
+        nodes = replace(nodes, counterfactual={site: means[nodes.shape[1]]}, compared=None)
     ends = nodes.ends
     generator = torch.Generator().manual_seed(0)
     results = {}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from icebear.actmax.index.corpus import read_corpus
-from icebear.concepts.passes.sites import by_place
+from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc
 from icebear.errors import InputError
 from icebear.evaluation import report
@@ -250,7 +250,7 @@ def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direct
         concepts |= {f"{way} {size}": data.concept(f"{way} {size}", ranked[:size], weights) for size in STEERED_SIZES}
     generator = np.random.default_rng([seed, stable_hash(data.topic.name)])
     best = concepts[f"means {STEERED_SIZES[-1]}"]
-    by_layer = by_place(seen.neurons)
+    by_layer = by_site_layer(seen.neurons)
     places = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
     signs = np.zeros(len(seen.neurons))
     signs[places] = generator.choice((-1.0, 1.0), len(places)) * [part.weight for part in best.parts]

@@ -14,7 +14,7 @@ from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.concepts.passes.sites import by_place
+from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.concepts.vocabulary.vocabulary import direct_row
 from icebear.convert import CONVERTER, Saved, Tabled
@@ -238,7 +238,7 @@ class Concept(Saved, Tabled):
         """Measure how much of the logit of the most probable next token passes through the concept's neurons."""
         self.check(model)
         neurons = [part.neuron for part in self.parts]
-        places = by_place(neurons).items()
+        places = by_site_layer(neurons).items()
         blocked = BlockedNeurons({place: [neurons[c].index for c in columns] for place, columns in places})
         whole, past, target = Inputs(), Inputs(), Logits(objective_of(model, [prompt]))
         logit = forward_backward(model, target, [whole], CP_LRP)[0][0].item()

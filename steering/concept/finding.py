@@ -18,7 +18,7 @@ from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.run import Target, forward_backward
-from icebear.concepts.passes.sites import by_place
+from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc, auroc_error
 from icebear.concepts.vocabulary.vocabulary import BLOCK, direct_rows, unembedding, vocabulary
 from icebear.db.store import Store
@@ -27,7 +27,7 @@ from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.steering.concept.concept import Concept, ConceptNeuron
 from icebear.steering.concept.reading import LONGEST, Read, neurons_of, read
-from icebear.values import one_of, seed_of, several, text_of, typed, whole
+from icebear.values import check_int, one_of, seed_of, several, text_of, typed
 
 if TYPE_CHECKING:
     from icebear.db.store import Store
@@ -167,7 +167,7 @@ def cna(data: Material) -> Ranking:
 def relevance(data: Material) -> Ranking:
     """Rank by AttnLRP's relevance for the concept's words as the next token of examples: for the sum of their centered
     logits, with each neuron compared with its mean over the tokens of texts without the concept."""
-    model, ids, places = data.model, word_ids(data.model, data.words), by_place(data.seen.neurons)
+    model, ids, places = data.model, word_ids(data.model, data.words), by_site_layer(data.seen.neurons)
     reference = data.seen.means[data.rank[~data.positive[data.rank]]].mean(0)
     texts = [data.texts[row] for row in data.rank if data.positive[row]][:EXPLAINED]
     rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
@@ -208,7 +208,7 @@ def w_out(data: Material) -> Ranking:
     mean = torch.stack(parts).sum(0) / size
     read = unembedding(model, torch.tensor(ids)).sum(0) - len(ids) * mean
     scores = np.zeros(len(data.seen.neurons))
-    for (site, layer), columns in by_place(data.seen.neurons).items():
+    for (site, layer), columns in by_site_layer(data.seen.neurons).items():
         rows = direct_rows(model, site, layer)
         if rows is not None:
             scores[columns] = (rows @ read)[[data.seen.neurons[c].index for c in columns]].cpu().numpy()
@@ -295,7 +295,7 @@ def find_concept(
     CNA: arXiv 2605.12290. Standard error of the AUROC: Hanley & McNeil 1982.
     """
     one_of(method, "method to find a concept", RANKINGS)
-    max_neurons, seed, sites = whole(max_neurons, "The number of neurons"), seed_of(seed), several(sites)
+    max_neurons, seed, sites = check_int(max_neurons, "The number of neurons"), seed_of(seed), several(sites)
     if not sites:
         raise InputError(f"A concept needs at least one site; choose from {', '.join(model.sites)}.")
     words = tuple(map(text_of, several(words)))

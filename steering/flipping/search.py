@@ -32,7 +32,7 @@ from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place, as_edit, edits_by_place
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.records import EditedNeuron, FlipRecord
-from icebear.values import several, typed, whole
+from icebear.values import check_int, several, typed
 
 CANDIDATES = 24
 """Neurons that each round tries, at `LEVELS` strengths each."""
@@ -258,9 +258,9 @@ def _wanted(request: FlipRequest) -> tuple[int, ...] | None:
         logging.getLogger("icebear").warning(
             "%s has an output at each token; flip reads and edits the last one.", model.name
         )
-    whole(request.max_neurons, "max_neurons")
+    check_int(request.max_neurons, "max_neurons")
     if suppress:
-        whole(request.top_k, "top_k", 1, model.output_size - 1)
+        check_int(request.top_k, "top_k", 1, model.output_size - 1)
     if request.source is not None and model.ids(request.source) == model.ids(request.prompt):
         raise InputError("The source prompt equals the prompt; give another source prompt.")
     return None if suppress is True else wanted_ids(model, to if to is not None else suppress, request.prompt)

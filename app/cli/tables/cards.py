@@ -17,7 +17,7 @@ from icebear.actmax.labels import meanings
 from icebear.actmax.page import NOT_NEAR, RELMAX, WRITES, nearest_title, token_count_note, writes_about
 from icebear.app.cli.tables.grid import grid, shade
 from icebear.db.search import BY, NO_NEURON, absence
-from icebear.records import Example, Hit, Meaning, Place, Projection, Promotion
+from icebear.records import Example, Hit, Meaning, Projection, Promotion, SentenceEffects
 from icebear.render import normalized, visible
 
 if TYPE_CHECKING:
@@ -79,10 +79,8 @@ def card_report(card: icebear.Card) -> Group:
         ),
         Text(f"{bars}  histogram of activations, -128 to 128, log2 bins", "dim"),
     ]
-    words, written = (
-        projections_report(card.projections, PROJECTED_TOKENS),
-        ["", writes_table(card)] if card.writes else [],
-    )
+    words = projections_report(card.projections, PROJECTED_TOKENS)
+    written = ["", writes_table(card)] if card.writes else []
     parts += [*words, *written] if card.has_fixed_words else [*written, "", *words]
     if card.by == "relevance":
         parts.append(Text(RELMAX, "dim"))
@@ -99,24 +97,13 @@ def card_report(card: icebear.Card) -> Group:
 
 def writes_table(card: icebear.Card) -> Table:
     """What the neuron writes at its sentences, by polarity."""
-    rows = [
-        (
-            polarity,
-            ", ".join(map(visible, one.raises)),
-            ", ".join(map(visible, one.lowers)),
-            *map(_correlation, numbers),
-        )
-        for polarity, one in card.writes.items()
-        for numbers in [(one.correlation, one.random_correlation)]
-    ]
+    rows = []
+    for polarity, words in card.writes.items():
+        moved = (", ".join(map(visible, side)) for side in (words.raises, words.lowers))
+        numbers = (words.correlation, words.random_correlation)
+        rows.append((polarity, *moved, *("" if number is None else f"{number:.2f}" for number in numbers)))
     return grid("sign", "raises", "lowers", ">alike", ">random", rows=rows, title=WRITES, caption=writes_about(card))
 
-
-def _correlation(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-pass
 
 LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
 
@@ -131,7 +118,7 @@ def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, lis
 
 
 def _examples_table(
-    value: str, heading: str, examples: Sequence[Example], title: str = "", places: Sequence[Place] = ()
+    value: str, heading: str, examples: Sequence[Example], title: str = "", places: Sequence[SentenceEffects] = ()
 ) -> Table:
     """Sentences, and at places what the neuron writes there."""
     rows = []

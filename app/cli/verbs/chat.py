@@ -85,7 +85,7 @@ class _Conversation:
     last: icebear.Answer | None = None
 
     def read(self, line: str) -> None:
-        from icebear.app.cli.tables.answers import origins_report
+        from icebear.app.cli.tables.explanations import origins_report
 
         command, _, words = line.partition(" ")
         if not line.startswith("/"):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import click
-from click.core import ParameterSource
-
-from icebear.app.cli.claims import models_of
-from icebear.app.cli.options import FILE, OUTPUT, ModelOptions, argument, option, record, verb
+from icebear.app.cli.options import FILE, OUTPUT, ModelOptions, argument, is_named, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 
@@ -33,17 +29,18 @@ def check(options: Options) -> None:
     """
     from icebear.app.cli.tables.evaluations import claims_table
     from icebear.claims.check import CheckedClaim, CheckedClaims, check
+    from icebear.claims.claim import Claim
     from icebear.claims.files import read_claims
 
-    claims = read_claims(options.file)
-    named = click.get_current_context().get_parameter_source("model") is not ParameterSource.DEFAULT
-    name = options.model.model
-    groups = {name: list(claims)} if named else models_of(claims, name)
+    groups: dict[str, list[Claim]] = {}
+    for claim in read_claims(options.file):
+        name = options.model.model if is_named("model") or not claim.provenance else claim.provenance.model
+        groups.setdefault(name, []).append(claim)
     rows: list[CheckedClaim] = []
-    for model_name, some in groups.items():
-        model = options.model.load(model_name)
-        with bar("claims", len(some)) as move:
-            rows += check(model, some, move).rows
+    for name, claims in groups.items():
+        model = options.model.load(name)
+        with bar("claims", len(claims)) as move:
+            rows += check(model, claims, move).rows
     result = CheckedClaims(tuple(rows))
     write_page(options.junit, result.to_junit)
     show(options.json, {"file": options.file, **result.to_dict()}, claims_table(result))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 import icebear
-from icebear.app.cli.claims import claim
-from icebear.app.cli.options import ModelOptions, PromptOptions, answered, option, record, verb
-from icebear.app.cli.output import show, write_page
+from icebear.app.cli.options import ModelOptions, PromptOptions, answered, is_named, option, record, verb
+from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
 from icebear.errors import InputError
@@ -57,7 +55,7 @@ def circuit(options: Options) -> None:
       --nodes 20
     """
     from icebear.app.cli.tables.cards import labels_table
-    from icebear.app.cli.tables.circuits import circuit_report
+    from icebear.app.cli.tables.nodes import circuit_report
 
     single = options.prompt.prompt is not None or options.prompt.messages is not None
     if single is (options.file is not None):
@@ -67,8 +65,7 @@ def circuit(options: Options) -> None:
             "A circuit needs one counterfactual prompt; give --counterfactual once, such as the same prompt with "
             "another name in it."
         )
-    nodes_named = click.get_current_context().get_parameter_source("nodes") is not ParameterSource.DEFAULT
-    if nodes_named and options.sufficiency is not None:
+    if is_named("nodes") and options.sufficiency is not None:
         raise click.UsageError("--nodes and --sufficiency both choose the size of the circuit; give one of them.")
     prompt = options.prompt.read() if single else None
     need("circuits")

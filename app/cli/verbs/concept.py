@@ -7,7 +7,6 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.claims import claim
 from icebear.app.cli.options import (
     FILE,
     OUTPUT,
@@ -20,7 +19,7 @@ from icebear.app.cli.options import (
     record,
     verb,
 )
-from icebear.app.cli.output import show, write_page
+from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, StoreError
 from icebear.paths import local
@@ -237,7 +236,7 @@ def steer(options: Steer) -> None:
         result, outcome = steer_concept(model, this, options.prompt, recipe, *sampling, on_progress=move)
     recipe = recipe.noting(**outcome.provenance())
     if options.save:
-        recipe.save(options.save)
+        recipe.save(options.save, overwrite=True)
     measured = {"plain": outcome.control.before, "steered": outcome.control.after}
     document = {**result.to_dict(), "recipe": recipe.to_dict(), "measured": measured}
     show(options.json, document, comparison_table(result), steered_line(this, recipe), *outcome_lines(outcome))

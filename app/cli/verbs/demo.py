@@ -58,8 +58,8 @@ def _run(console: Console) -> dict[str, Any]:
     """Print each step on the console; return the results, JSON-ready."""
     from icebear.actmax.index.corpus import held_out
     from icebear.app.cli.tables.cards import card_report
-    from icebear.app.cli.tables.circuits import groups_table
     from icebear.app.cli.tables.explanations import explanation_screen
+    from icebear.app.cli.tables.nodes import groups_table
     from icebear.app.cli.tables.recipes import comparison_table, recipe_report
     from icebear.concepts.circuits.drawing import summary
     from icebear.steering.comparison import compare

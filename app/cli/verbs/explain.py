@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from click.core import ParameterSource
 
 import icebear
-from icebear.app.cli.claims import claim
 from icebear.app.cli.options import (
     AT_LEAST_1,
     FILE,
@@ -18,12 +16,13 @@ from icebear.app.cli.options import (
     AttributionOptions,
     ModelOptions,
     exactly_one,
+    is_named,
     option,
     record,
     recorded,
     verb,
 )
-from icebear.app.cli.output import show, write_page
+from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.extras import need
@@ -86,8 +85,11 @@ def explain(options: Options) -> None:
         return _explain_file(options.file, options)
     attribution, position = _checked(options), options.position
     model, arguments = attribution.arguments(options.model)
-    from icebear.app.cli.tables.answers import matrix_report, origins_report, probabilities
-    from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
+    from icebear.app.cli.tables.explanations import (
+        explanation_report,
+        explanation_screen,
+        units_table,
+    )
     from icebear.concepts.results.ranking import Ranking
     from icebear.explanation.explanation import CARDS, GROUPS, controlled
 
@@ -103,7 +105,7 @@ def explain(options: Options) -> None:
             model.main_site if model.has_family and (method is None or method.scores_neurons) else None
         )
         relevance = icebear.attribute(model, **arguments, **recorded(site, options.top, None))
-    prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or model.main_site, position=position)
+    ranking = Ranking(options.top, options.site or model.main_site, position=position)
     with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
         cards = CARDS if options.html or options.json else 0
         groups = 0 if options.units or options.sources else GROUPS
@@ -117,15 +119,9 @@ def explain(options: Options) -> None:
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
     if options.sources:
-        checkpoint = attribution.checkpoint
-        span, contrast = arguments["span"], arguments["contrast"]
-        origins = icebear.source_breakdown(model, prompt, span, arguments["counterfactual"], checkpoint, contrast)
-        sentences = icebear.matrix(model, prompt, checkpoint=checkpoint)
-        answered = zip(prompt.ids, prompt.token_strings, prompt.probabilities, strict=True)
-        rows = [{"id": id, "text": text, "probability": share} for id, text, share in answered]
-        document |= {"answer": prompt.text, "ended": prompt.ended, "answer_tokens": rows}
-        document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
-        tables += [probabilities(prompt), origins_report(origins), matrix_report(sentences)]
+        parts, reports = _sources(model, arguments)
+        document |= parts
+        tables += reports
     if options.suggest:
         text = str(attribution.prompt.prompt)
         suggestions = icebear.suggest_counterfactuals(model, text)
@@ -140,10 +136,24 @@ def explain(options: Options) -> None:
         claim(options.claim, model, lambda: of_explanation(model, explanation))
 
 
+def _sources(model: icebear.Model, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return how much of an answer came from where, as a document and as tables."""
+    from icebear.app.cli.tables.explanations import matrix_report, origins_report, probabilities
+
+    answer, checkpoint = arguments["prompt"], arguments["checkpoint"]
+    compared = arguments["counterfactual"], checkpoint, arguments["contrast"]
+    origins = icebear.source_breakdown(model, answer, arguments["span"], *compared)
+    sentences = icebear.matrix(model, answer, checkpoint=checkpoint)
+    tokens = zip(answer.ids, answer.token_strings, answer.probabilities, strict=True)
+    rows = [{"id": id, "text": text, "probability": share} for id, text, share in tokens]
+    document = {"answer": answer.text, "ended": answer.ended, "answer_tokens": rows}
+    document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
+    return document, [probabilities(answer), origins_report(origins), matrix_report(sentences)]
+
+
 def _command(text: str, suggestion: Suggestion, model_name: str) -> str:
     """Return the command that compares with a suggested prompt, and the answer to it."""
-    default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
-    named = [] if default else ["--model", model_name]
+    named = ["--model", model_name] if is_named("model") else []
     command = shlex.join(["icebear", "explain", text, "--counterfactual", suggestion.text, *named])
     return f"{command}  # {suggestion.answer!r} {suggestion.probability:.2f}"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.claims import claim
 from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, PromptOptions, lines, option, record, verb
-from icebear.app.cli.output import show
+from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
 from icebear.errors import DownloadError, InputError
@@ -111,7 +110,7 @@ def flip(options: Options) -> None:
         document["meanings"] = [label.to_dict() for label in labels]
     show(options.json, document, recipe_report(recipe), *([labels_table(labels)] if labels else []))
     if options.save:  # last, so that a path that cannot be written loses nothing
-        recipe.save(options.save)
+        recipe.save(options.save, overwrite=True)
         click.echo(f"Wrote {options.save}", err=True)
     if options.claim:
         from icebear.claims.kinds.edits import FlipClaim

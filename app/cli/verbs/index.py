@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import click
-from click.core import ParameterSource
 
 import icebear
-from icebear.app.cli.options import AT_LEAST_1, FILE, Choice, ModelOptions, argument, option, record, verb
+from icebear.app.cli.options import AT_LEAST_1, FILE, Choice, ModelOptions, argument, is_named, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import annotating, bar, indexing
 from icebear.app.cli.stores import neurons_named, store_if_any
@@ -85,9 +84,8 @@ def index(options: Options) -> None:
         raise click.UsageError("NEURONS and --prompt need --annotate; add it, or leave them out.")
     if options.lens:
         return _lens(options)
-    source = click.get_current_context().get_parameter_source
     for name in ("workers", "address"):
-        if options.engine != "ray" and source(name) is ParameterSource.COMMANDLINE:
+        if options.engine != "ray" and is_named(name):
             raise click.UsageError(f"--{name} needs --engine ray; add it, or leave --{name} out.")
     from icebear.actmax.index.engines import in_process, on_ray
 

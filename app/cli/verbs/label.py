@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.claims import claim
 from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, verb
-from icebear.app.cli.output import show
+from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named
 from icebear.extras import need
@@ -59,9 +58,9 @@ def label(options: Options) -> None:
 
             with bar("sentences") as move:
                 scores = score_label(model, store, neuron, text, on_progress=move)
-        store.labels.set_own(neuron, text, scores)
+        store.labels.set_manual(neuron, text, scores)
         scored = {"scores": [meaning.to_dict() for meaning in scores]} if options.score else {}
-        document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.own(neuron)[0], **scored}
+        document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.manual(neuron)[0], **scored}
     title = f"{neuron} as {text!r}, on held-out sentences"
     saved = f"{neuron} is labeled {text.strip()!r}." if text.strip() else f"{neuron} has no label of yours any more."
     show(options.json, document, saved, *([labels_table(scores, title)] if scores else []))

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import click
-from click.core import ParameterSource
 
 import icebear
-from icebear.app.cli.claims import claim
-from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
-from icebear.app.cli.output import show, write_page
+from icebear.app.cli.options import (
+    AttributionOptions,
+    ModelOptions,
+    exactly_one,
+    is_named,
+    option,
+    record,
+    recorded,
+    verb,
+)
+from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.errors import InputError
@@ -110,11 +117,10 @@ def _rank_file(file: str, options: Options) -> None:
     from icebear.concepts.answers.behaviour import behaviour, read_cases
     from icebear.concepts.vocabulary.projection import projections
 
-    attribution, context = options.attribution, click.get_current_context()
+    attribution = options.attribution
     supported = set("file target contrast counterfactual site polarity top method checkpoint store json".split())
-    others = set(context.params) - supported - set(vars(options.model))
-    unsupported = [name for name in others if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    if unsupported or len(attribution.counterfactual) > 1:
+    others = set(click.get_current_context().params) - supported - set(vars(options.model))
+    if any(map(is_named, others)) or len(attribution.counterfactual) > 1:
         raise click.UsageError(
             "--file can be combined only with --target, --contrast, one --counterfactual, --method, --site, --polarity "
             "and --top; leave out the other options."

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
+
+from icebear.render import visible
+from icebear.steering.outcome import number_text
 
 BARS = Markup("""<style>
 .bars{{display:grid;grid-template-columns:fit-content(55%) 1fr max-content;gap:.3rem .8rem;align-items:center;
@@ -43,3 +46,14 @@ def bars(rows: Sequence[Bar], high: float = 0.0) -> Markup:
         for row in rows
     )
     return BARS.format(Markup("").join(drawn))
+
+
+def word_bars(columns: Mapping[str, Mapping[str, float]]) -> Markup:
+    """Return numbers of words as bars; all but those with edits are controls. columns: its name -> word -> number."""
+    words = dict.fromkeys(word for numbers in columns.values() for word in numbers)
+    rows = [
+        Bar(f"{visible(word.strip() or word)} {name}", numbers[word], number_text(numbers[word]), name != "with edits")
+        for word in words
+        for name, numbers in columns.items()
+    ]
+    return bars(rows)

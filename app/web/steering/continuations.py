@@ -1,31 +1,20 @@
-"""Two continuations of a prompt side by side, and the probabilities of words without and with edits."""
+"""Two continuations of a prompt side by side, and how the probability of a word changed, in words."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 from markupsafe import Markup
 
 from icebear.app.web.shared import markdown
-from icebear.render import NEGATIVE, hexadecimal, visible
 from icebear.steering.outcome import number_text
 
 SIDE = Markup(
     "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"
     '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.6">{}</span>{}</div>'
-)
-COLORS = ("#8a8a8a", hexadecimal(NEGATIVE), "#b8860b")
-ROWS = Markup(
-    '<div style="display:grid;grid-template-columns:auto auto 1fr;gap:.15rem .8rem;align-items:center">{}</div>'
-)
-ROW = Markup(
-    '<b style="overflow-wrap:anywhere">{}</b><span style="opacity:.7">{}</span>'
-    '<div style="display:flex;gap:.4rem;align-items:center">'
-    '<div style="background:{};height:.75rem;border-radius:2px;min-width:1px;width:{:.1f}%"></div><span>{}</span></div>'
 )
 
 
@@ -50,19 +39,6 @@ def differences(plain: str, edited: str) -> tuple[Markup, Markup]:
             space, word = text[: len(text) - len(text.lstrip())], text.lstrip()
             out[side].append(Markup("{}<mark>{}</mark>" if word and same != "equal" else "{}{}").format(space, word))
     return Markup().join(out[0]), Markup().join(out[1])
-
-
-def bars(columns: Mapping[str, Mapping[str, float]]) -> None:
-    """Show numbers of words as bars. columns: column (such as "with edits") -> word -> number."""
-    numbers = [number for words in columns.values() for number in words.values()]
-    low, high = min(0.0, *numbers), max(0.0, *numbers)
-    rows = []
-    for word in dict.fromkeys(word for words in columns.values() for word in words):
-        for place, (name, words) in enumerate(columns.items()):
-            width = 80 * (words[word] - low) / ((high - low) or 1)
-            label = (visible(word.strip()) or visible(word)) if place == 0 else ""
-            rows.append(ROW.format(label, name, COLORS[place], width, number_text(words[word])))
-    st.html(ROWS.format(Markup().join(rows)))
 
 
 def probability_text(word: str, before: float, after: float) -> str:

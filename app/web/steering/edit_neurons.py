@@ -14,8 +14,9 @@ import streamlit as st
 
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web.shared import jobs, links, markdown, served, tables
+from icebear.app.web.shared.bars import word_bars
 from icebear.app.web.steering import continuations, flips
-from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
+from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
 from icebear.errors import InputError
 from icebear.example import PROMPT
 from icebear.models.text.chat import Chat
@@ -94,7 +95,9 @@ def _edits() -> list[Edit]:
                 st.markdown(sentence(edit), width="stretch")
                 with st.popover("Edit", type="tertiary", width=96):
                     _controls(edits, number)
-                _remove(edits, number)
+                remove: dict[str, Any] = {"on_click": _write, "args": (edits, number, None), "type": "tertiary"}
+                key = f"remove {number} {edit}"
+                st.button("", icon=":material/close:", help="Remove this edit", key=key, **remove)
     return edits
 
 
@@ -132,7 +135,7 @@ def _controls(edits: list[Edit], number: int) -> None:
         return {"key": key, "on_change": change, "args": (key, field)}
 
     units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_labels() else [""])]))
-    places = list(dict.fromkeys([edit.where, *PLACES]))
+    places = list(dict.fromkeys([edit.where, *TOKEN_GROUPS]))
     st.selectbox("Operation", list(SYMBOLS), list(SYMBOLS).index(edit.op), **options("op"))
     st.slider("Value", -largest, largest, edit.value, **options("value"))
     if edit.op != "scale":
@@ -140,11 +143,6 @@ def _controls(edits: list[Edit], number: int) -> None:
     st.selectbox("Where", places, format_func=lambda where: WHERE.get(where, where), **options("where"))
     card = (str(edit.neuron), "+" if edit.value >= 0 else "-")
     st.button("The neuron's card", key=f"card {number}", on_click=links.open_card, args=card)
-
-
-def _remove(edits: list[Edit], number: int) -> None:
-    options: dict[str, Any] = {"on_click": _write, "args": (edits, number, None), "type": "tertiary"}
-    st.button("", icon=":material/close:", help="Remove this edit", key=f"remove {number} {edits[number]}", **options)
 
 
 # --- the result -----------------------------------------------------------------------------------------
@@ -188,23 +186,18 @@ def side_by_side(result: Comparison) -> None:
     st.markdown(change_text(result))
     sides = {"without edits": result.plain.next, "with edits": result.steered.next}
     words = {token.text for side in sides.values() for token in side[:CHARTED]}
-    in_logits = _in_logits(result)
+    in_logits = any(token.probability is None for token in result.plain.next)
     st.caption("The next word: logits" if in_logits else "The next word: probabilities")
 
     def number(token: TokenScore) -> float:
         return token.logit if in_logits or token.probability is None else token.probability
 
-    continuations.bars(
-        {name: {one.text: number(one) for one in side if one.text in words} for name, side in sides.items()}
-    )
+    columns = {name: {word.text: number(word) for word in side if word.text in words} for name, side in sides.items()}
+    st.html(word_bars(columns))
 
 
 def download(result: Comparison) -> None:
     tables.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
-
-
-def _in_logits(result: Comparison) -> bool:
-    return any(token.probability is None for token in result.plain.next)
 
 
 def change_text(result: Comparison) -> str:

@@ -11,6 +11,7 @@ import streamlit as st
 
 from icebear.app.web.shared import jobs, links, markdown, tables
 from icebear.app.web.shared.background import STOPPED, Job
+from icebear.app.web.shared.bars import word_bars
 from icebear.app.web.steering import continuations
 from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.models.model import Model
@@ -167,7 +168,7 @@ def _probabilities(outcome: Outcome, record: FlipRecord) -> None:
     if outcome.control.drawn:
         columns["random edits (mean)"] = {word: fmean(control.drawn) for word, control in words.items()}
     st.caption("The next word: probabilities")
-    continuations.bars(columns)
+    st.html(word_bars(columns))
 
 
 def _edits(recipe: Recipe, record: FlipRecord) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
+import pandas
 import streamlit as st
 
-from icebear.app.web.shared import explanations, jobs, links, markdown, served
+from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables
+from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.explanations import explained
 from icebear.app.web.steering import flips
-from icebear.app.web.why import fine_tuning as two_models
-from icebear.app.web.why import ranked_neurons as tables
+from icebear.app.web.why import ranked_neurons
 from icebear.app.web.why.request import Answers, Request
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
 from icebear.edits import Edit
+from icebear.explanation.explanation import Explanation, explain
 from icebear.explanation.saved import SavedExplanation
 from icebear.explanation.saving import saved_tokens
 from icebear.explanation.sentences import check_sentence
@@ -132,11 +135,51 @@ def _predicted(prompt: str, edits: tuple[Edit, ...], ids: list[int]) -> dict[int
 def details(request: Request) -> None:
     relevance = relevance_of(request)
     if relevance.sites:
-        tables.show(relevance, request.prompt, request.target or "")
+        ranked_neurons.show(relevance, request.prompt, request.target or "")
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _compared(
+    name: str, base: str, prompt: str, counterfactual: str | None, target: str | None, contrast: str | None
+) -> Job:
+    """Return the job that explains the difference between two models, for all visitors."""
+    model, read = jobs.model(), markdown.read_prompt(prompt)
+    options: dict[str, Any] = {"base_model": jobs.base_model()}
+    for key, text in (("target", target), ("contrast", contrast)):
+        options[key] = likelier_form(model, read, text) if text else None
+    options["counterfactual"] = markdown.read_prompt(counterfactual) if counterfactual else None
+    return Job("Comparing with the base model", lambda job: explain(model, read, **options))
 
 
 def fine_tuning(request: Request) -> None:
-    two_models.show(request)
+    """Show the answers of the model and its base model, and the weights that make the difference."""
+    names, answers = (served.model_name(), served.base_name() or ""), (request.target, request.contrast)
+    explanation: Explanation = jobs.awaited(
+        _compared, *names, request.prompt, request.counterfactual, *answers, stops=True
+    )
+    relevance, changes = explanation.relevance, explanation.changes
+    compared = relevance.counterfactual
+    assert compared is not None
+    predictions = relevance.predictions, compared.predictions
+    for place, title, name, likely in zip(st.columns(2), ("Model", "Base model"), names, predictions, strict=True):
+        listed = ", ".join(f"{token.text!r} {token.number}" for token in likely[:3])
+        place.markdown(f"**{title}** {markdown.plain(name)}: {markdown.plain(listed)}")
+    st.caption(markdown.plain(f"{relevance.conservation_text()}."))
+    if changes is None:
+        st.info("Both models give the same number here, so there is no difference to explain.")
+        return
+    st.markdown("#### Weights that caused the difference")
+    causes = [{"changed row": str(one), "caused": one.caused} for one in changes.changes]
+    tables.data_table(pandas.DataFrame(causes), column_config={"caused": tables.SIGNED})
+    st.markdown("#### What restoring them undoes")
+    st.caption(
+        "The share of the difference that is undone when the first changed rows take the base model's weights, beside "
+        "as many rows with the largest norms of their change."
+    )
+    restored = [
+        {"rows": row.changes, "undone": row.undone, "largest norms": row.largest} for row in changes.restorations
+    ]
+    tables.data_table(pandas.DataFrame(restored), shares=["undone", "largest norms"])
 
 
 def method(request: Request) -> None:

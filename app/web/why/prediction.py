@@ -26,7 +26,7 @@ def show() -> None:
     counterfactual = counterfactuals.field(prompt, first_counterfactual if prompt == first_prompt else "")
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
-    answers = _answers(example.explanation) if example else _live().answers(prompt, counterfactual)
+    answers: Answers | SavedExplanation = example.explanation if example else _live().answers(prompt, counterfactual)
     target = _chip(row[1], "Answer", "target", answers.predictions, answers.target)
     rather = answers.counterfactual_predictions or answers.predictions
     contrast = _chip(row[2], "Rather than", "contrast", rather, answers.contrast)
@@ -47,11 +47,6 @@ def show() -> None:
         with offered:
             counterfactuals.offer(prompt)
     gallery.show()
-
-
-def _answers(explanation: SavedExplanation) -> Answers:
-    likely = explanation.predictions, explanation.counterfactual_predictions
-    return Answers(*likely, explanation.target, explanation.contrast)
 
 
 def _live() -> ModuleType:

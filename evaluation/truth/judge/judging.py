@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.rounds import in_rounds
+from icebear.concepts.methods.rounds import Rounds, in_rounds
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.results.result import Relevance
@@ -91,13 +91,13 @@ class Candidates:
 
     def _numbers(self, sets: Tensor) -> Tensor:
         """Return the logit difference (S,) with each set (S, n); one batch is faster than `Nodes.numbers`."""
-        model, one = self.nodes.model, self.nodes.one
+        model, one = self.nodes.model, self.nodes.objective
         (target,), contrast, numbers = one.targets[0] or (0,), one.contrasts[0], []
         for some in sets.split(ROWS):
             masks = torch.zeros(len(some), prod(self.nodes.shape), dtype=torch.bool)
             masks[:, self.places] = some
             ids = one.batch.ids.expand(len(some), -1)
-            with torch.no_grad(), self.nodes.patched(masks.view(-1, *self.nodes.shape), self.nodes.there):
+            with torch.no_grad(), self.nodes.patched(masks.view(-1, *self.nodes.shape), self.nodes.counterfactual):
                 logits = model.net(ids, logits_to_keep=torch.tensor([self.position])).logits[:, 0]
             other = 0.0 if contrast is None else logits[:, contrast]
             numbers.append(logits[:, target] - other)
@@ -304,7 +304,7 @@ def scores_of(
             parts = [relevance.heads() if site == "head" else relevance.of(site) for site in nodes.sites]
             values = torch.cat(parts, -1)  # (L, T, W)
         elif name == ROUNDS:
-            values = in_rounds(nodes)
+            values = nodes.side_by_side(in_rounds(nodes, Rounds().rounds), lambda x: x.sum(-1))
         elif name == "change":
             values = nodes.change()
         else:
