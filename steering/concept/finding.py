@@ -41,6 +41,15 @@ TOLERANCE = 0.01
 """The AUROC may fall by this much for fewer neurons."""
 UNIVERSAL, EVERYWHERE = 0.001, 0.8
 """A universal neuron is among this share of the largest activations in this share of all texts (CNA)."""
+EXPLAINED, TOGETHER = 32, 4
+"""A ranking by relevance explains this many examples, and this many in one pass."""
+Ranking = tuple[np.ndarray, np.ndarray]
+"""Columns, the best first; and the weights (N,) of all standardized activations."""
+FEWEST = 16
+"""The minimum number of texts of each kind; with fewer, too few are left to test on."""
+PARTS = (0.5, 0.75)
+"""Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
+MAX_NEURONS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +115,6 @@ def choose(
     bar = max(choice.auroc for choice in choices) - TOLERANCE
     near = [choice for choice in choices if choice.auroc >= bar]
     return min(near, key=lambda choice: (len(choice.columns), -choice.auroc)), choices
-
-
-EXPLAINED, TOGETHER = 32, 4
-"""A ranking by relevance explains this many examples, and this many in one pass."""
-
-Ranking = tuple[np.ndarray, np.ndarray]
-"""Columns, the best first; and the weights (N,) of all standardized activations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,13 +233,6 @@ def search(data: Material) -> Ranking:
 
 
 RANKINGS: dict[str, Callable[[Material], Ranking]] = {by.__name__: by for by in (means, cna, relevance, w_out, search)}
-
-
-FEWEST = 16
-"""The minimum number of texts of each kind; with fewer, too few are left to test on."""
-PARTS = (0.5, 0.75)
-"""Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
-MAX_NEURONS = 20
 
 
 @typed
