@@ -38,6 +38,8 @@ TEXTS = 4
 """Texts of similar length that go through the model at once, which needs little padding."""
 STRONGEST = 256.0
 TRIES = 40
+Reader = Callable[[Sequence[Edit]], Tensor]
+"""Reads the held-out contexts under edits: the log-probabilities (N, V) of their next tokens."""
 
 
 def side_effects(
@@ -135,10 +137,6 @@ def _log_probabilities(
     with steer(model, edits, prompt_tokens=prompt_tokens):  # which holds the lock
         logits = model.logits(model.encode(rows), positions)
     return logits.float().log_softmax(-1).cpu()
-
-
-Reader = Callable[[Sequence[Edit]], Tensor]
-"""Reads the held-out contexts under edits: the log-probabilities (N, V) of their next tokens."""
 
 
 class HeldOutContexts:

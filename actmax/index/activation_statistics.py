@@ -17,6 +17,8 @@ FIXED_POINT = 2.0**16
 """Integer units per activation of 1 in sums; a sum of floating-point numbers would depend on the order."""
 
 EDGES = torch.tensor(HISTOGRAM_EDGES, dtype=torch.float32)
+EMPTY = torch.iinfo(torch.int64).max
+"""The sentence id of an empty entry, whose value is minus infinity."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +147,6 @@ STATISTICS: dict[str, Statistic] = {
 
 
 # --- summaries -----------------------------------------------------------------------------------------------
-
-EMPTY = torch.iinfo(torch.int64).max
-"""The sentence id of an empty entry, whose value is minus infinity."""
 
 
 @dataclass(frozen=True)
