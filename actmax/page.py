@@ -32,6 +32,24 @@ from icebear.render import NEGATIVE, POSITIVE, page, render, visible
 
 if TYPE_CHECKING:
     import pandas
+STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
+NEAREST = {
+    "writes": "Neurons with similar output",
+    "reads": "Neurons with similar input",
+    "examples": "Neurons with similar sentences",
+}
+NOT_NEAR = "no neuron is above that"
+"""In place of the similar neurons."""
+TICKS = 6
+"""About as many numbers are on the axis of a histogram."""
+ALIKE = 0.5
+"""Effects of a smaller mean correlation change from sentence to sentence."""
+WRITES = "What the neuron writes at its maximally activating sentences"
+HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
+RELMAX = (
+    "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "
+    "predictions (RelMax), not to its activation."
+)
 
 
 @dataclass(frozen=True)
@@ -143,26 +161,6 @@ def _example(example: Example) -> dict[str, Any]:
         "title": example.sentence.title,
         **({"relevance": example.relevance} if example.by == "activation" else {}),  # of its tokens
     }
-
-
-STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
-NEAREST = {
-    "writes": "Neurons with similar output",
-    "reads": "Neurons with similar input",
-    "examples": "Neurons with similar sentences",
-}
-NOT_NEAR = "no neuron is above that"
-"""In place of the similar neurons."""
-TICKS = 6
-"""About as many numbers are on the axis of a histogram."""
-ALIKE = 0.5
-"""Effects of a smaller mean correlation change from sentence to sentence."""
-WRITES = "What the neuron writes at its maximally activating sentences"
-HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
-RELMAX = (
-    "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "
-    "predictions (RelMax), not to its activation."
-)
 
 
 def heading(card: Card, polarity: str) -> str:

@@ -76,26 +76,11 @@ class Claim:
 
     @classmethod
     def of(cls, model: Model, what: Kind, seed: int = 0, measured: Measured | None = None) -> Claim:
-        """Measure a claim and set its threshold.
+        """Measure a claim and set its threshold, which leaves the larger of the standard error and 5 % of the value as
+        a margin.
 
-        Parameters
-        ----------
-        model : Model
-        what : Kind
-        seed : int
-            The seed of random controls.
-        measured : Measured, optional
-            What `what.measure(model, seed)` returns, if it is known.
-
-        Returns
-        -------
-        Claim
-            Its threshold leaves the larger of the standard error and 5 % of the value as a margin.
-
-        Raises
-        ------
-        InputError
-            If the control passes too, or nearly: such a claim cannot fail.
+        seed: of random controls. measured: what `what.measure(model, seed)` returns, if it is known. Raises
+        `InputError` if the control passes too, or nearly: such a claim cannot fail.
         """
         one = measured or what.measure(model, seed)
         margin = max(one.error, MARGIN * abs(one.value))

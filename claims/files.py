@@ -42,13 +42,8 @@ class _PlainLoader(_Loader):
 
 
 def read_claims(path: str | Path) -> tuple[Claim, ...]:
-    """Read a file of claims.
-
-    Raises
-    ------
-    InputError
-        If it is not a file of claims, or too large, or has YAML that claims do not need: anchors, aliases and tags.
-    """
+    """Read a file of claims. Raises `InputError` if it is none, or too large, or has YAML that claims do not need:
+    anchors, aliases and tags."""
     try:
         size = existing(path).stat().st_size
     except FileNotFoundError:
@@ -126,18 +121,8 @@ def append_claims(path: str | Path, claims: Sequence[Claim]) -> None:
 def append_drafts(
     model: Model, path: str | Path, drafts: Iterable[Draft], seed: int = 0
 ) -> tuple[list[Claim], list[str]]:
-    """Append claims to a file.
-
-    Returns
-    -------
-    claims, refused
-        What was written, and a sentence for each claim that was not, such as one that cannot fail.
-
-    Raises
-    ------
-    InputError
-        If there is nothing to write, or the file cannot be written.
-    """
+    """Append claims to a file. Return what was written, and a sentence for each claim that was not, such as one that
+    cannot fail. Raises `InputError` if there is nothing to write, or the file cannot be written."""
     claims: list[Claim] = []
     refused: list[str] = []
     for what, measured in drafts:

@@ -11,7 +11,7 @@ from icebear.concepts.circuits.records import Node
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import prompt_json
-from icebear.records import Neuron
+from icebear.records import Neuron, Ranked
 from icebear.values import shown
 
 PromptText = str | tuple[dict[str, str], ...]
@@ -33,9 +33,14 @@ class NodeId:
         return f"{self.neuron}@{self.position}"
 
     @classmethod
-    def of(cls, node: Node) -> NodeId:
-        """Return the name of a circuit's node."""
+    def of(cls, node: Node | Ranked) -> NodeId:
+        """Return the name of a node of a circuit or a ranking."""
         return cls(node.neuron, node.position)
+
+    @property
+    def ranked(self) -> Ranked:
+        """The node without its numbers."""
+        return Ranked(self.neuron, self.position, None, 0.0)
 
     @classmethod
     def parse(cls, text: str) -> NodeId:

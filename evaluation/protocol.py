@@ -108,13 +108,8 @@ class Evaluation:
                 check_int(value, flag, option.least or 0)
 
     def parts(self, model: Model) -> Iterator[Part]:
-        """Yield the parts; each is measured and reported before the next is asked for.
-
-        Raises
-        ------
-        InputError
-            If there is nothing to measure.
-        """
+        """Yield the parts; each is measured and reported before the next is asked for. Raises `InputError` if there is
+        nothing to measure."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:

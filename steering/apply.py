@@ -257,7 +257,12 @@ class _TokenTracker:
                     f"{edit} depends on earlier tokens, which are not known; pass input_ids, and run the model on all "
                     "of them inside `steer`."
                 )
-            acts = self._holds(edit, read) if edit.condition else self._in_message(edit, read)
+            if edit.condition:
+                kind, text = edit.condition
+                seen = (read == self.model.token_id(text, "token of a condition")).cumsum(1) > 0
+                acts = seen if kind == "seen" else ~seen  # (B, past + T)
+            else:
+                acts = self._in_message(edit, read)
             acts = acts[:, -positions.shape[1] :] & (positions >= 0)
         else:
             acts = torch.tensor(
@@ -289,9 +294,3 @@ class _TokenTracker:
             for turn in named[-1:] if last else named:
                 acts[row, columns[turn.first : turn.last]] = True
         return acts
-
-    def _holds(self, edit: Edit, read: Tensor) -> Tensor:
-        """(B, past + T) whether the condition of the edit holds at each token."""
-        kind, text = edit.condition or ("", "")
-        seen = (read == self.model.token_id(text, "token of a condition")).cumsum(1) > 0
-        return seen if kind == "seen" else ~seen

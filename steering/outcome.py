@@ -205,11 +205,8 @@ def steer_concept(
     sides = [comparison.plain.text, comparison.steered.text]
     drawn: Sequence[str] = ()
     if draws and model.task.generates:
-
-        def drawn_step(done: int) -> None:
-            step(2 * max_new_tokens + done)
-
-        drawn = texts_under(model, prompt, draws, max_new_tokens, drawn_step, None, temperature, seed)
+        third = lambda done: step(2 * max_new_tokens + done)  # noqa: E731
+        drawn = texts_under(model, prompt, draws, max_new_tokens, third, None, temperature, seed)
     begun = prompt_line(prompt)
     before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*sides, *drawn]]))
     control = RandomControl(_edits_text(edits), OTHERS, f"{concept.name} in the text", before, after, tuple(random))

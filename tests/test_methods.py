@@ -19,8 +19,16 @@ from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
 from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
-from icebear.evaluation.baselines.inputs import AtMan, Gradient, Occlusion, Positions, Random, SmoothGrad
-from icebear.evaluation.baselines.registry import BASELINES, methods_of
+from icebear.evaluation.baselines.registry import (
+    BASELINES,
+    AtMan,
+    Gradient,
+    Occlusion,
+    Positions,
+    Random,
+    SmoothGrad,
+    methods_of,
+)
 from icebear.evaluation.data import pairs
 from icebear.evaluation.explanations import ablation, faithfulness
 from icebear.evaluation.explanations.questions import Question

@@ -23,6 +23,7 @@ from icebear.records import Meaning, Neuron
 
 GROUP = 4096
 """The number of neurons whose activations are in memory at once (about 140 kB each)."""
+SHOWN = 4
 
 
 def label_neurons(
@@ -147,9 +148,6 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
     text, passes = kinds.of(label).text(label), significant(chosen, by_chance)
     p = p_value(chosen, by_chance)
     return Meaning(side.neuron, side.polarity, label.kind, text, by, chosen.test, p, passes, record)
-
-
-SHOWN = 4
 
 
 def test_examples(label: Label, fired: TopActivations) -> dict[str, list[dict[str, Any]]]:

@@ -20,6 +20,14 @@ from icebear.models.model import Model
 from icebear.records import Neuron
 
 PROMOTED = 5
+CONTROLS = 100
+"""The number of random neurons that the nulls are made from."""
+DRAWS = 5
+"""The number of shifts, and of other labels, of each random neuron and polarity."""
+NEAR = 300
+"""The number of draws that a label is compared with."""
+Nulls = dict[str, list[float]]
+"""``circular_shift`` and ``other_neuron`` -> margins."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +82,6 @@ def sides(
             train, writes = fired["train"], tuple(token.text for token in promoted[polarity])
             evidence = Evidence(train.sample, train.values, places, writes)
             yield Side(neuron, polarity, fired, evidence)
-
-
-CONTROLS = 100
-"""The number of random neurons that the nulls are made from."""
-DRAWS = 5
-"""The number of shifts, and of other labels, of each random neuron and polarity."""
-NEAR = 300
-"""The number of draws that a label is compared with."""
-
-Nulls = dict[str, list[float]]
-"""``circular_shift`` and ``other_neuron`` -> margins."""
 
 
 def nulls(controls: dict[str, Any], neuron: Neuron) -> Nulls:

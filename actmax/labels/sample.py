@@ -39,6 +39,8 @@ FREQUENT = 0.05
 """The share of sentences above which a word cannot name a topic."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
+SampleRow = tuple[Sentence, list[int], int]
+"""A sentence, its token ids, and its length without special tokens at the end."""
 
 
 def part_of(title: str) -> str:
@@ -59,10 +61,6 @@ class Codes:
         mask = np.zeros(len(codes) + 1, dtype=bool)
         mask[[codes[text] for text in texts if text in codes]] = True
         return mask
-
-
-SampleRow = tuple[Sentence, list[int], int]
-"""A sentence, its token ids, and its length without special tokens at the end."""
 
 
 class Sample:

@@ -24,7 +24,7 @@ from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.records import Ranked, TokenScore
+from icebear.records import TokenScore
 from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
 from icebear.steering.side_effects import HeldOutContexts
 
@@ -56,35 +56,10 @@ class Explained(Kind):
         return attribute(model, self.prompt, self.target, self.contrast, **how, sites=wanted)
 
 
-def scores_of(relevance: Relevance, site: str) -> Tensor:
-    """Return (L, T, W) the relevance of the neurons, or heads, of a site."""
-    return relevance.heads() if site == "head" else relevance.of(site)
-
-
-def mask_of(model: Model, relevance: Relevance, nodes: tuple[NodeId, ...]) -> Tensor:
-    """Return nodes of one site as a mask (L, T, W). Raises `InputError` for a node that the model does not have."""
-    chosen = torch.zeros_like(scores_of(relevance, site_of(nodes)), dtype=torch.bool)
-    for node in nodes:
-        check_node(model, relevance, node)
-        chosen[node.neuron.layer, node.position, node.neuron.index] = True
-    return chosen
-
-
 def most_relevant(relevance: Relevance, site: str, count: int, by: By = "positive") -> tuple[NodeId, ...]:
     """Return the nodes that `Relevance.top` ranks first at all tokens."""
     ranked = relevance.top(count, site, position="all", by=by)
-    return tuple(NodeId(row.neuron, row.position) for row in ranked)
-
-
-def site_of(nodes: tuple[NodeId, ...]) -> str:
-    """Return the site of nodes. Raises `InputError` if they have several, or if there are none."""
-    sites = sorted({node.neuron.site for node in nodes})
-    if len(sites) != 1:
-        raise InputError(
-            f"The nodes of a claim must be of one site, not of {', '.join(sites) or 'none'}; write a claim for each "
-            "site."
-        )
-    return sites[0]
+    return tuple(map(NodeId.of, ranked))
 
 
 def check_node(model: Model, relevance: Relevance, node: NodeId) -> None:
@@ -158,10 +133,9 @@ class RelevanceClaim(Explained):
             able = [share for share in shares if abs(share) > 1e-6]
             return Measured(shares[self.token], 1 / max(1, len(able)))
         check_node(model, relevance, self.node)
-        neuron = self.node.neuron
-        row = scores_of(relevance, neuron.site)[neuron.layer, self.node.position] / total
-        others = others_of(model, neuron, seed)
-        return Measured(row[neuron.index].item(), fmean(abs(row[one.index].item()) for one in others))
+        neurons = [self.node.neuron, *others_of(model, self.node.neuron, seed)]
+        share, *others = (relevance.of_neuron(neuron, self.node.position) / total for neuron in neurons)
+        return Measured(share, fmean(map(abs, others)))
 
     @classmethod
     def of_tokens(cls, relevance: Relevance, about: dict[str, Any]) -> list[Draft]:
@@ -182,10 +156,22 @@ class NodesClaim(Explained):
 
     nodes: tuple[NodeId, ...]
 
+    def recorded(self, model: Model) -> tuple[str, Relevance, Tensor]:
+        """Return the site of the nodes, its relevance, and the nodes as a mask (L, T, W). Raises `InputError` if they
+        have several sites or none, and for a node that the model does not have."""
+        sites = sorted({node.neuron.site for node in self.nodes})
+        if len(sites) != 1:
+            raise InputError(
+                f"The nodes of a claim must be of one site, not of {', '.join(sites) or 'none'}; write a claim for "
+                "each site."
+            )
+        relevance = self.relevance(model, sites[0])
+        for node in self.nodes:
+            check_node(model, relevance, node)
+        return sites[0], relevance, relevance.mask([node.ranked for node in self.nodes], sites[0])
+
     def measure(self, model: Model, seed: int = 0) -> Measured:
-        site = site_of(self.nodes)
-        relevance = self.relevance(model, site)
-        chosen = mask_of(model, relevance, self.nodes)
+        site, relevance, chosen = self.recorded(model)
         ablation = ablate(nodes_of(model, relevance, site), chosen, torch.Generator().manual_seed(seed))
         return self.of_ablation(ablation)
 
@@ -227,10 +213,8 @@ class SimilarClaim(NodesClaim):
     control_is = "that of random nodes of the same layers and tokens"
 
     def measure(self, model: Model, seed: int = 0) -> Measured:
-        site = site_of(self.nodes)
-        relevance = self.relevance(model, site)
-        listed = mask_of(model, relevance, self.nodes)
-        best = mask_of(model, relevance, most_relevant(relevance, site, len(self.nodes)))
+        site, relevance, listed = self.recorded(model)
+        best = relevance.mask(relevance.top(len(self.nodes), site, position="all"), site)
         by_chance = (listed.sum(-1) * best.sum(-1) / listed.shape[-1]).sum().item()
         return Measured(int((listed & best).sum()) / len(self.nodes), by_chance / len(self.nodes))
 
@@ -300,7 +284,7 @@ class EffectClaim(Explained):
         likely = patched.token_ids
         neurons = [self.node.neuron, *others_of(model, self.node.neuron, seed)]
         patched.token_ids = ids = list(dict.fromkeys([*likely, *raised, *lowered]))
-        matrix, *_ = patched.effects([[Ranked(neuron, self.node.position, None, 0.0)] for neuron in neurons])
+        matrix, *_ = patched.effects([[NodeId(neuron, self.node.position).ranked] for neuron in neurons])
         matrix = matrix - matrix[:, : len(likely)].mean(1, keepdim=True)
         values = matrix.new_zeros(len(neurons))
         for words, sign in ((raised, 1), (lowered, -1)):
@@ -313,7 +297,7 @@ class EffectClaim(Explained):
     def of(cls, model: Model, node: ExplainedNode, about: dict[str, Any]) -> list[Draft]:
         """Return the claim of the words of a node; none if no word is a token."""
         raises, lowers = (_readable(model, words) for words in (node.raises, node.lowers))
-        about = {**about, "node": NodeId(node.ranked.neuron, node.ranked.position)}
+        about = {**about, "node": NodeId.of(node.ranked)}
         return [(cls(**about, raises=raises, lowers=lowers), None)] if raises or lowers else []
 
     def __str__(self) -> str:
@@ -387,7 +371,7 @@ def _of_nodes(model: Model, nodes: Sequence[ExplainedNode], about: dict[str, Any
     drafts: list[Draft] = []
     for one in nodes:
         if one.ranked.relevance > 0:
-            drafts.append((RelevanceClaim(**about, node=NodeId(one.ranked.neuron, one.ranked.position)), None))
+            drafts.append((RelevanceClaim(**about, node=NodeId.of(one.ranked)), None))
         drafts += EffectClaim.of(model, one, about)
     return drafts
 

@@ -83,11 +83,6 @@ def _looked_up(frame: str, known: Mapping[str, str]) -> list[Pair]:
     return [Pair(frame.format(a), frame.format(b), f" {known[a]}", f" {known[b]}") for a, b in permutations(known, 2)]
 
 
-def _pronouns() -> list[Pair]:
-    people = product(WORDS["women"], WORDS["men"], WORDS["deeds"])
-    return [Pair(f"The {woman} {deed}", f"The {man} {deed}", " she", " he") for woman, man, deed in people]
-
-
 TASKS: dict[str, list[Pair]] = {
     "simple": _agreement(WORDS["starts"], WORDS["nouns"]),
     "phrase": _agreement(WORDS["phrases"], WORDS["nouns"]),
@@ -97,7 +92,10 @@ TASKS: dict[str, list[Pair]] = {
     "greater-than": _greater_than(),
     "capitals": _looked_up("The capital of {} is", WORDS["capitals"]),
     "opposites": _looked_up("The opposite of {} is", WORDS["opposites"]),
-    "pronouns": _pronouns(),
+    "pronouns": [
+        Pair(f"The {woman} {deed}", f"The {man} {deed}", " she", " he")
+        for woman, man, deed in product(WORDS["women"], WORDS["men"], WORDS["deeds"])
+    ],
 }
 
 

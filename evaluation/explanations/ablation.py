@@ -44,6 +44,7 @@ PATCHED = {
 }
 DRAWN = 200
 """`PATCHED` takes this many of the scores' largest nodes, and as many others."""
+MATCHED = "matched"
 
 
 class Compared:
@@ -96,7 +97,6 @@ def _in_rounds(compared: Compared) -> Tensor:
     return rank
 
 
-MATCHED = "matched"
 CONTROLS: dict[str, Callable[[Compared], Tensor]] = {
     "gradient-rounds": _in_rounds,
     "change": lambda compared: compared.exchangeable.change(),

@@ -284,12 +284,11 @@ class Concept(Saved, Tabled):
         self.check_usable(model)
         if (strength is None) is (kl is None):
             raise InputError("Give either a strength or an off-target KL (kl).")
-        if kl is not None:
-            real(kl, "The off-target KL (kl)", POSITIVE)
-        else:
-            real(strength, "The strength of a concept", 0)
         cost: dict[str, float] = {}
-        if kl is not None:
+        if kl is None:
+            real(strength, "The strength of a concept", 0)
+        else:
+            real(kl, "The off-target KL (kl)", POSITIVE)
             contexts = held_out or HeldOutContexts(model)
             strength, cost["off_target_kl"] = strength_at(
                 kl, lambda strength: contexts.off_target_kl(self._edits(strength, where, decay, suppress))

@@ -41,6 +41,15 @@ TOLERANCE = 0.01
 """The AUROC may fall by this much for fewer neurons."""
 UNIVERSAL, EVERYWHERE = 0.001, 0.8
 """A universal neuron is among this share of the largest activations in this share of all texts (CNA)."""
+EXPLAINED, TOGETHER = 32, 4
+"""A ranking by relevance explains this many examples, and this many in one pass."""
+Ranking = tuple[np.ndarray, np.ndarray]
+"""Columns, the best first; and the weights (N,) of all standardized activations."""
+FEWEST = 16
+"""The minimum number of texts of each kind; with fewer, too few are left to test on."""
+PARTS = (0.5, 0.75)
+"""Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
+MAX_NEURONS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +115,6 @@ def choose(
     bar = max(choice.auroc for choice in choices) - TOLERANCE
     near = [choice for choice in choices if choice.auroc >= bar]
     return min(near, key=lambda choice: (len(choice.columns), -choice.auroc)), choices
-
-
-EXPLAINED, TOGETHER = 32, 4
-"""A ranking by relevance explains this many examples, and this many in one pass."""
-
-Ranking = tuple[np.ndarray, np.ndarray]
-"""Columns, the best first; and the weights (N,) of all standardized activations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,13 +235,6 @@ def search(data: Material) -> Ranking:
 RANKINGS: dict[str, Callable[[Material], Ranking]] = {by.__name__: by for by in (means, cna, relevance, w_out, search)}
 
 
-FEWEST = 16
-"""The minimum number of texts of each kind; with fewer, too few are left to test on."""
-PARTS = (0.5, 0.75)
-"""Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
-MAX_NEURONS = 20
-
-
 @typed
 def find_concept(
     model: Model,
@@ -303,7 +298,8 @@ def find_concept(
     seen = read(model, texts, neurons_of(model, sites), on_progress)
     rank, *tests = (np.flatnonzero(part == number) for number in range(3))
     without = rank[~positive[rank]]
-    centre, spread = seen.means[without].mean(0), spread_of(seen.means[rank], seen.means[without])
+    centre, spread = seen.means[without].mean(0), seen.means[without].std(0)
+    spread = np.where(spread > 0, spread, seen.means[rank].std(0))  # of a neuron that is active with the concept only
     x = (seen.means - centre) / np.where(spread > 0, spread, 1)
     everywhere = universal(seen.means[without])
     material = Material(model, texts, positive, rank, seen, x, everywhere | (spread == 0), words, store)
@@ -330,13 +326,6 @@ def find_concept(
         "made_with": model.made_with,
     }
     return Concept(name, parts, model.name, model.fingerprint, provenance)
-
-
-def spread_of(means: np.ndarray, without: np.ndarray) -> np.ndarray:
-    """(N,) standard deviations over the texts without the concept; of a neuron that is constant there, as one that is
-    active with the concept only, over all texts."""
-    own = without.std(0)
-    return np.where(own > 0, own, means.std(0))
 
 
 def parts_of(

@@ -42,6 +42,7 @@ NORM_PROMPTS = 64
 """Prompts that LayerNorm's divisor is measured on."""
 Sample = tuple[str, str]
 """A program and a variant."""
+TRAINED = "trained"
 
 
 def plain(program: Program, seed: int) -> Compiled:
@@ -63,7 +64,6 @@ VARIANTS: dict[str, Callable[[Program, int], Compiled]] = {
     "decoys, LayerNorm": normed,
 }
 """The program alone; with decoys; with decoys, rotated, and read through LayerNorm."""
-TRAINED = "trained"
 
 
 @dataclass(frozen=True)

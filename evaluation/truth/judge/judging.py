@@ -34,6 +34,24 @@ TOLERANCE = 0.1
 """A set is sufficient if it recovers the difference up to this share."""
 SAME = 1e-3
 """Nodes whose change is below this share of the largest change of their site count as equal in both prompts."""
+SITES = {"neurons": ("ffn",), "neurons and heads": ("ffn", "head"), "heads": ("head",)}
+"""The last one is judged in models of attention only."""
+COLUMNS = {
+    "at_k": "recovered with the first k nodes, recomputed; k: size of a smallest sufficient set, higher is better",
+    "at_2k": "recovered with the first 2k nodes, higher is better",
+    "area": "area under recovered by number of nodes, as a share of that of the best order, higher is better",
+    "precision": "of the first k nodes, the share that belongs to a smallest sufficient set, higher is better",
+    "recall": "of a smallest sufficient set, the share that is in the first 2k nodes, higher is better",
+    "zero": "of a smallest sufficient set, the share with a score of zero, lower is better",
+}
+ZERO = 1e-6
+"""Scores below this share of the largest one are zero, and scores that differ by less are equal; ties are broken at
+random."""
+ROUNDS = "difference-rounds"
+CONTROLS = (ROUNDS, "change", "random")
+"""Difference rules in rounds; the size of the activation difference; and uniform random numbers."""
+HARD = 3
+"""A pair is hard if more nodes differ than this many times the size of a smallest set."""
 
 
 @dataclass(frozen=True)
@@ -183,26 +201,6 @@ def exchangeable(candidates: Candidates, smallest: Sequence[int]) -> dict[int, t
             *(other for other, error in zip(others, errors.tolist(), strict=True) if error <= TOLERANCE),
         )
     return result
-
-
-SITES = {"neurons": ("ffn",), "neurons and heads": ("ffn", "head"), "heads": ("head",)}
-"""The last one is judged in models of attention only."""
-COLUMNS = {
-    "at_k": "recovered with the first k nodes, recomputed; k: size of a smallest sufficient set, higher is better",
-    "at_2k": "recovered with the first 2k nodes, higher is better",
-    "area": "area under recovered by number of nodes, as a share of that of the best order, higher is better",
-    "precision": "of the first k nodes, the share that belongs to a smallest sufficient set, higher is better",
-    "recall": "of a smallest sufficient set, the share that is in the first 2k nodes, higher is better",
-    "zero": "of a smallest sufficient set, the share with a score of zero, lower is better",
-}
-ZERO = 1e-6
-"""Scores below this share of the largest one are zero, and scores that differ by less are equal; ties are broken at
-random."""
-ROUNDS = "difference-rounds"
-CONTROLS = (ROUNDS, "change", "random")
-"""Difference rules in rounds; the size of the activation difference; and uniform random numbers."""
-HARD = 3
-"""A pair is hard if more nodes differ than this many times the size of a smallest set."""
 
 
 @dataclass(frozen=True)

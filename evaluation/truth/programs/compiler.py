@@ -23,6 +23,11 @@ LOGIT = 10.0
 SCALE: Vector = {("scale", 0): 1.0}
 SIZE = 12.0
 """The constant feature in front of LayerNorm; the other features have a norm of about 3."""
+FOLDER = Path(__file__).with_name("trained")
+SHAPE: dict[str, Any] = {
+    **{"d_model": 32, "n_heads": 4, "d_head": 8, "d_mlp": 64},
+    **{"act_fn": "gelu", "normalization_type": "LN"},
+}
 
 
 @dataclass(frozen=True)
@@ -167,13 +172,6 @@ def measured_divisors(net: hooked.Hooked, ids: Tensor) -> list[float]:
     for handle in undo:
         handle.remove()
     return seen
-
-
-FOLDER = Path(__file__).with_name("trained")
-SHAPE: dict[str, Any] = {
-    **{"d_model": 32, "n_heads": 4, "d_head": 8, "d_mlp": 64},
-    **{"act_fn": "gelu", "normalization_type": "LN"},
-}
 
 
 def config_of(program: Program) -> HookedConfig:

@@ -22,6 +22,8 @@ EVEN = 12.0
 ONE: Vector = {("one", 0): 1.0}
 """1 at every token."""
 PROGRAM = "program"
+Variables = dict[str, list[Any]]
+BOS, END, PAD = "BOS", "END", "PAD"
 
 
 @dataclass(frozen=True)
@@ -137,10 +139,6 @@ def matching(queries: Sequence[Vector], keys: Sequence[Vector], weight: float = 
 
 def copying(reads: Sequence[Vector], writes: Sequence[Vector]) -> list[tuple[Vector, Vector]]:
     return list(zip(reads, writes, strict=True))
-
-
-Variables = dict[str, list[Any]]
-BOS, END, PAD = "BOS", "END", "PAD"
 
 
 @dataclass(frozen=True)
