@@ -35,19 +35,9 @@ from icebear.concepts.vocabulary.projection import projections
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
-from icebear.explanation import screen
+from icebear.explanation import sentences
 from icebear.explanation.effect_map import effect_map
 from icebear.explanation.record import CheckedCircuit, ExplainedGroup, ExplainedNode, ExplainedPrediction
-from icebear.explanation.sentences import (
-    GROUPS_ABOUT,
-    empty_shares,
-    group_text,
-    limits_sentence,
-    reach_sentence,
-    sum_text,
-    together_sentence,
-    tokens_sentence,
-)
 from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
@@ -131,7 +121,7 @@ class Explanation(ExplainedPrediction):
         )
 
     def __repr__(self) -> str:
-        return screen.text(self)
+        return sentences.screen(self)
 
     def _repr_html_(self) -> str:
         """Return the page in a frame of its own, whose style leaves the notebook alone."""
@@ -144,20 +134,12 @@ class Explanation(ExplainedPrediction):
         title = f"Why {relevance.target_text!r}{against}?"
         cards = [(str(card.neuron), card_fragment(card)) for card in self.cards]
         effects = effect_map(self)
-        values = {"groups": self.groups, "group_text": group_text, "sum_text": sum_text}
-        groups = render("icebear.explanation/groups.html", **values) if self.groups else ""
         body = render(
             "icebear.explanation/explanation.html",
             explanation=self,
+            sentences=sentences,
             title=title,
-            tokens_sentence="" if relevance.image else tokens_sentence(relevance),
-            together_sentence=together_sentence(self),
-            effect_groups=groups,
             effects=effects.to_svg() if effects else "",
-            reach=reach_sentence(self),
-            limits=limits_sentence(self),
-            about_groups=GROUPS_ABOUT,
-            empty=empty_shares(self.ablations).items(),
             details=cards or [(str(one.neuron), vocabulary_html(one)) for one in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
             groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],

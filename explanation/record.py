@@ -164,17 +164,7 @@ class ExplainedPrediction(Tabled):
         """Return the nodes as a pandas table. `to_arrow` returns an Arrow table."""
         import pandas
 
-        columns = [
-            "neuron",
-            "position",
-            "polarity",
-            "activation",
-            "relevance",
-            "token",
-            "raises",
-            "lowers",
-            "promotes",
-            "label",
-        ]
-        there = ["counterfactual"] if self.relevance.counterfactual else []
-        return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=[*columns[:4], *there, *columns[4:]])
+        columns = ["neuron", "position", "polarity", "activation"]
+        columns += ["counterfactual"] if self.relevance.counterfactual else []
+        columns += ["relevance", "token", "raises", "lowers", "promotes", "label"]
+        return pandas.DataFrame([node.to_dict() for node in self.nodes], columns=columns)

@@ -8,19 +8,12 @@ from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.edits import Edit
+from icebear.explanation import sentences
 from icebear.explanation.explanation import Explanation, edited_at
 from icebear.explanation.record import ExplainedGroup, ExplainedNode
 from icebear.explanation.saved import SavedExplanation, SavedGroup, SavedNode
-from icebear.explanation.sentences import (
-    group_text,
-    margins_sentence,
-    reach_sentence,
-    together_sentence,
-    tokens_sentence,
-)
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike, prompt_json
-from icebear.records import Ranked
 
 
 def saved_tokens(
@@ -39,8 +32,8 @@ def saved_tokens(
         tuple(relevance.tokens.tolist()),
         relevance.prompt.sinks,
         relevance.prompt.template,
-        "" if relevance.image else tokens_sentence(relevance),
-        margins_sentence(relevance),
+        "" if relevance.image else sentences.tokens_sentence(relevance),
+        sentences.margins_sentence(relevance),
         relevance.made_with,
     )
 
@@ -50,8 +43,8 @@ def saved_groups(begun: SavedExplanation, model: Model, explanation: Explanation
     patched = Patched(model, explanation.relevance)
     return replace(
         begun,
-        together_sentence=together_sentence(explanation),
-        reach_sentence=reach_sentence(explanation),
+        together_sentence=sentences.together_sentence(explanation),
+        reach_sentence=sentences.reach_sentence(explanation),
         groups=tuple(_group(patched, group) for group in explanation.groups),
     )
 
@@ -60,18 +53,18 @@ def _group(patched: Patched, explained: ExplainedGroup) -> SavedGroup:
     nodes = explained.group.nodes
     heads = any(row.neuron.site == "head" for row in nodes)
     raises, lowers = explained.group.words()
+    prompt = patched.relevance.prompt
+    edits = [
+        Edit(row.neuron, "set", patched.node(row).value.item(), where=edited_at(prompt, row))
+        for row in (() if heads else nodes)
+    ]
     return SavedGroup(
         tuple(raises),
         tuple(lowers),
-        group_text(explained),
-        () if heads else tuple(_edit(patched, row) for row in nodes),
+        sentences.group_text(explained),
+        tuple(edits),
         tuple(_node(patched, node) for node in explained.strongest),
     )
-
-
-def _edit(patched: Patched, row: Ranked) -> Edit:
-    """Return the edit that sets a neuron to the value that its effect is measured against."""
-    return Edit(row.neuron, "set", patched.node(row).value.item(), where=edited_at(patched.relevance.prompt, row))
 
 
 def _node(patched: Patched, node: ExplainedNode) -> SavedNode:

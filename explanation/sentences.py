@@ -1,8 +1,10 @@
-"""What an explanation says, in sentences that every face shows."""
+"""What an explanation says: in sentences that every face shows, and in the lines of a screen."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,8 @@ from icebear.concepts.results.effect_words import effect_text, effect_words
 if TYPE_CHECKING:
     from icebear.concepts.nodes.controls import Ablation
     from icebear.concepts.results.result import Relevance
-    from icebear.explanation.record import ExplainedGroup, ExplainedPrediction
+    from icebear.explanation.record import ExplainedGroup, ExplainedNode, ExplainedPrediction
+    from icebear.records import TokenScore
 
 NODES = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads", "mixer": "mixer neurons"}
 """The nodes of a site, in words."""
@@ -27,6 +30,8 @@ CLOSE = 1e-3
 """The largest remainder, as a share of the explained number, with which the check of a method is passed."""
 MOST, ENOUGH = 3, 0.95
 """Tokens are named until their shares sum to this, at most three."""
+WIDTH = 100
+"""The columns of a screen."""
 
 
 def tokens_sentence(relevance: Relevance) -> str:
@@ -161,3 +166,70 @@ def limits_sentence(explanation: ExplainedPrediction) -> str:
     site = explanation.ranking.site or "ffn"
     others = "attention" if site == "ffn" else "FFN neurons"
     return f"Not shown: {others}, the other nodes, and interactions between nodes of different groups."
+
+
+# --- the screen: the lines of an explanation, for a terminal and for `print` ----------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    text: str
+    style: str = ""
+    """``bold``, ``dim`` or nothing."""
+    wraps: bool = True
+    """Else it is cut at the end of the line."""
+
+
+def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
+    """Return the lines before and after the tokens of the prompt."""
+    title = "Groups of these nodes by what they do to the next word [random nodes in brackets]"
+    groups = [line for number, group in enumerate(explanation.groups, 1) for line in _group(number, group)]
+    nodes = [] if explanation.groups else [_node(node) for node in explanation.nodes]
+    after = [
+        Line(tokens_sentence(explanation.relevance)),
+        Line(together_sentence(explanation)),
+        *([Line(""), Line(title, "bold"), *groups] if groups else [Line(""), *nodes]),
+        Line(""),
+        Line(reach_sentence(explanation)),
+        Line(limits_sentence(explanation), "dim"),
+    ]
+    return _predictions(explanation), after
+
+
+def screen(explanation: ExplainedPrediction) -> str:
+    """Return the lines as plain text of at most `WIDTH` columns."""
+    before, after = lines(explanation)
+    prompt = [] if explanation.relevance.image else ["", f"  {explanation.relevance.prompt.text}", ""]
+    return "\n".join([*map(_plain, before), *prompt, *map(_plain, after)])
+
+
+def _plain(line: Line) -> str:
+    return textwrap.fill(line.text, WIDTH) if line.wraps else line.text[:WIDTH]
+
+
+def _predictions(explanation: ExplainedPrediction) -> list[Line]:
+    relevance, compared = explanation.relevance, explanation.relevance.counterfactual
+    against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
+    method = repr(relevance.method).removesuffix("()")
+    head = Line(f"Why {relevance.target_text!r}{against}?  method: {method}", "bold")
+    predicted = [head, Line(f"Predicted: {_listed(relevance.predictions)}")]
+    if compared and compared.predictions:
+        after = "".join(compared.prompts[0])
+        predicted.append(Line(f"Counterfactual: {_listed(compared.predictions)}, after {after!r}"))
+    return predicted
+
+
+def _listed(tokens: tuple[TokenScore, ...]) -> str:
+    return ", ".join(f"{token.text!r} {token.number}" for token in tokens[:3])
+
+
+def _group(number: int, group: ExplainedGroup) -> list[Line]:
+    interaction = [Line(f"   {sum_text(group)}", "dim", wraps=False)] if group.group.interacts else []
+    head = Line(f"{number}. {effect_text(*group.group.words())}", "bold")
+    return [head, Line(f"   {group_text(group)}", "dim"), *interaction, *map(_node, group.strongest)]
+
+
+def _node(node: ExplainedNode) -> Line:
+    label = f"  [{node.label}]" if node.label else ""
+    effect = effect_text(node.raises[:3], node.lowers[:3])
+    return Line(f"   {node.ranked.neuron} at {node.token!r} {effect}{label}", wraps=False)

@@ -56,12 +56,12 @@ def check_claims(path: str) -> None:
 
 def check_store(path: str) -> None:
     """Check a store that is read. One that is named must exist; the default may be missing."""
-    if is_named("store"):
+    if named("store"):
         with icebear.open_store(path) as store:
             store.database  # noqa: B018 - which raises
 
 
-def is_named(option: str) -> bool:
+def named(option: str) -> bool:
     """Return whether an option of the current command does not have its default value by default."""
     return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT
 
@@ -85,27 +85,22 @@ class Choice(click.Choice):
         return super().get_invalid_choice_message(value, ctx) + nearest(value, map(str, self.choices))
 
 
-FILE, FOLDER = File(dir_okay=False), File(file_okay=False)
-OUTPUT = File(check_writable, dir_okay=False)
-AT_LEAST_1 = click.IntRange(min=1)
-TYPES = {
-    "file": FILE,
-    "folder": FOLDER,
-    "output": OUTPUT,
+TYPES: dict[str, click.ParamType[Any]] = {
+    "file": File(dir_okay=False),
+    "folder": File(file_okay=False),
+    "output": File(check_writable, dir_okay=False),
     "claims": File(check_claims, dir_okay=False),
     "store": File(check_store, dir_okay=False),
     "site": click.types.FuncParamType(site),
-    "count": AT_LEAST_1,
+    "count": click.IntRange(min=1),
     "position": click.types.FuncParamType(position),
     "not negative": click.FloatRange(min=0),
     "seed": click.IntRange(0, LAST_SEED),
 }
+"""Types of options and arguments by the name that `option`, `argument` and the table have for them."""
 OPTIONS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """Options of more than one verb; each name has one meaning. A verb may replace some values. Without a type, it is that
 of the field's annotation."""
-for shared in OPTIONS.values():
-    if "type" in shared:
-        shared["type"] = TYPES[shared["type"]]
 
 
 class Option(click.Option):
@@ -208,10 +203,15 @@ def click_type(kind: Any) -> dict[str, Any]:
 def _parameter(one: Any, kind: Any) -> click.Parameter:
     how = dict(one.metadata)
     if how.pop("argument", False):
-        return click.Argument([one.name], **how)
+        return click.Argument([one.name], **with_type(how))
     flag = f"--{one.name.strip('_').replace('_', '-')}"
     how = {**click_type(kind), **({} if "help" in how else OPTIONS[flag]), **how}
-    return Option([flag, one.name], **{"show_default": "default" in how, **how})
+    return Option([flag, one.name], **{"show_default": "default" in how, **with_type(how)})
+
+
+def with_type(how: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an option with its type, which may be a name in `TYPES`."""
+    return {**how, "type": TYPES.get(how["type"], how["type"])} if "type" in how else how
 
 
 def filled(options: Any, values: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, is_named
+from icebear.app.cli.options import ModelOptions, named
 from icebear.errors import StoreError
 from icebear.paths import local
 from icebear.records import Meaning, Neuron
@@ -23,14 +23,14 @@ def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | No
     """
     from icebear.db.store import open_finished
 
-    named = is_named("store")
+    required = named("store")
     with ExitStack() as stack:
         store = None
         try:
-            if named or local(path).exists():
+            if required or local(path).exists():
                 store = stack.enter_context(open_finished(path, model.fingerprint, model.name))
         except StoreError as error:
-            if named:
+            if required:
                 raise
             click.echo(f"Continuing without a store: {error}", err=True)
         yield store

@@ -31,6 +31,7 @@ from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import BY, absence, absent, by_words
 from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError, exhausted
+from icebear.explanation import sentences
 from icebear.explanation.explanation import (
     GROUPS,
     CheckedCircuit,
@@ -39,14 +40,6 @@ from icebear.explanation.explanation import (
     can_group,
     silencing_control,
     with_changes,
-)
-from icebear.explanation.sentences import (
-    GROUPS_ABOUT,
-    group_text,
-    limits_sentence,
-    reach_sentence,
-    sum_text,
-    together_sentence,
 )
 from icebear.extras import need
 from icebear.models.text.chat import Chat, other_prompt
@@ -501,10 +494,11 @@ def _groups(explanation: Explanation) -> Answer:
     rows = []
     for one in explanation.groups:
         raises, lowers = one.group.words()
-        about = " ".join(filter(None, [group_text(one), sum_text(one)]))
+        about = " ".join(filter(None, [sentences.group_text(one), sentences.sum_text(one)]))
         rows.append({"raises": raises, "lowers": lowers, "about": about, "strongest": list(map(_node, one.strongest))})
-    sentences = [together_sentence(explanation), GROUPS_ABOUT, reach_sentence(explanation)]
-    note = " ".join(filter(None, [*sentences, limits_sentence(explanation)]))
+    together, reach = sentences.together_sentence(explanation), sentences.reach_sentence(explanation)
+    parts = [together, sentences.GROUPS_ABOUT, reach, sentences.limits_sentence(explanation)]
+    note = " ".join(filter(None, parts))
     return {"groups": rows, "about_groups": note}
 
 

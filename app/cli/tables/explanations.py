@@ -15,7 +15,7 @@ from icebear.app.cli.tables.cards import labels_table
 from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
 from icebear.app.cli.tables.nodes import Words, ablation_table, groups_table, nodes_table
 from icebear.concepts.circuits.drawing import summary
-from icebear.explanation.screen import WIDTH, Line, lines
+from icebear.explanation.sentences import WIDTH, Line, lines
 from icebear.render import normalized, visible
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from icebear.app.cli.options import FILE, ModelOptions, option, record, verb
+from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import log_to_stderr
 from icebear.errors import InputError
 from icebear.extras import need
@@ -36,7 +36,7 @@ SETTINGS = (
 
 @record
 class Options:
-    store: str = option(type=FILE)
+    store: str = option(type="file")
     base_model: str | None
     port: int = option("Port on this machine.", 8501, type=click.IntRange(1, 65535), advanced=True)
     model: ModelOptions

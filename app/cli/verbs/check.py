@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from icebear.app.cli.options import FILE, OUTPUT, ModelOptions, argument, is_named, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, named, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
 
 
 @record
 class Options:
-    file: str = argument(type=FILE)
+    file: str = argument(type="file")
     json: bool
-    junit: str | None = option("Write JUnit XML to this file.", type=OUTPUT)
+    junit: str | None = option("Write JUnit XML to this file.", type="output")
     model: ModelOptions
 
 
@@ -34,7 +34,7 @@ def check(options: Options) -> None:
 
     groups: dict[str, list[Claim]] = {}
     for claim in read_claims(options.file):
-        name = options.model.model if is_named("model") or not claim.provenance else claim.provenance.model
+        name = options.model.model if named("model") or not claim.provenance else claim.provenance.model
         groups.setdefault(name, []).append(claim)
     rows: list[CheckedClaim] = []
     for name, claims in groups.items():

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, PromptOptions, answered, is_named, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, answered, named, option, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
@@ -65,7 +65,7 @@ def circuit(options: Options) -> None:
             "A circuit needs one counterfactual prompt; give --counterfactual once, such as the same prompt with "
             "another name in it."
         )
-    if is_named("nodes") and options.sufficiency is not None:
+    if named("nodes") and options.sufficiency is not None:
         raise click.UsageError("--nodes and --sufficiency both choose the size of the circuit; give one of them.")
     prompt = options.prompt.read() if single else None
     need("circuits")

@@ -7,18 +7,7 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import (
-    FILE,
-    OUTPUT,
-    ModelOptions,
-    Verbs,
-    argument,
-    exactly_one,
-    lines,
-    option,
-    record,
-    verb,
-)
+from icebear.app.cli.options import ModelOptions, Verbs, argument, exactly_one, lines, option, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError, StoreError
@@ -42,11 +31,11 @@ def concept() -> None:
 @record
 class Find:
     name: str = argument()
-    with_: str = option("File of texts with the concept, one per line.", type=FILE, required=True)
+    with_: str = option("File of texts with the concept, one per line.", type="file", required=True)
     without: str = option(
         "File of texts without the concept, one per line. They should resemble the texts of --with in everything but "
         "the concept.",
-        type=FILE,
+        type="file",
         required=True,
     )
     rank_by: Literal["means", "cna", "relevance", "w_out", "search"] = option(
@@ -59,7 +48,7 @@ class Find:
     claim: str | None
     site: str = option("Sites of the neurons, separated by commas: ffn, attn, q, k, v, ...", "ffn,attn")
     save: str | None
-    store: str = option(type=FILE)
+    store: str = option(type="file")
     json: bool
     seed: int
     model: ModelOptions
@@ -112,7 +101,7 @@ def find(options: Find) -> None:
 
 @record
 class List:
-    store: str = option(type=FILE)
+    store: str = option(type="file")
     json: bool
 
 
@@ -136,7 +125,7 @@ def list_(options: List) -> None:
 @record
 class Show:
     name: str = argument()
-    store: str = option(type=FILE)
+    store: str = option(type="file")
     json: bool
 
 
@@ -165,10 +154,10 @@ def show_(options: Show) -> None:
 class Measure:
     name: str = argument()
     text: str | None = argument(required=False)
-    texts: str | None = option("File of texts to measure instead of TEXT, one per line.", type=FILE)
+    texts: str | None = option("File of texts to measure instead of TEXT, one per line.", type="file")
     through: bool = option("Also measure how much of the prediction after TEXT passes through the concept.")
     html: str | None
-    store: str = option(type=FILE)
+    store: str = option(type="file")
     json: bool
     model: ModelOptions
 
@@ -207,7 +196,7 @@ class Steer:
     temperature: float
     save: str | None
     json: bool
-    store: str = option(type=FILE)
+    store: str = option(type="file")
     where: str = option("Tokens to edit: all, prompt, last, answer, ... (docs/steer.md)", "all", advanced=True)
     seed: int
     model: ModelOptions
@@ -245,8 +234,8 @@ def steer(options: Steer) -> None:
 @record
 class Export:
     name: str = argument()
-    file: str = argument(type=OUTPUT)
-    store: str = option(type=FILE)
+    file: str = argument(type="output")
+    store: str = option(type="file")
     json: bool
 
 
@@ -265,8 +254,8 @@ def export(options: Export) -> None:
 @record
 class Compare:
     names: tuple[str, str] = argument(nargs=2, metavar="NAME OTHER")
-    on: str = option("File of texts, one per line, in which both are measured.", type=FILE, required=True)
-    store: str = option(type=FILE)
+    on: str = option("File of texts, one per line, in which both are measured.", type="file", required=True)
+    store: str = option(type="file")
     json: bool
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import icebear
-from icebear.app.cli.options import FILE, ModelOptions, option, record, verb
+from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_if_any
 from icebear.cache import cache_folder, cached
@@ -20,7 +20,7 @@ from icebear.models.loading.presets import PRESETS
 class Options:
     store: str
     json: bool
-    checksum: str | None = option("Print only the checksum of the results in this store.", type=FILE, advanced=True)
+    checksum: str | None = option("Print only the checksum of the results in this store.", type="file", advanced=True)
     model: ModelOptions
 
 

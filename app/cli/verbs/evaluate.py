@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import click
 
 from icebear.app.cli.options import (
-    FILE,
     OPTIONS,
     ModelOptions,
     Option,
@@ -19,6 +18,7 @@ from icebear.app.cli.options import (
     help_of,
     parameters,
     record,
+    with_type,
 )
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import bar
@@ -98,12 +98,12 @@ def _click_option(one: Field[Any], hint: Any) -> Option:
     elif one.default is not None:
         how["default"] = one.default
     if option.is_file:
-        how["type"] = FILE
+        how["type"] = "file"
     elif option.least is not None:
         how["type"] = (click.IntRange if kind is int else click.FloatRange)(option.least)
     elif "type" not in how or get_origin(kind) is Literal:
         how = {**click_type(kind), **how}
-    return Option([f"{flag}/--no-{flag[2:]}" if kind is bool and one.default else flag, one.name], **how)
+    return Option([f"{flag}/--no-{flag[2:]}" if kind is bool and one.default else flag, one.name], **with_type(how))
 
 
 def _run(evaluation: protocol.Evaluation, output: Output) -> None:

@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import (
-    AT_LEAST_1,
-    FILE,
-    OUTPUT,
-    AttributionOptions,
-    ModelOptions,
-    exactly_one,
-    is_named,
-    option,
-    record,
-    recorded,
-    verb,
-)
+from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, named, option, record, recorded, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
@@ -37,7 +25,7 @@ class Options:
     site: str | None = option(show_default="ffn")
     position: Any
     top: int = option(
-        "Number of neurons to list. The screen shows this list only if it shows no groups.", default=10, type=AT_LEAST_1
+        "Number of neurons to list. The screen shows this list only if it shows no groups.", default=10, type="count"
     )
     sources: bool = option(
         "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
@@ -49,7 +37,7 @@ class Options:
     json: bool
     file: str | None = option(
         "With --base-model: read many prompts from this file instead of PROMPT; each line is a JSON object.",
-        type=FILE,
+        type="file",
         advanced=True,
     )
     units: Literal["word", "sentence", "turn", "document"] | None = option(
@@ -57,13 +45,13 @@ class Options:
     )
     nodes: int | None = option(
         "Find a circuit with this many nodes (a node is a neuron at a token). The page of --html then shows it.",
-        type=AT_LEAST_1,
+        type="count",
         default=None,
         show_default="no circuit",
         advanced=True,
     )
     png: str | None = option(
-        "With --image: write the image with its relevance to this file.", type=OUTPUT, advanced=True
+        "With --image: write the image with its relevance to this file.", type="output", advanced=True
     )
     claim: str | None
     model: ModelOptions
@@ -153,8 +141,8 @@ def _sources(model: icebear.Model, arguments: dict[str, Any]) -> tuple[dict[str,
 
 def _command(text: str, suggestion: Suggestion, model_name: str) -> str:
     """Return the command that compares with a suggested prompt, and the answer to it."""
-    named = ["--model", model_name] if is_named("model") else []
-    command = shlex.join(["icebear", "explain", text, "--counterfactual", suggestion.text, *named])
+    loading = ["--model", model_name] if named("model") else []
+    command = shlex.join(["icebear", "explain", text, "--counterfactual", suggestion.text, *loading])
     return f"{command}  # {suggestion.answer!r} {suggestion.probability:.2f}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.options import AT_LEAST_1, FILE, ModelOptions, PromptOptions, lines, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, lines, option, record, verb
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
@@ -31,19 +31,19 @@ class Options:
     json: bool
     top_k: int | None = option(
         "With --suppress: the answer must not be among the K most probable tokens. This option is K.",
-        type=AT_LEAST_1,
+        type="count",
         show_default="5",
         advanced=True,
     )
     held_out: str | None = option(
-        "File of contexts, one per line, in which side effects are measured.", type=FILE, advanced=True
+        "File of contexts, one per line, in which side effects are measured.", type="file", advanced=True
     )
     budget: float | None = option(
         "Warn if the off-target KL (the side effects) is larger than this many nats.", advanced=True
     )
     paraphrases: str | None = option(
         "File of prompts, one per line, that mean the same as PROMPT; the edits must flip them too.",
-        type=FILE,
+        type="file",
         advanced=True,
     )
     claim: str | None

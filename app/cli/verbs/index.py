@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 import icebear
-from icebear.app.cli.options import AT_LEAST_1, FILE, Choice, ModelOptions, argument, is_named, option, record, verb
+from icebear.app.cli.options import Choice, ModelOptions, argument, named, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import annotating, bar, indexing
 from icebear.app.cli.stores import neurons_named, store_if_any
@@ -29,26 +29,26 @@ class Options:
     revision: str | None = option("Revision of a Hugging Face dataset.", show_default="latest", advanced=True)
     limit: int | None = option(
         "Number of documents to read, a sample of the corpus. Run again with a larger number to extend the index.",
-        type=AT_LEAST_1,
+        type="count",
     )
 
     site: tuple[str, ...] = option("Site of the neurons.", ("ffn",), multiple=True, type=Choice(SITES))
-    k: int = option("Number of examples for each neuron and polarity (sign of the activation).", 32, type=AT_LEAST_1)
+    k: int = option("Number of examples for each neuron and polarity (sign of the activation).", 32, type="count")
     annotate: bool
     prompt: str | None
-    top: int = option("With --prompt: number of neurons to annotate.", default=20, type=AT_LEAST_1)
+    top: int = option("With --prompt: number of neurons to annotate.", default=20, type="count")
     lens: bool = option(
         "Scan nothing; build the averaged Jacobian lens of the model. This needs no corpus. Do it once for each model."
     )
     status: bool = option("Scan nothing; show what the index has, and how far its scan is.")
-    store: str = option(type=FILE)
+    store: str = option(type="file")
     json: bool
     max_tokens: int = option(default=256, advanced=True)
     examples_by: Literal["activation", "relevance"] = option(
         "Rank the sentences by activation, or by relevance (RelMax; slower).", "activation", advanced=True
     )
     engine: Literal["local", "ray"] = option("Engine that runs the scan.", "local", advanced=True)
-    workers: int = option("Number of Ray workers.", 2, type=AT_LEAST_1, advanced=True)
+    workers: int = option("Number of Ray workers.", 2, type="count", advanced=True)
     address: str | None = option("Address of a Ray cluster.", show_default="a new one on this machine", advanced=True)
     model: ModelOptions
 
@@ -85,7 +85,7 @@ def index(options: Options) -> None:
     if options.lens:
         return _lens(options)
     for name in ("workers", "address"):
-        if options.engine != "ray" and is_named(name):
+        if options.engine != "ray" and named(name):
             raise click.UsageError(f"--{name} needs --engine ray; add it, or leave --{name} out.")
     from icebear.actmax.index.engines import in_process, on_ray
 

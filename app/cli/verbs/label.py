@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.options import AT_LEAST_1, ModelOptions, argument, option, record, verb
+from icebear.app.cli.options import ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named
@@ -20,7 +20,7 @@ class Options:
     score: bool = option("Score TEXT as a label of NEURON.")
     prompt: str | None
     all: bool = option("With --auto: label all neurons in the store. This takes hours.")
-    top: int = option("With --prompt: number of neurons to label.", default=20, type=AT_LEAST_1)
+    top: int = option("With --prompt: number of neurons to label.", default=20, type="count")
     claim: str | None
     store: str
     json: bool

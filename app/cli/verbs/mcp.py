@@ -7,14 +7,16 @@ from pathlib import Path
 
 import click
 
-from icebear.app.cli.options import FOLDER, ModelOptions, option, record, verb
+from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.extras import need
 
 
 @record
 class Options:
     base_model: str | None
-    folder: str | None = option("Folder in which the agent may read and write files.", type=FOLDER, show_default="none")
+    folder: str | None = option(
+        "Folder in which the agent may read and write files.", type="folder", show_default="none"
+    )
     store: str
     model: ModelOptions
 

@@ -7,16 +7,7 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import (
-    AttributionOptions,
-    ModelOptions,
-    exactly_one,
-    is_named,
-    option,
-    record,
-    recorded,
-    verb,
-)
+from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, named, option, record, recorded, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
@@ -120,7 +111,7 @@ def _rank_file(file: str, options: Options) -> None:
     attribution = options.attribution
     supported = set("file target contrast counterfactual site polarity top method checkpoint store json".split())
     others = set(click.get_current_context().params) - supported - set(vars(options.model))
-    if any(map(is_named, others)) or len(attribution.counterfactual) > 1:
+    if any(map(named, others)) or len(attribution.counterfactual) > 1:
         raise click.UsageError(
             "--file can be combined only with --target, --contrast, one --counterfactual, --method, --site, --polarity "
             "and --top; leave out the other options."

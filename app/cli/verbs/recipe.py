@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import icebear
-from icebear.app.cli.options import FILE, OUTPUT, ModelOptions, Verbs, argument, option, record, verb
+from icebear.app.cli.options import ModelOptions, Verbs, argument, option, record, verb
 from icebear.app.cli.output import show
 from icebear.errors import RecipeError
 
@@ -22,7 +22,7 @@ def recipe() -> None:
 
 @record
 class Show:
-    file: str = argument(type=FILE)
+    file: str = argument(type="file")
     json: bool
 
 
@@ -41,7 +41,7 @@ def show_(options: Show) -> None:
 
 @record
 class Check:
-    files: tuple[str, ...] = argument(nargs=-1, required=True, type=FILE)
+    files: tuple[str, ...] = argument(nargs=-1, required=True, type="file")
     json: bool
     model: ModelOptions
 
@@ -69,7 +69,7 @@ def check(options: Check) -> None:
 
 @record
 class Combine:
-    files: tuple[str, ...] = argument(nargs=-1, required=True, type=FILE)
+    files: tuple[str, ...] = argument(nargs=-1, required=True, type="file")
     share: float = option("Scale each edit by this share, 0 to 1.", 1.0)
     save: str = option(required=True)
     json: bool
@@ -92,9 +92,9 @@ def combine(options: Combine) -> None:
 
 @record
 class Export:
-    file: str = argument(type=FILE)
+    file: str = argument(type="file")
     patch: str = option(
-        "Write weights and biases to this .safetensors file, for transformers.", type=OUTPUT, required=True
+        "Write weights and biases to this .safetensors file, for transformers.", type="output", required=True
     )
     check_on: str = option("Prompt after which the result is compared with steering.", "The ice bear lives in the")
     json: bool

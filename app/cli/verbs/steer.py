@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import FILE, ModelOptions, PromptOptions, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, option, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.stores import store_if_any
 from icebear.edits import parse_edits
@@ -21,7 +21,7 @@ class Options:
         "L29.ffn.860=-20@last edits only at the last token. Give --edit several times for several edits.",
         multiple=True,
     )
-    recipe: str | None = option("Recipe (file of saved edits) to apply.", type=FILE)
+    recipe: str | None = option("Recipe (file of saved edits) to apply.", type="file")
     max_new_tokens: int
     temperature: float
     seed: int

@@ -1,8 +1,46 @@
-"""What `icebear app` serves: the script beside this file, to this machine alone."""
+"""What `icebear app` serves: the script beside this file, to this machine alone, also by way of a website."""
 
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.websockets import WebSocketClose
 from streamlit.starlette import App
 
-from icebear.app.web.localhost import LocalhostOnly
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+NO_FRAMES = {"X-Frame-Options": "DENY", "Content-Security-Policy": "frame-ancestors 'none'"}
+
+
+class LocalhostOnly:
+    """Refuse requests and WebSockets for another host, and forbid other pages to frame the app.
+
+    A website can point its own name to 127.0.0.1 (DNS rebinding). Its pages then have the app's origin, and only the
+    `Host` header tells them apart.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def unframed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(NO_FRAMES)
+            await send(message)
+
+        hosts = Headers(scope=scope).getlist("host") if scope["type"] in ("http", "websocket") else ["localhost"]
+        if len(hosts) == 1 and LOCAL.fullmatch(hosts[0]):
+            await self.app(scope, receive, unframed)
+        elif scope["type"] == "websocket":
+            await WebSocketClose(1008)(scope, receive, send)
+        else:
+            await PlainTextResponse("Open the app as http://localhost.", 403)(scope, receive, unframed)
+
 
 app = App("main.py", middleware=[Middleware(LocalhostOnly)])
