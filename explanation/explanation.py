@@ -22,7 +22,7 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import ablate, ablation, nodes_of
 from icebear.concepts.nodes.effect_groups import EffectGroup, effect_groups
-from icebear.concepts.nodes.random_controls import RandomControl, token_removal_control
+from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
@@ -43,7 +43,7 @@ from icebear.models.objective import Token
 from icebear.models.text.answer import Span
 from icebear.models.text.prompts import PromptLike, Prompts
 from icebear.paths import write_file
-from icebear.records import WRITERS, Ranked
+from icebear.records import WRITERS, RandomControl, Ranked
 from icebear.render import page, render
 from icebear.steering.random_edits import random_edit_control
 from icebear.values import typed

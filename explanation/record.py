@@ -12,12 +12,11 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.nodes.controls import Ablation
 from icebear.concepts.nodes.effect_groups import EffectGroup
-from icebear.concepts.nodes.random_controls import RandomControl
 from icebear.concepts.results.effects import Effects
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.convert import Tabled
-from icebear.records import Meaning, Projection, Ranked
+from icebear.records import Meaning, Projection, RandomControl, Ranked
 
 if TYPE_CHECKING:
     import pandas

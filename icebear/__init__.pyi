@@ -28,7 +28,6 @@ from .concepts.methods.lrp import Difference as Difference
 from .concepts.methods.method import Method as Method
 from .concepts.nodes.controls import Ablation as Ablation
 from .concepts.nodes.controls import ablation as ablation
-from .concepts.nodes.random_controls import RandomControl as RandomControl
 from .concepts.results.diff import Diff as Diff
 from .concepts.results.effects import Effects as Effects
 from .concepts.results.result import Relevance as Relevance
@@ -60,6 +59,7 @@ from .records import Example as Example
 from .records import Hit as Hit
 from .records import Neuron as Neuron
 from .records import Projection as Projection
+from .records import RandomControl as RandomControl
 from .records import Ranked as Ranked
 from .steering.apply import steer as steer
 from .steering.concept.concept import Concept as Concept

@@ -412,3 +412,68 @@ class Writes:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class RandomControl:
+    """A number before and after an intervention, and after equal random interventions."""
+
+    what: str
+    """The intervention, in words."""
+    others: str
+    """The random interventions, in words."""
+    number: str
+    """The measured number, in words."""
+    before: float
+    after: float
+    drawn: tuple[float, ...]
+    """The number after each random intervention."""
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+    @property
+    def largest(self) -> float:
+        """The largest change of a random intervention."""
+        return max((number - self.before for number in self.drawn), key=abs, default=0.0)
+
+    @property
+    def as_large(self) -> int:
+        """The number of random interventions that change the number as much, in either direction."""
+        return sum(abs(number - self.before) >= abs(self.change) for number in self.drawn)
+
+    @property
+    def p(self) -> float:
+        """The p value; the intervention itself counts as a draw (Phipson & Smyth 2010)."""
+        return (1 + self.as_large) / (1 + len(self.drawn))
+
+    @property
+    def beyond_chance(self) -> bool | None:
+        """Whether p <= 0.05; None if no random intervention is as large, but they are too few to decide."""
+        return None if self.p > 0.05 and not self.as_large else self.p <= 0.05
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict: the verdict in a sentence, and its numbers."""
+        return {
+            "verdict": str(self),
+            "beyond_chance": self.beyond_chance,
+            "change": self.change,
+            "largest_by_chance": self.largest,
+            "draws": len(self.drawn),
+            "p": self.p,
+        }
+
+    def __str__(self) -> str:
+        claim = f"{self.number} goes from {self.before:+.3f} to {self.after:+.3f} ({self.change:+.3f}) with {self.what}"
+        if not self.drawn:
+            return f"{claim}; there is nothing for a random control."
+        chance = f"{self.others} ({len(self.drawn)} draws) change it by {self.largest:+.3f} at most"
+        if self.beyond_chance:
+            return f"{claim}; {chance}: more than chance (p {self.p:.2f})."
+        if not self.as_large:
+            return f"{claim}; {chance}: more than any of these, which are too few to rule out chance (p {self.p:.2f})."
+        return (
+            f"{claim}; {chance}, and {self.as_large} of them as much: NOT more than chance (p {self.p:.2f}), so this "
+            "is no evidence that they matter."
+        )

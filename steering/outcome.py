@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.recipe import Recipe
+from icebear.records import RandomControl
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, edits_by_place
 from icebear.steering.random_edits import random_edits
-from icebear.steering.records import FlipRecord, Noted
+from icebear.steering.records import OTHERS, FlipRecord, Outcome
 from icebear.steering.side_effects import HeldOutContexts
 
 SEED = 0
@@ -35,101 +35,8 @@ KL_STEPS = 8
 ALL_KL_STEPS = KL_STEPS * (1 + KL_DRAWS)
 STEPS = NEW_TOKENS + ALL_KL_STEPS
 """All steps of `outcome_of`."""
-OTHERS = "the same edits of random other neurons of the same layers"
 
 OnProgress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Outcome(Noted):
-    """What edits do to their prompt and elsewhere, and what the same edits of random other neurons do. What is None is
-    not measured yet."""
-
-    key: ClassVar = "outcome"
-    control: RandomControl
-    """The number that the edits are for, without and with them, and for each draw of random edits: the probability of
-    a flip's token or phrase, or a concept's measure of the text."""
-    aim: str
-    """What a draw may do as well, in words."""
-    reached: bool
-    """Whether the flip holds, or the concept's measure moved in the wanted direction."""
-    as_far: int
-    """The draws for which the flip holds, or whose measure is at least as far in the wanted direction."""
-    contexts: int
-    """The held-out contexts of the off-target KL."""
-    seed: int
-    """Of the draws."""
-    plain: str | None = None
-    """The continuation without edits."""
-    edited: str | None = None
-    off_target_kl: float | None = None
-    """As of `SideEffects`."""
-    random_off_target_kl: tuple[float, ...] = ()
-    """Of the first draws."""
-    old: RandomControl | None = None
-    """Of a flip: the probability of the token that is the answer without edits."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers with their controls, JSON-ready, without the texts."""
-        return {
-            "before": self.control.before,
-            "after": self.control.after,
-            "reached": self.reached,
-            "control": {
-                **self.control.to_dict(),
-                "verdict": self.control_text,
-                "as_far": self.as_far,
-                "seed": self.seed,
-            },
-            "off_target_kl": self.off_target_kl,
-            "random_off_target_kl": list(self.random_off_target_kl),
-            "side_effects": self.side_effects_text,
-            "warning": self.warning,
-        }
-
-    @property
-    def control_text(self) -> str:
-        """The number without and with the edits, and under random edits, in a sentence."""
-        control, drawn = self.control, self.control.drawn
-        change = f"{control.number} goes from {number_text(control.before)} to {number_text(control.after)}"
-        if not drawn:
-            return f"{change}. There are not enough other neurons for a random control."
-        return (
-            f"{change}; with {OTHERS} ({len(drawn)} draws, seed {self.seed}) it becomes {number_text(min(drawn))} to "
-            f"{number_text(max(drawn))}. {self.as_far} of {len(drawn)} draws {self.aim}."
-        )
-
-    @property
-    def side_effects_text(self) -> str:
-        """The off-target KL of the edits and of random edits, in a sentence."""
-        kl, drawn = self.off_target_kl, self.random_off_target_kl
-        if kl is None:
-            return f"Side effects in {self.contexts} held-out contexts: not measured yet."
-        measured = f"off-target KL {kl:.3f} nats in {self.contexts} held-out contexts (0 is none)"
-        if not drawn:
-            return f"Side effects: {measured}."
-        compared = "smaller than" if kl < min(drawn) else "larger than" if kl > max(drawn) else "as large as"
-        return (
-            f"Side effects are {compared} those of random edits: {measured}; random edits {min(drawn):.3f} to "
-            f"{max(drawn):.3f} ({len(drawn)} draws)."
-        )
-
-    @property
-    def warning(self) -> str:
-        """A sentence where the numbers are no evidence that these neurons matter; else empty."""
-        if not self.reached:
-            return (
-                f"{self.control.number} did not move in the wanted direction. Allow more side effects, or do not trust "
-                "that these neurons cause it."
-            )
-        if self.as_far:
-            return f"Random edits {self.aim} too ({self.as_far} of {len(self.control.drawn)} draws)."
-        return ""
-
-
-def number_text(number: float) -> str:
-    """Return a probability (or a logit) with three decimals, or if it is small with two significant digits."""
-    return f"{number:.3f}" if abs(number) >= 0.01 or number == 0 else f"{number:.2g}"
 
 
 def outcome_of(

@@ -10,13 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl, objective_text
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, objective_text
 from icebear.edits import Edit, parse_edits
 from icebear.models.model import Model
 from icebear.models.objective import Objective, Token, objective_of
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
-from icebear.records import Neuron
+from icebear.records import Neuron, RandomControl
 from icebear.steering.apply import Statistic, steer
 from icebear.values import check_int, seed_of, typed
 

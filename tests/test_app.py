@@ -36,7 +36,7 @@ from icebear.explanation.saving import saved_groups, saved_tokens
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
 from icebear.render import heatmap
-from icebear.steering.outcome import number_text
+from icebear.steering.records import number_text
 
 ROOT = Path(__file__).parent.parent
 FRANCE = "The capital of France is"

@@ -23,20 +23,21 @@ from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.concepts import concept_report, concepts_table
 from icebear.concepts.methods.lrp import CP_LRP
-from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.evaluation.data import topics as latent_topics
 from icebear.evaluation.data.topics import CONCEPTS, split_of, topics
 from icebear.evaluation.protocol import named
 from icebear.evaluation.uses import concepts as evaluation
-from icebear.records import Neuron
+from icebear.records import Neuron, RandomControl
 from icebear.steering.concept import finding, reading
 from icebear.steering.concept.concept import ConceptSimilarity, concept_similarity, nearest
 from icebear.steering.concept.finding import universal
 from icebear.steering.concept.reading import read, stream_means, vector_added
-from icebear.steering.outcome import Outcome, concept_outcome, steer_concept
+from icebear.steering.outcome import concept_outcome, steer_concept
 from icebear.steering.random_edits import random_edits
+from icebear.steering.records import Outcome
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, strength_at
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -36,9 +36,9 @@ from icebear.steering.flipping.search import (
     _start,
     margins,
 )
-from icebear.steering.outcome import Outcome, outcome_of
+from icebear.steering.outcome import outcome_of
 from icebear.steering.random_edits import random_edits
-from icebear.steering.records import FlipRecord
+from icebear.steering.records import FlipRecord, Outcome
 from icebear.steering.side_effects import (
     HELD_OUT_TEXTS,
     HeldOutContexts,

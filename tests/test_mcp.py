@@ -24,11 +24,12 @@ from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session
 from icebear.concepts.answers.counterfactuals import Suggestion
-from icebear.concepts.nodes.random_controls import RandomControl, token_removal_control
+from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.edits import parse_edits
 from icebear.explanation.explanation import Explanation
 from icebear.explanation.sentences import group_text, limits_sentence, together_sentence
+from icebear.records import RandomControl
 from icebear.steering.random_edits import random_edit_control, random_edits
 
 PROMPT, OTHER = "ice bear", "big cats"

@@ -24,7 +24,7 @@ from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
-from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl, objective_text, token_removal_control
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, objective_text, token_removal_control
 from icebear.concepts.passes.interrupt import Checked
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.vocabulary.projection import both_projections
@@ -44,7 +44,7 @@ from icebear.explanation.explanation import (
 from icebear.extras import need
 from icebear.models.text.chat import Chat, other_prompt
 from icebear.models.text.prompts import PromptLike
-from icebear.records import Neuron
+from icebear.records import Neuron, RandomControl
 from icebear.steering.comparison import compare
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept

@@ -14,8 +14,7 @@ from icebear.app.cli.tables.grid import grid
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
-from icebear.steering.outcome import Outcome
-from icebear.steering.records import FlipRecord, SideEffects
+from icebear.steering.records import FlipRecord, Outcome, SideEffects
 
 if TYPE_CHECKING:
     import icebear

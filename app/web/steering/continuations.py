@@ -10,7 +10,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.app.web.shared import markdown
-from icebear.steering.outcome import number_text
+from icebear.steering.records import number_text
 
 SIDE = Markup(
     "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"

@@ -19,8 +19,8 @@ from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.flipping.phrases import likelier_form
 from icebear.steering.flipping.search import flip
-from icebear.steering.outcome import Outcome, outcomes
-from icebear.steering.records import FlipRecord
+from icebear.steering.outcome import outcomes
+from icebear.steering.records import FlipRecord, Outcome
 
 MOST = 10
 """Edits at most, unless another number is chosen."""
