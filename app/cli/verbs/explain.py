@@ -73,14 +73,7 @@ def explain(options: Options) -> None:
         return _explain_file(options.file, options)
     attribution, position = _checked(options), options.position
     model, arguments = attribution.arguments(options.model)
-    from icebear.app.cli.tables.explanations import (
-        explanation_report,
-        explanation_screen,
-        matrix_report,
-        origins_report,
-        probabilities,
-        units_table,
-    )
+    from icebear.app.cli.tables import explanations
     from icebear.concepts.results.ranking import Ranking
     from icebear.explanation.explanation import CARDS, GROUPS, controlled
 
@@ -105,8 +98,8 @@ def explain(options: Options) -> None:
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
-    report = explanation_screen if explanation.groups else explanation_report
-    tables: list[Any] = [report(explanation, units_table(units) if units else None)]
+    report = explanations.explanation_screen if explanation.groups else explanations.explanation_report
+    tables: list[Any] = [report(explanation, explanations.units_table(units) if units else None)]
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
     if options.sources:
@@ -118,7 +111,8 @@ def explain(options: Options) -> None:
         rows = [{"id": id, "text": text, "probability": share} for id, text, share in answered]
         document |= {"answer": prompt.text, "ended": prompt.ended, "answer_tokens": rows}
         document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
-        tables += [probabilities(prompt), origins_report(origins), matrix_report(sentences)]
+        tables += [explanations.probabilities(prompt), explanations.origins_report(origins)]
+        tables.append(explanations.matrix_report(sentences))
     if options.suggest:
         text = str(attribution.prompt.prompt)
         suggestions = icebear.suggest_counterfactuals(model, text)
