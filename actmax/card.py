@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from icebear import values
-from icebear.actmax.described import Described
-from icebear.actmax.page import STYLE, card_fragment
+from icebear.actmax.page import Card
 from icebear.db.search import nearest, nearest_by_chance
 from icebear.db.store import Store
-from icebear.records import (
-    PLACES,
-    Example,
-    Meaning,
-    Neuron,
-    Projection,
-    Writes,
-    as_neuron,
-)
-from icebear.render import page
+from icebear.records import EFFECT_SENTENCES, Example, Meaning, Neuron, Projection, Writes, as_neuron
 from icebear.values import typed
 
 if TYPE_CHECKING:
@@ -31,19 +21,6 @@ SILENT = {"writes": ("q", "k", "v"), "reads": ("attn", "mixer"), "examples": ()}
 """Kind of similarity -> the sites without it."""
 
 
-@dataclass(frozen=True)
-class Card(Described):
-    """A neuron with its vocabulary projection, examples of both signs, statistics, classes and labels, and its page."""
-
-    def to_html(self) -> str:
-        """Return a self-contained HTML page."""
-        return str(page(f"{self.neuron} - icebear", card_fragment(self), STYLE))
-
-    def _repr_html_(self) -> str:
-        """Return the card with its style, for notebooks."""
-        return f"<style>{STYLE}</style>{card_fragment(self)}"
-
-
 @typed
 def describe(
     store: Store,
@@ -51,7 +28,7 @@ def describe(
     model: Model | None = None,
     k: int = 10,
     whole: bool | None = None,
-    places: int = PLACES,
+    places: int = EFFECT_SENTENCES,
 ) -> Card:
     """Describe a neuron of an index.
 
@@ -86,8 +63,8 @@ def describe(
     Gur-Arieh et al. 2025, "Enhancing Automated Interpretability with Output-Centric Feature Descriptions" (mean effects
     of a neuron on the next token).
     """
-    neuron, k = as_neuron(neuron), values.whole(k, "The number of examples")
-    places = values.whole(places, "The number of places", 0)
+    neuron, k = as_neuron(neuron), values.check_int(k, "The number of examples")
+    places = values.check_int(places, "The number of places", 0)
     whole = store.vectors.size() < LARGE if whole is None else whole
     statistics = store.neurons.statistics(neuron)
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
@@ -108,7 +85,7 @@ def describe(
         store.neurons.classes(neuron),
         meanings,
         {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
-        *store.labels.own(neuron),
+        *store.labels.manual(neuron),
         {by: nearest(store, neuron, 5, by) for by in common},
         {by: nearest_by_chance(store, by) for by in common},
         not whole,

@@ -1,21 +1,37 @@
-"""Cards of neurons as HTML."""
+"""`Card`: what a store and a model know about a neuron, as a record and as HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import pairwise, zip_longest
 from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from icebear.actmax.described import Described
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
 from icebear.concepts.results.effect_words import BY_LENS
-from icebear.records import HISTOGRAM_EDGES, POLARITIES, Example, Place, Projection, Promotion, Writes
-from icebear.render import NEGATIVE, POSITIVE, render, visible
+from icebear.convert import SavedRecord, Tabled
+from icebear.records import (
+    FEW_WORDS,
+    HISTOGRAM_EDGES,
+    POLARITIES,
+    Example,
+    Hit,
+    Meaning,
+    Neuron,
+    NeuronStatistics,
+    Projection,
+    Promotion,
+    SentenceEffects,
+    Writes,
+)
+from icebear.render import NEGATIVE, POSITIVE, page, render, visible
 
+if TYPE_CHECKING:
+    import pandas
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
 NEAREST = {
     "writes": "Neurons with similar output",
@@ -36,14 +52,125 @@ RELMAX = (
 )
 
 
-def heading(card: Described, polarity: str) -> str:
+@dataclass(frozen=True)
+class Card(SavedRecord, Tabled):
+    """A neuron with its vocabulary projection, examples of both signs, statistics, classes and labels, and its page."""
+
+    neuron: Neuron
+    by: str
+    """What the examples maximize, and whose sign is the polarity: ``activation`` or ``relevance``."""
+    projection: Projection | None
+    other: Projection | None
+    """The projection through the other lens, which is shown second; None without a model."""
+    writes: dict[str, Writes]
+    """polarity -> the measured effect at the first examples; empty without a model."""
+    examples: dict[str, list[Example]]
+    """polarity -> maximally activating examples, largest first."""
+    statistics: NeuronStatistics
+    kind: dict[str, str]
+    """polarity -> class (`icebear.actmax.index.classes`)."""
+    meanings: dict[str, Meaning]
+    """polarity -> automatic label with its score; empty before `icebear label --auto`."""
+    held_out: dict[str, dict[str, list[Example]]]
+    """polarity -> group (`icebear.actmax.labels.meanings.HELD_OUT`) -> sentences of documents that the label was not
+    made from."""
+    label: str | None
+    """The label that a person gave."""
+    label_scores: dict[str, dict[str, Any]]
+    """polarity -> the measured score of this label."""
+    nearest: dict[str, list[Hit]]
+    """Kind of similarity (``writes``, ``reads``, ``examples``) -> the most similar neurons at ``+``, if they are more
+    similar than any random neuron's nearest neighbor."""
+    nearest_by_chance: dict[str, tuple[float, float]]
+    """Kind of similarity -> the median and largest cosine between random neurons and their nearest neurons."""
+    left_out: bool
+    """Whether the nearest neurons (and without a model the vocabulary) are left out, see `describe`."""
+    made_with: dict[str, Any]
+    """See `Store.made_with`."""
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [one for one in (self.projection, self.other) if one]
+
+    @property
+    def has_fixed_words(self) -> bool:
+        """Whether a projection can say what the neuron writes, as far as that is measured (`Reliability.ceiling`)."""
+        known = [one.reliability for one in self.projections if one.reliability]
+        return not known or known[0].ceiling >= FEW_WORDS
+
+    @property
+    def title(self) -> str:
+        """The label that a person gave, with its scores."""
+        scores = ", ".join(f"{p} {row['score']:.2f} by {row['by']}" for p, row in self.label_scores.items())
+        return f"{self.label} ({scores})" if scores else self.label or ""
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page."""
+        return str(page(f"{self.neuron} - icebear", card_fragment(self), STYLE))
+
+    def _repr_html_(self) -> str:
+        """Return the card with its style, for notebooks."""
+        return f"<style>{STYLE}</style>{card_fragment(self)}"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return the examples as a pandas table. `to_arrow` returns an Arrow table."""
+        import pandas
+
+        rows = [
+            {
+                "neuron": str(self.neuron),
+                "polarity": polarity,
+                self.by: example.value,
+                "token": example.token_text,
+                "text": example.sentence.text,
+                "title": example.sentence.title,
+            }
+            for polarity, examples in self.examples.items()
+            for example in examples
+        ]
+        return pandas.DataFrame(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.made_with,
+            "neuron": str(self.neuron),
+            "by": self.by,
+            "label": self.label,
+            "label_scores": self.label_scores,
+            "automatic_label": {polarity: meaning.to_dict() for polarity, meaning in self.meanings.items()},
+            "class": self.kind,
+            "nearest": {
+                by: [{"neuron": str(hit.neuron), "polarity": hit.polarity, "cosine": hit.score} for hit in hits]
+                for by, hits in self.nearest.items()
+            },
+            "nearest_by_chance": {by: list(cosines) for by, cosines in self.nearest_by_chance.items()},
+            "statistics": self.statistics.to_dict(),
+            "vocabulary": self.projection and self.projection.to_dict(),
+            "other_lens": self.other and self.other.to_dict(),
+            "writes": {polarity: one.to_dict() for polarity, one in self.writes.items()},
+            "examples": {polarity: list(map(_example, rows)) for polarity, rows in self.examples.items()},
+        }
+
+
+def _example(example: Example) -> dict[str, Any]:
+    return {
+        example.by: example.value,
+        "token": example.token,
+        "token_text": example.token_text,
+        "text": example.sentence.text,
+        "title": example.sentence.title,
+        **({"relevance": example.relevance} if example.by == "activation" else {}),  # of its tokens
+    }
+
+
+def heading(card: Card, polarity: str) -> str:
     """Return the heading of the examples at a polarity."""
     return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
 
 
-def nearest_title(by: str, chance: tuple[float, float], polarity: str = "+") -> str:
+def nearest_title(by: str, chance: tuple[float, float]) -> str:
     """Return the heading of a list of similar neurons, with the random baseline."""
-    side = "" if by == "reads" else f", compared at polarity {polarity} of this neuron"
+    side = "" if by == "reads" else ", compared at polarity + of this neuron"
     each = "cosine" if by == "reads" else "polarity and cosine"
     median, largest = chance
     return (
@@ -52,7 +179,7 @@ def nearest_title(by: str, chance: tuple[float, float], polarity: str = "+") -> 
     )
 
 
-def card_fragment(card: Described) -> Markup:
+def card_fragment(card: Card) -> Markup:
     """Return the card, for a page with `STYLE`."""
     return render(
         "icebear.actmax/card.html",
@@ -70,7 +197,7 @@ def card_fragment(card: Described) -> Markup:
     )
 
 
-def statistics_line(card: Described) -> str:
+def statistics_line(card: Card) -> str:
     statistics = card.statistics
     return (
         f"mean {statistics.mean:+.3f}, std {statistics.std:.3f}, positive on {statistics.positive:.0%} of "
@@ -78,14 +205,14 @@ def statistics_line(card: Described) -> str:
     )
 
 
-def token_count_note(card: Described) -> str:
+def token_count_note(card: Card) -> str:
     """Return the number of tokens that means are taken over, if it is not all."""
     index = card.made_with["index"]
     some, every = index.get("statistics_tokens"), index.get("tokens")
     return "" if some in (None, every) else f" (of {some:,} tokens)"
 
 
-def meaning_html(card: Described, polarity: str) -> Markup:
+def meaning_html(card: Card, polarity: str) -> Markup:
     """Return the label with its score, and on a click its test and held-out sentences."""
     label = card.meanings.get(polarity)
     held_out = card.held_out[polarity] if label and label.record else {}
@@ -97,12 +224,12 @@ def meaning_html(card: Described, polarity: str) -> Markup:
     )
 
 
-def examples_html(rows: Sequence[Example], places: Sequence[Place] = ()) -> Markup:
+def examples_html(rows: Sequence[Example], places: Sequence[SentenceEffects] = ()) -> Markup:
     """Return sentences with the value of the neuron in each, and, at places, what it writes there."""
     return render("icebear.actmax/examples.html", examples=list(zip_longest(rows, places[: len(rows)])))
 
 
-def writes_about(card: Described) -> str:
+def writes_about(card: Card) -> str:
     """Return what the words and numbers of `Card.writes` are; they have places."""
     one = next(iter(card.writes.values()))
     return (
@@ -126,7 +253,7 @@ def writes_verdict(one: Writes) -> str:
     return f"The effect is much the same at each of these sentences ({numbers})."
 
 
-def writes_html(card: Described, polarities: Sequence[str] = POLARITIES) -> Markup:
+def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:
     """Return what the neuron writes at its sentences, by polarity; nothing if that is not measured."""
     about = writes_about(card) if card.writes else ""
     measured_at = {polarity: card.writes[polarity] for polarity in polarities if polarity in card.writes}
@@ -162,13 +289,13 @@ def result_html(projection: Projection | None, sides: Sequence[tuple[str, Sequen
     return render("icebear.actmax/result.html", words=words, sides=shown, about=about)
 
 
-def _distinct(tokens: Sequence[Promotion], k: int = 5) -> list[str]:
-    """Return the first k words that differ in more than spaces and capitals."""
+def _distinct(tokens: Sequence[Promotion]) -> list[str]:
+    """Return the first five words that differ in more than spaces and capitals."""
     words: dict[str, str] = {}
     for token in tokens:
         word = token.text.strip() or token.text
         words.setdefault(word.lower(), word)
-    return list(words.values())[:k]
+    return list(words.values())[:5]
 
 
 def excerpt(example: Example, before: int = 24, after: int = 10) -> Example:

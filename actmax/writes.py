@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,7 +17,7 @@ from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.db.store import Store
 from icebear.models.model import Model
-from icebear.records import PLACES, Neuron, Place, Writes
+from icebear.records import EFFECT_SENTENCES, Neuron, SentenceEffects, Writes
 
 FEW = 6
 """The number of sentences in the app and on pages with several cards."""
@@ -26,7 +25,7 @@ ROWS = 12
 """The number of sentences that are read in one pass; more of them would add padding."""
 
 
-def writes(model: Model, store: Store, neuron: Neuron, places: int = PLACES) -> dict[str, Writes]:
+def writes(model: Model, store: Store, neuron: Neuron, places: int = EFFECT_SENTENCES) -> dict[str, Writes]:
     """Measure what a neuron writes, by polarity.
 
     It is empty for models that do not predict a next token, and for sites whose mean activation is not measured.
@@ -92,7 +91,7 @@ def _writes(model: Model, average: float, chosen: Any, measured: Sequence[Tensor
     ):
         own = likely.argsort(descending=True, stable=True)
         words = effect_words([tokens[at] for at in own.tolist()], row[own])
-        places.append(Place("".join(sentence.tokens[: token + 1]), activation, *map(tuple, words)))
+        places.append(SentenceEffects("".join(sentence.tokens[: token + 1]), activation, *map(tuple, words)))
     return Writes(average, raises, lowers, mean_correlation(effects, activations - average), control, tuple(places))
 
 
@@ -111,32 +110,23 @@ def patched_logits(
         x[half:, -1, neuron.index] = value
         return x
 
-    for chosen, run in _passes(model, rows):
-        with model.lock, hooks(model, [(neuron.site, neuron.layer)], visit):
-            plain, patched = run().float().cpu().chunk(2)
-        parts |= zip(chosen, zip(plain, patched, seen.pop(), strict=True), strict=True)
-    plain, patched, activations = zip(*(parts[row] for row in range(len(rows))), strict=True)
-    return torch.stack(plain), torch.stack(patched), torch.stack(activations)
-
-
-def _passes(model: Model, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Any]]:
-    """Yield some rows, and a function that returns the logits (2 R, V) at their last tokens, in two copies."""
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     for start in range(0, len(order), ROWS):
         chosen = order[start : start + ROWS]
         prefix = Prefix.of(model, [rows[row][:-1] for row in chosen])
-        if prefix:
-            twice = [*range(len(chosen))] * 2
-            last = torch.tensor([[rows[chosen[row]][-1]] for row in twice], device=model.device)
-            starts = [len(rows[chosen[row]]) - 1 for row in twice]
-            yield chosen, partial(_after, prefix, last, twice, starts)
-        else:
-            yield from (([row], partial(_whole, model, rows[row])) for row in chosen)
+        for part in [chosen] if prefix else [[row] for row in chosen]:
+            with model.lock, hooks(model, [(neuron.site, neuron.layer)], visit):
+                logits = _in_two_copies(model, prefix, [list(rows[row]) for row in part])
+            halves = logits.float().cpu().chunk(2)
+            parts |= zip(part, zip(*halves, seen.pop(), strict=True), strict=True)
+    plain, patched, activations = zip(*(parts[row] for row in range(len(rows))), strict=True)
+    return torch.stack(plain), torch.stack(patched), torch.stack(activations)
 
 
-def _after(prefix: Prefix, last: Tensor, rows: list[int], starts: list[int]) -> Tensor:
-    return prefix.logits(last, rows, starts, [0])[:, 0]
-
-
-def _whole(model: Model, ids: Sequence[int]) -> Tensor:
-    return model.logits(model.padded([list(ids)] * 2), [len(ids) - 1])[:, 0]
+def _in_two_copies(model: Model, prefix: Prefix | None, rows: list[list[int]]) -> Tensor:
+    """Return the logits (2 R, V) at the last tokens of rows, which are one row without a prefix."""
+    twice = [*rows, *rows]
+    if prefix is None:
+        return model.logits(model.padded(twice), [len(rows[0]) - 1])[:, 0]
+    last = torch.tensor([ids[-1:] for ids in twice], device=model.device)
+    return prefix.logits(last, [*range(len(rows))] * 2, [len(ids) - 1 for ids in twice], [0])[:, 0]

@@ -18,12 +18,21 @@ import torch
 from torch import nn
 
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.claims import writing
 from icebear.claims.check import check_claim
 from icebear.claims.claim import Claim
-from icebear.claims.kind import Kind, most_relevant
+from icebear.claims.kind import Kind
 from icebear.claims.kinds.edits import FlipClaim, SteerClaim
-from icebear.claims.kinds.predictions import AnswerClaim, NecessityClaim, SimilarClaim, SufficiencyClaim
+from icebear.claims.kinds.meanings import ConceptClaim
+from icebear.claims.kinds.predictions import (
+    AnswerClaim,
+    NecessityClaim,
+    SimilarClaim,
+    SufficiencyClaim,
+    most_relevant,
+    of_explanation,
+    of_graph,
+    subject,
+)
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.results.ranking import Ranking
@@ -57,14 +66,14 @@ def drafts(model: Model) -> list[Kind]:
     for prompt, other in PAIRS:
         relevance = attribute(model, prompt, counterfactual=other, sites=("ffn",))
         explanation = Explanation.of(model, relevance, Ranking(2, "ffn"))
-        about = writing.subject(model, relevance, prompt, other)
-        whats += [what for what, _ in writing.of_explanation(model, explanation, prompt, other)]
+        about = subject(model, relevance)
+        whats += [what for what, _ in of_explanation(model, explanation)]
         for count in (100, 1000) if prompt == PAIRS[0][0] else (1000,):
             nodes = most_relevant(relevance, "ffn", count)
             whats += [SufficiencyClaim(**about, nodes=nodes), NecessityClaim(**about, nodes=nodes)]
         whats.append(SimilarClaim(**about, nodes=most_relevant(relevance, "ffn", 100)))
         graph = circuit(model, prompt, counterfactual=other, nodes=20)
-        whats += [what for what, _ in writing.of_graph(model, graph, None, prompt, other)][:2]
+        whats += [what for what, _ in of_graph(model, graph, None)][:2]
     whats += [AnswerClaim(prompt, model.predict(prompt, 1)[0].text) for prompt in ANSWERS]
     recipe = Recipe.load(EXAMPLE_RECIPE)
     flip = FlipRecord.of(recipe)
@@ -73,7 +82,7 @@ def drafts(model: Model) -> list[Kind]:
     whats.append(FlipClaim(flip.prompt, flip.text, recipe.edits, round(1.05 * kl, 4)))
     whats.append(SteerClaim(STEERED, (Edit.parse("L29.ffn.860=60"),), ("ice", "Canada", "Arctic"), 8))
     texts = [(ROOT / "examples" / f"{name}.txt").read_text().splitlines() for name in ("music", "not-music")]
-    whats += [what for what, _ in writing.of_concept(find_concept(model, *texts, "music"), *texts, 0)]
+    whats += [what for what, _ in ConceptClaim.of(find_concept(model, *texts, "music"), *texts, 0)]
     return whats
 
 

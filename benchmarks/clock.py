@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from icebear.concepts.methods.registry import method_of
-from icebear.evaluation.truth.judge.nodes import judged
+from icebear.evaluation.truth.judge.evaluation import judged
 from icebear.evaluation.truth.judge.pairs import Pair
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.models.loading.hooked_config import HookedConfig

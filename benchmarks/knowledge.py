@@ -16,7 +16,7 @@ import torch
 
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.methods.common import ROWS, log_probability
+from icebear.concepts.methods.common import VARIANTS_PER_PASS, log_probability
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
@@ -77,7 +77,7 @@ def effects(
 
 def _parts(facts: Sequence[Any]) -> list[list[Any]]:
     """As many at a time as go through the model at once."""
-    return [list(facts[start : start + ROWS]) for start in range(0, len(facts), ROWS)]
+    return [list(facts[start : start + VARIANTS_PER_PASS]) for start in range(0, len(facts), VARIANTS_PER_PASS)]
 
 
 def read(path: str) -> dict[str, list[tuple[str, str]]]:

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from icebear.evaluation.truth.judge.pairs import one_changed
+from icebear.evaluation.truth.programs.compiler import FOLDER, SHAPE, config_of
 from icebear.evaluation.truth.programs.program import Program, Variables
 from icebear.evaluation.truth.programs.programs import PROGRAMS
-from icebear.evaluation.truth.programs.trained_programs import FOLDER, SHAPE, config_of
 from icebear.models.loading.hooked_net import HookedForCausalOutputs, HookedForOutputs
 
 PAIRS, BATCH, RATE = 30_000, 128, 4e-3

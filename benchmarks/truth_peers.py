@@ -21,12 +21,11 @@ from captum.attr import LayerDeepLift, LayerIntegratedGradients
 from torch import Tensor, nn
 
 from icebear.concepts.methods.registry import method_of
-from icebear.evaluation.truth.judge.judging import SITES, Judge, candidates_of, relevances, scores_of
-from icebear.evaluation.truth.judge.nodes import VARIANTS
+from icebear.evaluation.truth.judge.evaluation import VARIANTS
+from icebear.evaluation.truth.judge.judging import SITES, Judge, candidates_of, relevances, scores_of, truth_of
 from icebear.evaluation.truth.judge.pairs import Pair, pairs_of
-from icebear.evaluation.truth.judge.search import truth_of
+from icebear.evaluation.truth.programs.compiler import names, trained
 from icebear.evaluation.truth.programs.programs import PROGRAMS
-from icebear.evaluation.truth.programs.trained_programs import names, trained
 from icebear.models.model import Model
 
 OURS = ("difference", "difference-rounds", "gxi@midpoint", "ig@path")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
+
+from cattrs.strategies import configure_union_passthrough
 
 from icebear.claims.kind import Kind, Measured, NodeId
 from icebear.claims.kinds import KINDS
@@ -40,9 +41,8 @@ class Provenance:
 
     @classmethod
     def of(cls, model: Model, seed: int) -> Provenance:
-        versions = model.made_with["versions"]
-        date = datetime.now(UTC).date().isoformat()
-        return cls(model.name, model.fingerprint, model.dtype_name, dict(versions), seed, date)
+        versions, date = dict(model.made_with["versions"]), datetime.now(UTC).date().isoformat()
+        return cls(model.name, model.fingerprint, model.dtype_name, versions, seed, date)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Claim:
     value: float | None = None
     """As it was measured when the claim was written."""
     control: float | None = None
-    provenance: Provenance | None = field(default=None)
+    provenance: Provenance | None = None
 
     def __post_init__(self) -> None:
         for name in ("threshold", "control_below", "value", "control"):
@@ -76,26 +76,11 @@ class Claim:
 
     @classmethod
     def of(cls, model: Model, what: Kind, seed: int = 0, measured: Measured | None = None) -> Claim:
-        """Measure a claim and set its threshold.
+        """Measure a claim and set its threshold, which leaves the larger of the standard error and 5 % of the value as
+        a margin.
 
-        Parameters
-        ----------
-        model : Model
-        what : Kind
-        seed : int
-            The seed of random controls.
-        measured : Measured, optional
-            What `what.measure(model, seed)` returns, if it is known.
-
-        Returns
-        -------
-        Claim
-            Its threshold leaves the larger of the standard error and 5 % of the value as a margin.
-
-        Raises
-        ------
-        InputError
-            If the control passes too, or nearly: such a claim cannot fail.
+        seed: of random controls. measured: what `what.measure(model, seed)` returns, if it is known. Raises
+        `InputError` if the control passes too, or nearly: such a claim cannot fail.
         """
         one = measured or what.measure(model, seed)
         margin = max(one.error, MARGIN * abs(one.value))
@@ -113,34 +98,9 @@ class Claim:
         return cls(what, threshold, threshold, tolerance, value, control, Provenance.of(model, seed))
 
 
-def _union(kind: Any, converter: Any) -> Any:
-    kinds = get_args(kind)
-
-    def hook(value: Any, _: Any) -> Any:
-        for one in kinds:
-            try:
-                return converter.structure(value, one) if one is not type(None) else _none(value)
-            except Exception:  # cattrs has no common class
-                continue
-        raise TypeError(
-            f"{str(value)[:40]!r} is none of {', '.join(getattr(one, '__name__', str(one)) for one in kinds)}"
-        )
-
-    return hook
-
-
-def _none(value: Any) -> None:
-    if value is not None:
-        raise TypeError
-
-
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType) and len(set(get_args(kind)) - {type(None)}) > 1
-
-
 def _converter() -> Any:
     made = converter()
-    made.register_structure_hook_factory(_is_union, _union)
+    configure_union_passthrough(str | int | None, made)
     made.register_structure_hook(NodeId, lambda value, _: NodeId.parse(value))
     made.register_unstructure_hook(NodeId, str)
 

@@ -42,13 +42,8 @@ class _PlainLoader(_Loader):
 
 
 def read_claims(path: str | Path) -> tuple[Claim, ...]:
-    """Read a file of claims.
-
-    Raises
-    ------
-    InputError
-        If it is not a file of claims, or too large, or has YAML that claims do not need: anchors, aliases and tags.
-    """
+    """Read a file of claims. Raises `InputError` if it is none, or too large, or has YAML that claims do not need:
+    anchors, aliases and tags."""
     try:
         size = existing(path).stat().st_size
     except FileNotFoundError:
@@ -112,24 +107,22 @@ def append_claims(path: str | Path, claims: Sequence[Claim]) -> None:
     """Add claims at the end of a file, which is made if it does not exist. What a person wrote there stays. Other
     processes that append to the same file wait. Raises `InputError`."""
     with locked(path, seconds=WAITING):
-        _append(path, claims)
+        if not local(path).exists():
+            return write_claims(path, claims)
+        every = (*read_claims(path), *claims)
+        text = read_text(path).rstrip("\n") + "\n" + _text(claims)
+        try:
+            same_list = _parsed(text, str(path)) == every
+        except InputError:  # its list is written in another way
+            same_list = False
+        return _write(path, text) if same_list else write_claims(path, every)
 
 
 def append_drafts(
     model: Model, path: str | Path, drafts: Iterable[Draft], seed: int = 0
 ) -> tuple[list[Claim], list[str]]:
-    """Append claims to a file.
-
-    Returns
-    -------
-    claims, refused
-        What was written, and a sentence for each claim that was not, such as one that cannot fail.
-
-    Raises
-    ------
-    InputError
-        If there is nothing to write, or the file cannot be written.
-    """
+    """Append claims to a file. Return what was written, and a sentence for each claim that was not, such as one that
+    cannot fail. Raises `InputError` if there is nothing to write, or the file cannot be written."""
     claims: list[Claim] = []
     refused: list[str] = []
     for what, measured in drafts:
@@ -142,18 +135,6 @@ def append_drafts(
         raise InputError(f"No claim was written ({reason.rstrip('.')}).")
     append_claims(path, claims)
     return claims, refused
-
-
-def _append(path: str | Path, claims: Sequence[Claim]) -> None:
-    if not local(path).exists():
-        return write_claims(path, claims)
-    every = (*read_claims(path), *claims)
-    text = read_text(path).rstrip("\n") + "\n" + _text(claims)
-    try:
-        same_list = _parsed(text, str(path)) == every
-    except InputError:  # its list is written in another way
-        same_list = False
-    return _write(path, text) if same_list else write_claims(path, every)
 
 
 def _text(claims: Sequence[Claim]) -> str:

@@ -60,8 +60,8 @@ def _packed(x: Tensor) -> dict[str, Any]:
 def _unpacked(packed: Any, kind: type) -> Tensor:
     convert.checked(packed, isinstance(packed, Mapping) and set(packed) == {"dtype", "shape", "base64"}, Tensor)
     data, dtype, shape = b64decode(packed["base64"], validate=True), DTYPES[packed["dtype"]], packed["shape"]
-    whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-    convert.checked(shape, whole and math.prod(shape) * dtype.itemsize == len(data), Tensor)
+    is_shape = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    convert.checked(shape, is_shape and math.prod(shape) * dtype.itemsize == len(data), Tensor)
     return torch.frombuffer(bytearray(data), dtype=dtype).view(shape) if data else torch.zeros(shape, dtype=dtype)
 
 

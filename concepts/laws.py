@@ -1,4 +1,4 @@
-"""Laws that hold for every model, measured on one prompt: what `selftest` reports beside its own pass."""
+"""Laws that hold for every model, measured on one prompt: what `selftest` reports in addition to its pass."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def _longest(model: Model, ids: Sequence[int]) -> Found:
 
 
 def _together(model: Model, ids: Sequence[int], options: dict[str, Any]) -> Found:
-    half = [token for place, token in enumerate(ids) if place >= len(ids) // 2 or token in _special(model)]
+    half = [token for position, token in enumerate(ids) if position >= len(ids) // 2 or token in _special(model)]
     rows: list[PromptLike] = [list(ids), half]
     options = {**options, "method": CP_LRP, "sites": (), "number": "logit"}
     alone = [attribute(model, row, **options) for row in rows]
     together = attribute(model, rows, [row.target.id if row.target else None for row in alone], **options)
-    return {"batch": max(_off(one.tokens, other.tokens) for one, other in zip(together, alone, strict=True))}
+    return {"batch": max(_off(batched.tokens, other.tokens) for batched, other in zip(together, alone, strict=True))}
 
 
 def _recorded(model: Model, prompt: PromptLike, options: dict[str, Any]) -> Found:
@@ -100,8 +100,8 @@ def _recorded(model: Model, prompt: PromptLike, options: dict[str, Any]) -> Foun
 
 
 def _compared(model: Model, ids: Sequence[int], options: dict[str, Any]) -> Found:
-    place = next(place for place in range(len(ids) // 2, -1, -1) if ids[place] not in _special(model))
-    other = [*ids[:place], (ids[place] + 7) % model.config.vocab_size, *ids[place + 1 :]]
+    position = next(position for position in range(len(ids) // 2, -1, -1) if ids[position] not in _special(model))
+    other = [*ids[:position], (ids[position] + 7) % model.config.vocab_size, *ids[position + 1 :]]
     best = [token.id for token in model.predict(ids, 2, position=options["position"])]
     sites = model.sites if model.has_family else ()
     result = attribute(model, ids, *best, counterfactual=other, sites=sites, position=options["position"])
@@ -119,7 +119,7 @@ def _off_plain(model: Model, result: Relevance) -> float:
     """Return the largest deviation of recorded activations from those of a plain pass."""
     batch = result.explained().batch
     plain = plain_activations(model, batch)
-    return max((_off(_of_layer(model, batch, result, *place), x) for place, x in plain.items()), default=0.0)
+    return max((_off(_of_layer(model, batch, result, *site_layer), x) for site_layer, x in plain.items()), default=0.0)
 
 
 def _of_layer(model: Model, batch: Batch, result: Relevance, site: str, layer: int) -> Tensor:
@@ -146,17 +146,17 @@ def plain_activations(model: Model, batch: Batch) -> dict[tuple[str, int], Tenso
     return seen
 
 
-def _keep_input(seen: dict[Any, Tensor], place: Any, module: Any, args: tuple) -> None:
-    seen[place] = args[0].flatten(0, -2)
+def _keep_input(seen: dict[Any, Tensor], key: Any, module: Any, args: tuple) -> None:
+    seen[key] = args[0].flatten(0, -2)
 
 
 def _keep_output(
-    seen: dict[Any, Tensor], place: Any, columns: Tensor | None, module: Any, args: Any, output: Tensor
+    seen: dict[Any, Tensor], key: Any, columns: Tensor | None, module: Any, args: Any, output: Tensor
 ) -> None:
-    seen[place] = (output if columns is None else output[..., columns]).flatten(0, -2)
+    seen[key] = (output if columns is None else output[..., columns]).flatten(0, -2)
 
 
-def _off(own: Tensor, right: Tensor) -> float:
+def _off(left: Tensor, right: Tensor) -> float:
     """Return the largest deviation, as a share of the largest right value."""
-    own, right = own.float().cpu(), right.float().cpu()
-    return ((own - right).abs().max() / right.abs().max().clamp(min=1e-12)).item()
+    left, right = left.float().cpu(), right.float().cpu()
+    return ((left - right).abs().max() / right.abs().max().clamp(min=1e-12)).item()

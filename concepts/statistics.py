@@ -83,8 +83,8 @@ def holm(p: np.ndarray) -> list[float]:
 
 def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
     """Return the probability that a positive has a larger score than a negative (ties count half); NaN without both."""
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    positives = np.bincount(place, positive, len(count))
+    _, rank, count = np.unique(scores, return_inverse=True, return_counts=True)
+    positives = np.bincount(rank, positive, len(count))
     negatives = count - positives
     below = negatives.cumsum() - negatives
     total = positives.sum() * negatives.sum()
@@ -93,8 +93,8 @@ def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 def auroc_error(value: float, positive: int, negative: int) -> float:
     """Return the standard error of an AUROC (Hanley & McNeil 1982)."""
-    one, two = value / (2 - value), 2 * value**2 / (1 + value)
-    spread = value * (1 - value) + (positive - 1) * (one - value**2) + (negative - 1) * (two - value**2)
+    q1, q2 = value / (2 - value), 2 * value**2 / (1 + value)
+    spread = value * (1 - value) + (positive - 1) * (q1 - value**2) + (negative - 1) * (q2 - value**2)
     return math.sqrt(max(spread, 0.0) / (positive * negative))
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from icebear.db.neurons import NeuronTables
 from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.records import POLARITIES, Example, Neuron, Sentence
-from icebear.values import one_of, text_of, whole
+from icebear.values import check_int, one_of, text_of
 
-COLUMNS = 'id, text, title, "start", "end", tokens'
+SENTENCE_COLUMNS = 'id, text, title, "start", "end", tokens'
 
 
 class SentenceTables:
@@ -25,7 +25,7 @@ class SentenceTables:
     @reads
     def of(self, ids: Sequence[int]) -> dict[int, Sentence]:
         """Return id -> sentence."""
-        query = f"SELECT {COLUMNS} FROM sentences WHERE id IN (SELECT value FROM json_each(?))"
+        query = f"SELECT {SENTENCE_COLUMNS} FROM sentences WHERE id IN (SELECT value FROM json_each(?))"
         rows = self.file.database.execute(query, [json.dumps(list(ids))])
         return {row[0]: _sentence(row) for row in rows}
 
@@ -33,7 +33,7 @@ class SentenceTables:
     def starting_at(self, start: int) -> Iterator[Sentence]:
         """Yield all sentences in order of id from `start` on, which is a random order because ids are hashes."""
         for condition in (">=", "<"):
-            query = f"SELECT {COLUMNS} FROM sentences WHERE id {condition} ? ORDER BY id"
+            query = f"SELECT {SENTENCE_COLUMNS} FROM sentences WHERE id {condition} ? ORDER BY id"
             yield from map(_sentence, self.file.database.execute(query, (start,)))
 
     @reads
@@ -96,7 +96,7 @@ class ExampleTables:
     def of(self, neuron: Neuron | str, polarity: str, k: int | None, method: str, by: str) -> list[Example]:
         """Return the examples of a neuron, see `Store.examples`. by: ``activation`` or ``relevance``."""
         rows = self.file.database.execute(
-            f"SELECT activation, token, a.relevance, {COLUMNS} "
+            f"SELECT activation, token, a.relevance, {SENTENCE_COLUMNS} "
             "FROM examples e JOIN sentences s ON s.id = e.sentence LEFT JOIN attributions a ON a.neuron = e.neuron "
             "AND a.polarity = e.polarity AND a.sentence = e.sentence AND a.method = ? "
             "WHERE e.neuron = ? AND e.polarity = ? ORDER BY rank LIMIT ?",
@@ -104,7 +104,7 @@ class ExampleTables:
                 text_of(method),
                 self.neurons.id(neuron),
                 _sign(polarity),
-                -1 if k is None else whole(k, "The number of examples"),
+                -1 if k is None else check_int(k, "The number of examples"),
             ),
         )
         return [_example(row, by) for row in rows]

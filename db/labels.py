@@ -19,7 +19,7 @@ class LabelTables:
         self.file, self.neurons = file, neurons
 
     @reads
-    def own(self, neuron: Neuron | str) -> tuple[str | None, dict[str, dict[str, Any]]]:
+    def manual(self, neuron: Neuron | str) -> tuple[str | None, dict[str, dict[str, Any]]]:
         """Return the label that a person wrote, and polarity -> its scores (`Meaning.to_dict`), if it was scored."""
         query = "SELECT text, scores FROM labels WHERE neuron = ?"
         row = self.file.database.execute(query, (self.neurons.id(neuron),)).fetchone()
@@ -31,7 +31,7 @@ class LabelTables:
             with_types((score["score"], score["by"]), float, str)
         return text, {score["polarity"]: score for score in rows}
 
-    def set_own(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
+    def set_manual(self, neuron: Neuron | str, text: str, scores: Sequence[Meaning] = ()) -> None:
         """Save a label with its scores; an empty text removes the label."""
         identity, text = self.neurons.id(neuron), text_of(text).strip()
         with self.file.writing():
@@ -109,8 +109,8 @@ def _checked(record: Any) -> dict[str, Any]:
         thresholds, examples, _ = with_types(
             (record[name] for name in ("thresholds", "examples", "label")), dict, dict, dict
         )
-        some = ("responsiveness", "purity", "similar_sentences", "other_neuron", "train")
-        known = [record[name] for name in some if record[name] is not None]
+        optional = ("responsiveness", "purity", "similar_sentences", "other_neuron", "train")
+        known = [record[name] for name in optional if record[name] is not None]
         numbers = [*known, record["share"], record["token_mean"], record["auroc"]["token"], *thresholds.values()]
         with_types(numbers, *[float | int] * len(numbers))
         with_types([record["sentences"]["test"]], int)

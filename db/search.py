@@ -17,19 +17,22 @@ from icebear.db.sqlite import reads
 from icebear.db.tables import Tables
 from icebear.errors import InputError
 from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron
-from icebear.values import one_of, shown, whole
+from icebear.values import check_int, one_of, shown
 
 MATCHING = 50
 """Sentences with the words whose mean vector the examples of a neuron are compared with."""
 NEAR = {"writes": "w_out", "reads": "w_in", "examples": "examples"}
 """The comparison of neurons -> the vector index."""
-DRAWS = 20
+CHANCE_NEURONS = 20
 """The number of random neurons whose nearest neighbors are the control."""
 RANDOM = 400
 """The number of random tokens, and of random sentences, that give each row the null of its cosines."""
-DIRECTIONS, OF_TOKENS, ABOVE = 100, 2000, 95
-"""The number of random directions with the covariance of this many tokens' rows, and the percentile of the largest z
-over all neurons above which a neuron's output is similar to a word."""
+DIRECTIONS = 100
+"""The number of random directions."""
+OF_TOKENS = 2000
+"""The number of tokens whose rows give the random directions their covariance."""
+ABOVE = 95
+"""The percentile of the largest z of random directions, above which a neuron's output is similar to a word."""
 OUTPUT = 0.5
 """The weight of the output beside the two numbers about sentences: by itself it finds a topic less often than they do
 (benchmarks/search.py)."""
@@ -51,7 +54,7 @@ def by_words(store: Tables, text: str, k: int = 20) -> list[Hit]:
 
     Arrays have a number for each side, at 2 * neuron id + (polarity is -).
     """
-    k = whole(k, "The number of neurons")
+    k = check_int(k, "The number of neurons")
     store.facts.get("finished")
     words = words_of(text)
     query = _query(words)
@@ -155,7 +158,7 @@ def _examples_text(store: Tables) -> str:
 def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
     one_of(by, "kind of similarity", NEAR)
     one_of(polarity, "polarity", POLARITIES)
-    k = whole(k, "The number of neurons")
+    k = check_int(k, "The number of neurons")
     identity, sign = store.neurons.id(neuron), 1 if polarity == "+" else -1
     index = store.vectors.get(NEAR[by])
     if by == "examples":
@@ -177,7 +180,7 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
     to their nearest neighbor; the cosines of each row with random tokens or sentences; and the largest z of outputs."""
     generator = np.random.default_rng(seed)
     neurons = store.count("neurons")
-    drawn = generator.choice(neurons, min(DRAWS, neurons), replace=False)
+    drawn = generator.choice(neurons, min(CHANCE_NEURONS, neurons), replace=False)
     chance = {}
     for by in NEAR:
         nearest = [similar(store, neuron, 1, by, "+") for neuron in store.neurons.of(drawn.tolist()).values()]
@@ -238,7 +241,7 @@ def nearest(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str 
 @reads
 def vocabulary_projection(store: Tables, neuron: Neuron | str, k: int, rows: str = "w_out") -> Projection:
     """Return what `Store.vocabulary` does. rows: the vector index that is projected; only W_out rows give logits."""
-    neuron, k = as_neuron(neuron), whole(k, "The number of tokens")
+    neuron, k = as_neuron(neuron), check_int(k, "The number of tokens")
     identity = store.neurons.id(neuron)
     direct = rows == "w_out"
     row = (store.vectors.w_out_norm(neuron) if direct else 1.0) * store.vectors.get(rows).reconstruct(identity)
@@ -247,10 +250,10 @@ def vocabulary_projection(store: Tables, neuron: Neuron | str, k: int, rows: str
     z = (logits - logits.mean()) / max(logits.std(ddof=1), 1e-12)
     typical = store.vectors.typical(neuron.layer) if direct else None
 
-    def promotions(places: slice) -> tuple[Promotion, ...]:
-        chosen = ids[places].tolist()
+    def promotions(ranks: slice) -> tuple[Promotion, ...]:
+        chosen = ids[ranks].tolist()
         texts = store.vectors.token_texts(chosen)
-        columns = zip(chosen, texts, logits[places].tolist(), z[places].tolist(), strict=True)
+        columns = zip(chosen, texts, logits[ranks].tolist(), z[ranks].tolist(), strict=True)
         return tuple(Promotion(id, text, logit if typical else None, z) for id, text, logit, z in columns)
 
     return Projection(

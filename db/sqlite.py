@@ -109,7 +109,7 @@ class SqliteFile:
             size = existing(self.path, StoreError).stat().st_size
         except FileNotFoundError:
             size = None
-        if not size and not self._create:  # SQLite would create one
+        if not size and not self._create:  # SQLite would create the file
             what = f"There is no store {self.path}" if size is None else f"{self.path} is an empty file, not a store"
             raise StoreError(f"{what}; build a store with: icebear index --store {self.path}")
         try:

@@ -199,8 +199,8 @@ class Store(Tables):
         """
         facts = self.facts.all()
         if facts and dtype is not None and facts["dtype"] != dtype:
-            own = facts["dtype"]
-            raise StoreError(f"{self.path} is an index in {own}, not in {dtype}; use --dtype {own}.")
+            stored = facts["dtype"]
+            raise StoreError(f"{self.path} is an index in {stored}, not in {dtype}; use --dtype {stored}.")
         if facts and facts["fingerprint"] != fingerprint:
             raise StoreError(
                 f"{self.path} is an index of {facts['model']}, not of {name}; load {facts['model']} with --model."

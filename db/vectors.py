@@ -26,7 +26,7 @@ from icebear.errors import InputError, StoreError
 from icebear.extras import need
 from icebear.paths import append, write_file, written
 from icebear.records import Neuron
-from icebear.values import whole
+from icebear.values import check_int
 
 NAMES = ("w_out", "w_in", "examples", "tokens")
 LENS = "lens"
@@ -125,8 +125,8 @@ class VectorFiles:
 
     @reads
     def typical(self, layer: int) -> tuple[float, float] | None:
-        layer, spreads = whole(layer, "A layer", 0), self.file.facts.all().get("typical")
-        spread = spreads[whole(layer, "A layer of the index", 0, len(spreads) - 1)] if spreads else None
+        layer, spreads = check_int(layer, "A layer", 0), self.file.facts.all().get("typical")
+        spread = spreads[check_int(layer, "A layer of the index", 0, len(spreads) - 1)] if spreads else None
         return spread and tuple(spread)
 
     def set_norms(self, norms: Iterable[float], spreads: Sequence[tuple[float, float] | None]) -> None:

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from icebear.evaluation.baselines.registry import methods_of
 from icebear.models.model import Model
-from icebear.values import seed_of, whole
+from icebear.values import check_int, one_of, seed_of
 
 Line = dict[str, Any]
 """The measurements of a sample, JSON-ready. ``methods`` has the numbers, method -> column -> number; a line with a
@@ -105,16 +105,11 @@ class Evaluation:
             if name == "seed":
                 seed_of(value)
             elif type(value) is int:
-                whole(value, flag, option.least or 0)
+                check_int(value, flag, option.least or 0)
 
     def parts(self, model: Model) -> Iterator[Part]:
-        """Yield the parts; each is measured and reported before the next is asked for.
-
-        Raises
-        ------
-        InputError
-            If there is nothing to measure.
-        """
+        """Yield the parts; each is measured and reported before the next is asked for. Raises `InputError` if there is
+        nothing to measure."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
@@ -145,6 +140,12 @@ class MethodEvaluation(Evaluation):
     def chosen(self) -> dict[str, Any]:
         """Return the methods by name; a control is its name. Raises `UnknownName`."""
         return methods_of(self.methods, self.usual, self.controls)
+
+
+def named(names: str, what: str, known: Collection[str]) -> list[str]:
+    """Return the names of a comma-separated list; ``all`` is every known one. Raises `UnknownName`."""
+    wanted = list(known) if names == "all" else [name.strip() for name in names.split(",")]
+    return [one_of(name, what, known) for name in wanted]
 
 
 def accuracy(lines: Lines) -> list[str]:

@@ -57,14 +57,9 @@ def run(
 ) -> Iterator[PartResult]:
     """Measure and report each part; a folder that has all samples of a part is only reported again.
 
-    model: the `Model`; None for an evaluation that makes its own.
-
-    Raises
-    ------
-    InputError
-        If a folder cannot be written, is in use by another process, or holds an evaluation with other settings.
-    NumericalError
-        If a number is NaN or infinite.
+    model: the `Model`; None for an evaluation that makes its own. Raises `InputError` if a folder cannot be written, is
+    in use by another process, or holds an evaluation with other settings, and `NumericalError` if a number is NaN or
+    infinite.
     """
     make_folder(out)
     with locked(out):

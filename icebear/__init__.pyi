@@ -1,13 +1,18 @@
 """The public names. Type checkers read this file; `__init__.py` imports each name when it is first used."""
 
-from .actmax.card import Card as Card
 from .actmax.card import describe as describe
 from .actmax.index.annotation import annotate as annotate
 from .actmax.index.build import build_index as build_index
+from .actmax.index.corpus import Corpus as Corpus
 from .actmax.index.corpus import read_corpus as read_corpus
+from .actmax.page import Card as Card
+from .claims.check import CheckedClaims as CheckedClaims
 from .claims.check import check as check
+from .concepts.answers.counterfactuals import Suggestion as Suggestion
 from .concepts.answers.counterfactuals import suggest_counterfactuals as suggest_counterfactuals
+from .concepts.answers.matrix import Matrix as Matrix
 from .concepts.answers.matrix import matrix as matrix
+from .concepts.answers.sources import SourceBreakdown as SourceBreakdown
 from .concepts.answers.sources import source_breakdown as source_breakdown
 from .concepts.answers.units import units as units
 from .concepts.attribution.attribute import attribute as attribute
@@ -20,7 +25,10 @@ from .concepts.methods.lrp import PA_LRP as PA_LRP
 from .concepts.methods.lrp import VIT as VIT
 from .concepts.methods.lrp import AttnLRP as AttnLRP
 from .concepts.methods.lrp import Difference as Difference
+from .concepts.methods.method import Method as Method
+from .concepts.nodes.controls import Ablation as Ablation
 from .concepts.nodes.controls import ablation as ablation
+from .concepts.nodes.random_controls import RandomControl as RandomControl
 from .concepts.results.diff import Diff as Diff
 from .concepts.results.effects import Effects as Effects
 from .concepts.results.result import Relevance as Relevance
@@ -29,6 +37,13 @@ from .db.store import Store as Store
 from .db.store import open_store as open_store
 from .edits import Edit as Edit
 from .errors import IcebearError as IcebearError
+from .errors import InputError as InputError
+from .errors import MissingRule as MissingRule
+from .errors import ModelError as ModelError
+from .errors import NumericalError as NumericalError
+from .errors import RecipeError as RecipeError
+from .errors import StoreError as StoreError
+from .errors import UnknownName as UnknownName
 from .explanation.explanation import Explanation as Explanation
 from .explanation.explanation import explain as explain
 from .lrp.linear_rules import AlphaBeta as AlphaBeta
@@ -41,7 +56,10 @@ from .models.text.answer import Answer as Answer
 from .models.text.chat import Chat as Chat
 from .models.text.prompts import Prompt as Prompt
 from .recipe import Recipe as Recipe
+from .records import Example as Example
+from .records import Hit as Hit
 from .records import Neuron as Neuron
+from .records import Projection as Projection
 from .records import Ranked as Ranked
 from .steering.apply import steer as steer
 from .steering.concept.concept import Concept as Concept

@@ -34,16 +34,16 @@ Record = TypeVar("Record")
 
 def converter() -> Converter:
     """Return a converter of records whose fields may be neurons and edits."""
-    made = Converter(forbid_extra_keys=True, detailed_validation=False, unstruct_collection_overrides={tuple: list})
+    result = Converter(forbid_extra_keys=True, detailed_validation=False, unstruct_collection_overrides={tuple: list})
     for kind in (bool, int, str):
-        made.register_structure_hook(kind, lambda value, kind: checked(value, type(value) is kind, kind))
-    made.register_structure_hook(float, _float)
-    made.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else repr(value))
+        result.register_structure_hook(kind, lambda value, kind: checked(value, type(value) is kind, kind))
+    result.register_structure_hook(float, _float)
+    result.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else repr(value))
     for record in (Neuron, Edit):
-        made.register_structure_hook(record, lambda value, kind: kind.parse(value))
-        made.register_unstructure_hook(record, str)
-    made.register_structure_hook_factory(lambda kind: get_origin(kind) in (tuple, list), _sequence)
-    return made
+        result.register_structure_hook(record, lambda value, kind: kind.parse(value))
+        result.register_unstructure_hook(record, str)
+    result.register_structure_hook_factory(lambda kind: get_origin(kind) in (tuple, list), _sequence)
+    return result
 
 
 def checked(value: Any, right: bool, kind: Any) -> Any:
@@ -102,7 +102,7 @@ def _structured(
         )
     try:
         return converter.structure({key: data[key] for key in data if key != _name(kind)}, kind)
-    except IcebearError as reason:  # of a record that checks its own fields
+    except IcebearError as reason:  # of a record that checks its fields
         raise error(f"{source} cannot be read. {reason}") from None
     except Exception as reason:  # of cattrs
         why = f"it lacks {reason}" if isinstance(reason, KeyError) else str(reason).rstrip(".")
@@ -144,14 +144,16 @@ class Saved:
     def from_json(cls, text: str) -> Self:
         return from_json(text, cls, f"The {cls.__name__.lower()}", RecipeError)
 
-    def save(self, path: str | Path) -> None:
-        """Write a file that `load` reads. Raises `RecipeError`."""
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write a file that `load` reads. Raises `RecipeError`, also if there is one and `overwrite` is False."""
+        if not overwrite and local(path).exists():
+            raise RecipeError(f"{path} exists already; choose another path, or pass overwrite=True.")
         try:
             text = self.to_json()
         except (TypeError, ValueError, RecursionError) as reason:
             raise RecipeError(f"The {type(self).__name__.lower()} cannot be saved ({reason}); correct it.") from None
         self.from_json(text)
-        write_file(path, text + "\n", RecipeError)
+        write_file(path, text + "\n", RecipeError, new=not overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

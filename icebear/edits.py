@@ -15,7 +15,7 @@ from icebear.values import one_of, real, several, shown
 
 SYMBOLS = {"set": "=", "scale": "*", "add": "+"}
 UNITS = ("", "max", "std")
-PLACES = ("all", "prompt", "last", "generated", "answer")
+TOKEN_GROUPS = ("all", "prompt", "last", "generated", "answer")
 EXAMPLES = "write it like L29.ffn.860*0, L29.ffn.490=-6.2 or L24.ffn.559+2std@last"
 
 _EDIT = re.compile(
@@ -83,10 +83,10 @@ class Edit:
             )
         where = self.where if isinstance(self.where, str) else ""
         ordered = _WHERE.fullmatch(where) and all(low <= high for low, high in _bounds(where))
-        if not (where in PLACES or ordered or (where and (self.condition or self.turn))):
+        if not (where in TOKEN_GROUPS or ordered or (where and (self.condition or self.turn))):
             raise InputError(
-                f"{shown(self.where)} is not a place for an edit; use one such as {'; '.join(PLACES)}; turn:last-user; "
-                'position:0,3-5; step:0-2; seen:" token"; unseen:" token".'
+                f"{shown(self.where)} is not a place for an edit; use one such as {'; '.join(TOKEN_GROUPS)}; "
+                'turn:last-user; position:0,3-5; step:0-2; seen:" token"; unseen:" token".'
             )
 
     @property
@@ -140,8 +140,8 @@ class Edit:
                 f"An edit of {self.neuron} is in units of its {self.unit}, which only an index records; build an index "
                 "with icebear index and name it with --store (in Python, pass statistic=), or give a plain number."
             )
-        one = real(statistic(self.neuron, self.unit), f"The {self.unit} of {self.neuron}")
-        return replace(self, value=self.value * one, unit="")
+        unit_value = real(statistic(self.neuron, self.unit), f"The {self.unit} of {self.neuron}")
+        return replace(self, value=self.value * unit_value, unit="")
 
 
 def parse_edits(edits: Edit | str | Iterable[Edit | str]) -> list[Edit]:
@@ -158,7 +158,7 @@ def _bounds(where: str) -> list[tuple[int, int]]:
 def acts_at(where: str, position: int, prompt_length: int) -> bool:
     """Return whether an edit with this `where` (no condition, no turn) acts on the token at a position, from 0."""
     last = prompt_length - 1
-    if where in PLACES:
+    if where in TOKEN_GROUPS:
         return {
             "all": True,
             "prompt": position <= last,
@@ -166,5 +166,5 @@ def acts_at(where: str, position: int, prompt_length: int) -> bool:
             "generated": position > last,
             "answer": position >= last,
         }[where]
-    place = position if where.startswith("position:") else position - last
-    return any(low <= place <= high for low, high in _bounds(where))
+    number = position if where.startswith("position:") else position - last
+    return any(low <= number <= high for low, high in _bounds(where))

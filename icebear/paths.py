@@ -150,10 +150,10 @@ def _explained(path: str | Path, error: type[IcebearError]) -> Iterator[None]:
 
 def _target(path: str | Path) -> Path:
     """Return where a link leads, so that it stays a link. Raises `OSError` for links in a circle."""
-    place = Path(os.path.realpath(local(path)))
-    if place.is_symlink():
+    target = Path(os.path.realpath(local(path)))
+    if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    return place
+    return target
 
 
 def _put(device: Path, data: bytes, flags: int) -> None:
@@ -165,28 +165,28 @@ def _put(device: Path, data: bytes, flags: int) -> None:
 def check_writable(path: str | Path) -> None:
     """Raise `InputError` for a file, or a folder of files, that cannot be written at this path."""
     try:
-        place = _target(path)
+        target = _target(path)
     except OSError as reason:
         raise InputError(f"{path} cannot be written ({reason.strerror}); choose another path.") from None
-    if place.exists() and not place.is_dir() and not place.is_file():  # such as /dev/stdout
-        if place.is_socket():
+    if target.exists() and not target.is_dir() and not target.is_file():  # such as /dev/stdout
+        if target.is_socket():
             raise InputError(f"{path} cannot be written (it is a socket); choose another path.")
         return
-    if place.is_file() and (what := _precious(place)):
+    if target.is_file() and (what := _precious(target)):
         raise InputError(f"{path} is {what}, which would be lost; choose another path.")
-    around = place.parent if place.is_file() or not place.exists() else place
+    around = target.parent if target.is_file() or not target.exists() else target
     if not around.is_dir():
         raise InputError(f"{path} cannot be written (there is no folder {around}); choose another path.")
     if not os.access(around, os.W_OK | os.X_OK):
         raise InputError(f"{path} cannot be written (no permission to write in {around}); choose another path.")
 
 
-def _precious(place: Path) -> str:
+def _precious(path: Path) -> str:
     """Return what a file is that no other command can make again soon; empty for any other file."""
-    with suppress(OSError), place.open("rb") as file:
+    with suppress(OSError), path.open("rb") as file:
         if file.read(16) == b"SQLite format 3\0":
             return "a database (a store)"
-    return "a file of a model" if place.with_name("config.json").is_file() else ""
+    return "a file of a model" if path.with_name("config.json").is_file() else ""
 
 
 def kind(path: str | Path) -> str:

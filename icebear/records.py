@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
-from icebear.values import one_of, shown, whole
+from icebear.values import check_int, one_of, shown
 
 SITES = ("ffn", "attn", "q", "k", "v", "cross", "mixer", "router", "shared")
 """The sites of neurons. `cross` is attention to an encoder; `mixer`, what a scan or short convolution over tokens
@@ -47,8 +47,8 @@ class Neuron:
     index: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layer", whole(self.layer, "The layer of a neuron", 0))
-        object.__setattr__(self, "index", whole(self.index, "The index of a neuron", 0))
+        object.__setattr__(self, "layer", check_int(self.layer, "The layer of a neuron", 0))
+        object.__setattr__(self, "index", check_int(self.index, "The index of a neuron", 0))
         one_of(self.site, "site", SITES_AND_HEADS)
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ class Ranked:
         return "" if self.activation is None else "-" if self.activation - (self.counterfactual or 0) < 0 else "+"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; a head has no activation of its own."""
+        """JSON-ready; a head has no activation."""
         row = {**vars(self), "neuron": str(self.neuron), "polarity": self.polarity or None}
         return row if self.counterfactual is not None else {key: row[key] for key in row if key != "counterfactual"}
 
@@ -307,7 +307,7 @@ class Projection:
 
     @property
     def no_words(self) -> str:
-        """The sentence in place of words that do not stand out."""
+        """The sentence instead of words that do not stand out."""
         return (
             "The words that the weights promote stand out no more than those of random weights in this layer (kurtosis "
             f"{self.kurtosis:.2f}; random: up to {self.kurtosis_by_chance:.2f}), so they are not shown."
@@ -360,11 +360,11 @@ class Projection:
         }
 
     def at(self, polarity: str) -> Projection:
-        """Return the tokens that the neuron promotes and suppresses at a polarity, by one unit of activation there."""
+        """Return the tokens that the neuron promotes and suppresses at a polarity, by one unit of activation."""
         if polarity == "+":
             return self
         promoted, suppressed = (
-            tuple(replace(one, logit=None if one.logit is None else -one.logit, z=-one.z) for one in tokens)
+            tuple(replace(token, logit=None if token.logit is None else -token.logit, z=-token.z) for token in tokens)
             for tokens in (self.suppressed, self.promoted)
         )
         return replace(self, promoted=promoted, suppressed=suppressed)
@@ -379,13 +379,13 @@ class Projection:
         return ", ".join(token.text.strip() or repr(token.text) for token in tokens[:k])
 
 
-PLACES = 12
+EFFECT_SENTENCES = 12
 """The number of sentences of each polarity on a card where effects are measured."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A sentence up to a token, and the likely next words that the neuron raises and lowers there."""
+class SentenceEffects:
+    """A sentence up to a token, and the likely next words that the neuron raises and lowers after it."""
 
     text: str
     activation: float
@@ -406,7 +406,7 @@ class Writes:
     """How alike the effects are at these sentences: the mean correlation of two of them; None for a single one."""
     random_correlation: float | None
     """The same at random tokens of random sentences."""
-    places: tuple[Place, ...]
+    places: tuple[SentenceEffects, ...]
     """The sentences, those with the largest activation first."""
 
     def to_dict(self) -> dict[str, Any]:

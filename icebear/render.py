@@ -11,20 +11,22 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-POSITIVE, NEGATIVE = (178, 24, 43), (33, 102, 172)
-"""The ends of ColorBrewer's RdBu, which color-blind readers can distinguish."""
+POSITIVE = (178, 24, 43)
+"""Red, an end of ColorBrewer's RdBu, which color-blind readers can distinguish."""
+NEGATIVE = (33, 102, 172)
+"""Blue, the other end."""
 
 
 @cache
 def environment() -> Environment:
     """Return the environment of all templates. A template is named by its package and its file in ``templates`` there:
     ``icebear.actmax/card.html``."""
-    made = Environment(
+    jinja = Environment(
         loader=FunctionLoader(_source), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    made.filters.update(number=format, visible=visible, repr=repr, made_with=made_with_line, xml=_xml, style=style)
-    made.globals.update(heatmap=heatmap, marked=marked)
-    return made
+    jinja.filters.update(number=format, visible=visible, repr=repr, made_with=made_with_line, xml=_xml, style=style)
+    jinja.globals.update(heatmap=heatmap, marked=marked)
+    return jinja
 
 
 def _source(name: str) -> str:
@@ -70,7 +72,7 @@ def style(share: float) -> str:
 
 def normalized(values: list[float], apart: Collection[int] = ()) -> list[float]:
     """Divide values by the largest magnitude, without the positions in `apart`."""
-    largest = max((abs(value) for place, value in enumerate(values) if place not in apart), default=0) or 1.0
+    largest = max((abs(value) for position, value in enumerate(values) if position not in apart), default=0) or 1.0
     return [value / largest for value in values]
 
 

@@ -34,7 +34,7 @@ def scalar(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
-def whole(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
+def check_int(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
     """Return a whole number. Raises `InputError` if it is not one in this range."""
     if type(value) is int and least <= value <= most:  # without the slow check of other kinds of numbers
         return value
@@ -63,7 +63,7 @@ def _limits(least: float, most: float) -> str:
 
 
 def seed_of(value: Any) -> int:
-    return whole(value, "The seed", 0, LAST_SEED)
+    return check_int(value, "The seed", 0, LAST_SEED)
 
 
 def one_of(value: Any, what: str, known: Collection[str]) -> Any:
@@ -107,7 +107,7 @@ TYPES = {
 def of_type(value: Any, name: str, known: Collection[str]) -> None:
     """Raise `InputError` if an argument is of none of these types, which are named as in `TYPES`, or None."""
     if not {*known} & {kind.__name__ for kind in type(value).__mro__} and not (value is None and "None" in known):
-        kind = next(one for one in TYPES if one in known)
+        kind = next(type_name for type_name in TYPES if type_name in known)
         raise InputError(f"{name} must be a {kind}, not {shown(value)}; {TYPES[kind]}.")
 
 

@@ -71,7 +71,7 @@ def relevance_rules(
             undo.enter_context(replaced(module, "forward", functools.partial(function, mode, *bound, module.forward)))
 
         family = family_of(net)
-        own = family.activations if family else ()
+        activations = family.activations if family else ()
         for module in net.modules():
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.requires_grad:
@@ -83,7 +83,7 @@ def relevance_rules(
             if packed(module):
                 replace(module, _packed, Linear(module))
             alone = not method.paired and not list(module.children())  # a norm with a gate inside is more than a norm
-            if kind.__name__ in own or _is_elementwise(kind, alone):  # type: ignore[arg-type]  # classes have a hash
+            if kind.__name__ in activations or _is_elementwise(kind, alone):  # type: ignore[arg-type]  # classes have a hash
                 replace(module, _elementwise, module, differences.secant if method.paired else _identity)
         for layer in checkpoint_layers:
             replace(layer, _checkpointed, checkpoint_from)
@@ -96,8 +96,8 @@ def _with_mode(mode: RelevanceMode, forward: Callable, *args: Any, **kwargs: Any
         output = forward(*args, **kwargs)
     foreign = _foreign(mode, output)
     if foreign:
-        places = _located(mode, forward, args, kwargs) or {_name(node): "the model itself" for node in foreign}
-        for name, path in places.items():
+        paths = _located(mode, forward, args, kwargs) or {_name(node): "the model itself" for node in foreign}
+        for name, path in paths.items():
             hooked = name.startswith("BackwardHookFunction")
             way = "remove the full backward hook of the module" if hooked else "write it with torch's own operations"
             mode.refuse(name, path, way)
@@ -106,7 +106,7 @@ def _with_mode(mode: RelevanceMode, forward: Callable, *args: Any, **kwargs: Any
 
 def _scan(mode: RelevanceMode, module: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
     if any(map(is_activation, (*args, *kwargs.values()))):
-        name = next(name for name, one in mode.net.named_modules() if one is module)
+        name = next(name for name, named in mode.net.named_modules() if named is module)
         remedy = "compare with a counterfactual prompt (--counterfactual), whose rules are exact for products"
         mode.refuse("scan over tokens", f"{name} ({type(module).__name__})", remedy)
     return forward(*args, **kwargs)
@@ -186,7 +186,7 @@ def _name(node: Any) -> str:
 
 def _located(mode: RelevanceMode, forward: Callable, args: tuple, kwargs: dict) -> dict[str, str]:
     """Run again to find the module of each foreign function, except those of the model's own forward method."""
-    places: dict[str, str] = {}
+    paths: dict[str, str] = {}
     begun: dict[str, int] = {}
 
     def begin(path: str, module: nn.Module, args: Any) -> None:
@@ -195,7 +195,7 @@ def _located(mode: RelevanceMode, forward: Callable, args: tuple, kwargs: dict) 
     def end(path: str, module: nn.Module, args: Any, output: Any) -> None:
         for node in _foreign(mode, output):
             if node._sequence_nr() >= begun[path]:
-                places.setdefault(_name(node), f"{path} ({type(module).__name__})")
+                paths.setdefault(_name(node), f"{path} ({type(module).__name__})")
 
     with ExitStack() as undo:
         for path, module in mode.net.named_modules():
@@ -204,4 +204,4 @@ def _located(mode: RelevanceMode, forward: Callable, args: tuple, kwargs: dict) 
                 undo.callback(module.register_forward_hook(functools.partial(end, path)).remove)
         with mode:
             forward(*args, **kwargs)
-    return places
+    return paths

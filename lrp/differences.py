@@ -41,7 +41,7 @@ from icebear.models.parts import experts
 from icebear.models.parts.families import family_of
 
 Points = tuple[tuple[float, float], ...]
-"""(position on the line from the partner's values (0) to the row's own (1), weight)."""
+"""(position on the line from the partner's values (0) to the row's (1), weight)."""
 MIDDLE: Points = ((0.5, 1.0),)
 """Exact for a product of two factors, whose derivative is linear."""
 
@@ -49,8 +49,8 @@ MIDDLE: Points = ((0.5, 1.0),)
 @cache
 def gauss(count: int) -> Points:
     """Return Gauss-Legendre points, exact if the derivative is a polynomial of degree 2 count - 1."""
-    places, weights = numpy.polynomial.legendre.leggauss(count)
-    return tuple(zip(((1 + places) / 2).tolist(), (weights / 2).tolist(), strict=True))
+    points, weights = numpy.polynomial.legendre.leggauss(count)
+    return tuple(zip(((1 + points) / 2).tolist(), (weights / 2).tolist(), strict=True))
 
 
 def along(points: Points, func: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -78,20 +78,20 @@ def secant(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         raise MissingRule("chosen rows lose their partners, so that difference rules do not hold.")
     exact = x_.to(wide(x_))
     value = func(exact)
-    (own, there), (y, y_there) = exact.chunk(2), value.chunk(2)
+    (row_x, partner_x), (y, partner_y) = exact.chunk(2), value.chunk(2)
     same = lambda x: x  # noqa: E731
     with torch.enable_grad(), saved_tensors_hooks(same, same):  # checkpointing would compute the layer again for these
-        middle = torch.lerp(there, own, 0.5).requires_grad_()
+        middle = torch.lerp(partner_x, row_x, 0.5).requires_grad_()
         (derivative,) = torch.autograd.grad(func(middle).sum(), middle)
-    dx, dy = own - there, y - y_there
-    near = _small(dx, own, there, 1) & _small(dy, y, y_there, 0)
+    dx, dy = row_x - partner_x, y - partner_y
+    near = _small(dx, row_x, partner_x, 1) & _small(dy, y, partner_y, 0)
     return Rescaled.apply(  # type: ignore[no-any-return]
         x, value if exact.dtype == x.dtype else func(x_), torch.where(near, derivative, dy / dx)
     )
 
 
-def _small(difference: Tensor, own: Tensor, there: Tensor, least: float) -> Tensor:
-    size = torch.maximum(own.abs(), there.abs()).clamp_(min=least)
+def _small(difference: Tensor, row_x: Tensor, partner_x: Tensor, least: float) -> Tensor:
+    size = torch.maximum(row_x.abs(), partner_x.abs()).clamp_(min=least)
     return difference.abs() <= size.mul_(torch.finfo(size.dtype).eps ** 0.5)
 
 
@@ -107,8 +107,8 @@ def elementwise(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 
 def square(x: Tensor) -> Tensor:
-    own, there = x.detach().chunk(2)
-    return Rescaled.apply(x, x.detach().square(), own + there)  # type: ignore[no-any-return]
+    row_x, partner_x = x.detach().chunk(2)
+    return Rescaled.apply(x, x.detach().square(), row_x + partner_x)  # type: ignore[no-any-return]
 
 
 def product(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -226,11 +226,11 @@ def maximum(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
         return result
     if not isinstance(dim, int):
         raise MissingRule("max has a difference rule only over one dimension.")
-    own = result.indices if bound.get("keepdim") else result.indices.unsqueeze(dim)
-    here, there = x.gather(dim, own), x.gather(dim, partner(own))
-    above = (here - there).detach()
+    top = result.indices if bound.get("keepdim") else result.indices.unsqueeze(dim)
+    at_top, at_partner_top = x.gather(dim, top), x.gather(dim, partner(top))
+    above = (at_top - at_partner_top).detach()
     both = above + partner(above)
-    line = there + torch.where(both > 0, above / both, 0.5) * (here - there)
+    line = at_partner_top + torch.where(both > 0, above / both, 0.5) * (at_top - at_partner_top)
     values = InPlaceOf.apply(line.reshape(result.values.shape), result.values.detach().clone())
     return torch.return_types.max((values, result.indices))
 
@@ -244,26 +244,26 @@ def larger(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
         return y
     sign = -1 if func in SMALLER else 1
     above = sign * (a / 4 - b / 4).detach()  # masked scores are the smallest number, whose double is infinite
-    there = partner(above)
-    apart = above.abs() + there.abs()
-    share = torch.where(apart > 0, (above.clamp(min=0) + there.clamp(min=0)) / apart, 0.5)
+    partner_above = partner(above)
+    apart = above.abs() + partner_above.abs()
+    share = torch.where(apart > 0, (above.clamp(min=0) + partner_above.clamp(min=0)) / apart, 0.5)
     return InPlaceOf.apply(share * a + (1 - share) * b, y.detach())
 
 
 def chosen(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """The k largest scores of a router: each row gets its own experts and those of its partner, so that both rows have
-    the same ones in the same order. `experts.own` remembers which of them a row chose itself."""
+    """The k largest scores of a router: each row gets the experts that it chose and those of its partner, so that both
+    rows have the same ones in the same order. `experts.row_choices` remembers which of them a row chose itself."""
     bound = inspect.signature(lambda input, k, dim=-1, largest=True, sorted=True: None).bind(*args, **kwargs)
     bound.apply_defaults()
     x, dim = bound.arguments["input"], bound.arguments["dim"]
     result = func(*args, **kwargs)
-    own = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(dim, result.indices, True)
+    chose = torch.zeros_like(x, dtype=torch.bool, requires_grad=False).scatter(dim, result.indices, True)
     if x.dim() != 2 or dim not in (1, -1) or not bound.arguments["largest"]:
-        indices = result.indices if torch.equal(own, partner(own)) else result.indices.as_subclass(Unreadable)
+        indices = result.indices if torch.equal(chose, partner(chose)) else result.indices.as_subclass(Unreadable)
         return torch.return_types.topk((Unread.apply(result.values), indices))
-    count = own.to(x.dtype) + partner(own).to(x.dtype)
+    count = chose.to(x.dtype) + partner(chose).to(x.dtype)
     indices = count.topk(int((count > 0).sum(-1).max())).indices
-    experts.own[indices] = own.gather(-1, indices)
+    experts.row_choices[indices] = chose.gather(-1, indices)
     return torch.return_types.topk((gathered(mode, torch.gather, (x, -1, indices), {}), indices))
 
 
@@ -273,34 +273,35 @@ def gathered(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     bound = inspect.signature(lambda input, dim, index, sparse_grad=False: None).bind(*args, **kwargs)
     x, index = bound.arguments["input"], bound.arguments["index"]
     y = func(*args, **kwargs)
-    own = experts.own.get(index)
-    if own is None:
+    chose = experts.row_choices.get(index)
+    if chose is None:
         if is_activation(x) and len(index) % 2 == 0 and not torch.equal(index, partner(index)):
             raise MissingRule("gather has a difference rule only where both prompts read the same entries.")
         return y
     if not is_activation(x):
-        return torch.where(own, y, absent(mode, x, y, own))
-    return only(y, own, absent(mode, x, y.detach(), own))
+        return torch.where(chose, y, absent(mode, x, y, chose))
+    return only(y, chose, absent(mode, x, y.detach(), chose))
 
 
-def absent(mode: Any, scores: Tensor, chosen: Tensor, own: Tensor) -> Tensor | float:
+def absent(mode: Any, scores: Tensor, chosen: Tensor, chose: Tensor) -> Tensor | float:
     """Return the score that stands for "not chosen": 0, but for logits one so low that its weight is zero."""
     family = family_of(mode.net)
     is_logits = (family and family.expert_logits) or bool((scores.detach() < 0).any())
-    return low(chosen, own) if is_logits else 0.0
+    return low(chosen, chose) if is_logits else 0.0
 
 
-def low(x: Tensor, own: Tensor) -> Tensor:
-    smallest = x.masked_fill(~own, torch.inf).amin(-1, keepdim=True)
+def low(x: Tensor, chose: Tensor) -> Tensor:
+    smallest = x.masked_fill(~chose, torch.inf).amin(-1, keepdim=True)
     return torch.minimum(smallest, partner(smallest)).clamp(max=0) - 100
 
 
-def only(x: Tensor, own: Tensor, other: Tensor | float) -> Tensor:
-    """Return x, or another value where it is not a row's own, by the rescale rule."""
+def only(x: Tensor, chose: Tensor, other: Tensor | float) -> Tensor:
+    """Return x, or another value where a row did not choose it, by the rescale rule."""
     x_ = x.detach()
-    y = torch.where(own, x_, other)
+    y = torch.where(chose, x_, other)
     dx, dy = x_ - partner(x_), y - partner(y)
-    multiplier = torch.where(dx == 0, (own.to(x.dtype) + partner(own).to(x.dtype)) / 2, dy / dx.masked_fill(dx == 0, 1))
+    at_zero = (chose.to(x.dtype) + partner(chose).to(x.dtype)) / 2
+    multiplier = torch.where(dx == 0, at_zero, dy / dx.masked_fill(dx == 0, 1))
     return Multiplied.apply(x, y, multiplier).clone()  # type: ignore[no-any-return]  # routers change it in place
 
 
@@ -314,15 +315,15 @@ def filled(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 
 def scattered(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Linear; a constant goes where a row's own choices are."""
+    """Linear; a constant goes to the entries that a row chose."""
     bound = inspect.signature(lambda input, dim, index, src=None, value=None, reduce=None: None).bind(*args, **kwargs)
     x, dim, index = bound.args[:3]
     value = bound.arguments.get("src", bound.arguments.get("value"))
-    if is_activation(value) or index not in experts.own:
+    if is_activation(value) or index not in experts.row_choices:
         return func(*args, **kwargs)
     before = x.gather(dim, index)
     value = value if isinstance(value, Tensor) else before.new_tensor(value)
-    return func(x, dim, index, torch.where(experts.own[index], value, before))
+    return func(x, dim, index, torch.where(experts.row_choices[index], value, before))
 
 
 def repeated(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -338,15 +339,15 @@ def indexed(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     x, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
     rows = next((part for part in index if part is not None), None)
     if isinstance(rows, Tensor) and rows.dtype == torch.long and rows.dim() == 1 and is_activation(x):
-        own, there = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-        if not torch.equal(own + len(x) // 2, there):
+        left, right = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+        if not torch.equal(left + len(x) // 2, right):
             raise MissingRule("chosen rows lose their partners, so that difference rules do not hold.")
     return func(*args, **kwargs)
 
 
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
 """Operations in `operations.KEEP` that are not linear."""
-ROWS = "repeat __getitem__ gather scatter scatter_ masked_fill masked_fill_".split()
+LINEAR_IN_PAIRS = "repeat __getitem__ gather scatter scatter_ masked_fill masked_fill_".split()
 """Operations that are linear where rows keep their partners."""
 KERNELS = "_grouped_mm grouped_mm".split()
 """They sort tokens by expert, so that rows lose their partners; experts of a known family run past them."""
@@ -365,7 +366,7 @@ POWER = {*operations.named("pow"), *operations.named("__pow__")}
 TABLE = operations.table(
     {
         operations.keep_gradient: [
-            *(name for name in operations.KEEP if name not in (*NOT_LINEAR, *ROWS)),
+            *(name for name in operations.KEEP if name not in (*NOT_LINEAR, *LINEAR_IN_PAIRS)),
             *operations.CONVOLUTIONS,
             *operations.ADD,
             *operations.CONCATENATE,

@@ -310,6 +310,8 @@ class RelevanceMode(TorchFunctionMode):
         self.unseen: set[int] = set()
         """Numbers of graph nodes made between the operations seen: by a custom autograd.Function, TorchScript or an
         extension."""
+        # torch numbers the nodes that a thread makes. If the number moves between two operations, something that torch
+        # does not show to this mode made nodes.
         self._next_node = 0
 
     def __enter__(self) -> RelevanceMode:
@@ -330,13 +332,13 @@ class RelevanceMode(TorchFunctionMode):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Skip operations inside, whose nodes are our own."""
+        """Skip the operations inside, which belong to a rule."""
         self.catch_up()
         super().__exit__(None, None, None)
         try:
             yield
         finally:
-            super().__enter__()
+            super().__enter__()  # ours would clear `unseen`
             self._next_node = _get_sequence_nr()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -420,7 +422,7 @@ class RelevanceMode(TorchFunctionMode):
     def module_path(self) -> str:
         """Return the innermost module of `net` on the Python stack, as `model.layers.3.mlp (LlamaMLP)`."""
         names = {id(module): name for name, module in self.net.named_modules()}
-        frame = inspect.currentframe()
+        frame = inspect.currentframe()  # only a refusal asks for the path, so passes do not keep track of it
         while frame is not None:
             module = frame.f_locals.get("self")
             if isinstance(module, nn.Module) and id(module) in names:

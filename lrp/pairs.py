@@ -24,7 +24,7 @@ def partner(x: Tensor) -> Tensor:
 
 
 class Interpolate(Function):
-    """Values on the straight line from the partner's to the row's own; the gradient is the row's."""
+    """Values on the straight line from the partner's to the row's; the gradient is the row's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float) -> Tensor:  # type: ignore[override]
@@ -116,8 +116,8 @@ MULTIPLY = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul
 
 def row_mean(x: Tensor) -> Tensor:
     """Return the mean of both rows of each pair."""
-    own, there = x.chunk(2)
-    return (own + there) / 2  # not lerp: masked scores are minus infinity in both
+    row_x, partner_x = x.chunk(2)
+    return (row_x + partner_x) / 2  # not lerp: masked scores are minus infinity in both
 
 
 def first_rows(g: Tensor) -> Tensor:
@@ -156,8 +156,9 @@ def through_softmax(mean: Tensor, g: Tensor, dim: int) -> Tensor:
 def mean_weights(logs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the arithmetic mean of the weights p and p' of both rows, and their logarithmic mean (p - p') /
     log(p / p'), which is p where they are equal. logs: their logarithms."""
-    own, there = logs.chunk(2)
-    larger, gap = torch.maximum(own, there).exp_(), (own - there).abs_().nan_to_num_(0)  # both are masked: inf - inf
+    row_logs, partner_logs = logs.chunk(2)
+    larger = torch.maximum(row_logs, partner_logs).exp_()
+    gap = (row_logs - partner_logs).abs_().nan_to_num_(0)  # both are masked: inf - inf
     less = torch.expm1(-gap)
     return torch.addcmul(larger, larger, less, value=0.5), larger * torch.where(gap > 0, -less / gap, 1)
 
@@ -187,10 +188,10 @@ class PairedAttention(Function):
                 part = torch.ones(block.q.shape[2], block.k.shape[2], dtype=torch.bool, device=q.device).tril(start)
             else:
                 part = None if mask is None else mask.expand(*mask.shape[:-2], q.shape[2], k.shape[2])[..., rows, :]
-            own = block.gradients(part, g.chunk(2)[0][:, :, rows])
-            dq[:, :, rows] = own[0] * scale
-            dk[:, :, keys] += own[1]
-            dv[:, :, keys] += own[2]
+            gradients = block.gradients(part, g.chunk(2)[0][:, :, rows])
+            dq[:, :, rows] = gradients[0] * scale
+            dk[:, :, keys] += gradients[1]
+            dv[:, :, keys] += gradients[2]
         return *map(first_rows, (dq, dk, dv)), None, None, None, None
 
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from icebear.models.batch import Batch
     from icebear.models.model import Model
 
-ROWS = -2
+POSITION_AXIS = -2
 """The axis of token positions in cos and sin (B, T, d), and in an embedding (B, T, D)."""
-KEYS = -1
+KEY_AXIS = -1
 """The axis of positions in summands of attention scores (B, H, T, T): the position of the key."""
 
 
@@ -76,18 +76,18 @@ class Sinks:
                     path, _, name = family.position_method.rpartition(".")
                     if name:
                         home = module.get_submodule(path)
-                        axis = KEYS if "bias" in name else ROWS
+                        axis = KEY_AXIS if "bias" in name else POSITION_AXIS
                         undo.enter_context(replaced(home, name, _once(getattr(home, name), partial(sink, axis))))
                     layer += 1
                 if family.position_embedding:
                     self._embedding(
-                        family.position_embedding, partial(self._sink, 0, self.batch.spans[stack], ROWS), undo
+                        family.position_embedding, partial(self._sink, 0, self.batch.spans[stack], POSITION_AXIS), undo
                     )
             yield
 
-    def _embedding(self, place: str, sink: Callable[[Any], Any], undo: ExitStack) -> None:
+    def _embedding(self, embedding_path: str, sink: Callable[[Any], Any], undo: ExitStack) -> None:
         """Make the positions that are added to the embeddings of a stack a sink."""
-        path, _, name = place.rpartition(".")
+        path, _, name = embedding_path.rpartition(".")
         home = self.model.net.get_submodule(path)
         embedding = getattr(home, name)
         if isinstance(embedding, nn.Module):
@@ -135,10 +135,10 @@ def _argument_hook(module: nn.Module, name: str, sink: Callable) -> Callable:
         arguments = bound.arguments if name in bound.arguments else bound.arguments.get("kwargs", {})
         if arguments.get(name) is None:
             return None
-        arguments[name] = sink(ROWS if name == "position_embeddings" else KEYS, arguments[name])
+        arguments[name] = sink(POSITION_AXIS if name == "position_embeddings" else KEY_AXIS, arguments[name])
         mask = bound.arguments.get("attention_mask")
         if name == "alibi" and isinstance(mask, Tensor) and mask.is_floating_point():
-            bound.arguments["attention_mask"] = sink(KEYS, mask)  # Falcon's fused attention gets the ALiBi in it
+            bound.arguments["attention_mask"] = sink(KEY_AXIS, mask)  # Falcon's fused attention gets the ALiBi in it
         return bound.args[1:], bound.kwargs
 
     return before
@@ -146,11 +146,11 @@ def _argument_hook(module: nn.Module, name: str, sink: Callable) -> Callable:
 
 def _once(method: Callable, sink: Callable[[Any], Any]) -> Callable:
     """Return a method whose first result is a sink, and its result forever: a checkpoint recomputes."""
-    made: list[Tensor] = []
+    results: list[Tensor] = []
 
     def result(*args: Any, **kwargs: Any) -> Any:
-        if not made:
-            made.append(sink(method(*args, **kwargs)))
-        return made[0]
+        if not results:
+            results.append(sink(method(*args, **kwargs)))
+        return results[0]
 
     return result

@@ -171,8 +171,8 @@ def coefficients(rule: LinearRule, y: Tensor, plus: Tensor, minus: Tensor, R: Te
         beta = torch.where(plus == 0, -1, rule.alpha - 1)
         return nothing, _divide(alpha * R, plus), _divide(-beta * R, minus)
     if isinstance(rule, ZPlus):
-        own = _divide(R, torch.where(y > 0, plus, minus))
-        return nothing, own.masked_fill(y <= 0, 0), own.masked_fill(y > 0, 0)
+        quotient = _divide(R, torch.where(y > 0, plus, minus))
+        return nothing, quotient.masked_fill(y <= 0, 0), quotient.masked_fill(y > 0, 0)
     assert isinstance(rule, Gamma)
     share = _divide(R, y + rule.gamma * torch.where(y > 0, plus, minus))
     favoured = rule.gamma * share

@@ -39,7 +39,7 @@ class Entries(Caused):
     values: Tensor
 
     def along(self, axis: int) -> Tensor:
-        others = [one for one in range(self.values.dim()) if one != axis]
+        others = [other for other in range(self.values.dim()) if other != axis]
         return self.values.sum(others) if others else self.values
 
 
@@ -81,7 +81,7 @@ class PairedWeights:
 class Changed:
     """A weight, or a value computed from weights alone, in both models."""
 
-    own: Tensor
+    value: Tensor
     base: Tensor
     roots: dict[str, Changed]
     """The weights that it is computed from; empty if it is a weight itself."""
@@ -89,12 +89,12 @@ class Changed:
     """Computes it, linearly, from values of the roots."""
 
     @classmethod
-    def weight(cls, name: str, own: Tensor, base: Tensor) -> Changed:
-        return cls(own, base, {}, lambda weights: weights[name])
+    def weight(cls, name: str, value: Tensor, base: Tensor) -> Changed:
+        return cls(value, base, {}, lambda weights: weights[name])
 
     @property
     def mean(self) -> Tensor:
-        return torch.lerp(self.base, self.own, 0.5)
+        return torch.lerp(self.base, self.value, 0.5)
 
 
 class TwoModels(RelevanceMode):
@@ -108,7 +108,8 @@ class TwoModels(RelevanceMode):
             self._add(pair[0], name, Changed.weight(name, *pair))
 
     def _add(self, value: Tensor, name: str, changed: Changed) -> None:
-        self.changed[id(value)] = name, changed  # which keeps the value, so that its id stays its own
+        # By id, because == compares tensors entry by entry. `changed` keeps the value, so that no other gets its id.
+        self.changed[id(value)] = name, changed
 
     def _lookup(self, value: Any) -> tuple[str, Changed] | None:
         if not isinstance(value, Tensor) or is_activation(value):  # embeddings become one
@@ -135,7 +136,7 @@ class TwoModels(RelevanceMode):
             if call.func in NORMS:
                 return self._norm(call, args, kwargs)
             if rule is differences.fused_attention:  # a position bias among its arguments
-                leaves = [self._as_activation(x, call) if place in call.changed else x for place, x in call.numbered]
+                leaves = [self._as_activation(x, call) if index in call.changed else x for index, x in call.numbered]
                 args, kwargs = tree_unflatten(leaves, call.spec)
                 return rule(self, call.func, args, kwargs)
             if (maps := self._maps(call)) is not None:
@@ -151,37 +152,38 @@ class TwoModels(RelevanceMode):
         plain = (
             call.func is F.linear and list(call.activations) == [0] and tree_unflatten(call.leaves, call.spec)[1] == {}
         )
-        if not plain or any(one.roots for _, one in call.changed.values()):
+        if not plain or any(changed.roots for _, changed in call.changed.values()):
             return None
         roots: list[_Root | None] = [None, None]
-        for place, value in enumerate(call.leaves[1:3], 1):
-            name, one = call.changed.get(place, ("", None))
+        for index, value in enumerate(call.leaves[1:3], 1):
+            name, changed = call.changed.get(index, ("", None))
             if value is not None:
-                roots[place - 1] = _Root(name, (one.own, one.base) if one else (value, value))
+                roots[index - 1] = _Root(name, (changed.value, changed.base) if changed else (value, value))
         assert roots[0] is not None
         return roots[0], roots[1]
 
     def _derived(self, call: _Call, rule: Rule | None) -> Any:
         """Run an operation on weights alone, in both models."""
-        own, base = call.run("own"), call.run("base")
-        several = isinstance(own, tuple | list)
-        for place, (here, there) in enumerate(zip(own, base, strict=True) if several else [(own, base)]):
-            if not isinstance(here, Tensor) or not here.is_floating_point() or id(here) in self.changed:
+        outputs, base_outputs = call.run("value"), call.run("base")
+        several = isinstance(outputs, tuple | list)
+        pairs = zip(outputs, base_outputs, strict=True) if several else [(outputs, base_outputs)]
+        for index, (output, base_output) in enumerate(pairs):
+            if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in self.changed:
                 continue
             if not call.is_linear(rule):
-                if torch.equal(here, there):
+                if torch.equal(output, base_output):
                     continue
                 raise MissingRule(f"{call.name} of weights that differ is not linear, and has no rule for two models.")
             if (name := call.expert) is not None:
-                self._add(here, name, Changed.weight(name, here, there))
+                self._add(output, name, Changed.weight(name, output, base_output))
                 continue
 
-            def make(weights: Weights, place: int = place) -> Tensor:
+            def make(weights: Weights, index: int = index) -> Tensor:
                 value = call.run(weights)
-                return value[place] if several else value  # type: ignore[no-any-return]
+                return value[index] if several else value  # type: ignore[no-any-return]
 
-            self._add(here, "", Changed(here, there, call.roots, make))
-        return own
+            self._add(output, "", Changed(output, base_output, call.roots, make))
+        return outputs
 
     def _norm(self, call: _Call, args: tuple, kwargs: dict) -> Tensor:
         """Normalize without the gain and the bias, which follow."""
@@ -215,7 +217,7 @@ class _Call:
         self, func: Any, leaves: Sequence[Any], spec: Any, changed: dict[int, tuple[str, Changed]], mode: TwoModels
     ) -> None:
         self.func, self.leaves, self.spec, self.changed, self.mode = func, leaves, spec, changed, mode
-        self.activations = {place: x for place, x in enumerate(leaves) if is_activation(x)}
+        self.activations = {index: x for index, x in enumerate(leaves) if is_activation(x)}
         self.name = getattr(func, "__name__", str(func))
 
     @property
@@ -224,29 +226,29 @@ class _Call:
 
     @property
     def in_place(self) -> bool:
-        return self.name in ("__iadd__", "__isub__", "__imul__", "add_", "sub_", "mul_", "div_")
+        return self.name in ("__iadd__", "__isub__", "__imul__", "__itruediv__", "add_", "sub_", "mul_", "div_")
 
     @property
     def roots(self) -> dict[str, Changed]:
         """The weights that differ, by name."""
-        pairs = ((name, one) for name, one in self.changed.values())
-        return {root: pair for name, one in pairs for root, pair in (one.roots or {name: one}).items()}
+        pairs = ((name, changed) for name, changed in self.changed.values())
+        return {root: pair for name, changed in pairs for root, pair in (changed.roots or {name: changed}).items()}
 
     @property
     def expert(self) -> str | None:
         """The name of one expert's weight, if that is what the operation takes from the weight of all experts."""
-        name, whole = self.changed.get(0, ("", None))
-        if self.name != "__getitem__" or whole is None or whole.roots or whole.own.dim() < 2:
+        name, changed = self.changed.get(0, ("", None))
+        if self.name != "__getitem__" or changed is None or changed.roots or changed.value.dim() < 2:
             return None
         return f"{name}[{self.leaves[1]}]" if type(self.leaves[1]) is int else None
 
     def run(self, which: str | Weights, values: Mapping[int, Tensor] | None = None) -> Any:
-        """Run the operation with the weights of a model (``own`` or ``base``), or computed from `which`."""
+        """Run the operation in a model (``value`` or ``base``), or with values computed from the roots `which`."""
         leaves = list(self.leaves)
-        for place, (_, one) in self.changed.items():
-            leaves[place] = getattr(one, which) if isinstance(which, str) else one.make(which)
-        for place, value in (values or {}).items():
-            leaves[place] = value
+        for index, (_, changed) in self.changed.items():
+            leaves[index] = getattr(changed, which) if isinstance(which, str) else changed.make(which)
+        for index, value in (values or {}).items():
+            leaves[index] = value
         args, kwargs = tree_unflatten(leaves, self.spec)
         return self.func(*args, **kwargs)
 
@@ -278,30 +280,31 @@ class Split(Function):
     def forward(ctx: Any, call: _Call, *activations: Tensor) -> Tensor:  # type: ignore[override]
         ctx.call = call
         ctx.save_for_backward(*activations)
-        copied = lambda: {place: x.clone() for place, x in call.activations.items()} if call.in_place else {}  # noqa: E731
-        own = call.run("own", copied())
-        return torch.cat((own[: len(own) // 2], call.run("base", copied())[len(own) // 2 :]))
+        # Both runs read the activations, which an operation in place would change.
+        copied = lambda: {index: x.clone() for index, x in call.activations.items()} if call.in_place else {}  # noqa: E731
+        outputs = call.run("value", copied())
+        return torch.cat((outputs[: len(outputs) // 2], call.run("base", copied())[len(outputs) // 2 :]))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         call: _Call = ctx.call
-        own = g.chunk(2)[0]
-        own = torch.cat((own, torch.zeros_like(own)))  # in full, because constants may have a row for each prompt too
+        row_g = g.chunk(2)[0]
+        row_g = torch.cat((row_g, torch.zeros_like(row_g)))  # constants may have a row for each prompt too
         with torch.enable_grad():
             pairs = zip(call.activations, ctx.saved_tensors, strict=True)
-            means = {place: _mean(x).repeat(2, *[1] * (x.dim() - 1)).requires_grad_() for place, x in pairs}
-            weights = {name: one.mean.requires_grad_() for name, one in call.roots.items()}
-            inputs = {place: x.clone() for place, x in means.items()} if call.in_place else means
+            means = {index: _mean(x).repeat(2, *[1] * (x.dim() - 1)).requires_grad_() for index, x in pairs}
+            weights = {name: changed.mean.requires_grad_() for name, changed in call.roots.items()}
+            inputs = {index: x.clone() for index, x in means.items()} if call.in_place else means
             y = call.run(weights, inputs)
-            gradients = torch.autograd.grad(y, [*means.values(), *weights.values()], own, allow_unused=True)
-        for (name, one), gradient in zip(call.roots.items(), gradients[len(means) :], strict=True):
+            gradients = torch.autograd.grad(y, [*means.values(), *weights.values()], row_g, allow_unused=True)
+        for (name, changed), gradient in zip(call.roots.items(), gradients[len(means) :], strict=True):
             if gradient is not None:
-                call.mode.cause(name, Entries(gradient * (one.own - one.base)))
+                call.mode.cause(name, Entries(gradient * (changed.value - changed.base)))
         return None, *gradients[: len(means)]
 
 
 class SplitLinear(Function):
-    """`Split` of a linear map, whose rows run through their own weight only."""
+    """`Split` of a linear map, whose rows run only through the weight of their model."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: _Root, bias: _Root | None, cause: Cause) -> Tensor:  # type: ignore[override]
@@ -309,8 +312,8 @@ class SplitLinear(Function):
         ctx.save_for_backward(x)
         biases = bias.values if bias else (None, None)
         y = x.new_empty(*x.shape[:-1], len(weight.values[0]))
-        for rows, out, own, shift in zip(x.chunk(2), y.chunk(2), weight.values, biases, strict=True):
-            torch.mm(rows.flatten(0, -2), own.T, out=out.flatten(0, -2))
+        for rows, out, matrix, shift in zip(x.chunk(2), y.chunk(2), weight.values, biases, strict=True):
+            torch.mm(rows.flatten(0, -2), matrix.T, out=out.flatten(0, -2))
             if shift is not None:
                 out += shift
         return y
@@ -322,18 +325,18 @@ class SplitLinear(Function):
         gradient = g.chunk(2)[0].flatten(0, -2)
         if bias is not None and bias.name:
             cause(bias.name, Entries(gradient.sum(0) * (bias.values[0] - bias.values[1])))
-        (own, base), rows = weight.values, None
-        if len(gradient) < FEW and not (used := gradient.any(0)).all():  # of all tokens, only the explained ones
-            gradient, own, base, rows = gradient[:, used], own[used], base[used], used
+        (matrix, base), rows = weight.values, None
+        if len(gradient) < FEW_POSITIONS and not (used := gradient.any(0)).all():  # few are explained
+            gradient, matrix, base, rows = gradient[:, used], matrix[used], base[used], used
         below = x.new_zeros(x.shape)  # for partners, whose gradients nothing reads
-        mean = torch.lerp(base, own, 0.5) if weight.name else own
+        mean = torch.lerp(base, matrix, 0.5) if weight.name else matrix
         torch.mm(gradient, mean, out=below.chunk(2)[0].flatten(0, -2))
         if weight.name:
-            cause(weight.name, OuterProduct(_mean(x).flatten(0, -2), gradient, own - base, rows))
+            cause(weight.name, OuterProduct(_mean(x).flatten(0, -2), gradient, matrix - base, rows))
         return below, None, None, None
 
 
-FEW = 8
+FEW_POSITIONS = 8
 """Positions: with fewer, rows of a weight that have no gradient are left out."""
 
 
@@ -347,8 +350,8 @@ class _Root:
 
 def _mean(x: Tensor) -> Tensor:
     """Return the mean of both rows."""
-    own, there = x.detach().chunk(2)
-    return (own + there) / 2  # not lerp: masked scores are minus infinity in both
+    row_x, partner_x = x.detach().chunk(2)
+    return (row_x + partner_x) / 2  # not lerp: masked scores are minus infinity in both
 
 
 LAYER_NORMS = set(operations.named("layer_norm"))

@@ -131,20 +131,20 @@ def unhooked(net: nn.Module) -> Iterator[None]:
 
 def draws(device: torch.device, seed: int) -> PutIn:
     """For `FairLock.yielding`: draw random numbers from `seed`, and continue after an interruption."""
-    place: Any = torch if device.type == "cpu" else torch.get_device_module(device)
+    backend: Any = torch if device.type == "cpu" else torch.get_device_module(device)
     where = (device,) if device.type == "cuda" else ()
     state = torch.Generator(device).manual_seed(seed).get_state()
 
     @contextmanager
     def drawing() -> Iterator[None]:
         nonlocal state
-        others = place.get_rng_state(*where)
-        place.set_rng_state(state, *where)
+        others = backend.get_rng_state(*where)
+        backend.set_rng_state(state, *where)
         try:
             yield
         finally:
-            state = place.get_rng_state(*where)
-            place.set_rng_state(others, *where)
+            state = backend.get_rng_state(*where)
+            backend.set_rng_state(others, *where)
 
     return drawing
 

@@ -26,11 +26,11 @@ from icebear.models.text.prompts import Prompt, PromptLike, Prompts, joined, pro
 from icebear.models.text.request import PromptRequest
 from icebear.models.text.words import Words
 from icebear.records import TokenScore
-from icebear.values import real, seed_of, several, text_of, whole
+from icebear.values import check_int, real, seed_of, several, text_of
 
 
 class Model(Architecture):
-    """A transformers model, its tokenizer, and the places of its neurons.
+    """A transformers model, its tokenizer, and where its neurons are.
 
     Threads may share a model: its `lock` is held while rules, hooks or edits are installed. A generation yields the
     lock after each token.
@@ -95,9 +95,9 @@ class Model(Architecture):
     def padding_counts(self, side: str) -> bool:
         """Return whether padding changes what is computed of a row (some models do not mask it), measured once."""
         if side not in self._counting:
-            own = getattr(self.config, "pad_token_id", None)
+            padding_id = getattr(self.config, "pad_token_id", None)
             vocabulary = self.config.vocab_size
-            ids = [token for token in range(vocabulary // 3, vocabulary) if token != own][:7]
+            ids = [token for token in range(vocabulary // 3, vocabulary) if token != padding_id][:7]
             close = max(torch.finfo(dtype).eps for dtype in (self.dtype, torch.float32)) ** 0.5  # routers are float32
             try:
                 alone, beside = (self._measured(rows, side) for rows in ([ids[:5]], [ids[:5], ids]))
@@ -112,8 +112,10 @@ class Model(Architecture):
         """Return what a plain pass computes of the first row: its logits (of labels, its residual stream)."""
         with self.lock, unhooked(self.net):
             if side == "right":
-                batch, places = self.read(rows), list(range(len(rows[0])))
-                return (self.final_stream(batch)[:, places] if self.labels else self.logits(batch, places))[0].float()
+                batch, positions = self.read(rows), list(range(len(rows[0])))
+                if self.labels:
+                    return self.final_stream(batch)[0, positions].float()
+                return self.logits(batch, positions)[0].float()
             inputs = self.inputs(self.padded(rows, side))
             options = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
             config = GenerationConfig(**options, pad_token_id=self.padding(rows))
@@ -121,9 +123,9 @@ class Model(Architecture):
 
     def padding(self, rows: Sequence[Sequence[int]]) -> int:
         """Return the model's padding id, or, if it has none, an id that no row ends with (0 if there is none)."""
-        own = getattr(self.config, "pad_token_id", None)
-        if own is not None and 0 <= own < self.config.vocab_size:
-            return own
+        padding_id = getattr(self.config, "pad_token_id", None)
+        if padding_id is not None and 0 <= padding_id < self.config.vocab_size:
+            return padding_id
         last = {row[-1] for row in rows}
         return next((token for token in range(self.config.vocab_size) if token not in last), 0)
 
@@ -152,7 +154,7 @@ class Model(Architecture):
             return rendered(self, prompt.chat)
         if prompt.tokens is not None:
             return [
-                self.token_id(text_of(token), "token") if isinstance(token, str) else whole(token, "A token id", 0)
+                self.token_id(text_of(token), "token") if isinstance(token, str) else check_int(token, "A token id", 0)
                 for token in prompt.tokens
             ]
         text = text_of(prompt.text or "")
@@ -172,8 +174,8 @@ class Model(Architecture):
         the first token a segment of its own (Funnel)."""
         separators = (ids == self.tokenizer.sep_token_id).long()
         types = (separators.cumsum(1) - separators).clamp(max=1)
-        if own := getattr(self.tokenizer, "cls_token_type_id", 0):
-            types[ids == self.tokenizer.cls_token_id] = own
+        if cls_type := getattr(self.tokenizer, "cls_token_type_id", 0):
+            types[ids == self.tokenizer.cls_token_id] = cls_type
         return types
 
     @cached_property
@@ -199,14 +201,16 @@ class Model(Architecture):
         Raises `InputError`; for a text of several tokens the message shows how it splits.
         """
         if not isinstance(answer, str):
-            return whole(answer, f"A {'label' if self.labels else 'token id'} of {self.name}", 0, self.output_size - 1)
+            return check_int(
+                answer, f"A {'label' if self.labels else 'token id'} of {self.name}", 0, self.output_size - 1
+            )
         if not self.labels:
             return self.token_id(answer, role, after)
         number = next((number for number, label in self.labels.items() if label == answer), None)
         if number is None:
             known = list(self.labels.values())
-            some = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-            raise UnknownName("label", answer, known, f"The labels of {self.name} are {some}.")
+            listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+            raise UnknownName("label", answer, known, f"The labels of {self.name} are {listed}.")
         return number
 
     def reads_back(self, number: int) -> bool:
@@ -232,12 +236,12 @@ class Model(Architecture):
         """
         if self.task.is_masked_lm:
             return self.tokens_of(text)
-        own = Prompt.of(after).text if after is not None else None
-        for before in (own, "\n", "a"):
+        preceding = Prompt.of(after).text if after is not None else None
+        for before in (preceding, "\n", "a"):
             if isinstance(before, str):
-                start, whole = self.tokens_of(before), self.tokens_of(before + text)
-                if len(whole) > len(start) and whole[: len(start)] == start:
-                    return whole[len(start) :]
+                start, joined = self.tokens_of(before), self.tokens_of(before + text)
+                if len(joined) > len(start) and joined[: len(start)] == start:
+                    return joined[len(start) :]
         return self.tokens_of(text)
 
     def token_id(self, token: str, role: str, after: PromptLike | None = None) -> int:
@@ -266,7 +270,7 @@ class Model(Architecture):
             raise InputError(f"The tokenizer of {self.name} does not know the {role} {text!r}; choose another {role}.")
 
     def text(self, token: int) -> str:
-        whole(token, f"A token id of {self.name}", 0)
+        check_int(token, f"A token id of {self.name}", 0)
         if self.tokenizer is None:
             return f"<{token}>"
         raw = getattr(self.tokenizer, "convert_ids_to_tokens", lambda _: None)(token) or ""
@@ -284,7 +288,7 @@ class Model(Architecture):
     def token_ids(self, text: str, limit: int | None = None) -> list[int]:
         """Return the first `limit` token ids of a text, including special tokens."""
         ids = self._tokenizer()(text_of(text))["input_ids"]
-        limit = self.context_length if limit is None else whole(limit, "The limit of tokens")
+        limit = self.context_length if limit is None else check_int(limit, "The limit of tokens")
         return ids[: min(limit, self.context_length)]
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
@@ -325,7 +329,7 @@ class Model(Architecture):
 
         position: the token whose output is read, as in `attribute`.
         """
-        k = whole(k, "The number of predictions")
+        k = check_int(k, "The number of predictions")
         logits = self.next_logits(prompt, position)
         also = [self.answer_id(token) for token in several(also)]
         best = self.top_tokens(logits, k)
@@ -368,11 +372,11 @@ class Model(Architecture):
 
     def token_scores(self, logits: Tensor, tokens: list[int]) -> list[TokenScore]:
         """Return each token's logit, and its probability under all `logits` (V,)."""
-        logs, own = self.task.log_probabilities(self, logits), logits[tokens].tolist()
+        logs, values = self.task.log_probabilities(self, logits), logits[tokens].tolist()
         probabilities = [None] * len(tokens) if logs is None else logs[tokens].exp().tolist()
-        if any(math.isnan(number) for number in (*own, *probabilities) if number is not None):
+        if any(math.isnan(number) for number in (*values, *probabilities) if number is not None):
             raise NumericalError(NAN)
-        rows = zip(tokens, own, probabilities, strict=True)
+        rows = zip(tokens, values, probabilities, strict=True)
         return [TokenScore(token, self.answer_text(token), logit, probability) for token, logit, probability in rows]
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
@@ -442,13 +446,13 @@ class Model(Architecture):
         if not self.task.generates:
             raise InputError(f"{self.name} does not generate text; see its predictions with `Model.predict`.")
         tokenizer = self._tokenizer()
-        prompts, single = prompts_of(prompt)
-        ids = [self.ids(one) for one in prompts]
+        prompts, is_single = prompts_of(prompt)
+        ids = [self.ids(part) for part in prompts]
         watch = (lambda new: on_token(new.shape[1])) if on_token else None
         texts: list[str] = []
         for new in self._continued(ids, max_new_tokens, temperature, seed, watch, options):
             texts += tokenizer.batch_decode(new, skip_special_tokens=True)
-        return texts[0] if single and len(texts) == 1 else texts
+        return texts[0] if is_single and len(texts) == 1 else texts
 
     def continuations(self, rows: Sequence[list[int]], tokens: int) -> list[list[int]]:
         """Return the `tokens` most probable ids that continue each row, also past the end of a text."""
@@ -527,7 +531,7 @@ class Model(Architecture):
         """Return the output of transformers' `generate`; on_token is called with all new ids (B, n)."""
         length = self.task.input_length(batch)
         room = self.context_length - length
-        if whole(max_new_tokens, "The number of new tokens") > room:
+        if check_int(max_new_tokens, "The number of new tokens") > room:
             raise InputError(
                 f"The prompt has {length} tokens, and {self.name} reads at most {self.context_length}. Generate at "
                 f"most {room} tokens instead of {max_new_tokens}, or shorten the prompt."

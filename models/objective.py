@@ -27,18 +27,18 @@ class Objective:
     positions: tuple[tuple[int, ...], ...]
     """For each prompt, the positions whose prediction is explained (of the decoder's input, if there is a decoder)."""
     targets: tuple[tuple[int, ...] | None, ...]
-    """The tokens explained there; None for the most probable ones."""
+    """The tokens explained at these positions; None for the most probable ones."""
     contrasts: tuple[int | None, ...]
     kind: ObjectiveKind = "logit"
 
     @property
     def all_positions(self) -> list[int]:
-        return sorted({place for row in self.positions for place in row})
+        return sorted({position for row in self.positions for position in row})
 
     def target_positions(self, row: int) -> tuple[int, ...]:
         """Return the positions among all tokens of a prompt, the encoder's before the decoder's."""
         before = self.batch.lengths[row] if self.batch.decoder else 0
-        return tuple(before + place for place in self.positions[row])
+        return tuple(before + position for position in self.positions[row])
 
     def evaluate(self, scores: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
         """Return the tokens and the number (B,) that are explained, from the scores (B, positions, V).
@@ -46,17 +46,17 @@ class Objective:
         Raises `InputError` if the contrast is the target itself.
         """
         targets, values, positions = [], [], self.all_positions
-        for row, places in enumerate(self.positions):
-            here = scores[row, [positions.index(place) for place in places]]  # (P, V)
-            chosen = self.targets[row] or tuple(here.argmax(-1).tolist())
-            value = answer_scores(here, chosen, self.kind).sum()
+        for row, row_positions in enumerate(self.positions):
+            row_scores = scores[row, [positions.index(position) for position in row_positions]]  # (P, V)
+            chosen = self.targets[row] or tuple(row_scores.argmax(-1).tolist())
+            value = answer_scores(row_scores, chosen, self.kind).sum()
             contrast = self.contrasts[row]
             if contrast in chosen:
                 raise InputError(
                     "The contrast is the target itself, so there is nothing to explain; choose another contrast."
                 )
             if contrast is not None:
-                value = value - here[:, contrast].sum()
+                value = value - row_scores[:, contrast].sum()
             targets.append(chosen)
             values.append(value / len(chosen) if self.kind == "mean-centered-logit" else value)
         return targets, torch.stack(values)
@@ -83,15 +83,15 @@ class Objective:
 
 def answer_scores(scores: Tensor, chosen: Sequence[int], kind: ObjectiveKind) -> Tensor:
     """Return the explained number (P,) of the token chosen at each position, from scores (P, V)."""
-    places = range(len(chosen)), list(chosen)
-    own = scores[places]
+    entries = range(len(chosen)), list(chosen)
+    values = scores[entries]
     if kind == "logit" or (kind == "log-odds" and scores.shape[-1] == 1):  # a single number has no alternatives
-        return own
+        return values
     if kind != "log-odds":
-        return own - scores.mean(-1)
+        return values - scores.mean(-1)
     others = scores.detach().clone()
-    others[places] = -torch.inf
-    return own - (others.softmax(-1) * scores).sum(-1)  # probabilities are constants
+    others[entries] = -torch.inf
+    return values - (others.softmax(-1) * scores).sum(-1)  # probabilities are constants
 
 
 def request_of(

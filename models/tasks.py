@@ -19,7 +19,7 @@ from icebear.models.text import images
 from icebear.models.text.prompts import Prompt
 from icebear.models.text.reader import Reader
 from icebear.models.text.request import PromptRequest
-from icebear.values import whole
+from icebear.values import check_int
 
 
 class Task:
@@ -120,7 +120,7 @@ def answer_positions(start: int, answer: tuple[int, ...] | None) -> tuple[int, .
 
 def index_of(position: int, ids: Sequence[int]) -> int:
     """Return an index, which may count from the end, as a position. Raises `InputError`."""
-    return whole(position, "A position", -len(ids), len(ids) - 1) % len(ids)
+    return check_int(position, "A position", -len(ids), len(ids) - 1) % len(ids)
 
 
 class Causal(Task):
@@ -179,16 +179,16 @@ class EncoderDecoder(Task):
 def start_of(model: Reader) -> int:
     """Return the id of the token that a decoder starts with, as transformers' `generate` finds it. Raises
     `ModelError`."""
-    places = [getattr(model.net, "generation_config", None), model.net.config, model.config]
+    configs = [getattr(model.net, "generation_config", None), model.net.config, model.config]
     for name in ("decoder_start_token_id", "bos_token_id"):
-        for place in places:
-            if getattr(place, name, None) is not None:
-                return int(getattr(place, name))
+        for config in configs:
+            if getattr(config, name, None) is not None:
+                return int(getattr(config, name))
     raise ModelError(f"{model.name} does not say what its decoder starts with; set net.config.decoder_start_token_id.")
 
 
 class Masked(Task):
-    """Words in place of masks: BERT."""
+    """Words instead of masks: BERT."""
 
     name = "masked"
     auto_class = "AutoModelForMaskedLM"
@@ -200,15 +200,15 @@ class Masked(Task):
 
     def positions(self, model: Reader, ids: Sequence[int], row: PromptRequest) -> tuple[int, ...]:
         mask, answer = model.mask_id, row.answer
-        places = tuple(place for place, token in enumerate(ids) if token == mask)
-        if not places:
+        masked = tuple(position for position, token in enumerate(ids) if token == mask)
+        if not masked:
             raise InputError(f"The prompt has no {model.text(mask)}; put one where a word is to be predicted.")
-        if answer is not None and len(answer) != len(places):
+        if answer is not None and len(answer) != len(masked):
             raise InputError(
-                f"The prompt has {len(places)} masks but the target has {len(answer)} tokens; give one mask for each "
+                f"The prompt has {len(masked)} masks but the target has {len(answer)} tokens; give one mask for each "
                 "token."
             )
-        return places
+        return masked
 
 
 class Labelled(Task):
@@ -238,7 +238,7 @@ class TextLabel(Labelled):
         if not hasattr(model.net, "score"):
             return (0,)
         padding = model.config.pad_token_id
-        return (max((place for place, token in enumerate(ids) if token != padding), default=0),)
+        return (max((position for position, token in enumerate(ids) if token != padding), default=0),)
 
     def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
         padding = model.padding([batch.row_ids(row) for row in range(len(batch.lengths))])
@@ -270,7 +270,7 @@ class DecodedLabel(TextLabel):
             raise InputError(
                 f"{model.name} reads the label at the end token {model.text(end)!r}; add it to the prompt."
             )
-        return max(place for place, token in enumerate(ids) if token == end)
+        return max(position for position, token in enumerate(ids) if token == end)
 
     def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
         return Task.forward(self, model, batch, **options)
@@ -291,7 +291,7 @@ class TokenLabel(Labelled):
         with model.lock, torch.no_grad():
             scores = model.logits(model.read_ids([list(ids)]), list(range(len(ids))))[0].float()  # (T, labels)
         special = model.special_ids()
-        scores[[place for place, token in enumerate(ids) if token in special]] = -torch.inf
+        scores[[position for position, token in enumerate(ids) if token in special]] = -torch.inf
         return int(scores.softmax(-1)[:, 0].nan_to_num(nan=2.0).argmin())
 
 

@@ -21,7 +21,7 @@ from icebear.models.text import images
 from icebear.models.text.chat import Turn
 from icebear.recipe import Recipe
 from icebear.records import Neuron
-from icebear.values import real, several, typed, whole
+from icebear.values import check_int, real, several, typed
 
 Statistic = Callable[[Neuron, str], float]
 
@@ -86,8 +86,8 @@ def steer(
     if isinstance(edits, Recipe):
         edits.check(model)
     if prompt_tokens is not None:
-        prompt_tokens = whole(prompt_tokens, "The number of the prompt's tokens")
-    rows = None if rows is None else [whole(row, "A row of the batch", 0) for row in several(rows)]
+        prompt_tokens = check_int(prompt_tokens, "The number of the prompt's tokens")
+    rows = None if rows is None else [check_int(row, "A row of the batch", 0) for row in several(rows)]
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     most = torch.finfo(model.dtype).max
     for edit in wanted:
@@ -97,19 +97,19 @@ def steer(
             model.token_id(edit.condition[1], "token of a condition")
     acts: list[Act] = []
     where = _TokenTracker(model, prompt_tokens, rows)
-    by_place: dict[tuple[str, int], list[Edit]] = {}
+    by_site_layer: dict[tuple[str, int], list[Edit]] = {}
     for edit in wanted:
         site = "attn" if edit.neuron.site == "head" else edit.neuron.site
-        by_place.setdefault((site, edit.neuron.layer), []).append(edit)
+        by_site_layer.setdefault((site, edit.neuron.layer), []).append(edit)
 
     def visit(site: str, layer: int, x: Tensor) -> Tensor:
-        for edit in by_place[site, layer]:
+        for edit in by_site_layer[site, layer]:
             x = _apply(edit, x, where, model.head_dim, acts if trace else None)
         return x
 
     @contextmanager
     def edited() -> Iterator[None]:
-        with where.following(), hooks(model, by_place, visit):
+        with where.following(), hooks(model, by_site_layer, visit):
             yield
 
     with model.lock.yielding(edited):
@@ -257,7 +257,12 @@ class _TokenTracker:
                     f"{edit} depends on earlier tokens, which are not known; pass input_ids, and run the model on all "
                     "of them inside `steer`."
                 )
-            acts = self._holds(edit, read) if edit.condition else self._in_message(edit, read)
+            if edit.condition:
+                kind, text = edit.condition
+                seen = (read == self.model.token_id(text, "token of a condition")).cumsum(1) > 0
+                acts = seen if kind == "seen" else ~seen  # (B, past + T)
+            else:
+                acts = self._in_message(edit, read)
             acts = acts[:, -positions.shape[1] :] & (positions >= 0)
         else:
             acts = torch.tensor(
@@ -289,9 +294,3 @@ class _TokenTracker:
             for turn in named[-1:] if last else named:
                 acts[row, columns[turn.first : turn.last]] = True
         return acts
-
-    def _holds(self, edit: Edit, read: Tensor) -> Tensor:
-        """(B, past + T) whether the condition of the edit holds at each token."""
-        kind, text = edit.condition or ("", "")
-        seen = (read == self.model.token_id(text, "token of a condition")).cumsum(1) > 0
-        return seen if kind == "seen" else ~seen

@@ -69,7 +69,7 @@ def compare(
     def texts() -> list[str]:
         if temperature == 0:
             watch = (lambda done: on_token(2 * done)) if on_token else None
-            return both_texts(model, prompt, edits, max_new_tokens, watch, statistic)
+            return texts_under(model, prompt, [[], edits], max_new_tokens, watch, statistic)
         plain = model.generate(prompt, max_new_tokens, temperature, seed, on_token)
         watch = (lambda done: on_token(max_new_tokens + done)) if on_token else None
         with steer(model, edits, statistic):
@@ -97,18 +97,6 @@ def compare(
         seed,
         model.made_with,
     )
-
-
-def both_texts(
-    model: Model,
-    prompt: PromptLike,
-    edits: Recipe | Sequence[Edit | str],
-    max_new_tokens: int,
-    on_token: Callable[[int], None] | None = None,
-    statistic: Statistic | None = None,
-) -> list[str]:
-    """Return the most probable text after a prompt without and with edits."""
-    return texts_under(model, prompt, [[], edits], max_new_tokens, on_token, statistic)
 
 
 def texts_under(

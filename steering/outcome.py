@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.nodes.random_controls import DRAWS, RandomControl
-from icebear.convert import CONVERTER
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.recipe import Recipe
-from icebear.steering.comparison import Comparison, both_texts, compare, texts_under
+from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, edits_by_place
 from icebear.steering.random_edits import random_edits
-from icebear.steering.records import FlipRecord, from_provenance
+from icebear.steering.records import FlipRecord, Noted
 from icebear.steering.side_effects import HeldOutContexts
 
-KEY = "outcome"
 SEED = 0
 """The seed of random edits in every face."""
 NEW_TOKENS = 24
@@ -43,10 +41,11 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Noted):
     """What edits do to their prompt and elsewhere, and what the same edits of random other neurons do. What is None is
     not measured yet."""
 
+    key: ClassVar = "outcome"
     control: RandomControl
     """The number that the edits are for, without and with them, and for each draw of random edits: the probability of
     a flip's token or phrase, or a concept's measure of the text."""
@@ -69,15 +68,6 @@ class Outcome:
     """Of the first draws."""
     old: RandomControl | None = None
     """Of a flip: the probability of the token that is the answer without edits."""
-
-    def provenance(self) -> dict[str, Any]:
-        """JSON-ready, for a recipe."""
-        return {KEY: CONVERTER.unstructure(self)}
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> Outcome | None:
-        """Return the outcome in a recipe's provenance, if any. Raises `RecipeError` if it is malformed."""
-        return from_provenance(recipe.name, recipe.provenance, KEY, cls)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers with their controls, JSON-ready, without the texts."""
@@ -146,7 +136,6 @@ def outcome_of(
     model: Model,
     recipe: Recipe,
     contexts: HeldOutContexts | None = None,
-    seed: int = SEED,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Outcome:
     """Measure what a flip does to its prompt and elsewhere, and what random edits do.
@@ -154,7 +143,7 @@ def outcome_of(
     contexts: where the off-target KL is measured; default icebear's. on_progress: called with (done, total) steps.
     Raises `InputError` for a recipe that `flip` did not make.
     """
-    *_, outcome = outcomes(model, recipe, contexts, seed, on_progress)
+    *_, outcome = outcomes(model, recipe, contexts, on_progress)
     return outcome
 
 
@@ -162,7 +151,6 @@ def outcomes(
     model: Model,
     recipe: Recipe,
     contexts: HeldOutContexts | None = None,
-    seed: int = SEED,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Iterator[Outcome]:
     """Yield what `outcome_of` measures, what is quick first: probabilities, also under random edits; then with both
@@ -173,12 +161,12 @@ def outcomes(
         raise InputError(f"The recipe {recipe.name!r} was not made by flip, so it has no answer; make one with flip.")
     record.check(model)
     edits, contexts = list(recipe), contexts or HeldOutContexts(model)
-    draws = random_edits(model, edits, DRAWS, seed)
-    outcome = _flipped(model, record, edits, draws, len(contexts.contexts), seed)
+    draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
+    outcome = _flipped(model, record, edits, draws, len(contexts.contexts))
     yield outcome
     if model.task.generates:
-        plain, edited = both_texts(
-            model, record.prompt, edits, NEW_TOKENS, on_token=lambda done: on_progress(done, STEPS)
+        plain, edited = texts_under(
+            model, record.prompt, [[], edits], NEW_TOKENS, lambda done: on_progress(done, STEPS)
         )
     else:
         plain, edited = record.before[0].text, record.text
@@ -206,7 +194,7 @@ def steer_concept(
     seed `SEED`. contexts, on_progress: as of `outcome_of`. Raises `InputError` for a text without a token that counts.
     """
     edits, contexts = list(recipe), contexts or HeldOutContexts(model)
-    draws = random_edits(model, edits, DRAWS, SEED)
+    draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
     tokens = 3 * max_new_tokens
     total = tokens + ALL_KL_STEPS
 
@@ -217,11 +205,8 @@ def steer_concept(
     sides = [comparison.plain.text, comparison.steered.text]
     drawn: Sequence[str] = ()
     if draws and model.task.generates:
-
-        def drawn_step(done: int) -> None:
-            step(2 * max_new_tokens + done)
-
-        drawn = texts_under(model, prompt, draws, max_new_tokens, drawn_step, None, temperature, seed)
+        third = lambda done: step(2 * max_new_tokens + done)  # noqa: E731
+        drawn = texts_under(model, prompt, draws, max_new_tokens, third, None, temperature, seed)
     begun = prompt_line(prompt)
     before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*sides, *drawn]]))
     control = RandomControl(_edits_text(edits), OTHERS, f"{concept.name} in the text", before, after, tuple(random))
@@ -240,9 +225,7 @@ def concept_outcome(
     return Outcome(control, aim, reached, as_far, contexts, SEED, *sides)
 
 
-def _flipped(
-    model: Model, record: FlipRecord, edits: list[Edit], draws: list[list[Edit]], contexts: int, seed: int
-) -> Outcome:
+def _flipped(model: Model, record: FlipRecord, edits: list[Edit], draws: list[list[Edit]], contexts: int) -> Outcome:
     """Return the probabilities without and with edits and under each draw, which are rows of a batch."""
     last = LastToken(model, model.ids(record.prompt), record.phrase)
     logs = last.logits([edits_by_place(row) for row in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
@@ -254,7 +237,7 @@ def _flipped(
         for text, values in ((record.text, phrase), (record.before[0].text, first))
     )
     aim = f"make {record.text!r} the answer" if record.top_k is None else f"suppress {record.text!r}"
-    return Outcome(new, aim, reached, sum(others), contexts, seed, old=old)
+    return Outcome(new, aim, reached, sum(others), contexts, SEED, old=old)
 
 
 def _hold(record: FlipRecord, logs: Tensor) -> list[bool]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from icebear.concepts.nodes.random_controls import DRAWS, RandomControl, objective_text
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl, objective_text
 from icebear.edits import Edit, parse_edits
 from icebear.models.model import Model
 from icebear.models.objective import Objective, Token, objective_of
@@ -18,7 +18,7 @@ from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import Statistic, steer
-from icebear.values import seed_of, typed, whole
+from icebear.values import check_int, seed_of, typed
 
 TOKENS = 256
 """Rows times tokens of a forward pass."""
@@ -35,7 +35,7 @@ def random_edit_control(
     contrast: Token | None = None,
     statistic: Statistic | None = None,
     position: int | None = None,
-    draws: int = DRAWS,
+    draws: int = RANDOM_DRAWS,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RandomControl:
@@ -77,7 +77,7 @@ def random_edit_control(
     """
     if isinstance(edits, Recipe):
         edits.check(model)
-    draws, seed = whole(draws, "The number of draws"), seed_of(seed)
+    draws, seed = check_int(draws, "The number of draws"), seed_of(seed)
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     ids = [None if token is None else model.answer_id(token, after=prompt) for token in (target, contrast)]
     rows = [[], wanted, *random_edits(model, wanted, draws, seed)]

@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from icebear.concepts.statistics import auroc_by_chance
-from icebear.convert import CONVERTER, Record
+from icebear.convert import CONVERTER
 from icebear.errors import RecipeError
 from icebear.recipe import Recipe
 from icebear.records import Neuron, TokenScore
-from icebear.values import whole
+from icebear.values import check_int
 
 if TYPE_CHECKING:
     from icebear.models.model import Model
 
-FLIP, SIDE_EFFECTS = "flip", "side_effects"
+
+class Noted:
+    """A record in a recipe's provenance."""
+
+    key: ClassVar[str]
+
+    def provenance(self) -> dict[str, Any]:
+        """JSON-ready, for a recipe."""
+        return {self.key: CONVERTER.unstructure(self)}
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self | None:
+        """Return the record of a recipe, None if it has none. Raises `RecipeError` where it is not as icebear writes
+        it."""
+        return cls._read(recipe.name, recipe.provenance)
+
+    @classmethod
+    def _read(cls, name: str, provenance: dict[str, Any]) -> Self | None:
+        try:
+            return CONVERTER.structure(provenance[cls.key], cls) if cls.key in provenance else None
+        except Exception as error:
+            raise RecipeError(
+                f"The provenance of the recipe {name!r} cannot be read ({error}); make the recipe again."
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -37,9 +60,10 @@ class EditedNeuron:
 
 
 @dataclass(frozen=True)
-class FlipRecord:
+class FlipRecord(Noted):
     """How a recipe was found by `icebear.steering.flipping.search.flip`."""
 
+    key: ClassVar = "flip"
     prompt: Any
     """A text, token ids, or the messages of a chat; so are `source` and `paraphrases`."""
     text: str
@@ -59,30 +83,19 @@ class FlipRecord:
     """For each round of the search the total of edited rows, and the margin in logits."""
     neurons: tuple[EditedNeuron, ...]
 
-    def provenance(self) -> dict[str, Any]:
-        """JSON-ready, for a recipe."""
-        return {FLIP: CONVERTER.unstructure(self)}
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> FlipRecord | None:
-        """Return the record of a recipe that `flip` made, None for another. Raises `RecipeError` where it is not as
-        icebear writes it."""
-        return from_provenance(recipe.name, recipe.provenance, FLIP, cls)
-
     @classmethod
     def all_of(cls, recipe: Recipe) -> list[FlipRecord]:
         """Return the records of a recipe and of the recipes that it combines. Raises `RecipeError`."""
         sources = [recipe.provenance, *recipe.provenance.get("parts", [])]
-        records = [from_provenance(recipe.name, source, FLIP, cls) for source in sources]
-        return [record for record in records if record]
+        return [record for source in sources if (record := cls._read(recipe.name, source))]
 
     def check(self, model: Model) -> None:
         """Raise `InputError` if its tokens are not in the model's vocabulary."""
-        whole(len(self.phrase), "The number of a flip's tokens")
+        check_int(len(self.phrase), "The number of a flip's tokens")
         for token in self.phrase:
             model.answer_id(token, "token of a flip")
         if self.top_k is not None:
-            whole(self.top_k, "top_k", 1, model.output_size - 1)
+            check_int(self.top_k, "top_k", 1, model.output_size - 1)
 
 
 @dataclass(frozen=True)
@@ -98,9 +111,10 @@ class TokenChange:
 
 
 @dataclass(frozen=True)
-class SideEffects:
+class SideEffects(Noted):
     """The effect of a recipe on its prompt, and its side effects."""
 
+    key: ClassVar = "side_effects"
     off_target_kl: float
     """The mean KL divergence, in nats, of the edited from the plain next-token probabilities at held-out contexts."""
     contexts: int
@@ -134,25 +148,6 @@ class SideEffects:
                 over.append(f"{neuron} is set to {share:.1f} x the end of its activation range")
         repeats = (self.repetition or 0) > (self.repetition_plain or 0) + 0.2
         return over + ["the continuation repeats itself"] * repeats
-
-    def provenance(self) -> dict[str, Any]:
-        """JSON-ready, for a recipe."""
-        return {SIDE_EFFECTS: asdict(self)}
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> SideEffects | None:
-        """Return the side effects in a recipe's provenance, if any. Raises `RecipeError` if they are malformed."""
-        return from_provenance(recipe.name, recipe.provenance, SIDE_EFFECTS, cls)
-
-
-def from_provenance(name: str, provenance: dict[str, Any], key: str, kind: type[Record]) -> Record | None:
-    """Read a record from a recipe's provenance. Raises `RecipeError` where it is not as icebear writes it."""
-    try:
-        return CONVERTER.structure(provenance[key], kind) if key in provenance else None
-    except Exception as error:
-        raise RecipeError(
-            f"The provenance of the recipe {name!r} cannot be read ({error}); make the recipe again."
-        ) from None
 
 
 class Score(NamedTuple):

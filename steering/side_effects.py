@@ -20,10 +20,9 @@ from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
-from icebear.steering.comparison import both_texts
+from icebear.steering.comparison import texts_under
 from icebear.steering.flipping.phrases import phrase_logits
 from icebear.steering.records import FlipRecord, SideEffects, TokenChange
 
@@ -39,6 +38,8 @@ TEXTS = 4
 """Texts of similar length that go through the model at once, which needs little padding."""
 STRONGEST = 256.0
 TRIES = 40
+Reader = Callable[[Sequence[Edit]], Tensor]
+"""Reads the held-out contexts under edits: the log-probabilities (N, V) of their next tokens."""
 
 
 def side_effects(
@@ -72,7 +73,9 @@ def side_effects(
         old = _change(model, (int(before[0].argmax()),), before, after)
         new = _change(model, phrase, before, after) if phrase else None
         if model.task.generates and model.tokenizer:
-            repetition_plain, repetition = _repetitions(model, edits, prompt)
+            room = model.context_length - len(model.ids(prompt))
+            written = texts_under(model, prompt, [[], edits], min(GENERATED, room)) if room > 0 else ["", ""]
+            repetition_plain, repetition = (repeated_trigrams(model.tokens_of(text)) for text in written)
     ranged = [edit for edit in edits if edit.op == "set" and edit.neuron.site == "ffn"]
     return SideEffects(
         contexts.off_target_kl(edits),
@@ -112,14 +115,6 @@ def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) 
     return TokenChange(text, own[0].prod().item(), own[1].prod().item(), *ranks)
 
 
-def _repetitions(model: Model, edits: Sequence[Edit], prompt: PromptLike) -> tuple[float, float]:
-    """Return the repetition in the prompt's continuation without and with edits."""
-    room = model.context_length - len(model.ids(prompt))
-    texts = both_texts(model, prompt, edits, min(GENERATED, room)) if room > 0 else ["", ""]
-    plain, edited = (repeated_trigrams(model.tokens_of(text)) for text in texts)
-    return plain, edited
-
-
 def repeated_trigrams(ids: Sequence[int]) -> float:
     threes = list(zip(ids, ids[1:], ids[2:], strict=False))
     return 1 - len(set(threes)) / len(threes) if threes else 0.0
@@ -142,10 +137,6 @@ def _log_probabilities(
     with steer(model, edits, prompt_tokens=prompt_tokens):  # which holds the lock
         logits = model.logits(model.encode(rows), positions)
     return logits.float().log_softmax(-1).cpu()
-
-
-Reader = Callable[[Sequence[Edit]], Tensor]
-"""Reads the held-out contexts under edits: the log-probabilities (N, V) of their next tokens."""
 
 
 class HeldOutContexts:

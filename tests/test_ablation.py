@@ -109,11 +109,11 @@ def test_the_gains_of_nodes_are_gradient_x_difference(model, result):
     with Double():
         gains = nodes.gains(selected)
         for sign in (1, -1):
-            there = nodes.there["ffn"].clone()
+            there = nodes.counterfactual["ffn"].clone()
             there[layer, token, index] += sign * step
-            moved += replace(nodes, there={"ffn": there}).numbers([selected])
+            moved += replace(nodes, counterfactual={"ffn": there}).numbers([selected])
     slope = (moved[0] - moved[1]) / (2 * step)
-    expected = slope * (nodes.own["ffn"] - nodes.there["ffn"])[layer, token, index].item()
+    expected = slope * (nodes.activation["ffn"] - nodes.counterfactual["ffn"])[layer, token, index].item()
     assert gains[layer, token, index].item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -155,7 +155,7 @@ def test_patching_a_node_is_exchanging_it_alone(model, compared, monkeypatch):
     """Ranks and correlations, on few nodes, by the test's own hooks."""
     monkeypatch.setattr(evaluation, "DRAWN", 8)
     output = evaluation.patching_correlations(
-        model, compared.pair, methods_of("difference,matched", controls=evaluation.CONTROLS)
+        model, compared.pair, methods_of("difference,matched", controls=evaluation.CONTROLS), "ffn"
     )
     scores = compared.relevance.ffn
     drawn = evaluation._patched_nodes([scores], torch.Generator().manual_seed(0))
@@ -179,7 +179,7 @@ def test_the_mean_of_a_task_is_over_prompts_of_as_many_tokens(model, compared):
     means = evaluation.task_means(model, short + others)
     assert set(means) == {5, len(IDS)}
     nodes = compared.exchangeable
-    assert torch.allclose(means[len(IDS)], (nodes.own["ffn"] + nodes.there["ffn"]) / 2, atol=1e-6)
+    assert torch.allclose(means[len(IDS)], (nodes.activation["ffn"] + nodes.counterfactual["ffn"]) / 2, atol=1e-6)
 
 
 def test_ratios_weigh_pairs_by_what_exchanging_all_does():

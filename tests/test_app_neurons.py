@@ -222,12 +222,12 @@ def test_a_result_shows_both_sides_and_opens_on_the_one_that_was_found(environme
 def test_a_label_of_another_tab_is_kept(environment, folder):
     one = fine(visit(view="neurons", neuron="L2.ffn.2"))
     with open_store(folder / "wiki.db") as store:
-        store.labels.set_own(Neuron.parse("L2.ffn.2"), "theirs")
+        store.labels.set_manual(Neuron.parse("L2.ffn.2"), "theirs")
     one.get_by_key("polarity").set_value("-").run()
     assert "theirs" in text(fine(one))
     one.get_by_key("label L2.ffn.2 theirs").set_value(" ours ").run()
     with open_store(folder / "wiki.db") as store:
-        assert store.labels.own(Neuron.parse("L2.ffn.2"))[0] == "ours"
+        assert store.labels.manual(Neuron.parse("L2.ffn.2"))[0] == "ours"
     assert "ours" in text(fine(one))
 
 

@@ -14,14 +14,14 @@ from icebear.app.web.shared.background import STOPPED
 from icebear.app.web.steering import concepts
 from icebear.app.web.steering.flips import differences, started
 from icebear.steering import outcome
-from icebear.steering.comparison import both_texts, compare
+from icebear.steering.comparison import compare, texts_under
 
 
 def test_a_flip(environment, few_contexts, desert, monkeypatch):
     """A word without its space, found once for all visitors, and shown before it is measured; Stop leaves what there
     is, and a button measures the rest of it."""
     goes_on = threading.Event()
-    monkeypatch.setattr(outcome, "both_texts", lambda *args, **more: goes_on.wait(60) and both_texts(*args, **more))
+    monkeypatch.setattr(outcome, "texts_under", lambda *args, **more: goes_on.wait(60) and texts_under(*args, **more))
     page = fine(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, tokens="2"))
     assert not page.session_state["run"]
     page.get_by_key("flip").click().run()

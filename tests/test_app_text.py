@@ -59,7 +59,7 @@ def hostile(tmp_path_factory):
     (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with open_store(folder / "![x](y).db", create=True) as store:
         build_index(model, read_corpus(str(folder / "corpus.jsonl")), store, k=4)
-        store.labels.set_own(NEURON, LEAK.format("label"))
+        store.labels.set_manual(NEURON, LEAK.format("label"))
         store.labels.set_meanings(
             Meaning(NEURON, sign, "words", LEAK.format("meaning"), "token", 0.9, 0.001, True, {}) for sign in "+-"
         )

@@ -64,7 +64,7 @@ def test_cases_compared_with_another_prompt_are_means_beside_the_others(llama):
 
 
 def test_the_order_of_prompts_does_not_matter(llama, monkeypatch):
-    monkeypatch.setattr(module, "ROWS", 2)
+    monkeypatch.setattr(module, "ROWS_PER_BATCH", 2)
     result = behaviour(llama, CASES, 9)
     for seed in range(3):
         assert behaviour(llama, random.Random(seed).sample(CASES, len(CASES)), 9) == result
@@ -73,7 +73,7 @@ def test_the_order_of_prompts_does_not_matter(llama, monkeypatch):
 def test_neither_duplicates_nor_batches_change_the_mean(llama, monkeypatch):
     result = behaviour(llama, CASES, 9, method=CP_LRP)
     twice = behaviour(llama, CASES * 2, 9, method=CP_LRP)
-    monkeypatch.setattr(module, "ROWS", 1)
+    monkeypatch.setattr(module, "ROWS_PER_BATCH", 1)
     alone = behaviour(llama, CASES, 9, method=CP_LRP)
     for other in (twice, alone):
         assert [row.neuron for row in other] == [row.neuron for row in result]

@@ -171,7 +171,7 @@ def test_text_stays_text_everywhere(chromium, tiny_folder, tmp_path):
     neuron = Neuron(1, "ffn", 3)
     with open_store(tmp_path / "n.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "n.jsonl")), store, k=4)
-        store.labels.set_own(neuron, " ".join(NASTY))
+        store.labels.set_manual(neuron, " ".join(NASTY))
         annotate(model, store, [neuron], 4)
     recipe = Recipe.for_model(model, " ".join(NASTY), [])
     recipe.save(tmp_path / "nasty.json")

@@ -191,7 +191,7 @@ def test_contributions_sum_to_each_targets_own_difference(name):
 
 
 def test_a_chunk_of_targets_is_one_by_one(graph, monkeypatch):
-    monkeypatch.setattr(edges, "TOKENS", 1)
+    monkeypatch.setattr(edges, "TOKENS_PER_PASS", 1)
     alone = made()
     for name in ("effect", "contribution"):
         assert torch.allclose(getattr(alone, name), getattr(graph, name), rtol=1e-9, atol=1e-12)

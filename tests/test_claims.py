@@ -26,7 +26,7 @@ from icebear.app.cli.main import main
 from icebear.claims import files
 from icebear.claims.claim import Claim
 from icebear.claims.files import append_claims, read_claims, write_claims
-from icebear.claims.kind import Measured, NodeId, most_relevant, subject
+from icebear.claims.kind import Measured, NodeId
 from icebear.claims.kinds import KINDS
 from icebear.claims.kinds.edits import FlipClaim, SteerClaim
 from icebear.claims.kinds.meanings import ConceptClaim, LabelClaim
@@ -38,7 +38,9 @@ from icebear.claims.kinds.predictions import (
     RelevanceClaim,
     SimilarClaim,
     SufficiencyClaim,
+    most_relevant,
     of_graph,
+    subject,
 )
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.errors import InputError

@@ -23,16 +23,17 @@ from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.steering import concept_report, concepts_table
 from icebear.concepts.methods.lrp import CP_LRP
-from icebear.concepts.nodes.random_controls import DRAWS, RandomControl
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.evaluation.data import topics as latent_topics
 from icebear.evaluation.data.topics import CONCEPTS, split_of, topics
+from icebear.evaluation.protocol import named
 from icebear.evaluation.uses import concepts as evaluation
 from icebear.records import Neuron
 from icebear.steering.concept import finding, reading
-from icebear.steering.concept.choosing import universal
 from icebear.steering.concept.concept import ConceptSimilarity, concept_similarity, nearest
+from icebear.steering.concept.finding import universal
 from icebear.steering.concept.reading import read, stream_means, vector_added
 from icebear.steering.outcome import Outcome, concept_outcome, steer_concept
 from icebear.steering.random_edits import random_edits
@@ -234,7 +235,7 @@ def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few
     prompt = texts(1, True)[0]
     recipe = results.recipe(model, 0.5, suppress=suppress)
     comparison, outcome = steer_concept(model, results, prompt, recipe, 4)
-    draws = random_edits(model, list(recipe), DRAWS, outcome.seed)
+    draws = random_edits(model, list(recipe), RANDOM_DRAWS, outcome.seed)
     written = []
     for edits in ([], list(recipe), *draws):
         with steer(model, edits):
@@ -242,7 +243,7 @@ def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few
     before, after, *drawn = (results.measure(model, prompt + text).value for text in written)
     assert [comparison.plain.text, comparison.steered.text] == written[:2] == [outcome.plain, outcome.edited]
     control = outcome.control
-    assert len(control.drawn) == DRAWS
+    assert len(control.drawn) == RANDOM_DRAWS
     assert [control.before, control.after, *control.drawn] == pytest.approx([before, after, *drawn], abs=1e-4)
     contexts = HeldOutContexts(model)
     kls = [contexts.off_target_kl(edits) for edits in (list(recipe), draws[0])]
@@ -472,7 +473,7 @@ def test_topics_split_words_and_documents():
         assert all(split_of(title_of[text]) == "report" for text in topic.silent)
     assert not any(name in title_of[text] for texts_ in results.others.values() for text in texts_ for name in words)
     with pytest.raises(InputError, match="'magic'"):
-        topics(rows, ["magic"])
+        named("magic", "concept", CONCEPTS)
     with pytest.raises(InputError, match="music"):
         topics(rows[:200], ["music"])
 

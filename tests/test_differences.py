@@ -76,7 +76,7 @@ def test_every_layers_cut_adds_up(name):
             inputs = Inputs()
             neurons = AllNeurons(model, request.batch, (site,), compared=lambda site, layer, x: x - partner(x))
             neurons.stop = True
-            neurons.places = [(site, layer)]
+            neurons.site_layers = [(site, layer)]
             with Double():
                 numbers, _ = forward_backward(model, Logits(request), [inputs, neurons], DIFFERENCE)
             read = sum(((x - partner(x)) * g)[0].sum() for x, g in zip(inputs.values, inputs.gradients, strict=True))

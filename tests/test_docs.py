@@ -95,7 +95,7 @@ def identity(value):
     if isinstance(value, Store):
         return value.path.resolve()
     if isinstance(value, explanation._Explained | Patched):
-        return controls.DRAWS, explanation.READ, repr(value.relevance.to_dict(0))
+        return controls.RANDOM_DRAWS, explanation.READ, repr(value.relevance.to_dict(0))
     try:
         hash(value)
     except TypeError:

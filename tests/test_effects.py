@@ -306,7 +306,14 @@ def test_passes_of_any_size_give_the_same(name, generator, monkeypatch):
     relevance, _ = explained(model, True)
     sets = [[node] for node in candidates(model, relevance, generator)]
     whole, *_ = Patched(model, relevance).effects(sets)
-    limits = ({"PASS": 0}, {"PASS": 3}, {"PASS": 10**6}, {"ROWS": 4, "PASS": 0}, {"TOKENS": 17}, {"LOGITS": 1})
+    limits = (
+        {"PASS": 0},
+        {"PASS": 3},
+        {"PASS": 10**6},
+        {"ROWS_PER_PASS": 4, "PASS": 0},
+        {"TOKENS_PER_PASS": 17},
+        {"LOGITS": 1},
+    )
     for changed in limits:
         with monkeypatch.context() as patch:
             for limit, value in changed.items():

@@ -30,7 +30,7 @@ from icebear import (
     describe,
     open_store,
 )
-from icebear.actmax.card import Card
+from icebear.actmax.page import Card
 from icebear.concepts import files
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.methods.gradients import IntegratedGradients
@@ -110,7 +110,7 @@ def test_a_circuit_comes_back_with_its_groups_for_its_model_only(model, tmp_path
 def store(model, corpus, tmp_path):
     with open_store(tmp_path / "wiki.db", create=True) as store:
         build_index(model, corpus, store, k=4)
-        store.labels.set_own(Neuron(1, "ffn", 3), "the <b>north</b>")
+        store.labels.set_manual(Neuron(1, "ffn", 3), "the <b>north</b>")
         yield store
 
 

@@ -261,7 +261,7 @@ def calls(made):
         "Prompt.of": (Prompt.of, {"prompt": PROMPT}),
         "search": (store.search, {"text": "bear", "k": 2}),
         "examples": (store.examples, {"neuron": "L1.ffn.3", "polarity": "+", "k": 2, "method": "attnlrp"}),
-        "labels": (store.labels.set_own, {"neuron": "L1.ffn.3", "text": "a"}),
+        "labels": (store.labels.set_manual, {"neuron": "L1.ffn.3", "text": "a"}),
         "concepts": (store.concepts.get, {"name": "c"}),
         "without": (made.graph.without, {"group": made.graph.groups[0]}),
     }

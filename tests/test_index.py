@@ -191,7 +191,7 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
     with open_store(tmp_path / "one.db", create=True) as one, open_store(tmp_path / "parts.db", create=True) as parts:
         scan(model, path, one, 100)
         scan(model, path, parts, 40)
-        parts.labels.set_own(neuron, "a name")
+        parts.labels.set_manual(neuron, "a name")
         annotate(model, parts, [neuron], k=2)
         before = parts.neurons.table(), parts.examples(neuron), parts.similar(neuron)
         with pytest.raises(Stop):
@@ -203,8 +203,8 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
         with pytest.raises(StoreError, match="not 99"):
             scan(model, path, parts, 99)
         scan(model, path, parts, 100)
-        assert parts.labels.own(neuron)[0] == "a name"
-        parts.labels.set_own(neuron, "")
+        assert parts.labels.manual(neuron)[0] == "a name"
+        parts.labels.set_manual(neuron, "")
         parts.database.execute("DELETE FROM attributions")
         same_index(parts, one)
 
@@ -449,7 +449,7 @@ def test_a_card_as_a_page_keeps_text_text(model, tmp_path):
     with open_store(tmp_path / "n.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "n.jsonl")), store, k=2)
         neuron = Neuron(1, "ffn", 3)
-        store.labels.set_own(neuron, "</h2><script>alert(3)</script>")
+        store.labels.set_manual(neuron, "</h2><script>alert(3)</script>")
         annotate(model, store, [neuron], k=1)
         page = describe(store, neuron, model).to_html()
         assert describe(store, neuron, model)._repr_html_().startswith("<style>.card{")

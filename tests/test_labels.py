@@ -25,10 +25,9 @@ from icebear.actmax.labels import kinds, null, sample, scores
 from icebear.actmax.labels.auto import control_name, label_neurons, score_label
 from icebear.actmax.labels.kinds import Evidence, Label
 from icebear.actmax.labels.meanings import benjamini_hochberg, most_significant
-from icebear.actmax.labels.null import nulls, other_labels, significant
+from icebear.actmax.labels.null import nulls, other_labels, sides, significant
 from icebear.actmax.labels.sample import Codes, Sample, part_of, prepare_samples, read_activations
 from icebear.actmax.labels.scores import choose_label, score_parts
-from icebear.actmax.labels.side import sides
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.concepts.passes.sites import eager
@@ -237,9 +236,9 @@ def test_ones_own_label_is_scored(indexed):
         assert not wrong.significant
         with pytest.raises(InputError):
             score_label(model, store, WORD, "...")
-        store.labels.set_own(WORD, "stripes", [right])
+        store.labels.set_manual(WORD, "stripes", [right])
         assert describe(store, WORD).title.startswith("stripes (+ ")
-        store.labels.set_own(WORD, "")
+        store.labels.set_manual(WORD, "")
 
 
 def test_another_result_has_other_labels(indexed, tmp_path):

@@ -35,7 +35,7 @@ def lettered(config, attention="sdpa"):
 def reference(model, site, layer):
     """The mean of whole Jacobians of the final norm at a token with respect to what the module writes there."""
     contexts, rows = contexts_of(model), []
-    for ids, place in zip(contexts.texts, contexts.places, strict=True):
+    for ids, place in zip(contexts.texts, contexts.positions, strict=True):
         norms = []
 
         def final_norm(output, ids=ids, place=place, norms=norms):
@@ -147,7 +147,7 @@ def test_there_is_no_lens_of_edits_or_images():
 def test_contexts_are_seeded_and_end_before_special_tokens():
     model = make("bert", dtype=torch.float32)
     contexts, others = contexts_of(model), contexts_of(model, others=True)
-    assert all(ids[place] not in (47, 48) for ids, place in zip(contexts.texts, contexts.places, strict=True))
+    assert all(ids[place] not in (47, 48) for ids, place in zip(contexts.texts, contexts.positions, strict=True))
     assert not {tuple(ids) for ids in contexts.texts} & {tuple(ids) for ids in others.texts}
     assert len(contexts.texts) == min(48, len(calibration.token_rows(model)) * 2 // 3)
 

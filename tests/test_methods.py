@@ -14,14 +14,23 @@ from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGra
 from icebear.concepts.methods.lrp import CP_LRP, PA_LRP, AttnLRP, Difference
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import METHODS, method_of, name_of
+from icebear.concepts.methods.rounds import Rounds, gains
+from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
 from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
-from icebear.evaluation.baselines.gradients import Gradient, Positions, Random, SmoothGrad
-from icebear.evaluation.baselines.perturbation import AtMan, Occlusion
-from icebear.evaluation.baselines.registry import BASELINES, methods_of
+from icebear.evaluation.baselines.registry import (
+    BASELINES,
+    AtMan,
+    Gradient,
+    Occlusion,
+    Positions,
+    Random,
+    SmoothGrad,
+    methods_of,
+)
 from icebear.evaluation.data import pairs
 from icebear.evaluation.explanations import ablation, faithfulness
 from icebear.evaluation.explanations.questions import Question
@@ -369,7 +378,7 @@ def test_a_name_is_a_value_and_a_value_is_written(name):
     method = method_of(name)
     assert name_of(method) == name
     assert method_of(repr(method)) == method
-    assert method.needs_counterfactual is ("@" in name or isinstance(method, Difference))
+    assert method.needs_counterfactual is ("@" in name or isinstance(method, (Difference, Rounds)))
     assert (method.at or "") == name.partition("@")[2]
 
 
@@ -440,8 +449,39 @@ def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
     assert line["length"]["curve_most"] == line["Length(factor=-1)"]["curve_least"]
     pair = pairs.Pair(IDS, OTHER, "", "")
     monkeypatch.setattr(ablation, "answers", lambda *_: (11, 12))
-    curves = ablation.ablate(model, pair, methods)["methods"]
+    curves = ablation.ablate(model, pair, methods, "ffn")["methods"]
     assert curves["length"] == curves["Length(factor=-1)"]  # nodes are ranked by size
     assert curves["length"]["curve_sufficiency"][-1] == pytest.approx(1, abs=1e-4)
     with pytest.raises(InputError, match="Length"):
         attribute(model, IDS, 11, 12, counterfactual=OTHER, method="length")
+
+
+# --- rounds ---
+
+
+@pytest.mark.parametrize("site", ["ffn", "attn"])
+def test_a_round_chooses_the_largest_gain_and_attributes_what_is_left(site):
+    model = random_model(LLAMA)
+    options = {"counterfactual": OTHER, "sites": (site,)}
+    plain = attribute(model, IDS, 11, 12, **options)
+    relevance = attribute(model, IDS, 11, 12, method=Rounds(1), **options)
+    assert torch.equal(relevance.tokens, plain.tokens)
+    nodes = nodes_of(model, plain, "head" if site == "attn" else site)
+    chosen = torch.zeros(nodes.shape, dtype=torch.bool)
+    before, left = gains(nodes, chosen)
+    numbers = nodes.numbers([~chosen, chosen])
+    assert left == pytest.approx(numbers[0] - numbers[1], abs=1e-4)
+    (name,) = nodes.sites
+    by_node = nodes.side_by_side(before, lambda x: x.sum(-1)).abs()
+    chosen.view(-1)[by_node.argmax()] = True
+    after, _ = gains(nodes, chosen)
+    width = after[name].shape[-1] // chosen.shape[-1]
+    expected = torch.where(chosen.repeat_interleave(width, -1), before[name], after[name])
+    assert torch.allclose(relevance.of(site), expected)
+    last = attribute(model, IDS, 11, 12, method=Rounds(1), record="last", **options)
+    assert torch.allclose(last.of(site)[:, 0], expected[:, -1])
+
+
+def test_rounds_need_one_stack():
+    with pytest.raises(InputError):
+        attribute(make("t5"), IDS, 11, 12, counterfactual=OTHER, method=Rounds())

@@ -121,3 +121,14 @@ def test_a_recipe_s_file_may_be_anything(desert, tmp_path):
             Recipe.from_json(bad)
     with pytest.raises(RecipeError):
         desert.save(tmp_path / "no" / "x.json")
+
+
+def test_a_recipe_replaces_no_file_unless_it_is_asked_to(tmp_path):
+    path, recipe = tmp_path / "r.json", Recipe("r", (), "letters", "0")
+    recipe.save(path)
+    before = path.read_bytes()
+    with pytest.raises(RecipeError):
+        Recipe("other", (), "letters", "0").save(path)
+    assert path.read_bytes() == before
+    Recipe("other", (), "letters", "0").save(path, overwrite=True)
+    assert Recipe.load(path).name == "other"

@@ -22,7 +22,7 @@ from icebear.db import search
 from icebear.db.vectors import unit
 from icebear.errors import StoreError
 
-DRAWN = np.random.default_rng(0).choice(60, search.DRAWS, replace=False)
+DRAWN = np.random.default_rng(0).choice(60, search.CHANCE_NEURONS, replace=False)
 DETECTOR, HUB, WRITER, SILENT, NEAR, TWIN = (Neuron(0, "ffn", n) for n in np.setdiff1d(range(60), DRAWN)[:6].tolist())
 SONG, SHIP, ABSENT = TOPICS["song"], TOPICS["ship"], TOPICS["court"][0]
 

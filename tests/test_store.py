@@ -22,7 +22,7 @@ from icebear.actmax.index import build as index
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.vocabulary import direct_row, w_in_rows
 from icebear.db import search, vectors
-from icebear.db.search import DRAWS, nearest_by_chance
+from icebear.db.search import CHANCE_NEURONS, nearest_by_chance
 from icebear.errors import InputError, StoreError, UnknownName
 from icebear.records import Neuron
 
@@ -93,7 +93,7 @@ def test_reading_makes_and_changes_nothing(tmp_path):
 def test_a_scan_makes_the_store(model, corpus, tmp_path):
     with open_store(tmp_path / "wiki.db") as store:
         with pytest.raises(StoreError, match=r"wiki\.db"):
-            store.labels.set_own(Neuron(0, "ffn", 0), "x")
+            store.labels.set_manual(Neuron(0, "ffn", 0), "x")
         assert not store.path.exists()
         build_index(model, corpus, store, k=K)
         assert store.search("bear")
@@ -248,7 +248,7 @@ def test_a_finished_store_opens_where_nothing_can_be_written(model, corpus, left
             assert store.search("bear") == hits
             assert store.checksum() == checksum
             with pytest.raises(StoreError):
-                store.labels.set_own(hits[0].neuron, "a name")
+                store.labels.set_manual(hits[0].neuron, "a name")
             with pytest.raises(StoreError):
                 build_index(model, corpus, store, k=K)
 
@@ -380,7 +380,7 @@ def test_damaged_missing_and_unmarked_vectors_are_made_anew(model, reference_sto
 def test_the_checksum_is_of_labels_and_vectors_too(model, reference_stores, tmp_path):
     with open_store(reference_stores[0]) as store:
         seen = {store.checksum()}
-        store.labels.set_own(Neuron(0, "ffn", 3), "a name")
+        store.labels.set_manual(Neuron(0, "ffn", 3), "a name")
         seen.add(store.checksum())
         file = store.vectors.path("w_out")
         flipped = bytearray(file.read_bytes())
@@ -462,7 +462,7 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
             torch.stack([direct_row(model, Neuron(n // 20, "ffn", n % 20)) for n in range(60)])
         )
         cosines = (rows @ rows.T).abs().fill_diagonal_(0)
-        drawn = np.random.default_rng(0).choice(60, DRAWS, replace=False)
+        drawn = np.random.default_rng(0).choice(60, CHANCE_NEURONS, replace=False)
         nearest = cosines[drawn.tolist()].max(1).values.numpy()
         assert nearest_by_chance(store, "writes") == pytest.approx((np.median(nearest), nearest.max()), abs=2e-3)
         card_ = describe(store, Neuron(1, "ffn", 3))

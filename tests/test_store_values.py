@@ -24,7 +24,7 @@ def path(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=4)
         annotate(model, store, [NEURON], 4)
-        store.labels.set_own(NEURON, "bears")
+        store.labels.set_manual(NEURON, "bears")
         store.labels.set_meanings([Meaning(NEURON, "+", "words", "ice", "token", 0.9, 0.001, True, {})])
         concept = Concept.of(model, "cold", {(NEURON, "+"): 1.0})
         store.concepts.set({concept.name: concept.to_dict()})
@@ -45,7 +45,7 @@ READERS = [
     lambda store, model: store.neurons.table(),
     lambda store, model: (store.neurons.all(), store.neurons.statistic(NEURON, "max"), store.neurons.largest()),
     lambda store, model: [store.labels.name(NEURON, side) for side in "+-"],
-    lambda store, model: (store.labels.own(NEURON), store.labels.all_meanings(), store.labels.significant()),
+    lambda store, model: (store.labels.manual(NEURON), store.labels.all_meanings(), store.labels.significant()),
     lambda store, model: (store.status(), store.made_with(), store.sample, store.checksum()),
     lambda store, model: [Concept.from_dict(row) for row in store.concepts.all().values()],
     lambda store, model: (list(store.sentences.starting_at(0)), list(store.sentences.tokens())),

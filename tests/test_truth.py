@@ -17,18 +17,23 @@ from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.edits import Edit
 from icebear.evaluation.truth.judge import edges
+from icebear.evaluation.truth.judge import evaluation as truth
 from icebear.evaluation.truth.judge import flips as truth_flips
-from icebear.evaluation.truth.judge import nodes as truth
 from icebear.evaluation.truth.judge import tables as truth_tables
 from icebear.evaluation.truth.judge import variables as truth_variables
-from icebear.evaluation.truth.judge.judging import SITES, candidates_of, ranked, relevances, scores_of, sites_of
-from icebear.evaluation.truth.judge.own import pair_of
-from icebear.evaluation.truth.judge.pairs import Pair, pairs_of
-from icebear.evaluation.truth.judge.search import truth_of
-from icebear.evaluation.truth.programs.compiler import Compiled, compiled
+from icebear.evaluation.truth.judge.judging import (
+    SITES,
+    candidates_of,
+    ranked,
+    relevances,
+    scores_of,
+    sites_of,
+    truth_of,
+)
+from icebear.evaluation.truth.judge.pairs import Pair, pair_of, pairs_of
+from icebear.evaluation.truth.programs.compiler import FOLDER, Compiled, compiled, names, trained
 from icebear.evaluation.truth.programs.decoys import KINDS, with_decoys
 from icebear.evaluation.truth.programs.programs import PROGRAMS
-from icebear.evaluation.truth.programs.trained_programs import FOLDER, names, trained
 from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.concept import reading
@@ -279,7 +284,8 @@ def test_the_gains_of_a_round_sum_to_what_is_left():
     for pair in pairs:
         candidates = candidates_of(made.model, pair, ("ffn", "head"))
         chosen = torch.rand(candidates.nodes.shape, generator=generator) < 0.3
-        values, left = rounds.gains(candidates.nodes, chosen)
+        by_site, left = rounds.gains(candidates.nodes, chosen)
+        values = candidates.nodes.side_by_side(by_site, lambda x: x.sum(-1))
         whole, mixed = candidates.nodes.numbers([torch.ones_like(chosen), chosen])
         assert left == pytest.approx(whole - mixed, abs=1e-3)
         assert values.sum().item() == pytest.approx(left, abs=1e-3)
@@ -295,13 +301,13 @@ def test_rounds_find_what_attention_hides_because_query_and_key_change_together(
     scores = scores_of(candidates, methods, relevances(made.model, pairs[1], methods), torch.Generator())
     unseen = [n for n in found.smallest if abs(scores["difference"][n]) < 1e-6 * scores["difference"].abs().max()]
     assert unseen
-    first = scores["difference-rounds"].topk(len(found.smallest)).indices
+    first = scores["difference-rounds"].abs().topk(len(found.smallest)).indices
     assert set(first.tolist()) == set(found.smallest)
 
 
 def test_contributions_are_the_true_edges_and_random_numbers_are_not():
     program = PROGRAMS["reverse"]
-    rows = edges.measured(program, truth.decoys(program, 0), 0)
+    rows = edges.measured(program, truth.decoys(program, 0), 0)["methods"]
     assert rows["contribution"]["auroc"] > 0.95
     assert rows["contribution"]["precision"] > 0.8
     assert abs(rows["random"]["auroc"] - 0.5) < 0.2

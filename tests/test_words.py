@@ -16,6 +16,14 @@ CODE = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py
 WHOLE = {"found", "told", "said", "asked", "given", "kept", "like", "away", "beyond", "turned", "turn_up", "turn_down"}
 """Names that say nothing, or that the field calls otherwise."""
 PARTS = re.compile(r"versus|beside_chance|left_without|furthest|neutral|twin|price")
+DONE = sorted(path for folder in "icebear db models lrp concepts".split() for path in (ROOT / folder).rglob("*.py"))
+"""The rooms whose names say what they are; the others follow, a room at a time."""
+VAGUE = set("place places here there one some own made item single first whole".split())
+"""Names that do not say what they are, in any case and with underscores around them."""
+COUNTS = set("ROWS DRAWS COLUMNS TOKENS WORDS NODES EDGES FEW".split())
+"""Constants that do not say what they count."""
+SAVED = {("icebear/records.py", "places"), ("models/text/chat.py", "first")}
+"""Fields that stay, because cards and saved results have them in their JSON."""
 PHRASES = re.compile(
     r"\b(versus|drives (it|them|each neuron) furthest|twins?|neutral places|left without|is left of it|(are|is) told"
     r"|so often|read on|those that|that of the|what is longer|as they are there)\b",
@@ -76,6 +84,44 @@ def helps(command, path=()):
 def test_no_old_phrase_is_in_a_help_text():
     result = [(verb, match[0]) for verb, text in helps(main) for match in PHRASES.finditer(" ".join(text.split()))]
     assert not result
+
+
+def identifiers(tree):
+    """The names that a module gives: to variables, parameters, attributes, functions and classes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
+                yield name, node.lineno
+            case ast.alias(asname=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield name, node.lineno
+
+
+def vague(name):
+    return name.strip("_").lower() in VAGUE or name.strip("_") in COUNTS
+
+
+def constants_in_a_tuple(tree):
+    """The lines of a module that assign several constants at once, so that they share one docstring."""
+    tuples = (node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple))
+    return [node.lineno for node in tuples if all(name.id.isupper() for name in node.targets[0].elts)]
+
+
+@pytest.mark.parametrize("path", DONE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_inside_say_what_they_are(path):
+    tree, file = ast.parse(path.read_text()), str(path.relative_to(ROOT))
+    assert not [(line, name) for name, line in identifiers(tree) if vague(name) and (file, name) not in SAVED]
+    assert not constants_in_a_tuple(tree)
+
+
+def test_vague_names_are_seen():
+    code = "ROWS, KEYS = 1, 2\nclass Place:\n    def run(self, own):\n        self._here = [one for one in own]\n"
+    tree = ast.parse(code + "import numpy as there\nfirst_row = one_of(own=1, rows=2)\nrows = {'place': 1}")
+    assert sorted(name for name, _ in identifiers(tree) if vague(name)) == sorted(
+        "ROWS Place own _here one there".split()
+    )
+    assert constants_in_a_tuple(tree) == [1]
 
 
 def test_old_words_are_seen():

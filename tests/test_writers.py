@@ -164,7 +164,7 @@ def _vectors(path):
 WRITES = {
     "p.safetensors": _patch,
     "c.yaml": lambda path: write_claims(path, [CLAIM]),
-    "r.json": lambda path: recipe()[1].noting(note="x" * 3000).save(path),
+    "r.json": lambda path: recipe()[1].noting(note="x" * 3000).save(path, overwrite=True),
     "a.json": lambda path: attribute(recipe()[0], [3, 4], sites=()).save(path, overwrite=True),
     "results.json": _report,
     "s.db.tokens.faiss": _vectors,

@@ -17,6 +17,8 @@ FIXED_POINT = 2.0**16
 """Integer units per activation of 1 in sums; a sum of floating-point numbers would depend on the order."""
 
 EDGES = torch.tensor(HISTOGRAM_EDGES, dtype=torch.float32)
+EMPTY = torch.iinfo(torch.int64).max
+"""The sentence id of an empty entry, whose value is minus infinity."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,6 @@ STATISTICS: dict[str, Statistic] = {
 
 # --- summaries -----------------------------------------------------------------------------------------------
 
-EMPTY = torch.iinfo(torch.int64).max
-"""The sentence id of an empty entry, whose value is minus infinity."""
-
 
 @dataclass(frozen=True)
 class ScanSummary:
@@ -207,11 +206,7 @@ def top_k(values: Tensor, sentences: Tensor, tokens: Tensor, k: int) -> tuple[Te
     # topk does not define the order of ties: sort the whole row where two of the first k + 1 are equal.
     tied = ((best.values[..., 1:] == best.values[..., :-1]) & (best.values[..., 1:] > -torch.inf)).any(-1)
     if tied.any():
-        order[tied] = _by_value_then_id(values[tied], sentences[tied])[..., :k]
+        by_id = sentences[tied].argsort(-1)
+        by_value = values[tied].gather(-1, by_id).argsort(dim=-1, descending=True, stable=True)
+        order[tied] = by_id.gather(-1, by_value)[..., :k]
     return values.gather(-1, order), sentences.gather(-1, order), tokens.gather(-1, order)
-
-
-def _by_value_then_id(values: Tensor, sentences: Tensor) -> Tensor:
-    by_id = sentences.argsort(-1)
-    by_value = values.gather(-1, by_id).argsort(dim=-1, descending=True, stable=True)
-    return by_id.gather(-1, by_value)

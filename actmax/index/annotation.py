@@ -16,7 +16,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.records import Example, Neuron
-from icebear.values import several, shown, typed, whole
+from icebear.values import check_int, several, shown, typed
 
 BATCH = 8
 """The largest number of examples of a pass."""
@@ -67,7 +67,7 @@ def annotate(
     ----------
     Achtibat et al. 2024, AttnLRP (arXiv 2402.05602).
     """
-    k = whole(k, "The number of examples")
+    k = check_int(k, "The number of examples")
     if not isinstance(method, AttnLRP):
         raise InputError(f"{shown(method)} cannot explain a neuron; use AttnLRP(...) or CP_LRP.")
     named = [model.check(neuron) for neuron in several(neurons)]

@@ -25,7 +25,7 @@ from icebear.errors import InputError, UnknownName
 from icebear.extras import need
 from icebear.paths import check_text, existing, kind, local, opened
 from icebear.records import Sentence
-from icebear.values import shown, typed, whole
+from icebear.values import check_int, shown, typed
 
 WIKI, REVIEWS = "wiki-summaries", "imdb-reviews"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
@@ -183,7 +183,7 @@ def read_corpus(
         If there is no such corpus, or it cannot be read.
     """
     if limit is not None:
-        whole(limit, "The number of documents")
+        check_int(limit, "The number of documents")
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language):
         raise InputError(f"{shown(language)} is not a language code; give a code such as en.")
     path, streamed = local(name), False

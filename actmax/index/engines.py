@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -122,31 +122,23 @@ def _connected(address: str | None) -> Iterator[Any]:
         import ray
     except ImportError:
         raise InputError("The engine ray needs Ray; pip install ray.") from None
-    if ray.is_initialized():
-        with _dead_workers_explained(ray):
+    with ExitStack() as undo:
+        if not ray.is_initialized():
+            empty = undo.enter_context(TemporaryDirectory())
+            try:
+                with chdir(
+                    empty
+                ):  # first on the path of Ray's workers, which would run a regex.py of the user's folder
+                    ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, ValueError) as error:
+                reason = str(error).splitlines()[0]
+                raise InputError(f"No Ray cluster at {address} ({reason}); check --address, or leave it out.") from None
+            undo.callback(ray.shutdown)
+        try:
             yield ray
-        return
-    with TemporaryDirectory() as empty:
-        try:
-            with chdir(empty):  # first on the path of Ray's workers, which would run a regex.py of the user's folder
-                ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"No Ray cluster at {address} ({reason}); check --address, or leave it out.") from None
-        try:
-            with _dead_workers_explained(ray):
-                yield ray
-        finally:
-            ray.shutdown()
-
-
-@contextmanager
-def _dead_workers_explained(ray: Any) -> Iterator[None]:
-    try:
-        yield
-    except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
-        reason = (str(error).splitlines() or [""])[-1].strip()[:160]
-        raise InputError(
-            f"A Ray worker died and could not be brought back ({reason}); try fewer --workers if "
-            "memory was short, or --engine local."
-        ) from None
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+            reason = (str(error).splitlines() or [""])[-1].strip()[:160]
+            raise InputError(
+                f"A Ray worker died and could not be brought back ({reason}); try fewer --workers if "
+                "memory was short, or --engine local."
+            ) from None

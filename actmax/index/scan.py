@@ -18,7 +18,7 @@ from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.records import SITES, Sentence
-from icebear.values import one_of, seed_of, stable_hash, whole
+from icebear.values import check_int, one_of, seed_of, stable_hash
 
 BATCH = 32
 BY = ("activation", "relevance")
@@ -37,8 +37,8 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole(self.k, "The number of examples of a neuron")
-        whole(self.max_tokens, "The maximum number of tokens of a sentence", 2)
+        check_int(self.k, "The number of examples of a neuron")
+        check_int(self.max_tokens, "The maximum number of tokens of a sentence", 2)
         seed_of(self.seed)
         for site in self.sites:
             one_of(site, "site", SITES)

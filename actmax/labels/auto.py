@@ -12,10 +12,9 @@ import numpy as np
 from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS
-from icebear.actmax.labels.null import controls, nulls, other_labels, p_value, random_neurons, significant
+from icebear.actmax.labels.null import Side, controls, nulls, other_labels, p_value, random_neurons, sides, significant
 from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations
 from icebear.actmax.labels.scores import TopActivations, choose_label, score_parts
-from icebear.actmax.labels.side import Side, sides
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.errors import InputError
@@ -24,6 +23,7 @@ from icebear.records import Meaning, Neuron
 
 GROUP = 4096
 """The number of neurons whose activations are in memory at once (about 140 kB each)."""
+SHOWN = 4
 
 
 def label_neurons(
@@ -148,9 +148,6 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
     text, passes = kinds.of(label).text(label), significant(chosen, by_chance)
     p = p_value(chosen, by_chance)
     return Meaning(side.neuron, side.polarity, label.kind, text, by, chosen.test, p, passes, record)
-
-
-SHOWN = 4
 
 
 def test_examples(label: Label, fired: TopActivations) -> dict[str, list[dict[str, Any]]]:

@@ -29,6 +29,9 @@ FEWEST = 8
 
 TokenPlace = tuple[tuple[str, ...], int]
 """The tokens of a sentence, and a position among them."""
+PLACES = {"here": "{}", "before": "after {}", "after": "before {}"}
+"""Where a label looks, relative to a token -> the label in words. ``before`` is the token before."""
+STEPS = {"here": 0, "before": -1, "after": 1}
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,6 @@ def tokens_at(places: Iterable[TokenPlace], step: int) -> list[str]:
     """Return the token `step` tokens after each place, in lower case."""
     rows = ((pieces, place + step) for pieces, place in places)
     return [pieces[at].lower() for pieces, at in rows if 0 <= at < len(pieces)]
-
-
-PLACES = {"here": "{}", "before": "after {}", "after": "before {}"}
-"""Where a label looks, relative to a token -> the label in words. ``before`` is the token before."""
-STEPS = {"here": 0, "before": -1, "after": 1}
 
 
 @dataclass(frozen=True)

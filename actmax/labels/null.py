@@ -1,30 +1,87 @@
-"""Two nulls of labels that repeat the choice: circularly shifted activations, and labels of other neurons."""
+"""A neuron at one polarity, and two nulls of its labels that repeat the choice: circularly shifted activations, and
+labels of other neurons."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels import kinds
-from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.scores import Chosen, choose_label, score_parts
-from icebear.actmax.labels.side import Side
+from icebear.actmax.labels import kinds, scores
+from icebear.actmax.labels.kinds import Evidence, Label
+from icebear.actmax.labels.sample import Sample, part_of
+from icebear.actmax.labels.scores import Chosen, TopActivations, choose_label, score_parts
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.models.model import Model
 from icebear.records import Neuron
 
+PROMOTED = 5
 CONTROLS = 100
 """The number of random neurons that the nulls are made from."""
 DRAWS = 5
 """The number of shifts, and of other labels, of each random neuron and polarity."""
 NEAR = 300
 """The number of draws that a label is compared with."""
-
 Nulls = dict[str, list[float]]
 """``circular_shift`` and ``other_neuron`` -> margins."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A neuron at a polarity, in each part of the documents."""
+
+    neuron: Neuron
+    polarity: str
+    fired: dict[str, TopActivations]
+    """part -> the activations in its sample; negated for polarity ``-``."""
+    evidence: Evidence
+
+    @property
+    def active(self) -> bool:
+        """Whether the neuron is active at this polarity in each part."""
+        return all(one.active for one in self.fired.values())
+
+    def candidates(self) -> list[Label]:
+        return [label for kind in kinds.KINDS.values() for label in kind.candidates(self.evidence)]
+
+    def shifted(self, seed: str) -> Side:
+        """Return the neuron with circularly shifted activations, and random tokens as its examples."""
+        name = f"{self.neuron} {self.polarity} {seed}"
+        generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
+        fired = {}
+        for part, one in self.fired.items():
+            moved, counted = one.values.copy(), one.sample.counted
+            count = int(counted.sum())
+            moved[counted] = np.roll(moved[counted], int(generator.integers(count // 4, 3 * count // 4)))
+            fired[part] = scores.top_activations(one.sample, moved)
+        sample, evidence = fired["train"].sample, self.evidence
+        rows = generator.choice(np.flatnonzero(sample.counted), len(evidence.examples))
+        examples = tuple(sample.place(row) for row in rows)
+        evidence = replace(evidence, values=fired["train"].values, examples=examples)
+        return replace(self, fired=fired, evidence=evidence)
+
+
+def sides(
+    store: Store, samples: dict[str, Sample], neurons: Sequence[Neuron], activations: dict[str, np.ndarray]
+) -> Iterator[Side]:
+    """Yield both polarities of each neuron. activations: part -> (P, N)."""
+    for row, neuron in enumerate(neurons):
+        projection = store.vocabulary(neuron, PROMOTED) if neuron.site in ("ffn", "attn", "mixer") else None
+        promoted = {"+": projection.promoted, "-": projection.suppressed} if projection else {"+": (), "-": ()}
+        for polarity, sign in (("+", 1), ("-", -1)):
+            fired = {
+                part: scores.top_activations(sample, sign * activations[part][row]) for part, sample in samples.items()
+            }
+            examples = store.examples(neuron, polarity) if neuron.site != "head" else []  # an index has no heads
+            examples = [example for example in examples if part_of(example.sentence.title) == "train"]
+            places = tuple((example.sentence.tokens, example.token) for example in examples)
+            train, writes = fired["train"], tuple(token.text for token in promoted[polarity])
+            evidence = Evidence(train.sample, train.values, places, writes)
+            yield Side(neuron, polarity, fired, evidence)
 
 
 def nulls(controls: dict[str, Any], neuron: Neuron) -> Nulls:

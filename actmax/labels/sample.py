@@ -18,7 +18,7 @@ from torch import Tensor
 
 from icebear.actmax.index.scan import counted_length
 from icebear.concepts.passes.run import first_layers
-from icebear.concepts.passes.sites import by_place, eager, hooks
+from icebear.concepts.passes.sites import by_site_layer, eager, hooks
 from icebear.db.store import Store
 from icebear.errors import StoreError
 from icebear.models.model import Model
@@ -39,6 +39,8 @@ FREQUENT = 0.05
 """The share of sentences above which a word cannot name a topic."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
+SampleRow = tuple[Sentence, list[int], int]
+"""A sentence, its token ids, and its length without special tokens at the end."""
 
 
 def part_of(title: str) -> str:
@@ -59,10 +61,6 @@ class Codes:
         mask = np.zeros(len(codes) + 1, dtype=bool)
         mask[[codes[text] for text in texts if text in codes]] = True
         return mask
-
-
-SampleRow = tuple[Sentence, list[int], int]
-"""A sentence, its token ids, and its length without special tokens at the end."""
 
 
 class Sample:
@@ -266,7 +264,7 @@ def read_activations(
 
 
 def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
-    places = by_place(neurons)
+    places = by_site_layer(neurons)
 
     def visit(site: str, layer: int, x: Tensor) -> None:
         rows = places[site, layer]

@@ -19,6 +19,8 @@ SHORTER = 0.01
 """The margin that each item of a label after the first must add."""
 SMOOTHING = 2.0
 """The number of pseudo-counts at the overall mean in the table of token means."""
+NEAREST = 3
+"""The number of similar sentences for each activating one."""
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
@@ -172,10 +174,6 @@ def similar_sentences_auroc(label: Label, fired: TopActivations, unit: str) -> f
         return auroc(true[among], fired.tokens[among])
     among = np.union1d(np.flatnonzero(activating), likest)
     return auroc(kinds.of(label).degree(label, sample)[among], activating[among])
-
-
-NEAREST = 3
-"""The number of similar sentences for each activating one."""
 
 
 @dataclass(frozen=True)

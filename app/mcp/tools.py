@@ -24,7 +24,7 @@ from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
-from icebear.concepts.nodes.random_controls import DRAWS, RandomControl, objective_text, token_removal_control
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, RandomControl, objective_text, token_removal_control
 from icebear.concepts.passes.interrupt import Checked
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.vocabulary.projection import both_projections
@@ -338,12 +338,12 @@ class Tools:
         """Generate with edited neurons (set, scaled, added to) and without. The control makes the same edits to random
         neurons of the same layers; the side effects are changes in unrelated texts."""
         model, read, parsed = self.session.model, _read(prompt, chat), parse_edits(edits)
-        whole = DRAWS + 2 * max_new_tokens
+        whole = RANDOM_DRAWS + 2 * max_new_tokens
         with self.session.store() as store:
             statistic = store.neurons.statistic if store else None
             raw = [edit.in_raw_units(statistic) for edit in parsed]
         control = random_edit_control(model, read, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
-        comparison = compare(model, read, raw, max_new_tokens, on_token=reporting(ctx, DRAWS, whole))
+        comparison = compare(model, read, raw, max_new_tokens, on_token=reporting(ctx, RANDOM_DRAWS, whole))
         kl, count = self.session.held_out.off_target_kl(raw), len(self.session.held_out.contexts)
         sides = {"plain": comparison.plain, "steered": comparison.steered}
         return {

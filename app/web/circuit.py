@@ -13,7 +13,7 @@ from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.circuit import circuit
-from icebear.concepts.circuits.drawing import FIRST, fragment
+from icebear.concepts.circuits.drawing import EDGES_AT_FIRST, fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Group, GroupAblation, Node
 from icebear.concepts.nodes.controls import Ablation
@@ -209,7 +209,7 @@ def _ablation(request: tuple, _graph: Graph) -> Job:
 def _along_edges(request: tuple, _graph: Graph) -> Job:
     """Return the job that measures the edges that the picture shows at first, and all that it can show."""
     most = len(_graph.edges)
-    counts = sorted({min(FIRST, most), most})
+    counts = sorted({min(EDGES_AT_FIRST, most), most})
     return Job("Running the model along the edges", lambda job: faithfulness(_graph, counts, 0))
 
 

@@ -12,10 +12,11 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.actmax import page
-from icebear.actmax.card import SILENT, Card, describe
+from icebear.actmax.card import SILENT, describe
 from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
+from icebear.actmax.page import Card
 from icebear.actmax.writes import FEW, writes
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import SITES, Job
@@ -238,7 +239,7 @@ def _actions(card: Card) -> None:
     def write() -> None:
         try:
             with served.store(card.neuron.site) as opened:
-                opened.labels.set_own(card.neuron, st.session_state[key])
+                opened.labels.set_manual(card.neuron, st.session_state[key])
         except IcebearError as error:  # in a callback; the next run shows it
             st.session_state["trouble"] = str(error)
 

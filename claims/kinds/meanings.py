@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from icebear.actmax.labels.kinds import Label
-from icebear.actmax.labels.sample import Sample, prepare_samples, read_activations
+from icebear.actmax.labels.sample import prepare_samples, read_activations
 from icebear.actmax.labels.scores import label_auroc, top_activations
 from icebear.claims.kind import Draft, Kind, Measured, others_of
 from icebear.concepts.statistics import auroc, auroc_error
@@ -47,7 +47,8 @@ class LabelClaim(Kind):
     def measure(self, model: Model, seed: int = 0) -> Measured:
         with open_store(self.store) as store:
             sample = prepare_samples(model, store, seed)["test"]
-        _check_tokens(sample, model)
+        if any(len(ids) != len(row.tokens) for ids, row in zip(sample.ids, sample.sentences, strict=True)):
+            raise InputError(f"{model.name} has another tokenizer than the store; build a store of {model.name}.")
         neurons = [model.check(self.neuron), *others_of(model, self.neuron, seed, OTHERS)]
         activations = read_activations(model, sample, neurons) * (1 if self.polarity == "+" else -1)
         each = [top_activations(sample, row) for row in activations]
@@ -59,23 +60,16 @@ class LabelClaim(Kind):
     @classmethod
     def of(cls, path: str, meanings: Iterable[Meaning]) -> list[Draft]:
         """Return the claims of labels with a score."""
-        return [
-            (cls(path, one.neuron, one.polarity, one.text, _label(one), one.by), None)  # type: ignore[arg-type]
-            for one in meanings
-            if one.record and one.score > 0.5
-        ]
+        drafts: list[Draft] = []
+        for meaning in meanings:
+            if meaning.record and meaning.score > 0.5:
+                label = CONVERTER.structure(meaning.record["label"], Label)
+                facts: Any = (meaning.neuron, meaning.polarity, meaning.text, label, meaning.by)
+                drafts.append((cls(path, *facts), None))
+        return drafts
 
     def __str__(self) -> str:
         return f"{self.neuron} {self.polarity}: {self.text}"
-
-
-def _label(meaning: Meaning) -> Label:
-    return CONVERTER.structure(meaning.record["label"], Label)
-
-
-def _check_tokens(sample: Sample, model: Model) -> None:
-    if any(len(ids) != len(sentence.tokens) for ids, sentence in zip(sample.ids, sample.sentences, strict=True)):
-        raise InputError(f"{model.name} has another tokenizer than the store; build a store of {model.name}.")
 
 
 @dataclass(frozen=True)

@@ -8,33 +8,24 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
-from icebear.claims.kind import (
-    Draft,
-    Explained,
-    Kind,
-    Measured,
-    NodeId,
-    PromptText,
-    check_node,
-    mask_of,
-    most_relevant,
-    others_of,
-    scores_of,
-    site_of,
-    subject,
-)
+from icebear.claims.kind import Draft, Kind, Measured, NodeId, PromptText, others_of, text_of
+from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.nodes import node_sites
 from icebear.concepts.circuits.records import Node
+from icebear.concepts.methods.registry import name_of
 from icebear.concepts.nodes.controls import Ablation, ablate, nodes_of
+from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.effects import Patched
+from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.records import Ranked
-from icebear.steering.flipping.phrases import wanted_ids
+from icebear.records import TokenScore
+from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
 from icebear.steering.side_effects import HeldOutContexts
 
 if TYPE_CHECKING:
@@ -45,6 +36,40 @@ CONTEXTS = 16
 """Held-out contexts after which the answer's probability is measured."""
 TOKENS, NODES, EDGES, WORDS = 2, 3, 3, 4
 """How many tokens, nodes and edges are claimed of a result, and words of each side of a node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained(Kind):
+    """A claim about the relevance of what is predicted after a prompt."""
+
+    prompt: PromptText
+    target: str | int | None = None
+    contrast: str | int | None = None
+    counterfactual: PromptText | None = None
+    method: str | None = None
+    number: Literal["log-odds", "logit"] | None = None
+
+    def relevance(self, model: Model, *sites: str) -> Relevance:
+        """Compute the relevance of the tokens and of these sites."""
+        how: Any = {"counterfactual": self.counterfactual, "method": self.method, "number": self.number}
+        wanted = tuple(dict.fromkeys(map(neuron_site, sites)))
+        return attribute(model, self.prompt, self.target, self.contrast, **how, sites=wanted)
+
+
+def most_relevant(relevance: Relevance, site: str, count: int, by: By = "positive") -> tuple[NodeId, ...]:
+    """Return the nodes that `Relevance.top` ranks first at all tokens."""
+    ranked = relevance.top(count, site, position="all", by=by)
+    return tuple(map(NodeId.of, ranked))
+
+
+def check_node(model: Model, relevance: Relevance, node: NodeId) -> None:
+    """Raise `InputError` unless the model has the neuron and the prompt has the token."""
+    model.check(node.neuron)
+    if node.position >= len(relevance.tokens):
+        raise InputError(
+            f"{node} is past the end of the prompt, which has {len(relevance.tokens)} tokens in {model.name}; name a "
+            f"token from 0 to {len(relevance.tokens) - 1}."
+        )
 
 
 @dataclass(frozen=True)
@@ -62,10 +87,8 @@ class AnswerClaim(Kind):
         phrase = wanted_ids(model, self.answer, self.prompt)
         contexts = HeldOutContexts(model).contexts
         some = contexts[:: max(1, len(contexts) // CONTEXTS)]
-        return Measured(
-            _probability(model, model.ids(self.prompt), phrase),
-            fmean(_probability(model, context, phrase) for context in some),
-        )
+        control = fmean(phrase_probability(model, [], context, phrase) for context in some)
+        return Measured(phrase_probability(model, [], self.prompt, phrase), control)
 
     @classmethod
     def of(cls, relevance: Relevance, about: dict[str, Any]) -> list[Draft]:
@@ -75,13 +98,6 @@ class AnswerClaim(Kind):
 
     def __str__(self) -> str:
         return f"{self.answer!r} after {self.prompt!r}"
-
-
-def _probability(model: Model, prompt: list[int], phrase: Sequence[int]) -> float:
-    if not model.task.generates:
-        return model.next_logits(prompt).softmax(-1)[phrase[0]].item()
-    logs = model.continuation_logits(prompt, phrase).log_softmax(-1)
-    return logs[range(len(phrase)), list(phrase)].sum().exp().item()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +133,9 @@ class RelevanceClaim(Explained):
             able = [share for share in shares if abs(share) > 1e-6]
             return Measured(shares[self.token], 1 / max(1, len(able)))
         check_node(model, relevance, self.node)
-        neuron = self.node.neuron
-        row = scores_of(relevance, neuron.site)[neuron.layer, self.node.position] / total
-        others = others_of(model, neuron, seed)
-        return Measured(row[neuron.index].item(), fmean(abs(row[one.index].item()) for one in others))
+        neurons = [self.node.neuron, *others_of(model, self.node.neuron, seed)]
+        share, *others = (relevance.of_neuron(neuron, self.node.position) / total for neuron in neurons)
+        return Measured(share, fmean(map(abs, others)))
 
     @classmethod
     def of_tokens(cls, relevance: Relevance, about: dict[str, Any]) -> list[Draft]:
@@ -137,15 +152,33 @@ class RelevanceClaim(Explained):
 
 @dataclass(frozen=True, kw_only=True)
 class NodesClaim(Explained):
-    """A claim about a list of nodes."""
+    """A claim about a list of nodes; by default about a share of their ablation, whose name is that of the kind."""
 
     nodes: tuple[NodeId, ...]
 
-    def ablation(self, model: Model, seed: int) -> Ablation:
-        site = site_of(self.nodes)
-        relevance = self.relevance(model, site)
-        nodes = nodes_of(model, relevance, site)
-        return ablate(nodes, mask_of(model, relevance, self.nodes), torch.Generator().manual_seed(seed))
+    def recorded(self, model: Model) -> tuple[str, Relevance, Tensor]:
+        """Return the site of the nodes, its relevance, and the nodes as a mask (L, T, W). Raises `InputError` if they
+        have several sites or none, and for a node that the model does not have."""
+        sites = sorted({node.neuron.site for node in self.nodes})
+        if len(sites) != 1:
+            raise InputError(
+                f"The nodes of a claim must be of one site, not of {', '.join(sites) or 'none'}; write a claim for "
+                "each site."
+            )
+        relevance = self.relevance(model, sites[0])
+        for node in self.nodes:
+            check_node(model, relevance, node)
+        return sites[0], relevance, relevance.mask([node.ranked for node in self.nodes], sites[0])
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        site, relevance, chosen = self.recorded(model)
+        ablation = ablate(nodes_of(model, relevance, site), chosen, torch.Generator().manual_seed(seed))
+        return self.of_ablation(ablation)
+
+    @classmethod
+    def of_ablation(cls, ablation: Ablation) -> Measured:
+        """Return the number of this kind, and that of random nodes."""
+        return Measured(getattr(ablation, cls.kind), getattr(ablation, f"random_{cls.kind}"))
 
     def __str__(self) -> str:
         count = f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
@@ -160,10 +193,6 @@ class SufficiencyClaim(NodesClaim):
     value_is = "sufficiency"
     control_is = "that of random nodes (docs/compare.md)"
 
-    def measure(self, model: Model, seed: int = 0) -> Measured:
-        measured = self.ablation(model, seed)
-        return Measured(measured.sufficiency, measured.random_sufficiency)
-
 
 @dataclass(frozen=True, kw_only=True)
 class NecessityClaim(NodesClaim):
@@ -172,10 +201,6 @@ class NecessityClaim(NodesClaim):
     kind = "necessity"
     value_is = "necessity"
     control_is = "that of random nodes (docs/compare.md)"
-
-    def measure(self, model: Model, seed: int = 0) -> Measured:
-        measured = self.ablation(model, seed)
-        return Measured(measured.necessity, measured.random_necessity)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +213,8 @@ class SimilarClaim(NodesClaim):
     control_is = "that of random nodes of the same layers and tokens"
 
     def measure(self, model: Model, seed: int = 0) -> Measured:
-        site = site_of(self.nodes)
-        relevance = self.relevance(model, site)
-        listed = mask_of(model, relevance, self.nodes)
-        best = mask_of(model, relevance, most_relevant(relevance, site, len(self.nodes)))
+        site, relevance, listed = self.recorded(model)
+        best = relevance.mask(relevance.top(len(self.nodes), site, position="all"), site)
         by_chance = (listed.sum(-1) * best.sum(-1) / listed.shape[-1]).sum().item()
         return Measured(int((listed & best).sum()) / len(self.nodes), by_chance / len(self.nodes))
 
@@ -261,7 +284,7 @@ class EffectClaim(Explained):
         likely = patched.token_ids
         neurons = [self.node.neuron, *others_of(model, self.node.neuron, seed)]
         patched.token_ids = ids = list(dict.fromkeys([*likely, *raised, *lowered]))
-        matrix, *_ = patched.effects([[Ranked(neuron, self.node.position, None, 0.0)] for neuron in neurons])
+        matrix, *_ = patched.effects([[NodeId(neuron, self.node.position).ranked] for neuron in neurons])
         matrix = matrix - matrix[:, : len(likely)].mean(1, keepdim=True)
         values = matrix.new_zeros(len(neurons))
         for words, sign in ((raised, 1), (lowered, -1)):
@@ -274,12 +297,49 @@ class EffectClaim(Explained):
     def of(cls, model: Model, node: ExplainedNode, about: dict[str, Any]) -> list[Draft]:
         """Return the claim of the words of a node; none if no word is a token."""
         raises, lowers = (_readable(model, words) for words in (node.raises, node.lowers))
-        about = {**about, "node": NodeId(node.ranked.neuron, node.ranked.position)}
+        about = {**about, "node": NodeId.of(node.ranked)}
         return [(cls(**about, raises=raises, lowers=lowers), None)] if raises or lowers else []
 
     def __str__(self) -> str:
         raised, lowered = ", ".join(map(repr, self.raises)), ", ".join(map(repr, self.lowers))
         return f"{self.node} raises {raised or 'nothing'}, lowers {lowered or 'nothing'} after {self.prompt!r}"
+
+
+def subject(model: Model, relevance: Relevance) -> dict[str, Any]:
+    """Return the fields that a claim of a relevance has (`Explained`). Raises `InputError` for what claims lack."""
+    other, request = relevance.counterfactual, relevance.run and relevance.run.request
+    special = relevance.image or relevance.target is None or (other and (other.model or len(other.pairs) != 1))
+    if (
+        not request
+        or special
+        or relevance.prompt.answer_start is not None
+        or relevance.predicted_at != len(relevance.prompt.ids) - 1
+    ):
+        raise InputError(
+            "A claim is about the next token of a text or a chat, compared with at most one counterfactual prompt; "
+            "leave out --claim."
+        )
+    prompt, others = request.prompt, request.counterfactuals
+    own = relevance.contrast.text if relevance.contrast else None
+    contrast = _token(model, relevance.contrast, prompt) if own else (other.contrasts[0] if other else None)
+    return {
+        "prompt": text_of(prompt),
+        "target": _token(model, relevance.target, prompt),
+        "contrast": contrast or None,
+        "counterfactual": text_of(others[0]) if others else None,
+        "method": name_of(relevance.method),
+        "number": relevance.prediction.objective if relevance.prediction.objective in ("log-odds", "logit") else None,
+    }
+
+
+def _token(model: Model, token: TokenScore | None, prompt: Any) -> str | int:
+    """Return the text of a token, or its id if the text is not read as that token."""
+    assert token is not None
+    try:
+        same = model.answer_id(token.text, after=prompt) == token.id
+    except InputError:
+        same = False
+    return token.text if same else token.id
 
 
 def of_explanation(model: Model, explanation: Explanation) -> list[Draft]:
@@ -311,7 +371,7 @@ def _of_nodes(model: Model, nodes: Sequence[ExplainedNode], about: dict[str, Any
     drafts: list[Draft] = []
     for one in nodes:
         if one.ranked.relevance > 0:
-            drafts.append((RelevanceClaim(**about, node=NodeId(one.ranked.neuron, one.ranked.position)), None))
+            drafts.append((RelevanceClaim(**about, node=NodeId.of(one.ranked)), None))
         drafts += EffectClaim.of(model, one, about)
     return drafts
 
@@ -331,7 +391,5 @@ def _readable(model: Model, words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _of_ablation(one: Ablation, nodes: tuple[NodeId, ...], about: dict[str, Any]) -> list[Draft]:
-    return [
-        (SufficiencyClaim(**about, nodes=nodes), Measured(one.sufficiency, one.random_sufficiency)),
-        (NecessityClaim(**about, nodes=nodes), Measured(one.necessity, one.random_necessity)),
-    ]
+    kinds: tuple[type[NodesClaim], ...] = (SufficiencyClaim, NecessityClaim)
+    return [(kind(**about, nodes=nodes), kind.of_ablation(one)) for kind in kinds]

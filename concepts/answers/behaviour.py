@@ -23,7 +23,7 @@ from icebear.paths import read_text
 from icebear.records import Neuron
 from icebear.values import one_of
 
-ROWS = 8
+ROWS_PER_BATCH = 8
 """The number of prompts in a padded batch."""
 RESAMPLES = 2000
 """The number of bootstrap resamples."""
@@ -78,8 +78,8 @@ def behaviour(
 ) -> list[BehaviourNeuron]:
     """Rank neurons by their mean relevance over prompts, if it is positive. With one prompt this is `Relevance.top`.
 
-    prompts: texts, token ids or `Case`s. Pairs are explained one by one, others in batches of `ROWS` of similar
-        length; the order does not matter. Memory is four bytes for each prompt and neuron.
+    prompts: texts, token ids or `Case`s. Pairs are explained one by one, others in batches of
+        `ROWS_PER_BATCH` of similar length; the order does not matter. Memory is four bytes for each prompt and neuron.
     site: one site, ``head`` for attention heads, or None for ``ffn`` and ``attn``.
     polarity: only neurons whose mean activation has this sign.
     seed: the seed of the bootstrap.
@@ -106,7 +106,7 @@ def behaviour(
         scores[activations >= 0 if polarity == "-" else activations < 0] = -torch.inf
     chosen = scores.argsort(descending=True, stable=True)[:k]  # ties go to the first
     chosen = chosen[scores[chosen] > 0]
-    neurons = [_neuron(place, names, widths, model.layers) for place in chosen.tolist()]
+    neurons = [_neuron(number, names, widths, model.layers) for number in chosen.tolist()]
     low, high = _interval(values[:, chosen].double(), seed)
     numbers = (means[chosen].tolist(), low.tolist(), high.tolist(), activations[chosen].tolist())
     counts = [among_top[neuron] for neuron in neurons]
@@ -164,8 +164,8 @@ def _with_single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _explained(model: Model, cases: Sequence[Case], how: dict[str, Any]) -> Iterator[Relevance]:
     alone = [case for case in cases if case.counterfactual is None]
-    for start in range(0, len(alone), ROWS):
-        part = alone[start : start + ROWS]
+    for start in range(0, len(alone), ROWS_PER_BATCH):
+        part = alone[start : start + ROWS_PER_BATCH]
         answers: Any = ([case.target for case in part], [case.contrast for case in part])  # None where open
         yield from attribute(model, [case.prompt for case in part], *answers, **how)
     for case in cases:
@@ -174,20 +174,20 @@ def _explained(model: Model, cases: Sequence[Case], how: dict[str, Any]) -> Iter
 
 
 def _at_the_answer(result: Relevance, site: str) -> tuple[Tensor, Tensor]:
-    """Return (L, N) relevance summed over the target positions, and the mean activation there."""
+    """Return (L, N) relevance summed over the target positions, and the mean activation at them."""
     if site == "head":
         relevance = result.heads().sum(1)
         return relevance, torch.full_like(relevance, torch.nan)
     return result.of(site).sum(1), result.activation(site).mean(1)
 
 
-def _neuron(place: int, names: Sequence[str], widths: Sequence[int], layers: int) -> Neuron:
-    """Return the neuron at a place among all neurons, ordered by site, layer and index."""
+def _neuron(number: int, names: Sequence[str], widths: Sequence[int], layers: int) -> Neuron:
+    """Return a neuron by its number among all neurons, which are ordered by site, layer and index."""
     for site, width in zip(names, widths, strict=True):
-        if place < layers * width:
-            return Neuron(place // width, site, place % width)
-        place -= layers * width
-    raise IndexError(place)
+        if number < layers * width:
+            return Neuron(number // width, site, number % width)
+        number -= layers * width
+    raise IndexError(number)
 
 
 def _interval(values: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -17,15 +17,18 @@ from icebear.models.model import Model
 from icebear.models.parts.linear import Linear
 from icebear.models.text.chat import inside
 from icebear.models.text.prompts import PromptLike
-from icebear.values import typed, whole
+from icebear.values import check_int, typed
 
 COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
 """The 200 most common English words."""
-TRIED, MOST = 50, 3000
-"""The number of words tried in each place, among the `MOST` most likely or similar tokens."""
+TRIED = 50
+"""The number of words that are tried instead of each word."""
+MOST = 3000
+"""They are among this many most likely or similar tokens."""
 AS_SURE = 0.5
 """The least ratio of the probabilities of the new and the old answer."""
-ROWS = 16
+ROWS_PER_PASS = 16
+"""The number of prompts in a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
     InputError
         If the model does not predict the next token.
     """
-    count = whole(count, "The number of counterfactuals")
+    count = check_int(count, "The number of counterfactuals")
     if not model.task.is_causal:
         raise InputError(
             f"{model.name} is not a causal language model, and icebear suggests counterfactuals only for these; write "
@@ -104,12 +107,12 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
         for (changed, start, end), (other, probability, log_probability) in zip(changes, rows, strict=True)
         if other != answer and probability >= AS_SURE * sure and _content(model.answer_text(other))
     ]
-    return sorted(suggestions, key=lambda one: -one.log_probability)[:count]
+    return sorted(suggestions, key=lambda suggestion: -suggestion.log_probability)[:count]
 
 
 def _words(texts: Sequence[str]) -> list[tuple[int, int]]:
     """Return the bounds of the content words without the first and last token."""
-    starts = [place for place, text in enumerate(texts) if text[:1].isspace()] + [len(texts)]
+    starts = [index for index, text in enumerate(texts) if text[:1].isspace()] + [len(texts)]
     return [(a, b) for a, b in pairwise(starts) if a > 0 and b < len(texts) and _content("".join(texts[a:b]))]
 
 
@@ -123,8 +126,8 @@ def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> li
     sorted by the similarity of their embeddings."""
     with model.lock:
         logits = model.logits(model.encode([before]), [len(before) - 1])[0, 0]
-    first = logits.topk(min(MOST, len(logits))).indices.tolist()
-    near, likely = first, set(first)
+    likeliest = logits.topk(min(MOST, len(logits))).indices.tolist()
+    near, likely = likeliest, set(likeliest)
     if len(tokens) == 1:
         rows = Linear(model.net.get_input_embeddings()).rows()
         similar = torch.nn.functional.cosine_similarity(rows, rows[tokens[0]], dim=-1)
@@ -134,19 +137,19 @@ def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> li
     begun = list(islice(words, TRIED))
     for _ in tokens[1:]:
         begun = _continued(model, before, begun)
-    begun_texts = {tuple(some): "".join(model.answer_text(token) for token in some) for some in begun}
-    return [list(some) for some, text in begun_texts.items() if _content(text) and text.strip().lower() != word.lower()]
+    begun_texts = {tuple(ids): "".join(model.answer_text(token) for token in ids) for ids in begun}
+    return [list(ids) for ids, text in begun_texts.items() if _content(text) and text.strip().lower() != word.lower()]
 
 
 def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[list[int]]:
     """Extend each beginning by the most probable token that continues the word."""
     continued = []
-    for start in range(0, len(begun), ROWS):
-        rows = [[*before, *tokens] for tokens in begun[start : start + ROWS]]
+    for start in range(0, len(begun), ROWS_PER_PASS):
+        rows = [[*before, *tokens] for tokens in begun[start : start + ROWS_PER_PASS]]
         with model.lock:
             logits = model.logits(model.encode(rows), [len(rows[0]) - 1])[:, 0]
         for tokens, best in zip(
-            begun[start : start + ROWS], logits.topk(min(20, logits.shape[-1])).indices.tolist(), strict=True
+            begun[start : start + ROWS_PER_PASS], logits.topk(min(20, logits.shape[-1])).indices.tolist(), strict=True
         ):
             inside = [token for token in best if model.answer_text(token).isalpha()]
             if inside:
@@ -163,14 +166,14 @@ def _answers(
     prefix: a prompt whose first `same` tokens all prompts share.
     """
     answers, begin = [], same - 1 if prefix else 0
-    for start in range(0, len(rows), ROWS):
-        ids = torch.tensor(rows[start : start + ROWS], device=model.device)[:, begin:]
-        places = list(range(ids.shape[1]))
+    for start in range(0, len(rows), ROWS_PER_PASS):
+        ids = torch.tensor(rows[start : start + ROWS_PER_PASS], device=model.device)[:, begin:]
+        positions = list(range(ids.shape[1]))
         with model.lock:
             if prefix and begin:
-                logits = prefix.logits(ids, [0] * len(ids), [begin] * len(ids), places)
+                logits = prefix.logits(ids, [0] * len(ids), [begin] * len(ids), positions)
             else:
-                logits = model.logits(model.encode(ids.tolist()), places)
+                logits = model.logits(model.encode(ids.tolist()), positions)
         logs = logits.float().log_softmax(-1)  # (B, T, V)
         read = logs[:, :-1].gather(-1, ids[:, 1:, None])[:, same - 1 - begin :, 0]
         best = logs[:, -1].max(-1)

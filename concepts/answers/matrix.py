@@ -102,10 +102,10 @@ class _UnitLogits(Target):
         self.ids, self.units = ids, units
 
     def numbers(self, model: Model) -> list[Tensor]:
-        first = self.units[0].start
-        logits = model.logits(model.read_ids([self.ids]), list(range(first - 1, len(self.ids) - 1)))[0]  # (P, V)
-        own = logits[range(len(logits)), self.ids[first:]]
-        return [own[unit.start - first : unit.stop - first].sum()[None] for unit in self.units]
+        start = self.units[0].start
+        logits = model.logits(model.read_ids([self.ids]), list(range(start - 1, len(self.ids) - 1)))[0]  # (P, V)
+        token_logits = logits[range(len(logits)), self.ids[start:]]
+        return [token_logits[unit.start - start : unit.stop - start].sum()[None] for unit in self.units]
 
 
 class _InputsOfEachPass(Inputs):

@@ -1,4 +1,4 @@
-"""Restore changed weights to the base model's: how much of the difference that undoes, beside the largest changes."""
+"""Restore changed weights to the base model's: how much of the difference that undoes, and the largest changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from icebear.concepts.results.diff import Change, Diff, ranked_changes
 from icebear.concepts.weights.two_models import ChangedWeights, ModelPair
 from icebear.errors import InputError
 from icebear.models.objective import Objective
-from icebear.values import whole
+from icebear.values import check_int
 
 SIZES = (1, 10, 100)
 """The numbers of changes that are restored."""
@@ -48,11 +48,11 @@ class ExplainedChanges:
     def of(cls, *diffs: Diff, k: int = 10, sizes: Sequence[int] = SIZES) -> ExplainedChanges:
         """Rank the first k changes, and restore changes."""
         restoring = Restoring.of(*diffs)
-        own, base = restoring.ends
-        return cls(own - base, len(diffs), tuple(restoring.top(k)), tuple(restoring.restorations(sizes)))
+        number, base = restoring.ends
+        return cls(number - base, len(diffs), tuple(restoring.top(k)), tuple(restoring.restorations(sizes)))
 
     def to_dict(self) -> dict[str, Any]:
-        rows = {"changes": [one.to_dict() for one in self.changes], "restorations": list(map(vars, self.restorations))}
+        rows = {"changes": [row.to_dict() for row in self.changes], "restorations": list(map(vars, self.restorations))}
         return {"total": self.total, "prompts": self.prompts, **rows}
 
 
@@ -79,40 +79,42 @@ class Restoring:
     def number(self, changes: Sequence[Change]) -> float:
         """Return the explained number, its mean over the prompts, with some changes restored."""
         with self.restored(changes):
-            return fmean(forward(self.models.model, Logits(one), [])[0].item() for one in self.objectives)
+            return fmean(forward(self.models.model, Logits(objective), [])[0].item() for objective in self.objectives)
 
     def restored(self, changes: Sequence[Change]) -> AbstractContextManager[None]:
         """Give changes the base model's weights inside the context; measure outside of it."""
         return (
-            self.models.restored([(one.kind, one.module, one.index) for one in changes]) if changes else nullcontext()
+            self.models.restored([(change.kind, change.module, change.index) for change in changes])
+            if changes
+            else nullcontext()
         )
 
     @cached_property
     def ends(self) -> tuple[float, float]:
         """The number in the model and in its base model. Raises `InputError` if they are equal."""
-        own = self.number([])
-        base = fmean(forward(self.models.base, Logits(one), [])[0].item() for one in self.objectives)
-        if own == base:
+        number = self.number([])
+        base = fmean(forward(self.models.base, Logits(objective), [])[0].item() for objective in self.objectives)
+        if number == base:
             raise InputError(
                 "The explained number is the same in both models, so there is no difference to undo; choose another "
                 "prompt."
             )
-        return own, base
+        return number, base
 
     def undone(self, changes: Sequence[Change]) -> float:
         """Return the share of the difference that restoring changes undoes."""
-        own, base = self.ends
-        return (own - self.number(changes)) / (own - base)
+        number, base = self.ends
+        return (number - self.number(changes)) / (number - base)
 
     def top(self, k: int | None = None) -> list[Change]:
         """Return the k changes (None: all) that caused most of the difference, without those that work against it."""
-        sign = -1 if sum(one.caused.sum().item() for one in self.changes) < 0 else 1
-        return ranked_changes(self.changes, [sign * one.caused for one in self.changes], k)
+        sign = -1 if sum(change.caused.sum().item() for change in self.changes) < 0 else 1
+        return ranked_changes(self.changes, [sign * change.caused for change in self.changes], k)
 
     def restorations(self, sizes: Sequence[int] = SIZES) -> list[Restoration]:
         """Restore the first changes, and as many with the largest norms."""
-        sizes, caused = [whole(size, "The number of changes") for size in sizes], self.top()
-        by_norm = ranked_changes(self.changes, [one.size for one in self.changes])
+        sizes, caused = [check_int(size, "The number of changes") for size in sizes], self.top()
+        by_norm = ranked_changes(self.changes, [change.size for change in self.changes])
         return [
             Restoration(size, self.undone(caused[:size]), self.undone(by_norm[:size]))
             for size in sizes
@@ -123,4 +125,4 @@ class Restoring:
 def mean_changes(diffs: Sequence[Diff]) -> tuple[ChangedWeights, ...]:
     """Return the mean over results of what the weights caused."""
     columns = zip(*(diff.changes for diff in diffs), strict=True)
-    return tuple(replace(each[0], caused=torch.stack([one.caused for one in each]).mean(0)) for each in columns)
+    return tuple(replace(each[0], caused=torch.stack([change.caused for change in each]).mean(0)) for each in columns)

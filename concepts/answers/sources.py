@@ -138,9 +138,9 @@ def _parts(relevance: Relevance) -> tuple[SourcePart, ...]:
         tokens += [("the contrast's own start", value, text) for value, text in values]
     parts = []
     for name in dict.fromkeys(name for name, _, _ in tokens):
-        own = [(value, text) for one, value, text in tokens if one == name]
-        positive, negative = (sum(value for value, _ in own if (value > 0) is sign) for sign in (True, False))
-        parts.append(SourcePart(name, positive, negative, "".join(text for _, text in own)))
+        part_tokens = [(value, text) for token_name, value, text in tokens if token_name == name]
+        positive, negative = (sum(value for value, _ in part_tokens if (value > 0) is sign) for sign in (True, False))
+        parts.append(SourcePart(name, positive, negative, "".join(text for _, text in part_tokens)))
     return tuple(parts)
 
 
@@ -172,4 +172,4 @@ def _named(relevance: Relevance) -> list[str]:
 
     named = [name(part) for part in parts for _ in range(part.start, part.stop)]
     sinks = relevance.prompt.sinks
-    return ["sinks" if place in sinks and own != "template" else own for place, own in enumerate(named)]
+    return ["sinks" if position in sinks and label != "template" else label for position, label in enumerate(named)]

@@ -32,7 +32,7 @@ class Unit:
 
 @typed
 def units(relevance: Relevance, by: str = "sentence") -> list[tuple[Unit, float]]:
-    """Sum the relevance of tokens over units. Tokens of a chat's template are units of their own.
+    """Sum the relevance of tokens over units. Tokens of a chat's template are separate units.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ def units_of(pieces: Sequence[str], turns: Sequence[Turn], answer_start: int | N
             cuts = list(range(start, stop + 1))
         else:
             cuts = [start, stop] if template else [start, *_cuts(pieces[start:stop], SPLIT[by], start), stop]
-        for first, last in pairwise(cuts):
-            if first < last:
-                result.append(Unit("".join(pieces[first:last]), first, last, turn, template))
+        for begin, end in pairwise(cuts):
+            if begin < end:
+                result.append(Unit("".join(pieces[begin:end]), begin, end, turn, template))
     return result
 
 
@@ -99,10 +99,10 @@ def _cuts(pieces: Sequence[str], split: Callable[[str], list[str]], start: int) 
     ends = list(accumulate(map(len, parts)))
     begins = list(accumulate(map(len, pieces), initial=0))
     where = []
-    for place, piece in enumerate(pieces):
-        letter = begins[place] + len(piece) - len(piece.lstrip()) if piece.strip() else begins[place]
+    for index, piece in enumerate(pieces):
+        letter = begins[index] + len(piece) - len(piece.lstrip()) if piece.strip() else begins[index]
         where.append(sum(end <= letter for end in ends))
-    return [start + place for place in range(1, len(where)) if where[place] > where[place - 1]]
+    return [start + index for index in range(1, len(where)) if where[index] > where[index - 1]]
 
 
 def _sentences(text: str) -> list[str]:

@@ -127,15 +127,15 @@ def attribute(
             raise InputError(
                 "The target of an answer is a span of its tokens; leave out target, target_text, prefix and position."
             )
-        (against,), single = per_prompt(contrast, 1), True
+        (against,), is_single = per_prompt(contrast, 1), True
         rows = [row_of_answer(model, prompt, span, against, counterfactual)]
     elif span is not None:
         raise InputError("A span is a part of an answer; pass the result of model.answer as the prompt.")
     else:
-        rows, single = rows_of(model, prompt, target, contrast, target_text, counterfactual, prefix, position)
+        rows, is_single = rows_of(model, prompt, target, contrast, target_text, counterfactual, prefix, position)
     request = AttributionRequest.of(model, rows, method, sites, base_model, chosen)
     results = of_prompts(request)
-    return results[0] if single else results
+    return results[0] if is_single else results
 
 
 def of_prompts(request: AttributionRequest) -> list[Relevance]:
@@ -145,12 +145,12 @@ def of_prompts(request: AttributionRequest) -> list[Relevance]:
         rows, size = list(group), 1 if key[0] else BATCH_SIZE
         for start in range(0, len(rows), size):
             results += _of_batch(request, rows[start : start + size])
-    for place, (relevance, row) in enumerate(zip(results, request.prompts, strict=True)):
+    for number, (relevance, row) in enumerate(zip(results, request.prompts, strict=True)):
         answer_start = row.answer_start
         if answer_start is None and row.is_phrase:
             answer_start = relevance.predicted_at + 1
         run = relevance.run and replace(relevance.run, request=row)
-        results[place] = replace(relevance, prompt=replace(relevance.prompt, answer_start=answer_start), run=run)
+        results[number] = replace(relevance, prompt=replace(relevance.prompt, answer_start=answer_start), run=run)
     return results
 
 
@@ -173,5 +173,5 @@ def _against_a_phrase(request: AttributionRequest, row: PromptRequest) -> Releva
     """Explain a phrase and its contrast phrase, and subtract."""
     phrases = [replace(row, answer=phrase, contrast_phrase=None) for phrase in (row.answer, row.contrast_phrase)]
     everything = request.recording_all()
-    (here,), (there,) = (_of_batch(everything, [phrase]) for phrase in phrases)
-    return request.reduced(here.minus(there))
+    (explained,), (contrasted,) = (_of_batch(everything, [phrase]) for phrase in phrases)
+    return request.reduced(explained.minus(contrasted))

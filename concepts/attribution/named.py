@@ -44,17 +44,17 @@ def at_first_difference(
     tokens: dict[str, tuple[Any, ...]] = {"target": (target,), "contrast": (contrast,)} | {
         role: _tokens(model, text, role, read) for role, text in named.items()
     }
-    first, second = tokens["target"], tokens["contrast"]
-    if len(first) == len(second) == 1:
+    wanted, against = tokens["target"], tokens["contrast"]
+    if len(wanted) == len(against) == 1:
         return prompt, target, contrast, counterfactual
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, against, strict=False))
     shared = [token for token, _ in same]
-    if len(shared) == min(len(first), len(second)):
+    if len(shared) == min(len(wanted), len(against)):
         raise InputError(
             f"One of the answers {target!r} and {contrast!r} begins with the other; give two answers that differ in a "
             "token."
         )
-    chosen = first[len(shared)], second[len(shared)]
+    chosen = wanted[len(shared)], against[len(shared)]
     _say_which(model, named, shared, [model.text(token) for token in chosen if token is not None])
     if not shared:
         return prompt, *chosen, counterfactual

@@ -59,7 +59,7 @@ def paired_relevance(request: AttributionRequest, row: PromptRequest) -> Relevan
     if request.base_model is not None:
         assert relevance.counterfactual is not None
         compared = replace(relevance.counterfactual, model=request.base_model.name)
-        run = Run(model, mean.first.objective.rows([0]), request.models)
+        run = Run(model, mean.first_result.objective.rows([0]), request.models)
         relevance = Diff.from_relevance(replace(relevance, counterfactual=compared, run=run), mean.changes)
     return relevance if keeps_largest else request.reduced(relevance)
 
@@ -134,7 +134,7 @@ class MeanResult:
     """The largest nodes of each of several counterfactuals, as columns of all nodes side by side."""
 
     @property
-    def first(self) -> PairResult:
+    def first_result(self) -> PairResult:
         return self.results[0]
 
 
@@ -178,7 +178,7 @@ def _relevance(
     model: Model, method: Method, mean: MeanResult, recorded: tuple[int, ...], own_answers: bool, note: str
 ) -> Relevance:
     """own_answers: whether the contrasts are the answers to the counterfactuals."""
-    results, objective = mean.results, mean.first.objective.rows([0])
+    results, objective = mean.results, mean.first_result.objective.rows([0])
     tokens, image = prompt_relevance(model, objective, 0, mean.tokens)
     if not torch.isfinite(tokens).all():
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
@@ -191,11 +191,11 @@ def _relevance(
     strings = images.names(model) if image else model.pieces(objective.batch.row_ids(0))
     return Relevance(
         tokens=tokens,
-        prompt=PromptTokens.of(model, objective, 0, strings, mean.first.sinks),
-        prediction=Prediction.of(model, predicted, 0, targets, mean.first.logits),
+        prompt=PromptTokens.of(model, objective, 0, strings, mean.first_result.sinks),
+        prediction=Prediction.of(model, predicted, 0, targets, mean.first_result.logits),
         method=method,
         neurons=NeuronScores(
-            mean.relevance, mean.activation, recorded, model.heads, mean.counterfactual, mean.first.largest
+            mean.relevance, mean.activation, recorded, model.heads, mean.counterfactual, mean.first_result.largest
         ),
         sums=Conservation(fmean(x - c for x, c in (result.numbers for result in results)), tokens.sum().item()),
         made_with=model.made_with,
@@ -211,6 +211,6 @@ def _relevance(
             numbers=tuple(result.numbers[1] for result in results),
             overlap=fmean(shared) if shared else None,
             note=note,
-            predictions=mean.first.predictions,
+            predictions=mean.first_result.predictions,
         ),
     )

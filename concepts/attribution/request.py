@@ -19,7 +19,7 @@ from icebear.models.objective import Phrase, Token, per_prompt, phrase_ids, read
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts, prompts_of
 from icebear.models.text.request import PromptRequest
-from icebear.values import of_type, one_of, several, whole
+from icebear.values import check_int, of_type, one_of, several
 
 Kept = Literal["all", "top"]
 ObjectiveName = Literal["log-odds", "logit"]
@@ -120,7 +120,7 @@ class AttributionRequest:
         number = number or ("logit" if base_model else None)
         rows = tuple(_with_objective(row, number) for row in prompts)
         models = ModelPair(model, base_model) if base_model is not None else None
-        most = whole(options.get("k", 100), "The number of neurons to keep") if keep == "top" else None
+        most = check_int(options.get("k", 100), "The number of neurons to keep") if keep == "top" else None
         recorded = _sites(model, sites, resolved)
         how = options.get("checkpoint"), options.get("strict", True)
         return cls(model, rows, resolved, recorded, record, most, *how, models)
@@ -200,13 +200,13 @@ def rows_of(
 ) -> tuple[list[PromptRequest], bool]:
     """Return the request of each prompt, and whether it is a single one. Arguments are one for all, or one for each.
     Raises `InputError`."""
-    prompts, single = prompts_of(prompt)
+    prompts, is_single = prompts_of(prompt)
     each = [per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)]
-    others = _counterfactuals(counterfactual, len(prompts), single)
+    others = _counterfactuals(counterfactual, len(prompts), is_single)
     if len(prompts) == 1:
         _note(model, prompts[0], [each[0][0], each[1][0]])
     rows = zip(prompts, *each, map(tuple, others), strict=True)
-    return [_row(model, *row) for row in rows], single
+    return [_row(model, *row) for row in rows], is_single
 
 
 def _row(
@@ -239,13 +239,13 @@ def _note(model: Model, prompt: Prompt, answers: Sequence[Any]) -> None:
             note_space(model, prompt, answer)
 
 
-def _counterfactuals(counterfactual: Any, count: int, single: bool) -> Sequence[Sequence[Prompt]]:
+def _counterfactuals(counterfactual: Any, count: int, is_single: bool) -> Sequence[Sequence[Prompt]]:
     if counterfactual is None:
         return [()] * count
     if isinstance(counterfactual, Answer):
         counterfactual = list(counterfactual.prompt_ids)
     others, alone = prompts_of(counterfactual)
-    if single or alone:
+    if is_single or alone:
         return [others] * count
     if len(others) != count:
         raise InputError(

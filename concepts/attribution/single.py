@@ -39,7 +39,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     recorded = [recorded_at(objective, row, request.record) for row in range(len(batch.ids))]
     columns = None
     if request.record != "all":
-        columns = [[batch.columns(row)[place] for place in places] for row, places in enumerate(recorded)]
+        columns = [[batch.columns(row)[position] for position in positions] for row, positions in enumerate(recorded)]
     target, inputs, stream, sinks = Logits(objective), Inputs(), Stream(model, batch), Sinks(model, batch)
     neurons = AllNeurons(model, batch, sites, columns)
     accounting = new_accounting(model, len(batch.ids))
@@ -96,12 +96,13 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
     target, stream = Logits(objective), Stream(model, objective.batch)
     numbers = forward(model, target, [stream])
     for row, tokens in enumerate(scores):
-        one, places = objective.rows([row]), recorded_at(objective, row, request.record) if request.sites else ()
+        prompt_objective = objective.rows([row])
+        recorded = recorded_at(objective, row, request.record) if request.sites else ()
         strings = model.pieces(objective.batch.row_ids(row))
-        values, columns = Values(model, one.batch, request.sites), list(places)
+        values, columns = Values(model, prompt_objective.batch, request.sites), list(recorded)
         if request.sites:
-            forward(model, Logits(one), [values])
-        relevance = {site: method.neuron_scores(model, one, site)[:, columns] for site in request.sites}
+            forward(model, Logits(prompt_objective), [values])
+        relevance = {site: method.neuron_scores(model, prompt_objective, site)[:, columns] for site in request.sites}
         activation = {site: values.values(0, x)[:, columns] for site, x in values.activation.items()}
         results.append(
             Relevance(
@@ -109,10 +110,10 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
                 prompt=PromptTokens.of(model, objective, row, strings, stream.sinks(row)),
                 prediction=Prediction.of(model, objective, row, target.targets[row], target.logits),
                 method=method,
-                neurons=NeuronScores(relevance, activation, places, model.heads),
+                neurons=NeuronScores(relevance, activation, recorded, model.heads),
                 sums=Conservation(numbers[row].item(), tokens.sum().item()),
                 made_with=model.made_with,
-                run=Run(model, one),
+                run=Run(model, prompt_objective),
             )
         )
     return results

@@ -21,19 +21,19 @@ from icebear.concepts.circuits.nodes import pair_of, probes
 from icebear.concepts.circuits.records import AnswerNode, Edge, EdgeFaithfulness, Node, Token
 from icebear.concepts.passes.inputs import input_hooks
 from icebear.concepts.passes.run import Logits, first_layers, forward
-from icebear.concepts.passes.sites import by_place, hooks
+from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
-from icebear.values import seed_of, whole
+from icebear.values import check_int, seed_of
 
 if TYPE_CHECKING:
     import pandas
 
     from icebear.concepts.circuits.wiring import Wiring
 
-TOKENS = 256
+TOKENS_PER_PASS = 256
 """Rows times tokens of a forward pass."""
-DRAWS = 5
+RANDOM_DRAWS = 5
 """Sets of random edges."""
 
 
@@ -61,19 +61,19 @@ class FixedNeurons:
         """Site -> activations (L, T, N), in the prompt and in the counterfactual prompt."""
         self.inputs = inputs_of(self.model, self.pair)
         """The input (2, T, D) of each stack."""
-        self.numbers = by_place(self.nodes)
+        self.numbers = by_site_layer(self.nodes)
 
     def value(self, number: int, base: int) -> Tensor:
         """Return the activations (n,) of a node in one of the prompts."""
         probe = self.nodes[number]
-        return self.values[base][probe.site][probe.layer, probe.position, probe.places]
+        return self.values[base][probe.site][probe.layer, probe.position, probe.columns]
 
     def run(self, rows: Sequence[FixedPass], layers: int | None = None) -> tuple[dict[int, Tensor], Tensor]:
         """Return the activations (R, n) of each node before it is fixed, and the numbers explained (R,).
 
         layers: run only the first layers, and the nodes in them; the numbers explained then have no meaning.
         """
-        size = max(1, TOKENS // self.pair.batch.spans[1].stop)
+        size = max(1, TOKENS_PER_PASS // self.pair.batch.spans[1].stop)
         few = layers is not None and self.model.task.stacks == 1
         with self.model.lock, first_layers(self.model, layers) if few and layers else nullcontext():
             parts = [self._run(rows[start : start + size]) for start in range(0, len(rows), size)]
@@ -89,22 +89,22 @@ class FixedNeurons:
             span = objective.batch.span_of(self.model.stack_of(layer))
             fixed = torch.stack([self.values[row.base][site][layer, span] for row in rows]).to(x)
             for number in self.numbers.get((site, layer), []):
-                position, places = self.nodes[number].position - span.start, self.nodes[number].places
-                seen[number] = x[:, position, places].float().cpu()
-                for place, row in enumerate(rows):
+                position, columns = self.nodes[number].position - span.start, self.nodes[number].columns
+                seen[number] = x[:, position, columns].float().cpu()
+                for index, row in enumerate(rows):
                     if number in row.nodes:
-                        fixed[place, position, places] = row.nodes[number].to(x)
+                        fixed[index, position, columns] = row.nodes[number].to(x)
             return fixed
 
         def read(stack: int, x: Tensor) -> Tensor:
             inputs, start = torch.stack([self.inputs[stack][row.base] for row in rows]), spans[stack].start
-            for place, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 at = [token - start for token in row.tokens if start <= token < spans[stack].stop]
-                inputs[place, at] = self.inputs[stack][1 - row.base, at]
+                inputs[index, at] = self.inputs[stack][1 - row.base, at]
             return inputs.to(x)
 
-        places = [(site, layer) for site in self.values[0] for layer in self.model.layers_with(site)]
-        with input_hooks(self.model, read), hooks(self.model, places, fix):
+        site_layers = [(site, layer) for site in self.values[0] for layer in self.model.layers_with(site)]
+        with input_hooks(self.model, read), hooks(self.model, site_layers, fix):
             answers = forward(self.model, Logits(objective), [])
         return seen, answers.float().cpu()
 
@@ -153,21 +153,21 @@ Sources = list[list[int]]
 def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> list[EdgeFaithfulness]:
     """Return `Graph.faithfulness` for several numbers of edges."""
     generator = torch.Generator().manual_seed(seed_of(seed))
-    counts = [count if count is None else whole(count, "The number of edges", 0) for count in counts]
+    counts = [count if count is None else check_int(count, "The number of edges", 0) for count in counts]
     possible = [
         [number for number, source in enumerate(graph.shown) if below(graph, source, target)]
         for target in graph.targets
     ]
     choices, chosen = [possible], [graph.edges[:count] for count in counts]
     for edges in chosen:
-        own = _by_target(graph, edges)
-        choices += [own, *(_random(graph, own, possible, generator) for _ in range(DRAWS))]
+        by_target = _by_target(graph, edges)
+        choices += [by_target, *(_random(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))]
     each = [_along(graph, relevance, choices) for relevance in graph.relevances]
     all_edges, *measured = (fmean(column) for column in zip(*each, strict=True))
-    rows = zip(counts, range(0, len(measured), 1 + DRAWS), strict=True)
+    rows = zip(counts, range(0, len(measured), 1 + RANDOM_DRAWS), strict=True)
     return [
         EdgeFaithfulness(
-            len(graph.edges[:count]), measured[start], fmean(measured[start + 1 : start + 1 + DRAWS]), all_edges
+            len(graph.edges[:count]), measured[start], fmean(measured[start + 1 : start + 1 + RANDOM_DRAWS]), all_edges
         )
         for count, start in rows
     ]
@@ -181,17 +181,17 @@ def _by_target(graph: Wiring, edges: Sequence[Edge]) -> Sources:
     return list(sources.values())
 
 
-def _random(graph: Wiring, own: Sources, possible: Sources, generator: torch.Generator) -> Sources:
+def _random(graph: Wiring, by_target: Sources, possible: Sources, generator: torch.Generator) -> Sources:
     """Draw as many edges into each target from each layer (tokens are one layer), see `EdgeFaithfulness`."""
     drawn, connected = [], (graph.contribution != 0).tolist()
-    for row, (edges, candidates) in enumerate(zip(own, possible, strict=True)):
+    for row, (edges, candidates) in enumerate(zip(by_target, possible, strict=True)):
         chosen: list[int] = []
         able = [number for number in candidates if connected[row][number]]
         for _, group in groupby(able, key=lambda number: graph.shown[number].height):
-            some = list(group)
-            order = [some[place] for place in torch.randperm(len(some), generator=generator).tolist()]
+            numbers = list(group)
+            order = [numbers[index] for index in torch.randperm(len(numbers), generator=generator).tolist()]
             order.sort(key=lambda number: number in edges)
-            chosen += order[: len(set(some) & set(edges))]
+            chosen += order[: len(set(numbers) & set(edges))]
         drawn.append(chosen)
     return drawn
 
@@ -212,11 +212,11 @@ def _along(graph: Wiring, relevance: Relevance, choices: Sequence[Sources]) -> l
         ]
 
     for _, group in groupby(range(len(graph.nodes)), key=lambda number: graph.nodes[number].height):
-        some = list(group)
-        nodes, _ = fixed.run([row for number in some for row in rows(number)], graph.nodes[some[0]].neuron.layer + 1)
-        for place, number in enumerate(some):
+        level = list(group)
+        nodes, _ = fixed.run([row for number in level for row in rows(number)], graph.nodes[level[0]].neuron.layer + 1)
+        for index, number in enumerate(level):
             for choice, known in enumerate(values):
-                known[number] = nodes[number][place * len(choices) + choice]
+                known[number] = nodes[number][index * len(choices) + choice]
     _, answers = fixed.run(rows(len(graph.nodes)))
-    (there,), difference = relevance.counterfactual.numbers, relevance.conservation().target  # type: ignore[union-attr]
-    return [(answer - there) / difference for answer in answers.tolist()]
+    (counterfactual_number,), difference = relevance.counterfactual.numbers, relevance.conservation().target  # type: ignore[union-attr]
+    return [(answer - counterfactual_number) / difference for answer in answers.tolist()]

@@ -15,10 +15,10 @@ from icebear.concepts.circuits import nodes as choosing
 from icebear.concepts.circuits.edges import direct, inputs_of
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Node
-from icebear.concepts.circuits.wiring import EDGES
+from icebear.concepts.circuits.wiring import DEFAULT_EDGES
 from icebear.concepts.methods.lrp import DIFFERENCE, Difference
 from icebear.concepts.passes.prefix import after_common_beginning
-from icebear.concepts.passes.run import Place
+from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
@@ -26,7 +26,7 @@ from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
 from icebear.models.text.prompts import PromptLike, Prompts
-from icebear.values import POSITIVE, real, typed, whole
+from icebear.values import POSITIVE, check_int, real, typed
 
 
 @typed
@@ -42,7 +42,7 @@ def circuit(
     nodes: int = 60,
     sufficiency: float | None = None,
     heads: bool = False,
-    edges: int = EDGES,
+    edges: int = DEFAULT_EDGES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
     """Find the circuit of a prediction: the neurons that make the difference between two prompts, and their edges.
@@ -85,8 +85,8 @@ def circuit(
     Marks et al. 2025, "Sparse Feature Circuits" (effects); circuit-tracer (influence and pruning); the contributions
     are those of `icebear.lrp.differences`.
     """
-    whole(nodes, "The number of nodes", 1, choosing.MOST)
-    whole(edges, "The number of edges")
+    check_int(nodes, "The number of nodes", 1, choosing.MOST)
+    check_int(edges, "The number of edges")
     if sufficiency is not None:
         real(sufficiency, "The sufficiency", POSITIVE, 1)
     sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))
@@ -113,13 +113,13 @@ def graph_of(
     scores: Tensor,
     chosen: Tensor,
     heads: bool,
-    edges: int = EDGES,
+    edges: int = DEFAULT_EDGES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
     """Return the circuit of the nodes of a mask (L, T, W), with their scores (L, T, W)."""
-    places = choosing.places(model, chosen)
-    values = torch.stack([choosing.node_values(relevance, places) for relevance in relevances]).mean(0)
-    done, total = 0, 2 * len(relevances) * (len(places) + 1)
+    token_nodes = choosing.token_nodes(model, chosen)
+    values = torch.stack([choosing.node_values(relevance, token_nodes) for relevance in relevances]).mean(0)
+    done, total = 0, 2 * len(relevances) * (len(token_nodes) + 1)
 
     def on_targets(targets: int) -> None:
         nonlocal done
@@ -127,12 +127,12 @@ def graph_of(
         if on_progress:
             on_progress(done, total)
 
-    parts = [_edges(model, relevance, places, on_targets) for relevance in relevances]
+    parts = [_edges(model, relevance, token_nodes, on_targets) for relevance in relevances]
     effect, contribution = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
     return Graph(
         model,
         tuple(relevances),
-        _nodes(model, relevances[0], places, scores, values),
+        _nodes(model, relevances[0], token_nodes, scores, values),
         effect,
         contribution,
         values[0] - values[1],
@@ -172,43 +172,43 @@ def _comparable(relevances: list[Relevance]) -> list[Relevance]:
 
 
 def _edges(
-    model: Model, relevance: Relevance, places: Sequence[Place], on_targets: Callable[[int], None]
+    model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode], on_targets: Callable[[int], None]
 ) -> list[Tensor]:
     """Return effects and contributions, (K + 1, S) each."""
     count = len(relevance.tokens)
-    pair, start = after_common_beginning(model, choosing.pair_of(relevance), min(token for _, token in places))
-    probes = [replace(probe, position=probe.position - start) for probe in choosing.probes(relevance, places)]
-    sources = [(neuron, token - start) for neuron, token in places]
+    pair, start = after_common_beginning(model, choosing.pair_of(relevance), min(token for _, token in token_nodes))
+    probes = [replace(probe, position=probe.position - start) for probe in choosing.probes(relevance, token_nodes)]
+    sources = [(neuron, token - start) for neuron, token in token_nodes]
     difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
     read = [x[0] - x[1] for x in inputs_of(model, pair)]
 
     def edges(method: Difference | None = None) -> Tensor:
-        here = direct(model, pair, (*probes, None), sources, read, difference, on_targets, method)
-        tokens, nodes, remainders = here.split([count - start, len(places), model.layers * (count - start)], 1)
+        entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, method)
+        tokens, nodes, remainders = entries.split([count - start, len(token_nodes), model.layers * (count - start)], 1)
         rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
         return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning
 
     return [edges(), edges(DIFFERENCE)]
 
 
-def contribution_shares(model: Model, relevance: Relevance, places: Sequence[Place]) -> Tensor:
+def contribution_shares(model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode]) -> Tensor:
     """Return (K + 1, T + K) the share of the difference of each of K nodes, and of the answer, that each token and node
     contributes through no other neuron, by difference rules."""
     _comparable([relevance])
-    values = choosing.node_values(relevance, places)
-    _, contribution = _edges(model, relevance, places, lambda targets: None)
+    values = choosing.node_values(relevance, token_nodes)
+    _, contribution = _edges(model, relevance, token_nodes, lambda targets: None)
     difference = (values[0] - values[1])[:, None]
-    shares = contribution[:, : len(relevance.tokens) + len(places)] / difference
+    shares = contribution[:, : len(relevance.tokens) + len(token_nodes)] / difference
     return shares.where(difference != 0, 0.0)
 
 
 def _nodes(
-    model: Model, relevance: Relevance, places: Sequence[Place], scores: Tensor, values: Tensor
+    model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode], scores: Tensor, values: Tensor
 ) -> tuple[Node, ...]:
     """Return the nodes, with the words that each raises and lowers."""
-    words = choosing.moved_words(model, relevance, [[place] for place in places])
+    words = choosing.moved_words(model, relevance, [[token_node] for token_node in token_nodes])
     nodes = []
-    for (neuron, token), (here, there), moved in zip(places, values.T[:-1].tolist(), words, strict=True):
+    for (neuron, token), (x, c), moved in zip(token_nodes, values.T[:-1].tolist(), words, strict=True):
         score = scores[neuron.layer, token, choosing.column(model, neuron)].item()
-        nodes.append(Node(neuron, token, score, here, there, *moved))
+        nodes.append(Node(neuron, token, score, x, c, *moved))
     return tuple(nodes)

@@ -24,16 +24,28 @@ from icebear.values import real
 if TYPE_CHECKING:
     from icebear.concepts.circuits.wiring import Wiring
 
-FIRST = 60
+EDGES_AT_FIRST = 60
 """The edges that an interactive picture shows at first."""
 STRONGEST = 6
-"""Inputs and outputs of a node in the panel beside the picture."""
-WIDE, HIGH, GAP, ROW = 70, 40, 5, 24
-"""Width and height of a node's box, the gap between boxes, and the gap between layers, in pixels."""
+"""Inputs and outputs of a node in the panel next to the picture."""
+WIDE = 70
+"""The width of a node's box, in pixels like all sizes."""
+HIGH = 40
+"""The height of a node's box."""
+GAP = 5
+"""The gap between boxes."""
+ROW = 24
+"""The gap between layers."""
 PER_ROW = 5
-"""Nodes of a layer at a token that stand side by side."""
-LEFT, TOP = 36, 34
-GROUP_WIDE, GROUP_HIGH = 216, 60
+"""The number of nodes of a layer and token in a row."""
+LEFT = 36
+"""The space for the numbers of the layers."""
+TOP = 34
+"""The space above the answer, for the caption."""
+GROUP_WIDE = 216
+"""The width of a group's box."""
+GROUP_HIGH = 60
+"""The height of a group's box."""
 UNDER = "var(--st-background-color, Canvas)"
 """The background of the page, under boxes, so that no edge is seen through them."""
 COLORS = "#4e79a7 #f28e2b #59a14f #b07aa1 #9c755f #76b7b2 #edc948 #ff9da7 #e15759 #86bcb6".split()
@@ -81,8 +93,8 @@ def layout(graph: Wiring) -> Layout:
         rows = max(-(-len(nodes) // PER_ROW) for (at, _), nodes in cells.items() if at == layer)
         layers[layer] = y + HIGH * 0.7
         for (at, position), nodes in cells.items():
-            for place, node in enumerate(nodes if at == layer else ()):
-                down, right = divmod(place, PER_ROW)
+            for index, node in enumerate(nodes if at == layer else ()):
+                down, right = divmod(index, PER_ROW)
                 boxes[node.id] = Box(columns[position][0] + right * (WIDE + GAP), y + down * (HIGH + GAP))
         y += rows * (HIGH + GAP) + ROW / 2
     y += ROW / 2
@@ -93,14 +105,14 @@ def layout(graph: Wiring) -> Layout:
 
 def svg(graph: Wiring) -> Markup:
     """Return the picture alone, in the colors of its page."""
-    places, parts = layout(graph), direct_shares(graph)
-    answer = places.boxes[graph.answer.id]
-    wide = max(places.wide, LEFT + 2 * (GROUP_WIDE + GAP), answer.x + answer.wide + GAP)
+    picture, parts = layout(graph), direct_shares(graph)
+    answer = picture.boxes[graph.answer.id]
+    wide = max(picture.wide, LEFT + 2 * (GROUP_WIDE + GAP), answer.x + answer.wide + GAP)
     colors = [*COLORS, *[GREY] * len(graph.groups)]
     return render(
         "icebear.concepts/circuit.svg",
         graph=graph,
-        places=places,
+        layout=picture,
         edges=graph.edges,
         direct=parts,
         caption=caption(parts),
@@ -118,17 +130,17 @@ def svg(graph: Wiring) -> Markup:
 
 def direct_shares(graph: Wiring) -> dict[str, float]:
     """Return the direct contributions to the answer as shares of its difference; they sum to 1."""
-    first, count = len(graph.tokens), len(graph.nodes)
+    token_count, count = len(graph.tokens), len(graph.nodes)
     parts = graph.contribution[-1] / graph.difference[-1]
-    sizes = [first, count, len(parts) - first - count]
+    sizes = [token_count, count, len(parts) - token_count - count]
     tokens, nodes, outside = (part.sum().item() for part in parts.split(sizes))
     return {"nodes": nodes, "tokens": tokens, "outside the circuit": outside}
 
 
 def caption(parts: dict[str, float]) -> str:
     """Return `direct_shares` in words, and say so if the circuit has little of the answer."""
-    whole = sum(map(abs, parts.values()))
-    more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > 0.8 * whole else ""
+    total = sum(map(abs, parts.values()))
+    more = ": most of this answer is elsewhere" if abs(parts["outside the circuit"]) > 0.8 * total else ""
     shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
     return f"directly from {shares}{more}"
 
@@ -143,7 +155,7 @@ def fragment(graph: Wiring, actions: Mapping[str, str] | None = None) -> Markup:
     return render(
         "icebear.concepts/circuit.html",
         graph=graph,
-        first=FIRST,
+        first=EDGES_AT_FIRST,
         edges=graph.edges,
         picture=svg(graph),
         data=Markup(data.replace("<", "\\u003c")),
@@ -169,7 +181,7 @@ def cards(graph: Wiring) -> dict[str, dict[str, Any]]:
     for edge in graph.edges:
         outgoing[edge.source.id].append(edge)
     everything: tuple[Token | Node | AnswerNode, ...] = (*graph.shown, graph.answer)
-    result = {one.id: _card(graph, one, outgoing[one.id]) for one in everything}
+    result = {part.id: _card(graph, part, outgoing[part.id]) for part in everything}
     for number, group in enumerate(graph.groups):
         rows = [(node.id, name_of(graph, node), f"{node.score:+.2f}") for node in group.nodes]
         result[f"group {number}"] = {
@@ -184,18 +196,18 @@ def cards(graph: Wiring) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _card(graph: Wiring, one: Token | Node | AnswerNode, outgoing: Sequence[Edge]) -> dict[str, Any]:
+def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edge]) -> dict[str, Any]:
     lines, lists = [], {}
-    if isinstance(one, Node):
-        token = graph.tokens[one.position]
+    if isinstance(part, Node):
+        token = graph.tokens[part.position]
         lines = [
             f"at {token}",
-            f"{one.activation:+.2f} here, {one.counterfactual:+.2f} in the counterfactual",
-            f"{'supports' if one.score >= 0 else 'opposes'} the answer: {one.score:+.2f} of "
+            f"{part.activation:+.2f} here, {part.counterfactual:+.2f} in the counterfactual",
+            f"{'supports' if part.score >= 0 else 'opposes'} the answer: {part.score:+.2f} of "
             f"{graph.difference[-1].item():.2f} logits",
         ]
-    if not isinstance(one, Token):
-        edges, hidden = graph.sources_of(one, STRONGEST)
+    if not isinstance(part, Token):
+        edges, hidden = graph.sources_of(part, STRONGEST)
         rows = [(edge.source.id, name_of(graph, edge.source), percent(edge.contribution_share)) for edge in edges]
         lists["Strongest inputs (share)"] = [*rows, (None, "outside the circuit", percent(hidden))]
     if outgoing:
@@ -203,14 +215,14 @@ def _card(graph: Wiring, one: Token | Node | AnswerNode, outgoing: Sequence[Edge
             (edge.target.id, name_of(graph, edge.target), f"{edge.contribution:+.2f}") for edge in outgoing[:STRONGEST]
         ]
     return {
-        "title": name_of(graph, one) if not isinstance(one, Node) else str(one.neuron),
+        "title": name_of(graph, part) if not isinstance(part, Node) else str(part.neuron),
         "lines": [*lines, f"{IN_PROMPT}, alone:"]
-        if getattr(one, "raises", ()) or getattr(one, "lowers", ())
+        if getattr(part, "raises", ()) or getattr(part, "lowers", ())
         else lines,
-        "raises": getattr(one, "raises", ()),
-        "lowers": getattr(one, "lowers", ()),
+        "raises": getattr(part, "raises", ()),
+        "lowers": getattr(part, "lowers", ()),
         "lists": lists,
-        "acts": isinstance(one, Node) and one.neuron.site != "head",
+        "acts": isinstance(part, Node) and part.neuron.site != "head",
     }
 
 
@@ -227,9 +239,9 @@ def percent(share: float) -> str:
     return f"{round(100 * share):+d}%"
 
 
-def name_of(graph: Wiring, one: Source | Target) -> str:
+def name_of(graph: Wiring, part: Source | Target) -> str:
     """Return the name of a part of the picture for readers: a node with its token instead of its position."""
-    return f"{one.neuron} at {graph.tokens[one.position].text!r}" if isinstance(one, Node) else str(one)
+    return f"{part.neuron} at {graph.tokens[part.position].text!r}" if isinstance(part, Node) else str(part)
 
 
 def html(graph: Wiring) -> Markup:
@@ -239,7 +251,7 @@ def html(graph: Wiring) -> Markup:
 
 
 def on_paper(graph: Wiring) -> str:
-    """Return the picture on a white background, for its own file."""
+    """Return the picture on a white background, for a file."""
     picture = str(svg(graph)).replace("currentColor", "#111111").replace(UNDER, "#ffffff")
     return picture.replace('height="100%" fill="none"', 'height="100%" fill="#ffffff"', 1)
 

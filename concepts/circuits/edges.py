@@ -22,12 +22,12 @@ from icebear.concepts.methods.lrp import Difference
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import NeuronRecorder
 from icebear.concepts.passes.prompt import prompt_relevance
-from icebear.concepts.passes.run import Logits, Place, forward, forward_backward
-from icebear.concepts.passes.sites import by_place, hooks
+from icebear.concepts.passes.run import Logits, TokenNode, forward, forward_backward
+from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 
-TOKENS = 64
+TOKENS_PER_PASS = 64
 """Rows times tokens of a pass: few rows, because a backward pass of rows costs what its highest layer does."""
 
 
@@ -38,7 +38,7 @@ class Probe:
     site: str
     layer: int
     position: int
-    places: slice
+    columns: slice
     direction: Tensor
 
 
@@ -51,8 +51,8 @@ class Probes:
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
-        places = {(probe.site, probe.layer) for row in self.chosen for probe in row if probe}
-        with hooks(model, places, lambda site, layer, x: self.seen.update({(site, layer): x})):
+        site_layers = {(probe.site, probe.layer) for row in self.chosen for probe in row if probe}
+        with hooks(model, site_layers, lambda site, layer, x: self.seen.update({(site, layer): x})):
             yield
 
     def numbers(self, model: Model) -> list[Tensor]:
@@ -62,7 +62,7 @@ class Probes:
             if probe is None:
                 return answers[row]
             position = probe.position - self.objective.batch.span_of(model.stack_of(probe.layer)).start
-            x = self.seen[probe.site, probe.layer][row, position, probe.places]
+            x = self.seen[probe.site, probe.layer][row, position, probe.columns]
             return (x * probe.direction.to(x)).sum()
 
         return [torch.stack([number(*pair) for pair in enumerate(row)]) for row in self.chosen]
@@ -81,14 +81,14 @@ class Sources(NeuronRecorder):
         inputs: Inputs,
         read: Sequence[Tensor],
         difference: dict[str, Tensor],
-        nodes: Sequence[Place],
+        nodes: Sequence[TokenNode],
         on_targets: Callable[[int], None],
     ) -> None:
         """The first `rows` rows have a target; for the other arguments see `direct`."""
         super().__init__(model, objective.batch, tuple(difference))
         self.objective, self.rows, self.inputs, self.difference, self.nodes = objective, rows, inputs, difference, nodes
         self.read, self.on_targets = read, on_targets
-        self.numbers = by_place(neuron for neuron, _ in nodes)
+        self.numbers = by_site_layer(neuron for neuron, _ in nodes)
         self.edges: list[Tensor] = []
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
@@ -96,8 +96,8 @@ class Sources(NeuronRecorder):
         self.remainders = torch.zeros(rows, self.model.layers, span, **self.options)
         self.from_nodes = torch.zeros(rows, len(self.nodes), **self.options)
         super().finish(gradients)
-        places = [neuron.layer * span + position for neuron, position in self.nodes]
-        index = torch.tensor(places, dtype=torch.long, device=self.remainders.device)
+        entries = [neuron.layer * span + position for neuron, position in self.nodes]
+        index = torch.tensor(entries, dtype=torch.long, device=self.remainders.device)
         self.remainders.view(rows, -1).index_add_(1, index, -self.from_nodes)
         parts = [g[:rows].to(dtype) * d.to(dtype) for g, d in zip(self.inputs.gradients, self.read, strict=True)]
         tokens = [
@@ -108,21 +108,21 @@ class Sources(NeuronRecorder):
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         span = self.span(layer)
-        here = gradient[: self.rows].to(self.options["dtype"]) * self.difference[site][layer, span].to(gradient.device)
-        self.remainders[:, layer, span] += here.sum(-1)
+        edges = gradient[: self.rows].to(self.options["dtype"]) * self.difference[site][layer, span].to(gradient.device)
+        self.remainders[:, layer, span] += edges.sum(-1)
         name = "head" if site == "attn" else site
         if site == "attn":
-            here = here.unflatten(-1, (self.model.heads, -1)).sum(-1)
+            edges = edges.unflatten(-1, (self.model.heads, -1)).sum(-1)
         numbers = self.numbers.get((name, layer), [])
         positions = [self.nodes[number][1] - span.start for number in numbers]
-        self.from_nodes[:, numbers] = here[:, positions, [self.nodes[number][0].index for number in numbers]]
+        self.from_nodes[:, numbers] = edges[:, positions, [self.nodes[number][0].index for number in numbers]]
 
 
 def direct(
     model: Model,
     pair: Objective,
     targets: Sequence[Probe | None],
-    nodes: Sequence[Place],
+    nodes: Sequence[TokenNode],
     read: Sequence[Tensor],
     difference: dict[str, Tensor],
     on_targets: Callable[[int], None],
@@ -138,7 +138,7 @@ def direct(
     method: None for effects (the gradient at the prompt); difference rules for contributions, which sum to the
         difference of the target.
     """
-    rows = max(1, min(len(targets), TOKENS // (pair.batch.before + pair.batch.spans[1].stop)))
+    rows = max(1, min(len(targets), TOKENS_PER_PASS // (pair.batch.before + pair.batch.spans[1].stop)))
     padded = [*targets, *[targets[-1]] * (-len(targets) % rows)]
     chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
     many = pair.rows([0] * rows + [1] * rows * (method is not None))

@@ -39,7 +39,7 @@ class Graph(Wiring):
             for relevance in self.relevances
         ]
         shares = [name for name in vars(each[0]) if name not in ("site", "nodes")]
-        means: dict[str, Any] = {name: fmean(getattr(one, name) for one in each) for name in shares}
+        means: dict[str, Any] = {name: fmean(getattr(ablation, name) for ablation in each) for name in shares}
         return replace(each[0], **means)
 
     def faithfulness(self, edges: int | None = None, seed: int = 0) -> EdgeFaithfulness:
@@ -80,11 +80,11 @@ class Graph(Wiring):
 
     def group(self, group: Group | str) -> Group:
         """Return a group, or the group of a name. Raises `InputError` if there is none."""
-        for one in self.groups if isinstance(group, str) else ():
-            if one.name == group:
-                return one
+        for known in self.groups if isinstance(group, str) else ():
+            if known.name == group:
+                return known
         if not isinstance(group, Group):
-            names = ", ".join(repr(one.name) for one in self.groups[:5])
+            names = ", ".join(repr(known.name) for known in self.groups[:5])
             raise InputError(f"{shown(group)} is not a group of this graph; take one of its groups, such as {names}.")
         return group
 

@@ -45,8 +45,8 @@ def grouped(graph: Wiring, store: Store | None = None, distance: float = DISTANC
     members: dict[int, list[Node]] = defaultdict(list)
     for label, node in zip(labels, graph.nodes, strict=True):
         members[label].append(node)
-    places = [[(node.neuron, node.position) for node in nodes] for nodes in members.values()]
-    words = moved_words(graph.model, graph.relevances[0], places)
+    token_nodes = [[(node.neuron, node.position) for node in nodes] for nodes in members.values()]
+    words = moved_words(graph.model, graph.relevances[0], token_nodes)
     groups = [
         Group(_name(graph, nodes, *moved), tuple(nodes), *moved)
         for nodes, moved in zip(members.values(), words, strict=True)
@@ -57,21 +57,21 @@ def grouped(graph: Wiring, store: Store | None = None, distance: float = DISTANC
 def input_profiles(graph: Wiring) -> Tensor:
     """Return the share (K, T) of each node's difference that comes from each token: directly, through the remainders
     at that token, and through other nodes."""
-    first, count = len(graph.tokens), len(graph.nodes)
+    start, count = len(graph.tokens), len(graph.nodes)
     fractions = (graph.contribution / graph.difference.masked_fill(graph.difference == 0, 1)[:, None])[:count]
-    remainders = fractions[:, first + count :].unflatten(-1, (-1, first)).sum(1)  # (K, T), of all layers
-    between = fractions[:, first : first + count]
-    return torch.linalg.solve(torch.eye(count, dtype=fractions.dtype) - between, fractions[:, :first] + remainders)
+    remainders = fractions[:, start + count :].unflatten(-1, (-1, start)).sum(1)  # (K, T), of all layers
+    between = fractions[:, start : start + count]
+    return torch.linalg.solve(torch.eye(count, dtype=fractions.dtype) - between, fractions[:, :start] + remainders)
 
 
 def effect_profiles(graph: Wiring) -> Tensor:
     """Return the effects (K, K + 1) of each node on the answer: through each other node, weighted by the score of that
     node per difference, and directly."""
-    first, count = len(graph.tokens), len(graph.nodes)
-    own = graph.difference[:count]
-    weights = own.new_tensor([node.score for node in graph.nodes]) / own.masked_fill(own == 0, 1)
-    weights = torch.cat((weights, own.new_ones(1)))
-    return (graph.effect[:, first : first + count] * weights[:, None]).T
+    start, count = len(graph.tokens), len(graph.nodes)
+    change = graph.difference[:count]
+    weights = change.new_tensor([node.score for node in graph.nodes]) / change.masked_fill(change == 0, 1)
+    weights = torch.cat((weights, change.new_ones(1)))
+    return (graph.effect[:, start : start + count] * weights[:, None]).T
 
 
 def output_profiles(graph: Wiring) -> Tensor:

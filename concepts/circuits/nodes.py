@@ -12,7 +12,7 @@ from torch import Tensor
 from icebear.concepts.circuits.edges import Probe
 from icebear.concepts.nodes.controls import most_relevant, nodes_of, recovered_shares
 from icebear.concepts.passes.patching import Nodes
-from icebear.concepts.passes.run import Place
+from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import Ranking
@@ -81,22 +81,22 @@ def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted
     return fewer if sufficiency([fewer])[0] <= OVERSHOOT else enough[0]
 
 
-def places(model: Model, chosen: Tensor) -> list[Place]:
+def token_nodes(model: Model, chosen: Tensor) -> list[TokenNode]:
     """Return the chosen (L, T, W) nodes by layer, then heads before neurons (which read them), then by token."""
     width = model.ffn_width
     nodes = [
         (Neuron(layer, "ffn", index) if index < width else Neuron(layer, "head", index - width), token)
         for layer, token, index in chosen.nonzero().tolist()
     ]
-    return sorted(nodes, key=lambda place: (place[0].layer, place[0].site == "ffn", place[1], place[0].index))
+    return sorted(nodes, key=lambda at: (at[0].layer, at[0].site == "ffn", at[1], at[0].index))
 
 
 def moved_words(
-    model: Model, relevance: Relevance, sets: Sequence[Sequence[Place]]
+    model: Model, relevance: Relevance, sets: Sequence[Sequence[TokenNode]]
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return the likely next words that the nodes of each set raise and lower together (`Patched.effects`)."""
     patched = Patched(model, relevance)
-    effects, *_ = patched.effects([[Ranked(neuron, token, None, 0.0) for neuron, token in some] for some in sets])
+    effects, *_ = patched.effects([[Ranked(neuron, token, None, 0.0) for neuron, token in nodes] for nodes in sets])
     words = (effect_words(patched.tokens, row) for row in effects)
     return [(tuple(raises), tuple(lowers)) for raises, lowers in words]
 
@@ -106,10 +106,10 @@ def column(model: Model, neuron: Neuron) -> int:
     return neuron.index + model.ffn_width * (neuron.site == "head")
 
 
-def probes(relevance: Relevance, places: Sequence[Place]) -> list[Probe]:
+def probes(relevance: Relevance, token_nodes: Sequence[TokenNode]) -> list[Probe]:
     """Return the number that each node is: of a neuron its activation, of a head its output times the multipliers."""
     numbers = []
-    for neuron, token in places:
+    for neuron, token in token_nodes:
         layer, index = neuron.layer, neuron.index
         if neuron.site != "head":
             numbers.append(Probe(neuron.site, layer, token, slice(index, index + 1), relevance.tokens.new_ones(1)))
@@ -127,15 +127,15 @@ def change(relevance: Relevance, site: str) -> Tensor:
     return relevance.activation(site) - relevance.neurons.counterfactual[site]
 
 
-def node_values(relevance: Relevance, places: Sequence[Place]) -> Tensor:
+def node_values(relevance: Relevance, token_nodes: Sequence[TokenNode]) -> Tensor:
     """Return the value of each node and of the answer, (2, K + 1), in the prompt and in the counterfactual prompt."""
     assert relevance.counterfactual is not None
-    (there,) = relevance.counterfactual.numbers
-    here, rows = relevance.conservation().target + there, []
-    for activation, answer in ((relevance.neurons.activation, here), (relevance.neurons.counterfactual, there)):
+    (number_c,) = relevance.counterfactual.numbers
+    number_x, rows = relevance.conservation().target + number_c, []
+    for activation, answer in ((relevance.neurons.activation, number_x), (relevance.neurons.counterfactual, number_c)):
         values = [
-            activation[probe.site][probe.layer, probe.position, probe.places] @ probe.direction
-            for probe in probes(relevance, places)
+            activation[probe.site][probe.layer, probe.position, probe.columns] @ probe.direction
+            for probe in probes(relevance, token_nodes)
         ]
         rows.append(torch.stack([*values, relevance.tokens.new_tensor(answer)]))
     return torch.stack(rows)

@@ -18,12 +18,12 @@ from icebear.concepts.results.result import Relevance
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.values import several, shown, whole
+from icebear.values import check_int, several, shown
 
 if TYPE_CHECKING:
     pass
 
-EDGES = 100
+DEFAULT_EDGES = 100
 """Of the measured numbers of edges, the one at which they recover most above random edges (docs/circuits.md)."""
 
 
@@ -44,7 +44,7 @@ class Wiring(SavedResult, Tabled):
     contribution: Tensor
     difference: Tensor
     """(K + 1,) the value of each target in the prompt minus that in the counterfactual prompt."""
-    edge_count: int = EDGES
+    edge_count: int = DEFAULT_EDGES
     heads: bool = False
     made_with: dict[str, Any] = field(default_factory=dict)
     other_groups: tuple[Group, ...] | None = None
@@ -59,24 +59,25 @@ class Wiring(SavedResult, Tabled):
     @property
     def meaning(self) -> str:
         """What the prompt is compared with, in words."""
-        first, others = self.relevances[0], len(self.relevances) - 1
-        if first.image:
+        relevance, others = self.relevances[0], len(self.relevances) - 1
+        if relevance.image:
             return "one image compared with another"
         counterfactual = "".join(token.counterfactual for token in self.tokens)
         more = f" and {others} more pairs" if others else ""
-        return f"{''.join(first.prompt.strings)!r} compared with {counterfactual!r}{more}"
+        return f"{''.join(relevance.prompt.strings)!r} compared with {counterfactual!r}{more}"
 
     @cached_property
     def tokens(self) -> tuple[parts.Token, ...]:
-        first = self.relevances[0]
-        assert first.counterfactual is not None
-        there = first.prompt.strings if first.image else first.counterfactual.prompts[0]
-        return tuple(map(parts.Token, range(len(there)), first.prompt.strings, there))
+        relevance = self.relevances[0]
+        assert relevance.counterfactual is not None
+        counterfactual = relevance.prompt.strings if relevance.image else relevance.counterfactual.prompts[0]
+        return tuple(map(parts.Token, range(len(counterfactual)), relevance.prompt.strings, counterfactual))
 
     @cached_property
     def answer(self) -> parts.AnswerNode:
-        first = self.relevances[0]
-        return parts.AnswerNode(first.predicted_at, first.target_text, first.contrast.text if first.contrast else None)
+        relevance = self.relevances[0]
+        contrast = relevance.contrast.text if relevance.contrast else None
+        return parts.AnswerNode(relevance.predicted_at, relevance.target_text, contrast)
 
     @cached_property
     def shown(self) -> tuple[parts.Token | Node, ...]:
@@ -101,8 +102,8 @@ class Wiring(SavedResult, Tabled):
         """
         sizes = self.contribution.abs().double()
         normalized = sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-30)
-        first, count = len(self.tokens), len(self.nodes)
-        between = normalized[:, first : first + count]  # (K + 1, K)
+        token_count, count = len(self.tokens), len(self.nodes)
+        between = normalized[:, token_count : token_count + count]  # (K + 1, K)
         # The influence of nodes along all paths is p = share of the answer + N^T p, where N is acyclic.
         weights = torch.linalg.solve(torch.eye(count).double() - between[:count].T, between[count])
         scores = torch.cat((weights, torch.ones(1).double()))[:, None] * normalized
@@ -130,8 +131,8 @@ class Wiring(SavedResult, Tabled):
     def sources_of(self, target: parts.Target | str, k: int) -> tuple[list[Edge], float]:
         """Return the k edges to a target (or its id) with the largest share of its difference, and the share of all
         remainders. Raises `InputError`."""
-        k = whole(k, "The number of edges")
-        row = next((row for row, one in enumerate(self.targets) if target in (one, one.id)), None)
+        k = check_int(k, "The number of edges")
+        row = next((row for row, known in enumerate(self.targets) if target in (known, known.id)), None)
         if row is None:
             raise InputError(f"{shown(target)} is not a target of this graph; give one of its nodes, or 'answer'.")
         contribution, difference = self.contribution[row], self.difference[row].item()

@@ -18,7 +18,7 @@ from icebear.lrp.positions import Reading, Sinks, over_layers
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 
-ROWS = 32
+VARIANTS_PER_PASS = 32
 """Variants of a prompt in a batch."""
 
 
@@ -40,7 +40,7 @@ def token_relevance(
     if reading is None:
         return rows
     columns = [objective.batch.columns(row) for row in range(len(rows))]
-    positions = [over_layers(x[:, own].cpu(), reading) for x, own in zip(sinks.relevance, columns, strict=True)]
+    positions = [over_layers(x[:, column].cpu(), reading) for x, column in zip(sinks.relevance, columns, strict=True)]
     return [a + b for a, b in zip(rows, positions, strict=True)] if tokens else positions
 
 
@@ -80,7 +80,7 @@ def measure_variants(
 ) -> Tensor:
     """Measure variants of one prompt, (N,); `changed` changes the model for a part (n, T) of masks (N, T)."""
     measured = []
-    for part in masks.to(model.device).split(ROWS):
+    for part in masks.to(model.device).split(VARIANTS_PER_PASS):
         with model.lock, torch.no_grad(), changed(part):
             measured.append(measure(model, objective.rows([row] * len(part))))
     return torch.cat(measured)

@@ -61,10 +61,10 @@ def by_multipliers(points: Sequence[float], rules: Rules | None, pair: Pair) -> 
     )
 
 
-def _read(pair: Pair, single: Objective) -> _Reading:
+def _read(pair: Pair, objective: Objective) -> _Reading:
     model = pair.model
-    target, inputs, stream = Logits(single.with_answers(None, None)), Inputs(), Stream(model, single.batch)
-    values = Values(model, single.batch, pair.sites)
+    target, inputs, stream = Logits(objective.with_answers(None, None)), Inputs(), Stream(model, objective.batch)
+    values = Values(model, objective.batch, pair.sites)
     forward(model, target, [inputs, stream, values])
     activation = {site: values.values(0, x) for site, x in values.activation.items()}
     return _Reading([leaf.detach()[0] for leaf in inputs.leaves], activation, stream.sinks(0), target.logits)
@@ -112,10 +112,10 @@ def _aligned(prompt: Objective, other: Objective, sinks: Sequence[int], other_si
     return blocks
 
 
-def _stacks(single: Objective) -> list[tuple[int, int]]:
+def _stacks(objective: Objective) -> list[tuple[int, int]]:
     """Return the bounds of the tokens of each stack."""
-    read, count = single.batch.lengths[0], len(single.batch.columns(0))
-    return [(0, read), (read, count)] if single.batch.decoder else [(0, count)]
+    read, count = objective.batch.lengths[0], len(objective.batch.columns(0))
+    return [(0, read), (read, count)] if objective.batch.decoder else [(0, count)]
 
 
 def alignment(ids: Sequence[int], other: Sequence[int], sinks: Sequence[int], other_sinks: Sequence[int]) -> Tensor:

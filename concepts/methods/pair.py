@@ -92,11 +92,11 @@ class PairResult:
 
 def _same_answer(model: Model, answer: int, logits_x: Tensor, logits_c: Tensor) -> SameAnswer:
     """Return the error, with the first answers of both prompts and the one that the counterfactual favors most."""
-    first = [model.top_tokens(logits, 5) for logits in (logits_x, logits_c)]
-    others = {token.id: token.text for tokens in first for token in tokens if token.id != answer}
+    likely = [model.top_tokens(logits, 5) for logits in (logits_x, logits_c)]
+    others = {token.id: token.text for tokens in likely for token in tokens if token.id != answer}
     named = {id: text for id, text in others.items() if text.isprintable() and model.reads_back(id)} or others
     gains = logits_c.softmax(-1) - logits_x.softmax(-1)
-    lists = [", ".join(f"{token.text!r} {token.number}" for token in tokens) for tokens in first]
+    lists = [", ".join(f"{token.text!r} {token.number}" for token in tokens) for tokens in likely]
     contrast = named[max(named, key=lambda id: gains[id].item())]
     return SameAnswer(model.answer_text(answer), (lists[0], lists[1]), contrast)
 

@@ -13,6 +13,7 @@ from icebear.concepts.methods.gradients import (
 )
 from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VIT, Difference
 from icebear.concepts.methods.method import Method, Multiplying
+from icebear.concepts.methods.rounds import Rounds
 from icebear.errors import InputError, UnknownName
 from icebear.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
 from icebear.values import shown
@@ -26,6 +27,7 @@ METHODS: dict[str, Method] = {
     "vit": VIT,
     "difference": DIFFERENCE,
     "difference-constant": Difference("constant"),
+    "rounds": Rounds(),
 }
 
 

@@ -1,27 +1,33 @@
-"""Difference rules in rounds: a node is chosen, and what is left of the difference is attributed anew.
+"""`Rounds`: a node is chosen in each round, and what is left of the difference is attributed anew.
 
-In a round, the nodes that are chosen are recomputed, and all others are constants: their values in the prompt, or in
-the counterfactual. The difference of these two runs, m(x) - m(K), is what the chosen nodes do not recover, and its
-attribution to the constants by difference rules is exact. So nodes that work only together are found one after the
-other, and a second node that does the same as a chosen one gets nothing.
+1. The chosen nodes are recomputed. All others are constants: their values in the prompt, or in the counterfactual.
+2. The difference of these two runs, m(x) - m(K), is what the chosen nodes do not recover; difference rules attribute it
+   to the constants, exactly.
+3. The node with the largest part is chosen. The rounds end when little is left.
+
+So nodes that work only together are found one after the other, and a second node that does the same as a chosen one
+gets nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.methods.lrp import DIFFERENCE
+from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.pair import BySite, Pair, PairResult
 from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.run import Logits, Recorder, forward_backward
 from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.errors import InputError
 from icebear.models.model import Model
+from icebear.values import check_int
 
-MOST = 40
-"""The largest number of rounds."""
 LEFT = 0.05
 """Rounds end when less than this share of the difference is left."""
 
@@ -35,14 +41,15 @@ class Constants(Recorder):
         self.recomputed: dict[str, Tensor] = dict(parts)
         self.nodes = nodes
         self.constants: dict[tuple[str, int], Tensor] = {}
-        self.gains = torch.zeros(nodes.shape)
+        self.gains = {site: torch.zeros_like(x, dtype=torch.float32) for site, x in nodes.activation.items()}
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
-        return hooks(model, [(neuron_site(s), n) for s in self.nodes.sites for n in range(model.layers)], self._mix)
+        names = map(neuron_site, self.nodes.sites)
+        return hooks(model, [(name, layer) for name in names for layer in model.layers_with(name)], self._mix)
 
     def _mix(self, site: str, layer: int, x: Tensor) -> Tensor:
         name = site if site in self.recomputed else "head"
-        values = torch.stack([part[name][layer] for part in (self.nodes.own, self.nodes.there)]).to(x)
+        values = torch.stack([part[name][layer] for part in (self.nodes.activation, self.nodes.counterfactual)]).to(x)
         constant = self.constants.setdefault((name, layer), values.requires_grad_())
         part = self.recomputed[name][layer].to(x.device)
         mask = part.repeat_interleave(x.shape[-1] // part.shape[-1], -1)
@@ -53,35 +60,82 @@ class Constants(Recorder):
         return list(self.constants.values())
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
-        columns = dict(zip(self.nodes.sites, self.gains.split(self.nodes.widths, -1), strict=True))
         for ((name, layer), x), g in zip(self.constants.items(), gradients, strict=True):
             if g is not None:
-                gains = (g[0] * (x[0] - x[1])).detach().float().cpu()
-                columns[name][layer] = gains.unflatten(-1, (columns[name].shape[-1], -1)).sum(-1)
+                self.gains[name][layer] = (g[0] * (x[0] - x[1])).detach().float().cpu()
 
 
-def gains(nodes: Nodes, recomputed: Tensor) -> tuple[Tensor, float]:
-    """Return (L, T, W) what each node adds to m(x) - m(K), and that difference itself, where K is a mask."""
+def gains(nodes: Nodes, recomputed: Tensor) -> tuple[BySite, float]:
+    """Return what each node adds to m(x) - m(K), by site (L, T, N), and that difference, where K is a mask (L, T, W).
+
+    The gain of a head is the sum of its columns.
+    """
     constants = Constants(nodes, recomputed)
-    numbers, _ = forward_backward(nodes.model, Logits(nodes.one.rows([0, 0])), [constants], DIFFERENCE)
+    numbers, _ = forward_backward(nodes.model, Logits(nodes.objective.rows([0, 0])), [constants], DIFFERENCE)
     return constants.gains, (numbers[0] - numbers[1]).item()
 
 
-def in_rounds(nodes: Nodes) -> Tensor:
-    """Return scores (L, T, W) that rank nodes in the order in which rounds choose them.
-
-    The others follow by the most that they add in any round.
-    """
-    chosen, largest = torch.zeros(nodes.shape, dtype=torch.bool), torch.zeros(nodes.shape)
-    order: list[int] = []
-    whole, none = nodes.ends
-    while len(order) < MOST:
+def in_rounds(nodes: Nodes, most: int) -> BySite:
+    """Return by site (L, T, N) what a chosen node added in its round, and what any other node would add after all."""
+    chosen = torch.zeros(nodes.shape, dtype=torch.bool)
+    result: BySite = {}
+    complete, compared = nodes.ends
+    for count in range(most + 1):
         values, left = gains(nodes, chosen)
-        largest = torch.maximum(largest, values.abs())
-        if abs(left) <= LEFT * abs(whole - none):
+        masks = zip(nodes.sites, chosen.split(nodes.widths, -1), strict=True)
+        before = {site: mask.repeat_interleave(values[site].shape[-1] // mask.shape[-1], -1) for site, mask in masks}
+        result = {site: torch.where(before[site], result[site], x) if result else x for site, x in values.items()}
+        if count == most or abs(left) <= LEFT * abs(complete - compared):
             break
-        order.append(int(values.abs().masked_fill(chosen, -1).argmax()))
-        chosen.view(-1)[order[-1]] = True
-    ranks = largest / largest.max().clamp(min=1e-30)
-    ranks.view(-1)[order] = torch.arange(len(order), 0, -1).float() + 1
-    return ranks
+        by_node = nodes.side_by_side(values, lambda x: x.sum(-1))
+        chosen.view(-1)[by_node.abs().masked_fill(chosen, -1).argmax()] = True
+    return result
+
+
+@dataclass(frozen=True, repr=False)
+class Rounds(Method):
+    """Difference rules in rounds: a node is chosen, then what is left of the difference is attributed anew.
+
+    The relevance of a chosen node is what it adds in its round; heads are chosen whole. It finds nodes that work only
+    together, and one of two that do the same. The relevance of tokens is that of difference rules.
+
+    Parameters
+    ----------
+    rounds
+        The number of nodes that are chosen at most; each takes a pass.
+    """
+
+    rounds: int = 40
+    scores_neurons = True
+    needs_counterfactual = needs_equal_length = True
+
+    def __post_init__(self) -> None:
+        check_int(self.rounds, "The number of rounds")
+
+    def compared(self) -> Rounds:
+        return self
+
+    def compare(self, pair: Pair) -> PairResult:
+        """Raises `InputError` for two stacks of layers."""
+        if pair.model.task.stacks == 2:
+            raise InputError("Rounds need one stack of layers, and an encoder-decoder has two; leave out --method.")
+        result = DIFFERENCE.compare(replace(pair, record="all", k=None))
+        named = {"head" if site == "attn" else site: site for site in pair.sites}
+        activation, other = (
+            {name: x[site] for name, site in named.items()} for x in (result.activation, result.counterfactual)
+        )
+        relevance = {}
+        if named:
+            nodes = Nodes(pair.model, result.objective.rows([0]), tuple(named), activation, other, result.numbers[1])
+            relevance = {named[name]: x for name, x in in_rounds(nodes, self.rounds).items()}
+        recorded = list(pair.recorded)
+
+        def at_recorded(values: BySite) -> BySite:
+            return {site: x[:, recorded] for site, x in values.items()}
+
+        return replace(
+            result,
+            relevance=at_recorded(relevance),
+            activation=at_recorded(result.activation),
+            counterfactual=at_recorded(result.counterfactual),
+        )

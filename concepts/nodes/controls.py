@@ -28,10 +28,12 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.values import seed_of, typed, whole
+from icebear.values import check_int, seed_of, typed
 
-DRAWS, DRAWS_OF_HEADS = 5, 20
-"""Random sets of nodes. Single heads differ more than single neurons do."""
+RANDOM_DRAWS = 5
+"""Random sets of neurons."""
+RANDOM_HEAD_DRAWS = 20
+"""Random sets of heads: single heads differ more than single neurons do."""
 
 
 def nodes_of(model: Model, relevance: Relevance, *sites: str) -> Nodes:
@@ -46,20 +48,20 @@ def nodes_of(model: Model, relevance: Relevance, *sites: str) -> Nodes:
         raise InputError("Ablation needs one stack of layers, and an encoder-decoder has two; leave out the ablation.")
     if relevance.contrast_phrase:
         raise InputError("Ablation cannot measure a phrase against a contrast phrase; leave out the contrast.")
-    one, sites = relevance.explained(), sites or ("ffn",)
-    own = {site: relevance.activation(neuron_site(site)) for site in sites}
+    objective, sites = relevance.explained(), sites or ("ffn",)
+    activation = {site: relevance.activation(neuron_site(site)) for site in sites}
     if relevance.counterfactual is None:
-        return Nodes(model, one, sites, own, {site: _means(model, relevance, site) for site in sites})
+        return Nodes(model, objective, sites, activation, {site: _means(model, relevance, site) for site in sites})
     contrast = relevance.contrast.id if relevance.contrast else None
-    there = {site: relevance.neurons.counterfactual[neuron_site(site)] for site in sites}
+    counterfactual = {site: relevance.neurons.counterfactual[neuron_site(site)] for site in sites}
     compared = _counterfactual_number(model, relevance.counterfactual, contrast)
-    return Nodes(model, replace(one, contrasts=(contrast,)), sites, own, there, compared)
+    return Nodes(model, replace(objective, contrasts=(contrast,)), sites, activation, counterfactual, compared)
 
 
 def _means(model: Model, relevance: Relevance, site: str) -> Tensor:
-    """Return mean activations (L, T, N) on the calibration texts. Sinks, which the means leave out, keep their own."""
+    """Return mean activations (L, T, N) on the calibration texts. The means leave out sinks, which do not change."""
     values = relevance.activation(neuron_site(site)).clone()
-    others = [place for place in range(len(relevance.tokens)) if place not in relevance.prompt.sinks]
+    others = [position for position in range(len(relevance.tokens)) if position not in relevance.prompt.sinks]
     values[:, others] = calibrate(model).means[neuron_site(site)][:, None].to(values)
     return values
 
@@ -117,13 +119,13 @@ class Ablation:
     necessity: float
     """1 - F of all other nodes: the share that is lost when only the list takes its counterfactual values."""
     random_sufficiency: float
-    """The median sufficiency of `DRAWS` random sets (`random_nodes`), for heads of `DRAWS_OF_HEADS`."""
+    """The median sufficiency of `RANDOM_DRAWS` random sets (`random_nodes`), for heads of `RANDOM_HEAD_DRAWS`."""
     random_necessity: float
     most_changed_sufficiency: float
     """Sufficiency of as many nodes whose activations change most, by |a - a'|."""
     most_changed_necessity: float
     empty_sufficiency: float
-    """F of no nodes: what is there when all nodes take their counterfactual values."""
+    """F of no nodes: all nodes take their counterfactual values."""
     difference: float
     """m(x) - m(c), in logits: what the shares are shares of."""
 
@@ -163,7 +165,7 @@ def ablation(
     ----------
     Faithfulness and completeness: Marks et al. 2024, arXiv 2403.19647.
     """
-    k, seed = whole(k, "The number of nodes"), seed_of(seed)
+    k, seed = check_int(k, "The number of nodes"), seed_of(seed)
     nodes, ranked = nodes_of(model, relevance, site), relevance.top(k, site, position="all", by=by)
     return ablate(nodes, relevance.mask(ranked, site), torch.Generator().manual_seed(seed))
 
@@ -172,7 +174,7 @@ def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator) -> Ablation
     """Measure sufficiency and necessity of a mask (L, T, W) of nodes, with controls."""
     count = int(chosen.sum())
     parts = list(zip(nodes.sites, chosen.split(nodes.widths, -1), strict=True))
-    sets = range(DRAWS_OF_HEADS if "head" in nodes.sites else DRAWS)
+    sets = range(RANDOM_HEAD_DRAWS if "head" in nodes.sites else RANDOM_DRAWS)
     layers = nodes.model.layers_with("attn") if "head" in nodes.sites else None
     draws = [torch.cat([random_nodes(part, site, generator, layers) for site, part in parts], -1) for _ in sets]
     sufficiency, remaining = recovered_shares(nodes, [chosen, largest(nodes.change(), count), *draws])

@@ -77,15 +77,15 @@ def effect_groups(
         apart = torch.pdist(normalize(random.double())).square() / 2  # cosine distances
         units = normalize(rows.double())
         labels = clusters((units @ units.T).numpy(), "average", apart.quantile(CLOSER).item())
-    members = [[place for place, label in enumerate(labels) if label == one] for one in set(labels)]
-    members.sort(key=lambda places: -abs(sum(nodes[place].relevance for place in places)))
+    members = [[index for index, label in enumerate(labels) if label == member_label] for member_label in set(labels)]
+    members.sort(key=lambda indices: -abs(sum(nodes[index].relevance for index in indices)))
     shown = [list(range(len(nodes))), *members[:count]]
-    joint = patched.effects([[nodes[place] for place in places] for places in shown])[0]
-    whole, *groups = [
-        EffectGroup(tuple(nodes[place] for place in places), patched.tokens, together, rows[places])
-        for places, together in zip(shown, joint, strict=True)
+    joint = patched.effects([[nodes[index] for index in indices] for indices in shown])[0]
+    all_nodes, *groups = [
+        EffectGroup(tuple(nodes[index] for index in indices), patched.tokens, together, rows[indices])
+        for indices, together in zip(shown, joint, strict=True)
     ]
-    return whole, groups
+    return all_nodes, groups
 
 
 def random_like(patched: Patched, nodes: Sequence[Ranked], seed: int) -> list[Ranked]:
@@ -93,6 +93,6 @@ def random_like(patched: Patched, nodes: Sequence[Ranked], seed: int) -> list[Ra
     generator, drawn = torch.Generator().manual_seed(seed), []
     for site in dict.fromkeys(node.neuron.site for node in nodes):
         layers = patched.model.layers_with("attn") if site == "head" else None
-        places = random_nodes(patched.relevance.mask(nodes, site), site, generator, layers).nonzero().tolist()
-        drawn += [Ranked(Neuron(layer, site, index), position, None, 0.0) for layer, position, index in places]
+        coordinates = random_nodes(patched.relevance.mask(nodes, site), site, generator, layers).nonzero().tolist()
+        drawn += [Ranked(Neuron(layer, site, index), position, None, 0.0) for layer, position, index in coordinates]
     return drawn

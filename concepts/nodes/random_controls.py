@@ -18,7 +18,7 @@ from icebear.models.model import Model
 from icebear.models.objective import objective_of
 from icebear.records import TokenScore
 
-DRAWS = 20
+RANDOM_DRAWS = 20
 """Random draws: enough for p < 0.05."""
 
 
@@ -102,30 +102,30 @@ def token_removal_control(model: Model, relevance: Relevance, k: int = 2, seed: 
     """
     model.check_made(relevance.made_with["model"], "The relevance")
     excluded = {*relevance.prompt.sinks, *relevance.prompt.template}
-    free = [place for place in range(len(relevance.tokens)) if place not in excluded]
-    order = sorted(free, key=lambda place: -relevance.tokens[place].item())
-    first, others = order[:k], sorted(order[k:])
-    if not first:
+    free = [position for position in range(len(relevance.tokens)) if position not in excluded]
+    order = sorted(free, key=lambda position: -relevance.tokens[position].item())
+    removed, others = order[:k], sorted(order[k:])
+    if not removed:
         return None
     if relevance.target is None or relevance.image:
         raise InputError("Tokens can be removed only from a text, with one target token; explain one token of a text.")
     contrast = relevance.contrast and relevance.contrast.id
-    kind, place = relevance.prediction.objective, relevance.predicted_at if model.task.takes_position else None
-    objective = objective_of(model, [relevance.read], relevance.target.id, contrast, position=place, kind=kind)
-    choices: list[Sequence[int]] = [(), first, *_drawn(others, len(first), seed)]
+    kind, position = relevance.prediction.objective, relevance.predicted_at if model.task.takes_position else None
+    objective = objective_of(model, [relevance.read], relevance.target.id, contrast, position=position, kind=kind)
+    choices: list[Sequence[int]] = [(), removed, *_drawn(others, len(removed), seed)]
     masks = torch.zeros(len(choices), len(relevance.tokens), dtype=torch.bool)
-    for mask, places in zip(masks, choices, strict=True):
-        mask[list(places)] = True
+    for mask, positions in zip(masks, choices, strict=True):
+        mask[list(positions)] = True
     before, after, *drawn = measure_without(model, objective, 0, masks, explained_numbers).float().tolist()
-    names = ", ".join(repr(relevance.prompt.strings[place]) for place in sorted(first))
+    names = ", ".join(repr(relevance.prompt.strings[position]) for position in sorted(removed))
     number = objective_text(relevance.target, relevance.contrast)
     number += " against all others" if relevance.prediction.objective == "log-odds" else ""
     return RandomControl(f"{names} removed", "as many other tokens", number, before, after, tuple(drawn))
 
 
-def _drawn(places: Sequence[int], k: int, seed: int) -> list[Sequence[int]]:
-    """Return at most `DRAWS` choices of k places."""
-    if comb(len(places), k) <= DRAWS:
-        return list(combinations(places, k))
+def _drawn(positions: Sequence[int], k: int, seed: int) -> list[Sequence[int]]:
+    """Return at most `RANDOM_DRAWS` choices of k positions."""
+    if comb(len(positions), k) <= RANDOM_DRAWS:
+        return list(combinations(positions, k))
     generator = random.Random(seed)
-    return [generator.sample(places, k) for _ in range(DRAWS)]
+    return [generator.sample(positions, k) for _ in range(RANDOM_DRAWS)]

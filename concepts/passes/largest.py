@@ -40,7 +40,7 @@ class Largest:
 
 class LargestNeurons(NeuronRecorder):
     """Record, for each row, site and sign, the k largest relevances, and sums by layer (B, L, T) and head (B, L, T, H).
-    Beyond these it takes the memory of the activations of one place."""
+    Beyond these it takes the memory of the activations of one site and layer."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class LargestNeurons(NeuronRecorder):
         for sign in (1, -1):
             flat = relevance.masked_fill_(unranked, -sign * torch.inf).flatten(1)  # (B, T * N)
             best, at = flat.topk(min(self.k, flat.shape[1]), -1, largest=sign > 0)
-            place, index = at // relevance.shape[-1] + span.start, at % relevance.shape[-1]
-            where = torch.stack((torch.full_like(at, layer), place, index), -1)
+            column, index = at // relevance.shape[-1] + span.start, at % relevance.shape[-1]
+            where = torch.stack((torch.full_like(at, layer), column, index), -1)
             values = torch.stack([x.flatten(1).gather(1, at).to(dtype) for x in kinds], -1)
             self.best[site, sign].append((sign * best, values, where))
 
@@ -86,7 +86,7 @@ class LargestNeurons(NeuronRecorder):
             self.unranked = torch.ones(len(self.heads), self.width, dtype=torch.bool)
             for row, unranked in enumerate(self.unranked):
                 apart = set(self.apart(row))
-                unranked[[at for place, at in enumerate(self.batch.columns(row)) if place not in apart]] = False
+                unranked[[at for position, at in enumerate(self.batch.columns(row)) if position not in apart]] = False
         return self.unranked
 
     def row(self, row: int) -> Largest:
@@ -105,7 +105,7 @@ class LargestNeurons(NeuronRecorder):
             if layers:
                 relevance, values, where = (torch.cat(parts) for parts in zip(*layers, strict=True))
                 order = relevance.topk(min(self.k, int((relevance > -torch.inf).sum()))).indices
-                for best, (here, *there), (layer, column, index) in zip(
+                for best, (activation, *other), (layer, column, index) in zip(
                     relevance[order].tolist(), values[order].tolist(), where[order].tolist(), strict=True
                 ):
-                    yield Ranked(Neuron(layer, site, index), columns.index(column), here, sign * best, *there)
+                    yield Ranked(Neuron(layer, site, index), columns.index(column), activation, sign * best, *other)

@@ -17,7 +17,7 @@ from icebear.models.model import Model
 
 
 class NeuronRecorder(Recorder):
-    """Pass the activations, and then the relevance, at each place to `begin` and `end` of a subclass.
+    """Pass the activations, and then the relevance, at each site and layer to `begin` and `end` of a subclass.
 
     Relevance is activation x gradient, in float32 (float64 for a float64 model); neurons without a gradient have none.
     In an encoder-decoder T counts the tokens of the encoder, then those of the decoder.
@@ -31,7 +31,7 @@ class NeuronRecorder(Recorder):
     ) -> None:
         """positions: the columns to record for each row; None for all T."""
         self.model, self.batch = model, batch
-        self.places = [(site, layer) for site in sites for layer in model.layers_with(site)]
+        self.site_layers = [(site, layer) for site in sites for layer in model.layers_with(site)]
         self.columns, self.width = None, batch.spans[1].stop
         if positions is not None:
             self.counts = [len(row) for row in positions]
@@ -48,19 +48,19 @@ class NeuronRecorder(Recorder):
         """Take the activations (B, P, N); if all positions are recorded, those of the layer's own stack."""
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
-        """Take the activations and gradients of the same place, in the backward pass."""
+        """Take the activations and gradients of a site and layer, in the backward pass."""
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
-        return hooks(model, self.places, self._see)
+        return hooks(model, self.site_layers, self._see)
 
     @property
     def leaves(self) -> Sequence[Tensor]:
         return list(self._stopped.values())
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
-        for (place, x), g in zip(self._stopped.items(), gradients, strict=True):
+        for (site_layer, x), g in zip(self._stopped.items(), gradients, strict=True):
             if g is not None:
-                self.end(*place, self._chosen(place[1], x.detach()), self._chosen(place[1], g))
+                self.end(*site_layer, self._chosen(site_layer[1], x.detach()), self._chosen(site_layer[1], g))
 
     def _see(self, site: str, layer: int, x: Tensor) -> Tensor | None:  # (B, T, N)
         activation = self._chosen(layer, x.detach())
@@ -76,9 +76,9 @@ class NeuronRecorder(Recorder):
             return x
         span, columns = self.batch.span_of(self.model.stack_of(layer)), self.columns.to(x.device)
         inside = (columns >= span.start) & (columns < span.stop)
-        places = (columns - span.start).clamp(0, x.shape[1] - 1)
+        offsets = (columns - span.start).clamp(0, x.shape[1] - 1)
         rows = torch.arange(len(x), device=x.device)[:, None]
-        return x[rows, places] * inside[..., None]
+        return x[rows, offsets] * inside[..., None]
 
     def span(self, layer: int) -> slice:
         """Return the recorded positions that `begin` and `end` of a layer have."""
@@ -103,14 +103,14 @@ class Values(NeuronRecorder):
         return {site: empty(rows, model.layers, self.width, model.width(site), **options) for site in self.sites}
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
-        here = self.activation[site][:, layer, self.span(layer)]
-        here.copy_(activation.view_as(here))
+        stored = self.activation[site][:, layer, self.span(layer)]
+        stored.copy_(activation.view_as(stored))
 
     def values(self, row: int, recorded: Tensor) -> Tensor:
         """Return (L, P, N) of one prompt from (B, L, P, N), without padding, on the CPU."""
-        return recorded[row][:, self._own(row)].to("cpu", copy=len(recorded) > 1)  # a view would keep all rows alive
+        return recorded[row][:, self._row_columns(row)].to("cpu", copy=len(recorded) > 1)  # a view keeps all rows alive
 
-    def _own(self, row: int) -> slice | list[int]:
+    def _row_columns(self, row: int) -> slice | list[int]:
         """Return which of the P recorded positions are of this row."""
         if self.columns is not None:
             return slice(self.counts[row])
@@ -129,7 +129,7 @@ class AllNeurons(Values):
         positions: Sequence[Sequence[int]] | None = None,
         compared: Callable[[str, int, Tensor], Tensor] | None = None,
     ) -> None:
-        """compared: takes a site, a layer and the activations there (B, P, N), and returns their difference to the
+        """compared: takes a site, a layer and their activations (B, P, N), and returns their difference to the
         counterfactual ones, which is recorded in their place; relevance is then difference x gradient."""
         super().__init__(model, batch, sites, positions)
         self.compared = compared
@@ -146,7 +146,7 @@ class AllNeurons(Values):
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         super().finish(gradients)
-        for site, layer in set(self.places) - self.reached:
+        for site, layer in set(self.site_layers) - self.reached:
             self.relevance[site][:, layer] = 0
 
     def row(self, row: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -168,17 +168,17 @@ class PairedNeurons(Values):
         self.relevance = {site: torch.zeros_like(x[:1]) for site, x in self.activation.items()}
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
-        (here, there), out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
-        torch.sub(here, there, out=out[0]).mul_(gradient[0].to(out.device).view_as(here))
+        (prompt_x, other_x), out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
+        torch.sub(prompt_x, other_x, out=out[0]).mul_(gradient[0].to(out.device).view_as(prompt_x))
 
     def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """Return relevance, activations and counterfactual activations: site -> (L, P, N), without padding, on the
         CPU."""
-        relevance, here, there = (
-            {site: x[row][:, self._own(row)] for site, x in part.items()}
+        relevance, activation, counterfactual = (
+            {site: x[row][:, self._row_columns(row)] for site, x in part.items()}
             for row, part in ((0, self.relevance), (0, self.activation), (1, self.activation))
         )
-        return relevance, here, there
+        return relevance, activation, counterfactual
 
 
 class BlockedNeurons(Recorder):

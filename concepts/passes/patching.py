@@ -29,17 +29,17 @@ class Nodes:
     """
 
     model: Model
-    one: Objective
+    objective: Objective
     sites: tuple[str, ...]
-    own: dict[str, Tensor]
-    there: dict[str, Tensor]
+    activation: dict[str, Tensor]
+    counterfactual: dict[str, Tensor]
     compared: float | None = None
-    """m(c); None for the number when all nodes take the values `there`."""
+    """m(c); None for the number when all nodes take their counterfactual values."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(L, T, W)"""
-        layers, tokens, _ = self.own[self.sites[0]].shape
+        layers, tokens, _ = self.activation[self.sites[0]].shape
         return layers, tokens, sum(self.widths)
 
     @property
@@ -51,14 +51,14 @@ class Nodes:
         """Return the explained number for each mask (L, T, W) of recomputed nodes."""
         numbers: list[float] = []
         for recomputed in torch.stack(list(chosen)).split(SETS_PER_PASS):
-            with self.patched(recomputed, self.there):
-                numbers += forward(self.model, Logits(self.one.rows([0] * len(recomputed))), []).tolist()
+            with self.patched(recomputed, self.counterfactual):
+                numbers += forward(self.model, Logits(self.objective.rows([0] * len(recomputed))), []).tolist()
         return numbers
 
     def predictions(self, recomputed: Tensor, k: int = 5) -> list[TokenScore]:
         """Return the most probable answers for a mask (L, T, W) of recomputed nodes."""
-        target = Logits(self.one)
-        with self.patched(recomputed, self.there):
+        target = Logits(self.objective)
+        with self.patched(recomputed, self.counterfactual):
             forward(self.model, target, [])
         return self.model.top_tokens(target.logits[0, -1].float(), k)
 
@@ -91,38 +91,38 @@ class Nodes:
         """Return (L, T, W) the first-order effect of also recomputing each other node: gradient x difference."""
         leaves = {
             site: x.to(self.model.device, self.model.dtype, copy=True).requires_grad_()
-            for site, x in self.there.items()
+            for site, x in self.counterfactual.items()
         }
         with self.patched(recomputed, leaves):
-            logits = self.model.logits(self.one.batch, self.one.all_positions)
-            gradients = torch.autograd.grad(self.one.evaluate(logits)[1].sum(), list(leaves.values()))
-        pairs = zip(self.there.items(), gradients, strict=True)
-        values = {site: ((self.own[site] - there) * gradient.cpu()).float() for (site, there), gradient in pairs}
-        return self._side_by_side(values, lambda x: x.sum(-1))
+            logits = self.model.logits(self.objective.batch, self.objective.all_positions)
+            gradients = torch.autograd.grad(self.objective.evaluate(logits)[1].sum(), list(leaves.values()))
+        pairs = zip(self.counterfactual.items(), gradients, strict=True)
+        values = {site: ((self.activation[site] - x_c) * gradient.cpu()).float() for (site, x_c), gradient in pairs}
+        return self.side_by_side(values, lambda x: x.sum(-1))
 
     def change(self) -> Tensor:
         """Return (L, T, W) sizes of the activation differences; for heads, norms."""
-        values = {site: (self.own[site] - there).abs() for site, there in self.there.items()}
-        return self._side_by_side(values, lambda x: x.norm(dim=-1))
+        values = {site: (self.activation[site] - x_c).abs() for site, x_c in self.counterfactual.items()}
+        return self.side_by_side(values, lambda x: x.norm(dim=-1))
 
-    def _side_by_side(self, values: dict[str, Tensor], by_head: Callable[[Tensor], Tensor]) -> Tensor:
+    def side_by_side(self, values: dict[str, Tensor], by_head: Callable[[Tensor], Tensor]) -> Tensor:
         """Concatenate values (L, T, N) of each site to (L, T, W)."""
         parts = (by_head(x.unflatten(-1, (self.model.heads, -1))) if s == "head" else x for s, x in values.items())
         return torch.cat(list(parts), -1)
 
     @contextmanager
-    def patched(self, recomputed: Tensor, there: dict[str, Tensor]) -> Iterator[None]:
-        """Give all nodes outside of a mask (..., L, T, W) the activations `there` (L, T, N)."""
+    def patched(self, recomputed: Tensor, values: dict[str, Tensor]) -> Iterator[None]:
+        """Give all nodes outside of a mask (..., L, T, W) the activations `values` (L, T, N)."""
         parts = dict(zip(self.sites, recomputed.split(self.widths, -1), strict=True))
         patches: dict[str, tuple[Tensor, Tensor]] = {}
         for site, part in parts.items():
-            x = there[site].to(self.model.device, self.model.dtype)
+            x = values[site].to(self.model.device, self.model.dtype)
             patches[neuron_site(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
 
         def patched(site: str, layer: int, x: Tensor) -> Tensor:
-            own, other = patches[site]
-            return torch.where(own[..., layer, :, :], x, other[layer])
+            mask, patch = patches[site]
+            return torch.where(mask[..., layer, :, :], x, patch[layer])
 
-        places = [(name, layer) for name in patches for layer in self.model.layers_with(name)]
-        with self.model.lock, hooks(self.model, places, patched):
+        site_layers = [(name, layer) for name in patches for layer in self.model.layers_with(name)]
+        with self.model.lock, hooks(self.model, site_layers, patched):
             yield

@@ -48,11 +48,11 @@ class Prefix:
             return None
         prefix = cls(model, rows)
         layers = getattr(prefix.cache, "layers", ())
-        whole = [
+        are_exact = [
             type(layer) is DynamicLayer or (type(layer) is DynamicSlidingWindowLayer and prefix.length < prefix.window)
             for layer in layers
         ]
-        return prefix if whole and all(whole) else None
+        return prefix if are_exact and all(are_exact) else None
 
     def inputs(self, ids: Tensor, rows: Sequence[int], starts: Sequence[int]) -> dict[str, Any]:
         """Return the inputs of a pass over token ids (N, S), each after the first tokens of a row of the prefix.
@@ -65,12 +65,12 @@ class Prefix:
         cache.batch_select_indices(torch.tensor(rows, device=ids.device))
         if max(starts) < self.length:
             cache.crop(max(starts) - self.length)
-        first = torch.tensor(starts, device=ids.device)[:, None]  # (N, 1)
-        read = torch.arange(max(starts), device=ids.device) < first
+        start = torch.tensor(starts, device=ids.device)[:, None]  # (N, 1)
+        read = torch.arange(max(starts), device=ids.device) < start
         mask = torch.cat((read.long(), torch.ones_like(ids)), 1)
         inputs = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
         if "position_ids" in self._accepted:
-            inputs["position_ids"] = first + torch.arange(ids.shape[1], device=ids.device)
+            inputs["position_ids"] = start + torch.arange(ids.shape[1], device=ids.device)
         return inputs
 
     def after(self, ids: Tensor) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from icebear.models.objective import Objective, ObjectiveKind
 from icebear.models.text import images
 from icebear.models.text.chat import Turn, outside
 from icebear.records import TokenScore
-from icebear.values import several, whole
+from icebear.values import check_int, several
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PromptTokens:
         """sinks: the sinks of the pass, without regard to what is explained."""
         ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
-        sinks = tuple(place for place in sinks if place not in explained)
+        sinks = tuple(position for position in sinks if position not in explained)
         return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns)
 
     @property
@@ -71,13 +71,13 @@ class Prediction:
     @classmethod
     def of(cls, model: Model, objective: Objective, row: int, targets: tuple[int, ...], logits: Tensor) -> Prediction:
         """targets: the tokens explained; logits (B, P, V) at the objective's positions."""
-        here = logits[row, objective.all_positions.index(objective.positions[row][0])].float()  # (V,)
+        token_logits = logits[row, objective.all_positions.index(objective.positions[row][0])].float()  # (V,)
         contrast = objective.contrasts[row]
         return cls(
-            model.token_scores(here, [targets[0]])[0] if len(targets) == 1 else None,
+            model.token_scores(token_logits, [targets[0]])[0] if len(targets) == 1 else None,
             "".join(model.answer_text(token) for token in targets),
-            None if contrast is None else model.token_scores(here, [contrast])[0],
-            tuple(model.top_tokens(here, 10)),
+            None if contrast is None else model.token_scores(token_logits, [contrast])[0],
+            tuple(model.top_tokens(token_logits, 10)),
             objective.kind,
         )
 
@@ -109,7 +109,7 @@ def recorded_positions(record: Recorded, target_positions: tuple[int, ...], coun
     if isinstance(record, str) and record in ("all", "last"):
         return tuple(range(count)) if record == "all" else target_positions
     what = "A position to record, if it is not all or last,"
-    return tuple(sorted({whole(position, what, -count, count - 1) % count for position in several(record)}))
+    return tuple(sorted({check_int(position, what, -count, count - 1) % count for position in several(record)}))
 
 
 def excluded_positions(model: Model, objective: Objective, stream: Stream, row: int) -> tuple[int, ...]:

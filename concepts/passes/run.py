@@ -22,7 +22,7 @@ from icebear.models.objective import Objective
 from icebear.models.parts import experts
 from icebear.records import Neuron
 
-Place = tuple[Neuron, int]
+TokenNode = tuple[Neuron, int]
 """A neuron (or a head) at a token."""
 
 
@@ -58,18 +58,18 @@ class Logits(Target):
 class Activations(Target):
     """The activation of a neuron at a token, one a row."""
 
-    def __init__(self, batch: Batch, rows: Sequence[Place]) -> None:
+    def __init__(self, batch: Batch, rows: Sequence[TokenNode]) -> None:
         self.batch, self.rows = batch, rows
         self.seen: dict[tuple[str, int], Tensor] = {}
 
     @contextmanager
     def reading(self, model: Model) -> Iterator[None]:
-        places = {(neuron.site, neuron.layer) for neuron, _ in self.rows}
+        site_layers = {(neuron.site, neuron.layer) for neuron, _ in self.rows}
         with ExitStack() as undo:
             if model.task.stacks == 1:  # the layers above have no part in it
-                undo.enter_context(first_layers(model, 1 + max(layer for _, layer in places)))
+                undo.enter_context(first_layers(model, 1 + max(layer for _, layer in site_layers)))
             see = lambda site, layer, x: self.seen.__setitem__((site, layer), x)  # noqa: E731
-            undo.enter_context(hooks(model, places, see))
+            undo.enter_context(hooks(model, site_layers, see))
             yield
 
     def numbers(self, model: Model) -> Tensor:
@@ -83,12 +83,12 @@ def first_layers(model: Model, count: int) -> Iterator[None]:
     """Run only the first `count` layers of the model."""
     path, _, name = model.family.layers.rpartition(".")
     parent = model.net.get_submodule(path)
-    whole = getattr(parent, name)
+    modules = getattr(parent, name)
     setattr(parent, name, nn.ModuleList(model.layer_modules[:count]))
     try:
         yield
     finally:
-        setattr(parent, name, whole)
+        setattr(parent, name, modules)
 
 
 class Recorder(Protocol):

@@ -28,14 +28,14 @@ class Located(Protocol):
 
 
 @contextmanager
-def hooks(model: Model, places: Iterable[tuple[str, int]], hook: Hook) -> Iterator[None]:
-    """Call `hook(site, layer, activations (B, T, N))` whenever the model passes one of `places`.
+def hooks(model: Model, site_layers: Iterable[tuple[str, int]], hook: Hook) -> Iterator[None]:
+    """Call `hook(site, layer, activations (B, T, N))` whenever the model computes one of `site_layers`.
 
     The return value of the hook, unless it is None, replaces the activations.
     """
     mixed: dict[int, list[str]] = {}
     with ExitStack() as undo:
-        for site, layer in places:
+        for site, layer in site_layers:
             if site in ("ffn", "router") and model.family.experts:
                 mixed.setdefault(layer, []).append(site)
             elif site in WRITERS:
@@ -47,7 +47,7 @@ def hooks(model: Model, places: Iterable[tuple[str, int]], hook: Hook) -> Iterat
         yield
 
 
-def by_place(nodes: Iterable[Located]) -> dict[tuple[str, int], list[int]]:
+def by_site_layer(nodes: Iterable[Located]) -> dict[tuple[str, int], list[int]]:
     """Return (site, layer) -> the indices of its nodes in `nodes`."""
     numbers: dict[tuple[str, int], list[int]] = {}
     for number, node in enumerate(nodes):
@@ -90,11 +90,11 @@ def _output(model: Model, site: str, layer: int, hook: Hook, undo: ExitStack) ->
     def after(_: Any, args: Any, output: Tensor) -> Tensor | None:
         if columns is None:
             return hook(site, layer, output)
-        # A part is taken out and put back, so that its gradient is its own.
-        places = columns.to(output.device)
-        x = output.index_select(-1, places)
+        # A part is taken out and put back, so that its gradient is separate.
+        indices = columns.to(output.device)
+        x = output.index_select(-1, indices)
         changed = hook(site, layer, x)
-        return output.index_copy(-1, places, x if changed is None else changed)
+        return output.index_copy(-1, indices, x if changed is None else changed)
 
     undo.callback(model.site_module(site, layer).register_forward_hook(after).remove)
 

@@ -74,17 +74,17 @@ class Stream(Recorder):
         """Return the sinks of a prompt: the first position (if `Family.first_is_sink`), special tokens, and huge
         residual streams."""
         ids, read = self.batch.row_ids(row), self.batch.lengths[row]
-        own = self.model.task.own_tokens(self.model)
-        if own is not None:
-            return own
+        task_sinks = self.model.task.own_tokens(self.model)
+        if task_sinks is not None:
+            return task_sinks
         stream = self.norms[row][:, self.batch.columns(row)]  # (L, T)
         special = self.model.special_ids()
-        first = not self.model.has_family or self.model.family.first_is_sink
-        sinks = {*[0] * first, *(place for place, token in enumerate(ids) if token in special)}
+        first_is_sink = not self.model.has_family or self.model.family.first_is_sink
+        sinks = {*[0] * first_is_sink, *(position for position, token in enumerate(ids) if token in special)}
         for start, part in ((0, stream[:, :read]), (read, stream[:, read:])):  # of the encoder, of the decoder
             norms = part[(part != 0).any(1)]
             if norms.numel():
                 ratio = norms / norms.median(dim=1, keepdim=True).values
                 huge = (ratio.median(dim=0).values > SINK_RATIO).nonzero().flatten()
-                sinks |= {*[start] * first, *(huge + start).tolist()}
+                sinks |= {*[start] * first_is_sink, *(huge + start).tolist()}
         return tuple(sorted(sinks))

@@ -49,8 +49,8 @@ class Counterfactual:
         others = " and ".join(repr("".join(tokens)) for tokens in self.prompts[:3])
         more = f" and {len(self.prompts) - 3} more" if len(self.prompts) > 3 else ""
         contrasts = " / ".join(map(repr, dict.fromkeys(self.contrasts)))
-        own = f", contrast: the counterfactual's top token {contrasts}" if self.own_answers else ""
+        contrast = f", contrast: the counterfactual's top token {contrasts}" if self.own_answers else ""
         where = "" if self.at == "both" else f", multipliers of the {self.at}"
         note = f" ({self.note})" if self.note else ""
         overlap = f"; overlap of their first 100 nodes {self.overlap:.0%}" if self.overlap is not None else ""
-        return f"{others}{more}{own}{where}{note}{overlap}"
+        return f"{others}{more}{contrast}{where}{note}{overlap}"

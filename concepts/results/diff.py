@@ -13,10 +13,10 @@ from icebear.concepts.files import never_saved
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.weights.two_models import ChangedWeights
-from icebear.concepts.weights.weight_places import NEURONS, Kind
+from icebear.concepts.weights.weight_parts import NEURONS, Kind
 from icebear.errors import InputError, UnknownName
 from icebear.records import Neuron, Ranked
-from icebear.values import several, whole
+from icebear.values import check_int, several
 
 if TYPE_CHECKING:
     import pandas
@@ -74,7 +74,7 @@ class Diff(Relevance):
     @classmethod
     def from_relevance(cls, relevance: Relevance, changes: tuple[ChangedWeights, ...]) -> Diff:
         """Add what weights caused to a relevance."""
-        caused = sum(float(one.caused.sum(dtype=torch.float64)) for one in changes)
+        caused = sum(float(change.caused.sum(dtype=torch.float64)) for change in changes)
         return cls(**{**vars(relevance), "sums": replace(relevance.sums, weights=caused)}, changes=changes)
 
     def __repr__(self) -> str:
@@ -92,17 +92,17 @@ class Diff(Relevance):
 
     def by_kind(self) -> dict[Kind, float]:
         """Return what the weights of each kind caused."""
-        return self._sums(lambda one: one.kind)
+        return self._sums(lambda change: change.kind)
 
     def by_layer(self) -> dict[int | None, float]:
         """Return what the weights of each layer caused; None for those outside of layers."""
-        return self._sums(lambda one: one.layer)
+        return self._sums(lambda change: change.layer)
 
     def _sums(self, key: Any) -> dict[Any, float]:
         sums: dict[Any, float] = {}
-        for one in self.changes:
-            sums[key(one)] = sums.get(key(one), 0.0) + float(one.caused.sum(dtype=torch.float64))
-        return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
+        for change in self.changes:
+            sums[key(change)] = sums.get(key(change), 0.0) + float(change.caused.sum(dtype=torch.float64))
+        return dict(sorted(sums.items(), key=lambda entry: -abs(entry[1])))
 
     def top_changes(
         self, k: int = 10, kind: Kind | Sequence[Kind] | None = None, layers: int | Iterable[int] | None = None
@@ -122,18 +122,18 @@ class Diff(Relevance):
         list of Change
         """
         chosen = self._chosen(kind, layers)
-        return ranked_changes(chosen, [one.caused.abs() for one in chosen], whole(k, "The number of changes"))
+        return ranked_changes(chosen, [change.caused.abs() for change in chosen], check_int(k, "The number of changes"))
 
     def _chosen(self, kind: Any, layers: Any) -> list[ChangedWeights]:
         kinds = None if kind is None else set(several(kind))
-        known = dict.fromkeys(one.kind for one in self.changes)
+        known = dict.fromkeys(change.kind for change in self.changes)
         for unknown in (kinds or set()) - KINDS:
             raise UnknownName("kind of weight", str(unknown), KINDS, f"The kinds here are {', '.join(known)}.")
-        wanted = None if layers is None else {whole(layer, "A layer") for layer in several(layers)}
+        wanted = None if layers is None else {check_int(layer, "A layer") for layer in several(layers)}
         return [
-            one
-            for one in self.changes
-            if (kinds is None or one.kind in kinds) and (wanted is None or one.layer in wanted)
+            change
+            for change in self.changes
+            if (kinds is None or change.kind in kinds) and (wanted is None or change.layer in wanted)
         ]
 
     def passed_on(self, k: int = 10) -> list[Ranked]:
@@ -192,17 +192,17 @@ def ranked_changes(changes: Sequence[ChangedWeights], scores: Sequence[Tensor], 
     both models are left out."""
     if not changes:
         return []
-    flat = torch.cat([x.masked_fill(one.size == 0, -1) for one, x in zip(changes, scores, strict=True)])
+    flat = torch.cat([x.masked_fill(change.size == 0, -1) for change, x in zip(changes, scores, strict=True)])
     order = flat.argsort(descending=True, stable=True)[
         : min(int((flat >= 0).sum()), len(flat) if k is None else k)
     ].tolist()
     bounds = torch.tensor([0, *(len(x) for x in scores)]).cumsum(0)
     owners = (torch.searchsorted(bounds, torch.tensor(order), right=True) - 1).tolist()
-    starts, values = bounds.tolist(), [(one.caused.tolist(), one.size.tolist()) for one in changes]
+    starts, values = bounds.tolist(), [(change.caused.tolist(), change.size.tolist()) for change in changes]
     rows = []
-    for place, owner in zip(order, owners, strict=True):
-        one, (caused, size), index = changes[owner], values[owner], place - starts[owner]
-        rows.append(Change(one.module, one.layer, one.kind, index, caused[index], size[index]))
+    for number, owner in zip(order, owners, strict=True):
+        change, (caused, size), index = changes[owner], values[owner], number - starts[owner]
+        rows.append(Change(change.module, change.layer, change.kind, index, caused[index], size[index]))
     return rows
 
 

@@ -24,21 +24,21 @@ def effect_words(tokens: Sequence[str], effects: Tensor, k: int = 4) -> tuple[li
     """Return the k words with the largest and smallest effects (W,) among the first `SHOWN` tokens. Tokens that differ
     only in case and spaces are one word; single ASCII characters and tokens without a letter or digit are none, unless
     most tokens are such characters."""
-    single = sum(len(token.strip()) == 1 for token in tokens[:SHOWN])
-    shown = bool if 2 * single > len(tokens[:SHOWN]) else is_word
+    characters = sum(len(token.strip()) == 1 for token in tokens[:SHOWN])
+    shown = bool if 2 * characters > len(tokens[:SHOWN]) else is_word
 
-    def first(order: Sequence[int], sign: int) -> list[str]:
+    def words_of(order: Sequence[int], sign: int) -> list[str]:
         words: dict[str, str] = {}
-        for place in order:
-            word = tokens[place].strip()
-            if sign * effects[place] < LEAST or len(words) == k:
+        for index in order:
+            word = tokens[index].strip()
+            if sign * effects[index] < LEAST or len(words) == k:
                 break
             if shown(word):
                 words.setdefault(word.casefold(), word)
         return list(words.values())
 
     order = effects[:SHOWN].argsort(stable=True).tolist()
-    return first(order[::-1], +1), first(order, -1)
+    return words_of(order[::-1], +1), words_of(order, -1)
 
 
 def is_word(text: str) -> bool:

@@ -25,15 +25,17 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 from icebear.records import Neuron, Ranked
-from icebear.values import whole
+from icebear.values import check_int
 
 if TYPE_CHECKING:
     import pandas
 
 LIKELY = 150
 """The number of most probable tokens of each prompt that are likely tokens."""
-TOKENS, ROWS = 8192, 64
-"""The largest numbers of tokens and of rows in one pass."""
+TOKENS_PER_PASS = 8192
+"""The largest number of tokens of one pass, over all rows."""
+ROWS_PER_PASS = 64
+"""The largest number of rows of one pass."""
 LOGITS = 2**26
 """The largest number of logits of one pass, in the memory of 256 MB."""
 PASS = 20
@@ -70,8 +72,8 @@ class Effects(Tabled):
 
     def words(self, row: int, k: int = 4) -> tuple[list[str], list[str]]:
         """Return the k likely words that a node raises and lowers most, relative to the other likely tokens."""
-        row = whole(row, "The row of a node", 0, len(self.nodes) - 1)
-        return effect_words(self.tokens, self.matrix[row], whole(k, "The number of words"))
+        row = check_int(row, "The row of a node", 0, len(self.nodes) - 1)
+        return effect_words(self.tokens, self.matrix[row], check_int(k, "The number of words"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
@@ -127,7 +129,7 @@ class Patched:
         model.check_made(relevance.made_with["model"], "The relevance")
         self.model, self.relevance, self.objective = model, relevance, relevance.explained()
         self.read = relevance.prompt.encoder_length
-        self._here: Tensor | None = None
+        self._prompt_logits: Tensor | None = None
 
     @cached_property
     def prefix(self) -> Prefix | None:
@@ -137,19 +139,19 @@ class Patched:
     @cached_property
     def token_ids(self) -> list[int]:
         """The likely tokens, the most probable in any of the prompts first."""
-        if self._here is None:
-            self._here = self._pass([[]], 0)[0][0]
+        if self._prompt_logits is None:
+            self._prompt_logits = self._pass([[]], 0)[0][0]
         with self.model.lock, torch.no_grad():
-            there = [self.model.logits(one.batch, one.all_positions)[0, 0] for one in self._counterfactuals()]
-        return likely_ids(torch.stack([x.float().cpu() for x in (self._here, *there)]))
+            others = [self.model.logits(row.batch, row.all_positions)[0, 0] for row in self._counterfactuals()]
+        return likely_ids(torch.stack([x.float().cpu() for x in (self._prompt_logits, *others)]))
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:
         return tuple(map(self.model.answer_text, self.token_ids))
 
     def _counterfactuals(self) -> list[Objective]:
-        there = self.relevance.counterfactual
-        return [pair.rows([1]) for pair in there.pairs] if there and there.model is None else []
+        other = self.relevance.counterfactual
+        return [pair.rows([1]) for pair in other.pairs] if other and other.model is None else []
 
     @cached_property
     def means(self) -> dict[str, Tensor]:
@@ -176,10 +178,10 @@ class Patched:
         rows: dict[int, Tensor] = {}
         phrases = torch.zeros(len(nodes))
         for chosen, start in self._chunks(nodes):  # the prompt itself comes first
-            logits, phrases[chosen] = self._pass([nodes[place] for place in chosen], start)
-            self._here = logits[0] if self._here is None else self._here
+            logits, phrases[chosen] = self._pass([nodes[index] for index in chosen], start)
+            self._prompt_logits = logits[0] if self._prompt_logits is None else self._prompt_logits
             rows |= zip(chosen, logits[:, self.token_ids], strict=True)
-        ordered = torch.stack([rows[place] for place in range(len(nodes))])
+        ordered = torch.stack([rows[index] for index in range(len(nodes))])
         effects, phrase = ordered[0] - ordered[1:], phrases[0] - phrases[1:]
         means = effects.mean(1) if effects.shape[1] > 1 else torch.zeros(len(effects))
         return effects - means[:, None], means, phrase if len(self.objective.positions[0]) > 1 else None
@@ -208,11 +210,11 @@ class Patched:
     @cached_property
     def _unrecorded(self) -> dict[str, Tensor]:
         """The aligned activations (L, T, N) in the counterfactuals, by site, where they were not recorded."""
-        there, sites = self.relevance.counterfactual, self.model.sites
-        if not there or there.model:
+        counterfactual, sites = self.relevance.counterfactual, self.model.sites
+        if not counterfactual or counterfactual.model:
             raise InputError("The counterfactual activations were not recorded; pass record='all' to attribute.")
         parts: dict[str, list[Tensor]] = {site: [] for site in sites}
-        for pair, weights in zip(there.pairs, there.alignments, strict=True):
+        for pair, weights in zip(counterfactual.pairs, counterfactual.alignments, strict=True):
             other = pair.rows([1])
             values = Values(self.model, other.batch, sites)
             forward(self.model, Logits(other), [values])
@@ -224,17 +226,18 @@ class Patched:
     def _chunks(self, nodes: Sequence[Sequence[Node]]) -> Iterator[tuple[list[int], int]]:
         """Yield the rows of each pass, and its first position: rows that change late share a long prefix."""
         length, positions = len(self.relevance.prompt.ids), self.objective.positions[0]
-        size = max(1, min(ROWS, TOKENS // length, LOGITS // (len(positions) * self.model.output_size)))
+        logit_rows = LOGITS // (len(positions) * self.model.output_size)
+        size = max(1, min(ROWS_PER_PASS, TOKENS_PER_PASS // length, logit_rows))
         starts = [min([*positions, *(node.position for node in row)]) for row in nodes]
         if sum(starts) <= length + PASS or self.prefix is None:
             starts = [0] * len(starts)
         chosen: list[int] = []
-        for place in sorted(range(len(nodes)), key=lambda place: -starts[place]):
+        for index in sorted(range(len(nodes)), key=lambda index: -starts[index]):
             start = starts[chosen[-1]] if chosen else 0
-            if len(chosen) == size or (start - starts[place]) * len(chosen) > PASS:
+            if len(chosen) == size or (start - starts[index]) * len(chosen) > PASS:
                 yield chosen, start
                 chosen = []
-            chosen.append(place)
+            chosen.append(index)
         yield chosen, starts[chosen[-1]]
 
     @torch.no_grad()
@@ -250,27 +253,27 @@ class Patched:
         logits = logits.float().cpu()  # (N, P, V)
         phrase = torch.zeros(len(rows))
         if len(positions) > 1:
-            own = [positions.index(place) for place in self.objective.positions[0]]
+            columns = [positions.index(position) for position in self.objective.positions[0]]
             targets = torch.tensor(self.objective.targets[0]).expand(len(rows), -1)[..., None]
-            phrase = logits[:, own].log_softmax(-1).gather(-1, targets).sum((1, 2))
+            phrase = logits[:, columns].log_softmax(-1).gather(-1, targets).sum((1, 2))
         return logits[:, 0], phrase
 
     @contextmanager
     def _set(self, rows: Sequence[Sequence[Node]], start: int) -> Iterator[None]:
         """Set the nodes of each row, in passes that begin at a position of the prompt."""
-        by_place: dict[tuple[str, int], list[tuple[int, Node]]] = {}
+        by_site_layer: dict[tuple[str, int], list[tuple[int, Node]]] = {}
         for row, nodes in enumerate(rows):
             for node in nodes:
-                by_place.setdefault((neuron_site(node.neuron.site), node.neuron.layer), []).append((row, node))
+                by_site_layer.setdefault((neuron_site(node.neuron.site), node.neuron.layer), []).append((row, node))
 
         def visit(site: str, layer: int, x: Tensor) -> Tensor:
             x = x.clone()
             before = self.read if self.model.stack_of(layer) and self.objective.batch.decoder else start
-            for row, node in by_place[site, layer]:
-                first, column = node.neuron.index * len(node.value), node.position - before
+            for row, node in by_site_layer[site, layer]:
+                begin, column = node.neuron.index * len(node.value), node.position - before
                 if 0 <= column < x.shape[1]:  # a layer of an encoder does not read the decoder's tokens
-                    x[row, column, first : first + len(node.value)] = node.value.to(x)
+                    x[row, column, begin : begin + len(node.value)] = node.value.to(x)
             return x
 
-        with hooks(self.model, by_place, visit):
+        with hooks(self.model, by_site_layer, visit):
             yield

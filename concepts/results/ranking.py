@@ -14,7 +14,7 @@ from icebear.concepts.passes.largest import Largest
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.errors import InputError
 from icebear.records import POLARITIES, SITES_AND_HEADS, Neuron, Ranked
-from icebear.values import one_of, several, shown, whole
+from icebear.values import check_int, one_of, several, shown
 
 Position = int | Literal["last", "all"]
 By = Literal["positive", "negative", "absolute"]
@@ -42,7 +42,7 @@ class Ranking:
     include_template: bool = False
 
     def __post_init__(self) -> None:
-        whole(self.k, "The number of neurons to rank")
+        check_int(self.k, "The number of neurons to rank")
         one_of(self.by, "order", SIZE)
         if self.polarity is not None:
             one_of(self.polarity, "polarity", POLARITIES)
@@ -117,7 +117,7 @@ class NeuronScores:
 
     def only(self, k: int, recorded: Sequence[int], prompt: PromptTokens) -> NeuronScores:
         """Reduce scores of all positions to what ``keep="top"`` keeps: the recorded positions, and the k largest."""
-        at = [whole(place, "A position to record", 0, len(prompt.ids) - 1) for place in several(recorded)]
+        at = [check_int(position, "A position to record", 0, len(prompt.ids) - 1) for position in several(recorded)]
         ranked = {
             site: tuple(row for by in SIGNS for row in self.top(Ranking(k, site, position="all", by=by), prompt))
             for site in self.relevance
@@ -132,11 +132,11 @@ class NeuronScores:
 
     def minus(self, other: NeuronScores, before: int) -> NeuronScores:
         """Subtract another relevance at the positions up to `before` that both recorded."""
-        shared = [place for place in self.recorded if place < before and place in other.recorded]
-        here, there = ([scores.recorded.index(place) for place in shared] for scores in (self, other))
+        shared = [position for position in self.recorded if position < before and position in other.recorded]
+        left, right = ([scores.recorded.index(position) for position in shared] for scores in (self, other))
         relevance = {site: x.clone() for site, x in self.relevance.items()}
         for site, x in relevance.items():
-            x[:, here] -= other.of(site)[:, there]
+            x[:, left] -= other.of(site)[:, right]
         return replace(self, relevance=relevance)
 
     def _positions(self, site: str) -> Sequence[int]:
@@ -158,7 +158,7 @@ class NeuronScores:
     def _top_of_site(self, site: str, ranking: Ranking, columns: list[int]) -> Iterable[Ranked]:
         """With several target positions, rank the sum of each neuron, at the position that contributes most."""
         relevance = self.heads() if site == "head" else self.of(site)
-        activation, there = self.activation.get(site), self.counterfactual.get(site)  # heads have none
+        activation, others = self.activation.get(site), self.counterfactual.get(site)  # heads have none
         chosen = relevance[:, columns].transpose(1, 2)  # (L, N, P): flat order is the order of ties
         where = torch.tensor(columns, dtype=torch.long).expand(chosen.shape)
         if ranking.position == "last":
@@ -167,18 +167,18 @@ class NeuronScores:
         scores = SIZE[ranking.by](chosen)
         scores = scores.masked_fill(scores <= 0, -torch.inf)
         if ranking.polarity and activation is not None:
-            signs = (activation if there is None else activation - there).transpose(1, 2).gather(-1, where)
+            signs = (activation if others is None else activation - others).transpose(1, 2).gather(-1, where)
             scores = scores.masked_fill(signs >= 0 if ranking.polarity == "-" else signs < 0, -torch.inf)
         if ranking.layers is not None:
-            layers = {whole(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
+            layers = {check_int(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
             scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
-        for place in _largest(scores.flatten(), ranking.k):
-            layer, rest = divmod(place, chosen.shape[1] * chosen.shape[2])
+        for entry in _largest(scores.flatten(), ranking.k):
+            layer, rest = divmod(entry, chosen.shape[1] * chosen.shape[2])
             index, p = divmod(rest, chosen.shape[2])
             column = int(where[layer, index, p])
-            here, other = (None if x is None else x[layer, column, index].item() for x in (activation, there))
+            value, other = (None if x is None else x[layer, column, index].item() for x in (activation, others))
             position = self._positions(site)[column]
-            yield Ranked(Neuron(layer, site, index), position, here, chosen[layer, index, p].item(), other)
+            yield Ranked(Neuron(layer, site, index), position, value, chosen[layer, index, p].item(), other)
 
 
 def _largest(scores: Tensor, k: int) -> list[int]:

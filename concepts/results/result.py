@@ -32,7 +32,7 @@ from icebear.models.text.prompts import Prompt
 from icebear.models.text.request import PromptRequest
 from icebear.records import Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
-from icebear.values import several, shown, typed, whole
+from icebear.values import check_int, several, shown, typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,7 +153,7 @@ class Relevance(SavedResult, Tabled):
         tokens[:common] -= other.tokens[:common]
         if counterfactual and other.counterfactual:
             numbers = zip(counterfactual.numbers, other.counterfactual.numbers, strict=True)
-            counterfactual = replace(counterfactual, numbers=tuple(here - there for here, there in numbers))
+            counterfactual = replace(counterfactual, numbers=tuple(left - right for left, right in numbers))
         return replace(
             self,
             tokens=tokens,
@@ -266,8 +266,8 @@ class Relevance(SavedResult, Tabled):
         neuron = as_neuron(neuron)
         values = self.heads() if neuron.site == "head" else self.of(neuron.site)
         layers, _, width = values.shape
-        whole(neuron.layer, f"The layer of {neuron}", 0, layers - 1)
-        whole(neuron.index, f"The index of {neuron}", 0, width - 1)
+        check_int(neuron.layer, f"The layer of {neuron}", 0, layers - 1)
+        check_int(neuron.index, f"The index of {neuron}", 0, width - 1)
         columns = self.neurons.columns(neuron.site, Ranking(position=position).positions(self.prompt))
         return values[neuron.layer, columns, neuron.index].sum().item()
 
@@ -310,7 +310,7 @@ class Relevance(SavedResult, Tabled):
         """
         patched = Patched(model or self._run().model, self)
         if isinstance(nodes, int):
-            return patched.measure(self.top(whole(nodes, "The number of nodes"), position="all"))
+            return patched.measure(self.top(check_int(nodes, "The number of nodes"), position="all"))
         rows = several(nodes)
         for row in rows:
             if not isinstance(row, Ranked):
@@ -349,9 +349,9 @@ class Relevance(SavedResult, Tabled):
         """Return the conservation accounting in a sentence."""
         if self.counterfactual is None:
             return f"{'Logit difference' if self.contrast_text else OBJECTIVES[self.prediction.objective]} {self.sums}"
-        total, tokens, there = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
+        total, tokens, number_c = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
         return (
-            f"Difference {total:z.3f}: {total + there:z.3f} in the prompt, {there:z.3f} in the counterfactual; "
+            f"Difference {total:z.3f}: {total + number_c:z.3f} in the prompt, {number_c:z.3f} in the counterfactual; "
             f"tokens {tokens:z.3f}, remainder {total - tokens:z.3f}"
         )
 
@@ -368,7 +368,7 @@ class Relevance(SavedResult, Tabled):
 
     def to_dict(self, k: int = 20) -> dict[str, Any]:
         """Return a JSON-ready dict with the top k neurons of each site."""
-        k, prompt = whole(k, "The number of neurons", 0), self.prompt
+        k, prompt = check_int(k, "The number of neurons", 0), self.prompt
         phrase, other = self.contrast_phrase, self.counterfactual
         tokens = zip(prompt.ids, prompt.strings, self.tokens.tolist(), strict=True)
         return {

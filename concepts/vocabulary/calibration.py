@@ -64,10 +64,10 @@ class Calibration:
         threads, dtype = self.made_with["threads"], self.made_with["model"]["dtype"]
         return f"{versions}; {threads} thread{'s' * (threads != 1)}, {dtype} on {self.made_with['device']}"
 
-    def share(self, place: tuple[int, int], value: float) -> float | None:
+    def share(self, layer_index: tuple[int, int], value: float) -> float | None:
         """Return an activation of the FFN neuron (layer, index) as a multiple of the end of its activation range on the
         same side of zero; None if the range has no such side."""
-        end = (self.high if value > 0 else self.low)[place].item()
+        end = (self.high if value > 0 else self.low)[layer_index].item()
         return abs(value / end) if end else 0.0 if value == 0 else None
 
 
@@ -114,12 +114,12 @@ def _measured(model: Model) -> Calibration:
         counted = torch.zeros(len(batch.ids), batch.spans[1].stop, dtype=torch.bool, device=model.device)
         for row in range(len(counted)):
             counted[row, batch.columns(row)] = True
-            counted[row, [batch.columns(row)[place] for place in stream.sinks(row)]] = False
+            counted[row, [batch.columns(row)[position] for position in stream.sinks(row)]] = False
         for layer in range(model.layers):
-            here = counted[:, neurons.span(layer)].cpu()
-            counts[layer] += here.sum()
+            is_counted = counted[:, neurons.span(layer)].cpu()
+            counts[layer] += is_counted.sum()
             for site in sites:
-                values = neurons.activation[site][:, layer, neurons.span(layer)][here].float()  # (tokens, N)
+                values = neurons.activation[site][:, layer, neurons.span(layer)][is_counted].float()  # (tokens, N)
                 sums[site][layer] += values.double().sum(0)
                 if len(values) and site == "ffn":
                     low[layer] = torch.minimum(low[layer], values.amin(0))
@@ -171,9 +171,9 @@ def _dividing(model: Model, seen: dict[str, tuple[int, Tensor]]) -> Iterator[Non
 
     sites = written_sites(model)
     layers = range(model.layers)
-    places = {path: layer for layer in layers for site in sites for path in model.norms_after(layer, site)}
+    norm_layers = {path: layer for layer in layers for site in sites for path in model.norms_after(layer, site)}
     with ExitStack() as undo:
-        for path, layer in places.items():
+        for path, layer in norm_layers.items():
             hook = partial(before, path, layer)
             undo.callback(model.net.get_submodule(path).register_forward_pre_hook(hook).remove)
         yield

@@ -41,7 +41,7 @@ WIDEST = 2048
 """Without a GPU, `icebear index --lens` does not build the lens of wider models."""
 REBUILD = "is damaged, or of an older icebear; build it again with: icebear index --lens"
 
-Place = tuple[str, int]
+SiteLayer = tuple[str, int]
 """A site that writes, and a layer."""
 OnProgress = Callable[[int, int], object]
 
@@ -142,59 +142,59 @@ def mean_rows(model: Model, neurons: Sequence[Neuron]) -> Tensor:
     along w_out is J @ w_out."""
     rows = {}
     for stack in {model.stack_of(neuron.layer) for neuron in neurons}:
-        own = [neuron for neuron in dict.fromkeys(neurons) if model.stack_of(neuron.layer) == stack]
-        places = list(dict.fromkeys((neuron.site, neuron.layer) for neuron in own))
+        stack_neurons = [neuron for neuron in dict.fromkeys(neurons) if model.stack_of(neuron.layer) == stack]
+        site_layers = list(dict.fromkeys((neuron.site, neuron.layer) for neuron in stack_neurons))
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the others have no second derivatives
-            final, outputs = _graph(model, stack, places)
+            final, outputs = _graph(model, stack, site_layers)
             v = torch.zeros_like(final, requires_grad=True)  # (B, D)
             gradients = torch.autograd.grad((final * v).sum(), outputs, create_graph=True)
-            for neuron in own:
-                gradient = gradients[places.index((neuron.site, neuron.layer))]
+            for neuron in stack_neurons:
+                gradient = gradients[site_layers.index((neuron.site, neuron.layer))]
                 at = contexts_of(model).index(gradient)
                 (products,) = torch.autograd.grad((gradient[at] * _w_out(model, neuron)).sum(), v, retain_graph=True)
                 rows[neuron] = products.float().mean(0)
     return torch.stack([rows[neuron] for neuron in neurons])
 
 
-Change = Callable[[Place, Tensor, Any], Tensor]
-"""Takes a place, the output of its writing module, and the index of the tokens in it; returns a new output."""
+Change = Callable[[SiteLayer, Tensor, Any], Tensor]
+"""Takes a site and layer, the output of its writing module, and the index of the tokens in it; returns a new output."""
 
 
 class Contexts:
     """One token of each of some texts, and passes over it; over it alone where cached keys and values are exact."""
 
-    def __init__(self, model: Model, texts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
-        """Tokens after a place, which a causal model's token does not see, are left out."""
-        self.model, self.places = model, list(places)
-        cut = [place + 1 if model.task.is_causal else None for place in places]
+    def __init__(self, model: Model, texts: Sequence[Sequence[int]], positions: Sequence[int]) -> None:
+        """positions: the token of each text. A causal model does not see the tokens after it: they are left out."""
+        self.model, self.positions = model, list(positions)
+        cut = [position + 1 if model.task.is_causal else None for position in positions]
         self.texts = [list(ids[:end]) for ids, end in zip(texts, cut, strict=True)]
         self._prefix = Prefix.of(model, [ids[:-1] for ids in self.texts])
         self._last = torch.tensor([[ids[-1]] for ids in self.texts], device=model.device)
-        self._at = torch.tensor([0] * len(cut) if self._prefix else self.places)
+        self._at = torch.tensor([0] * len(cut) if self._prefix else self.positions)
         self._rows = torch.arange(len(cut))
 
-    def read(self, stack: int, places: Sequence[Place], change: Change) -> Tensor:
+    def read(self, stack: int, site_layers: Sequence[SiteLayer], change: Change) -> Tensor:
         """Return the output (B, D) of a stack's final norm at the tokens, with changed outputs of writing modules."""
         model, seen = self.model, []
         with model.lock, ExitStack() as undo:
             if model.family.experts:  # expert by expert: grouped products have no second derivatives
                 mixtures = [("ffn", layer) for layer in model.layers_with("ffn")]
                 undo.enter_context(hooks(model, mixtures, lambda site, layer, x: None))
-            for site, layer in places:
+            for site, layer in site_layers:
                 hook = partial(self._changed, (site, layer), change)
                 undo.callback(_writer(model, site, layer).register_forward_hook(hook).remove)
             final = _final(model, stack)
             undo.callback(final.register_forward_hook(lambda module, args, output: seen.append(output)).remove)
             if self._prefix:
-                inputs = self._prefix.inputs(self._last, range(len(self.places)), self.places)
+                inputs = self._prefix.inputs(self._last, range(len(self.positions)), self.positions)
                 model.net.base_model(**inputs, use_cache=True)
             else:
                 model.final_stream(model.read(self.texts))
         output = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
         return output[self._rows, self._at]
 
-    def _changed(self, place: Place, change: Change, module: Any, args: Any, output: Tensor) -> Tensor:
-        return change(place, output, self.index(output))
+    def _changed(self, site_layer: SiteLayer, change: Change, module: Any, args: Any, output: Tensor) -> Tensor:
+        return change(site_layer, output, self.index(output))
 
     def index(self, output: Tensor) -> tuple[Tensor, ...]:
         """Return where the tokens are in an output (B, T, D), or in the (B * T, D) of some FFNs and experts."""
@@ -214,49 +214,49 @@ def contexts_of(model: Model, others: bool = False) -> Contexts:
     if not model.task.reads_text:
         raise InputError(f"{model.name} reads images; the averaged Jacobian lens needs a model that reads text.")
     generator, special = random.Random(0), model.special_ids()
-    texts, places = [], []
+    texts, positions = [], []
     for ids in generator.sample(rows := calibration.token_rows(model), len(rows)):
-        inner = [place for place in range(1, len(ids)) if ids[place] not in special]
+        inner = [position for position in range(1, len(ids)) if ids[position] not in special]
         if inner:
             texts.append(ids)
-            places.append(generator.choice(inner))
-    first = min(TEXTS, max(1, len(texts) * 2 // 3))
-    chosen = slice(first, first + OTHERS) if others else slice(first)
-    contexts = Contexts(model, texts[chosen], places[chosen])
+            positions.append(generator.choice(inner))
+    lens_texts = min(TEXTS, max(1, len(texts) * 2 // 3))
+    chosen = slice(lens_texts, lens_texts + OTHERS) if others else slice(lens_texts)
+    contexts = Contexts(model, texts[chosen], positions[chosen])
     if not others and not is_hooked(model):
         _CONTEXTS[model] = contexts
     return contexts
 
 
 def _jacobian_rows(model: Model, blocks: Sequence[range], on_progress: OnProgress) -> Iterator[dict[str, Tensor]]:
-    """Yield blocks of rows (R, D) of the Jacobians, by the name of the place, from one graph over the tokens."""
+    """Yield blocks of rows (R, D) of the Jacobians, by site and layer, from one graph over the tokens."""
     contexts, graphs = contexts_of(model), []
-    places = [(site, layer) for site in WRITERS if site in model.sites for layer in model.layers_with(site)]
+    site_layers = [(site, layer) for site in WRITERS if site in model.sites for layer in model.layers_with(site)]
     for stack in range(model.task.stacks):
-        own = [place for place in places if model.stack_of(place[1]) == stack]
-        graphs.append((own, *_graph(model, stack, own)))
+        in_stack = [site_layer for site_layer in site_layers if model.stack_of(site_layer[1]) == stack]
+        graphs.append((in_stack, *_graph(model, stack, in_stack)))
     for block in blocks:
-        rows: dict[str, list[Tensor]] = {f"{site}.{layer}": [] for site, layer in places}
+        rows: dict[str, list[Tensor]] = {f"{site}.{layer}": [] for site, layer in site_layers}
         for number in block:
             on_progress(number, model.config.hidden_size + model.layers)
-            for own, final, outputs in graphs:
+            for in_stack, final, outputs in graphs:
                 gradients = torch.autograd.grad(final[:, number].sum(), outputs, retain_graph=True)
-                for (site, layer), gradient in zip(own, gradients, strict=True):
+                for (site, layer), gradient in zip(in_stack, gradients, strict=True):
                     rows[f"{site}.{layer}"].append(gradient[contexts.index(gradient)].float().mean(0).cpu())
-        yield {name: torch.stack(own) for name, own in rows.items()}
+        yield {name: torch.stack(blocks_of_rows) for name, blocks_of_rows in rows.items()}
 
 
-def _graph(model: Model, stack: int, places: Sequence[Place]) -> tuple[Tensor, list[Tensor]]:
+def _graph(model: Model, stack: int, site_layers: Sequence[SiteLayer]) -> tuple[Tensor, list[Tensor]]:
     """Return the final norm's output (B, D) in the contexts, and the outputs that it depends on, of writing modules."""
     outputs = {}
 
-    def leaf(place: Place, output: Tensor, at: Any) -> Tensor:
-        outputs[place] = output if output.requires_grad else output.detach().requires_grad_()
-        return outputs[place].clone()  # some models change it in place
+    def leaf(site_layer: SiteLayer, output: Tensor, at: Any) -> Tensor:
+        outputs[site_layer] = output if output.requires_grad else output.detach().requires_grad_()
+        return outputs[site_layer].clone()  # some models change it in place
 
     with torch.enable_grad():
-        final = contexts_of(model).read(stack, places, leaf)
-    return final, [outputs[place] for place in places]
+        final = contexts_of(model).read(stack, site_layers, leaf)
+    return final, [outputs[site_layer] for site_layer in site_layers]
 
 
 def _reliability(model: Model, layer: int, jacobian: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ def predicted_and_measured(
 def _logits_with(model: Model, contexts: Contexts, layer: int, w_out: Tensor) -> Tensor:
     """Return the logits (T, V), before a cap, where an FFN writes a vector more at the tokens."""
 
-    def add(place: Place, output: Tensor, at: Any) -> Tensor:
+    def add(site_layer: SiteLayer, output: Tensor, at: Any) -> Tensor:
         output = output.clone()
         output[at] += w_out.to(output)
         return output

@@ -16,10 +16,10 @@ from icebear.db.search import ABOVE, kurtosis, random_rows
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion
-from icebear.values import one_of, typed, whole
+from icebear.values import check_int, one_of, typed
 
-ROWS = 4096
-"""At most so many rows of a layer give the covariance of random rows."""
+COVARIANCE_ROWS = 4096
+"""At most this many rows of a layer give the covariance of random rows."""
 
 
 @typed
@@ -80,14 +80,14 @@ def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
 def _compared(model: Model, neuron: Neuron, k: int, lens: str) -> Projection:
     """Project a neuron, and compare its row with random rows of its layer."""
     row, built = _rows(model, [neuron], lens), mean_lens(model) if lens == "mean" else None
-    some = slice(None, None, -(-model.width(neuron.site) // ROWS))
-    layer = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, some)
+    sample = slice(None, None, -(-model.width(neuron.site) // COVARIANCE_ROWS))
+    layer = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, sample)
     assert layer is not None  # or its row would have raised
     layer = layer @ built.jacobian(neuron.site, neuron.layer).to(layer).T if built else layer
     drawn = torch.from_numpy(random_rows(layer.cpu().numpy())).to(row)
-    own, *chance = kurtosis(unembed(model, torch.cat((row, drawn))).cpu().numpy()).tolist()
+    row_kurtosis, *chance = kurtosis(unembed(model, torch.cat((row, drawn))).cpu().numpy()).tolist()
     (projection,) = _projected(model, [neuron], row, k, lens)
-    return replace(projection, kurtosis=own, kurtosis_by_chance=float(np.percentile(chance, ABOVE)))
+    return replace(projection, kurtosis=row_kurtosis, kurtosis_by_chance=float(np.percentile(chance, ABOVE)))
 
 
 def _rows(model: Model, neurons: Sequence[Neuron], lens: str) -> Tensor:
@@ -103,7 +103,7 @@ def _rows(model: Model, neurons: Sequence[Neuron], lens: str) -> Tensor:
 @torch.no_grad()
 def projections(model: Model, neurons: Iterable[Neuron], k: int = 20, lens: str = "direct") -> dict[Neuron, Projection]:
     """Project each neuron that writes to the residual stream, once."""
-    k = whole(k, "The number of tokens")
+    k = check_int(k, "The number of tokens")
     one_of(lens, "lens", LENSES)
     writers = [neuron for neuron in dict.fromkeys(neurons) if neuron.site in WRITERS]
     if not writers:
@@ -125,11 +125,11 @@ def _projected(model: Model, neurons: Sequence[Neuron], rows: Tensor, k: int, le
         rows = zip(ids, logits[row, ids].tolist(), z[row, ids].tolist(), strict=True)
         return tuple(Promotion(id, names.get(id) or model.text(id), add if claims else None, z) for id, add, z in rows)
 
-    made = []
+    result = []
     for row, neuron in enumerate(neurons):
         spread = typical(model, neuron.layer) if lens == "direct" else None
         claims = spread is not None if lens == "direct" else gives_answers(model, neuron.layer)
         up, down = (promotions(row, sign, claims) for sign in (+1, -1))
         reliability = built.reliability[neuron.layer] if built else None
-        made.append(Projection(neuron, up, down, spread, None, lens, reliability))
-    return made
+        result.append(Projection(neuron, up, down, spread, None, lens, reliability))
+    return result

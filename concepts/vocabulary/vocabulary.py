@@ -10,7 +10,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.parts import experts
 from icebear.models.parts.architecture import first_of
-from icebear.models.parts.linear import WHOLE, Chosen, Linear, through_norm
+from icebear.models.parts.linear import ALL_INDICES, Chosen, Linear, through_norm
 from icebear.records import WRITERS, Neuron
 
 BLOCK = 1024
@@ -44,7 +44,7 @@ def direct_row(model: Model, neuron: Neuron) -> Tensor:
     return rows[0]
 
 
-def direct_rows(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> Tensor | None:
+def direct_rows(model: Model, site: str, layer: int, chosen: slice = ALL_INDICES) -> Tensor | None:
     """Return what one unit of each neuron adds to the input (N, D) of the unembedding on the direct path: W_out rows
     through the norms at their median divisors, in float32. None for the sites of `w_out_rows`."""
     rows = w_out_rows(model, site, layer, chosen)
@@ -57,7 +57,7 @@ def direct_rows(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> T
     return rows
 
 
-def w_out_rows(model: Model, site: str, layer: int, chosen: slice = WHOLE) -> Tensor | None:
+def w_out_rows(model: Model, site: str, layer: int, chosen: slice = ALL_INDICES) -> Tensor | None:
     """Return the rows (N, D) of W_out or of the attention output projection, in float32; None for a site that does not
     write to the residual stream."""
     if site not in WRITERS:
@@ -76,14 +76,14 @@ def w_in_rows(model: Model, site: str, layer: int) -> Tensor | None:
     if site == "ffn" and model.family.experts:
         return experts.w_in_rows(model.experts(layer))
     if site == "ffn":
-        first = first_of(model.layer_modules[layer], model.family_at(layer).ffn_in)
-        return Linear(first).rows(slice(model.width("ffn")))  # the gate comes first if gate and up are one map
+        module = first_of(model.layer_modules[layer], model.family_at(layer).ffn_in)
+        return Linear(module).rows(slice(model.width("ffn")))  # the gate comes first if gate and up are one map
     if site == "shared":
         expert, _, _ = model.family.shared.rpartition(".")
         names = " ".join(f"{expert}.{name}" for name in ("gate_proj", "gate_up_proj", "input_linear"))
         return Linear(first_of(model.layer_modules[layer], names)).rows(slice(model.width("shared")))
     columns = model.columns(site)
-    return Linear(model.site_module(site, layer)).rows(WHOLE if columns is None else columns)
+    return Linear(model.site_module(site, layer)).rows(ALL_INDICES if columns is None else columns)
 
 
 def unembed(model: Model, x: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def unembed(model: Model, x: Tensor) -> Tensor:
     return torch.cat([x @ unembedding(model, slice(start, start + BLOCK)).T for start in starts], -1)
 
 
-def unembedding(model: Model, chosen: Chosen = WHOLE) -> Tensor:
+def unembedding(model: Model, chosen: Chosen = ALL_INDICES) -> Tensor:
     """Return the rows (N, D) of `vocabulary` for chosen tokens in float32, through the map before it, if any."""
     rows = vocabulary(model).rows(chosen) * model.logit_scale
     if getattr(model.net.config, "scale_decoder_outputs", False):  # T5

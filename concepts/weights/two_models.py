@@ -16,7 +16,7 @@ from torch.nn.functional import cosine_similarity
 
 from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
-from icebear.concepts.weights.weight_places import Kind, Part, WeightPlaces
+from icebear.concepts.weights.weight_parts import Kind, Part, WeightParts
 from icebear.errors import InputError
 from icebear.lrp.two_models import Caused, Entries, PairedWeights
 from icebear.models.batch import Batch
@@ -39,12 +39,12 @@ def check_same_shape(model: Model, other: Model) -> None:
     """Raise `InputError` if layers, neurons or outputs differ."""
     shapes = [
         (
-            one.net.config.model_type,
-            one.layers,
-            one.output_size,
-            {site: one.width(site) for site in one.sites} if one.has_family else {},
+            side.net.config.model_type,
+            side.layers,
+            side.output_size,
+            {site: side.width(site) for site in side.sites} if side.has_family else {},
         )
-        for one in (model, other)
+        for side in (model, other)
     ]
     if shapes[0] != shapes[1]:
         raise InputError(
@@ -62,7 +62,7 @@ def _apart_from_weights(net: nn.Module) -> tuple[dict[str, Any], list[tuple[str,
 
     config: Any = net.config
     values = {name: value for name, value in config.to_dict().items() if name not in OF_THE_FILE}
-    return values, [(path, type(one), plain(vars(one))) for path, one in net.named_modules()]
+    return values, [(path, type(module), plain(vars(module))) for path, module in net.named_modules()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,29 +84,29 @@ class ModelPair:
 
     model: Model
     base: Model
-    places: WeightPlaces = field(init=False)
+    weight_parts: WeightParts = field(init=False)
     weights: dict[str, tuple[Tensor, Tensor]] = field(init=False)
     """The parameters that differ."""
 
     def __post_init__(self) -> None:
         check_same_shape(self.model, self.base)
-        for one in (self.model, self.base):
-            if one.offloaded or any(map(dispatch.packed, one.net.modules())):
+        for side in (self.model, self.base):
+            if side.offloaded or any(map(dispatch.packed, side.net.modules())):
                 raise InputError(
-                    f"{one.name} has quantized or offloaded weights, which cannot be compared one by one; load "
+                    f"{side.name} has quantized or offloaded weights, which cannot be compared one by one; load "
                     "both models without bits and device_map."
                 )
-        own = dict(self.model.net.named_parameters())
-        everywhere = [dict(one.net.named_parameters(remove_duplicate=False)) for one in (self.model, self.base)]
+        parameters = dict(self.model.net.named_parameters())
+        everywhere = [dict(side.net.named_parameters(remove_duplicate=False)) for side in (self.model, self.base)]
         shapes = [{name: (x.shape, x.dtype, x.device) for name, x in each.items()} for each in everywhere]
-        if shapes[0] != shapes[1] or own.keys() != dict(self.base.net.named_parameters()).keys():
+        if shapes[0] != shapes[1] or parameters.keys() != dict(self.base.net.named_parameters()).keys():
             raise InputError(
                 f"The weights of {self.base.name} differ from those of {self.model.name} in names, shapes, ties, dtype "
                 "or device; load both in the same way."
             )
         theirs = everywhere[1]
-        self.weights = {name: (x, theirs[name]) for name, x in own.items() if not torch.equal(x, theirs[name])}
-        self.places = WeightPlaces(self.model)
+        self.weights = {name: (x, theirs[name]) for name, x in parameters.items() if not torch.equal(x, theirs[name])}
+        self.weight_parts = WeightParts(self.model)
         matrices = [pair for pair in self.weights.values() if pair[0].dim() > 1]
         cosines = [cosine_similarity(x.flatten().float(), y.flatten().float(), 0).item() for x, y in matrices]
         if cosines and median(cosines) < RELATED:
@@ -120,7 +120,7 @@ class ModelPair:
         """Return the parts of a weight that operations on activations read; of a tied embedding, the unembedding."""
         if name in self.embeddings:
             return [self.by_token(name, "unembedding")]
-        return self.places.of(name)
+        return self.weight_parts.of(name)
 
     def by_token(self, name: str, kind: Kind) -> Part:
         count = len(self.weights[name][0])
@@ -129,16 +129,16 @@ class ModelPair:
     @cached_property
     def only_weights_differ(self) -> bool:
         """Whether modules, configuration and buffers are the same, and the base has no hooks."""
-        own, base = (_apart_from_weights(one.net) for one in (self.model, self.base))
-        buffers, others = (dict(one.net.named_buffers()) for one in (self.model, self.base))
-        same = own == base and buffers.keys() == others.keys() and not is_hooked(self.base)
+        left, right = (_apart_from_weights(side.net) for side in (self.model, self.base))
+        buffers, others = (dict(side.net.named_buffers()) for side in (self.model, self.base))
+        same = left == right and buffers.keys() == others.keys() and not is_hooked(self.base)
         return same and all(torch.equal(x, others[name]) for name, x in buffers.items())
 
     @cached_property
     def embeddings(self) -> list[str]:
         """The names of the token embeddings that differ."""
         ids = {id(module.weight) for module in self.model.embeddings} if self.model.task.reads_text else set()
-        return [name for name, (own, _) in self.weights.items() if id(own) in ids]
+        return [name for name, (weight, _) in self.weights.items() if id(weight) in ids]
 
     def embedding(self, model: Model, batch: Batch, stack: int) -> Tensor:
         """Return the token embeddings (B, T, D) of a stack in one of the models."""
@@ -151,8 +151,8 @@ class ModelPair:
         """The norms of the changes, by layer, kind and module, of each unit."""
         sizes: dict[tuple[int | None, Kind, str], Tensor] = {}
         squared = cache(_squares)  # a tied embedding has two parts
-        for part, own, base in self.slices():
-            key, squares = (part.layer, part.kind, part.module), part.sums(partial(squared, own, base))
+        for part, weight, base in self.slices():
+            key, squares = (part.layer, part.kind, part.module), part.sums(partial(squared, weight, base))
             sizes[key] = sizes[key] + squares if key in sizes else squares
         return {key: squares.sqrt() for key, squares in sizes.items()}
 
@@ -165,52 +165,52 @@ class ModelPair:
         undo: list[Callable[[], object]] = []
         with self.model.lock, torch.no_grad():
             try:
-                for part, own, base in self.slices():
+                for part, weight, base in self.slices():
                     if indices := units.get((part.kind, part.module)):
-                        undo.append(_copy(part, own, base, torch.tensor(indices)))
+                        undo.append(_copy(part, weight, base, torch.tensor(indices)))
                 yield
             finally:
-                for one in reversed(undo):
-                    one()
+                for undo_copy in reversed(undo):
+                    undo_copy()
 
     def slices(self) -> Iterator[tuple[Part, Tensor, Tensor]]:
         """Yield the parts of the weights that differ, with the weights in both models."""
-        for name, (own, base) in self.weights.items():
-            is_experts = own.dim() > 1 and hasattr(
+        for name, (weight, base) in self.weights.items():
+            is_experts = weight.dim() > 1 and hasattr(
                 self.model.net.get_submodule(name.rpartition(".")[0]), "is_transposed"
             )
             if is_experts:
-                pairs = [(f"{name}[{expert}]", own[expert], base[expert]) for expert in range(len(own))]
+                pairs = [(f"{name}[{expert}]", weight[expert], base[expert]) for expert in range(len(weight))]
             else:
-                pairs = [(name, own, base)]
+                pairs = [(name, weight, base)]
             if name in self.embeddings:
-                yield self.by_token(name, "embedding"), own, base
+                yield self.by_token(name, "embedding"), weight, base
                 head = self.model.net.get_output_embeddings()
-                pairs = pairs if getattr(head, "weight", None) is own else []
-            for each, here, there in pairs:
-                yield from ((part, here, there) for part in self.parts(each))
+                pairs = pairs if getattr(head, "weight", None) is weight else []
+            for each, x, base_x in pairs:
+                yield from ((part, x, base_x) for part in self.parts(each))
 
 
-def _squares(own: Tensor, base: Tensor, axis: int) -> Tensor:
+def _squares(weight: Tensor, base: Tensor, axis: int) -> Tensor:
     """Return the squared norm of the change of each slice along an axis, from blocks of rows."""
-    dtype = torch.promote_types(own.dtype, torch.float32)
-    others = [one for one in range(own.dim()) if one != axis]
-    rows = (torch.atleast_1d(x).split(BLOCK) for x in (own, base))
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    others = [dimension for dimension in range(weight.dim()) if dimension != axis]
+    rows = (torch.atleast_1d(x).split(BLOCK) for x in (weight, base))
     blocks = ((x - y).to(dtype).square_() for x, y in zip(*rows, strict=True))
     sums = [block.sum(others) if others else block for block in blocks]
     return torch.cat(sums) if axis == 0 else torch.stack(sums).sum(0)
 
 
-def _copy(part: Part, own: Tensor, base: Tensor, indices: Tensor) -> Callable[[], object]:
+def _copy(part: Part, weight: Tensor, base: Tensor, indices: Tensor) -> Callable[[], object]:
     """Copy the slices of some units, and return a function that undoes it."""
     if part.axis is None or part.units is None:
-        before = own.clone()
-        own.data.copy_(base)
-        return lambda: own.data.copy_(before)
-    chosen = torch.isin(part.units, indices).nonzero().flatten().to(own.device)
-    before, axis = own.index_select(part.axis, chosen), part.axis
-    own.data.index_copy_(axis, chosen, base.index_select(axis, chosen))
-    return lambda: own.data.index_copy_(axis, chosen, before)
+        before = weight.clone()
+        weight.data.copy_(base)
+        return lambda: weight.data.copy_(before)
+    chosen = torch.isin(part.units, indices).nonzero().flatten().to(weight.device)
+    before, axis = weight.index_select(part.axis, chosen), part.axis
+    weight.data.index_copy_(axis, chosen, base.index_select(axis, chosen))
+    return lambda: weight.data.index_copy_(axis, chosen, before)
 
 
 class Causes:
@@ -233,20 +233,20 @@ class Causes:
         self.sums[key] = self.sums[key] + sums if key in self.sums else sums
 
     def read(self, stack: int, x: Tensor) -> Tensor:
-        """Return the input of a stack: the embeddings of the prompt, and those of the other one in the base model."""
+        """Return the input of a stack: the prompt's embeddings, and the counterfactual's in the base model."""
         if self.batch.pixels is not None:
             self.embedded.append((x, x))
             return x
-        there = self.pair.embedding(self.pair.base, self.batch, stack).detach().to(x)
-        self.embedded.append((x, there))
-        return torch.cat((x[:1], there[1:]))
+        base_x = self.pair.embedding(self.pair.base, self.batch, stack).detach().to(x)
+        self.embedded.append((x, base_x))
+        return torch.cat((x[:1], base_x[1:]))
 
     def passed_on(self, stack: int, gradient: Tensor) -> Tensor:
         """Return the relevance (T, D) of the prompts' difference, and add what the changed embeddings caused."""
         dtype = torch.promote_types(gradient.dtype, torch.float32)
-        own, there = (x.to(dtype) for x in self.embedded[stack])
+        model_x, base_x = (x.to(dtype) for x in self.embedded[stack])
         g = gradient[0].to(dtype)
-        caused = g * (own - there) / 2  # (2, T, D)
+        caused = g * (model_x - base_x) / 2  # (2, T, D)
         if self.pair.embeddings and caused.any():
             ids = self.batch.decoder.ids if stack and self.batch.decoder else self.batch.ids
             names = self.pair.embeddings
@@ -254,7 +254,7 @@ class Causes:
                 self.pair.by_token(names[min(stack, len(names) - 1)], "embedding"), units=ids.flatten().cpu()
             )
             self._add(part, part.sums(Entries(caused.sum(-1).flatten()).along))
-        return g * ((own[0] - own[1]) + (there[0] - there[1])) / 2
+        return g * ((model_x[0] - model_x[1]) + (base_x[0] - base_x[1])) / 2
 
     def result(self) -> tuple[ChangedWeights, ...]:
         """Return what every changed weight caused, zero where it was not used."""
@@ -267,7 +267,7 @@ def neuron_similarity(model: Model, other: Model, neuron: Neuron) -> dict[str, f
     check_same_shape(model, other)
     cosines = {}
     for name, rows in (("reads", w_in_rows), ("writes", w_out_rows)):
-        both = [rows(one, neuron.site, neuron.layer) for one in (model, other)]
+        both = [rows(side, neuron.site, neuron.layer) for side in (model, other)]
         pair = [row[neuron.index].double().cpu() for row in both if row is not None]
         if pair:
             cosines[name] = torch.cosine_similarity(pair[0], pair[1], dim=0).item()

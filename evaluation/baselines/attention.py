@@ -95,7 +95,7 @@ def _attention(model: Model, objective: Objective) -> tuple[list[Tensor], list[T
 def _rows(objective: Objective, joint: Tensor) -> list[Tensor]:
     """Return the sum of the rows of (B, T, T) at the explained positions."""
     rows = zip(joint, objective.positions, objective.batch.lengths, strict=True)
-    return [matrix[list(places)].sum(0)[:length].cpu() for matrix, places, length in rows]
+    return [matrix[list(positions)].sum(0)[:length].cpu() for matrix, positions, length in rows]
 
 
 # --- ALTI ----------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ def _rows(objective: Objective, joint: Tensor) -> list[Tensor]:
 
 def _contributions(parts: Tensor) -> Tensor:
     """Return the shares (T, T) of j in the sum over j of parts (T, T, D): at least zero, and 1 in sum for each i."""
-    whole = parts.sum(1, keepdim=True)  # (T, 1, D)
-    near = (whole.abs().sum(-1) - (whole - parts).abs().sum(-1)).clamp(min=0)
+    total_part = parts.sum(1, keepdim=True)  # (T, 1, D)
+    near = (total_part.abs().sum(-1) - (total_part - parts).abs().sum(-1)).clamp(min=0)
     return near / near.sum(1, keepdim=True).clamp(min=1e-30)
 
 
@@ -127,21 +127,21 @@ class AltiLogit(Method):
             )
         norm, offset = model.net.get_submodule(model.family.final_norm), model.family.norm_offset
         rows = []
-        for row, (places, targets, contrast) in enumerate(
+        for row, (positions, targets, contrast) in enumerate(
             zip(map(list, objective.positions), objective.targets, objective.contrasts, strict=True)
         ):
             streams, outputs = _layers(model, objective, row)
             words = unembedding(model, torch.tensor(targets))  # (P, D)
             words = words if contrast is None else words - unembedding(model, contrast)
-            by = norm_divisor(norm, streams[-1][places])[:, None]  # (P, 1, 1)
+            by = norm_divisor(norm, streams[-1][positions])[:, None]  # (P, 1, 1)
             logits = lambda parts, by=by, words=words: through_norm(norm, parts, offset, by) @ words[..., None]  # noqa: E731
             total = torch.zeros(len(streams[0]))
             down = torch.eye(len(total))  # (T, T) tokens of this layer by tokens of the input
             for x, parts in zip(streams, outputs, strict=False):
-                total += (logits(parts[places])[..., 0] @ down).sum(0)
+                total += (logits(parts[positions])[..., 0] @ down).sum(0)
                 parts[range(len(parts)), range(len(parts))] += x
                 down = _contributions(parts) @ down
-            total[places] += logits(streams[0][places, None])[:, 0, 0]
+            total[positions] += logits(streams[0][positions, None])[:, 0, 0]
             rows.append(total)
         return rows
 
@@ -161,7 +161,7 @@ class Alti(Method):
                 "another method."
             )
         rows = []
-        for row, places in enumerate(objective.positions):
+        for row, positions in enumerate(objective.positions):
             streams, outputs = _layers(model, objective, row)
             down = torch.eye(len(streams[0]))
             for module, x, parts in zip(model.layer_modules, streams, outputs, strict=False):
@@ -169,7 +169,7 @@ class Alti(Method):
                 norm = module.get_submodule(model.family.attn_norm)
                 by = norm_divisor(norm, parts.sum(1, keepdim=True))
                 down = _contributions(through_norm(norm, parts, model.family.norm_offset, by)) @ down
-            rows.append(down[list(places)].sum(0))
+            rows.append(down[list(positions)].sum(0))
         return rows
 
 

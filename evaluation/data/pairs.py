@@ -15,7 +15,8 @@ import torch
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method
 from icebear.concepts.results.result import Relevance
-from icebear.errors import InputError, UnknownName
+from icebear.errors import InputError
+from icebear.evaluation.protocol import named
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 from icebear.paths import read_text
@@ -82,11 +83,6 @@ def _looked_up(frame: str, known: Mapping[str, str]) -> list[Pair]:
     return [Pair(frame.format(a), frame.format(b), f" {known[a]}", f" {known[b]}") for a, b in permutations(known, 2)]
 
 
-def _pronouns() -> list[Pair]:
-    people = product(WORDS["women"], WORDS["men"], WORDS["deeds"])
-    return [Pair(f"The {woman} {deed}", f"The {man} {deed}", " she", " he") for woman, man, deed in people]
-
-
 TASKS: dict[str, list[Pair]] = {
     "simple": _agreement(WORDS["starts"], WORDS["nouns"]),
     "phrase": _agreement(WORDS["phrases"], WORDS["nouns"]),
@@ -96,17 +92,16 @@ TASKS: dict[str, list[Pair]] = {
     "greater-than": _greater_than(),
     "capitals": _looked_up("The capital of {} is", WORDS["capitals"]),
     "opposites": _looked_up("The opposite of {} is", WORDS["opposites"]),
-    "pronouns": _pronouns(),
+    "pronouns": [
+        Pair(f"The {woman} {deed}", f"The {man} {deed}", " she", " he")
+        for woman, man, deed in product(WORDS["women"], WORDS["men"], WORDS["deeds"])
+    ],
 }
 
 
 def pairs_of(names: str) -> dict[str, list[Pair]]:
     """Return the pairs of each task of a comma-separated list. Raises `UnknownName`."""
-    wanted = list(TASKS) if names == "all" else [name.strip() for name in names.split(",")]
-    for name in wanted:
-        if name not in TASKS:
-            raise UnknownName("task", name, TASKS, f"The tasks are {', '.join(TASKS)}.")
-    return {name: TASKS[name] for name in wanted}
+    return {name: TASKS[name] for name in named(names, "task", TASKS)}
 
 
 def read_pairs(path: str) -> list[Pair]:

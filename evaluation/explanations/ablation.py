@@ -44,6 +44,7 @@ PATCHED = {
 }
 DRAWN = 200
 """`PATCHED` takes this many of the scores' largest nodes, and as many others."""
+MATCHED = "matched"
 
 
 class Compared:
@@ -96,9 +97,8 @@ def _in_rounds(compared: Compared) -> Tensor:
     return rank
 
 
-MATCHED = "matched"
 CONTROLS: dict[str, Callable[[Compared], Tensor]] = {
-    "rounds": _in_rounds,
+    "gradient-rounds": _in_rounds,
     "change": lambda compared: compared.exchangeable.change(),
     MATCHED: lambda compared: compared.nodes(compared.relevance),
 }
@@ -112,7 +112,7 @@ METHODS = (
 
 
 def ablate(
-    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn", means: Mapping[int, Tensor] = {}
+    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str, means: Mapping[int, Tensor] = {}
 ) -> dict[str, Any]:
     """Return each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready.
 
@@ -121,7 +121,7 @@ def ablate(
     compared = Compared(model, pair, site)
     nodes = compared.exchangeable
     if nodes.shape[1] in means:
-        nodes = replace(nodes, there={site: means[nodes.shape[1]]}, compared=None)
+        nodes = replace(nodes, counterfactual={site: means[nodes.shape[1]]}, compared=None)
     ends = nodes.ends
     generator = torch.Generator().manual_seed(0)
     results = {}
@@ -137,10 +137,6 @@ def ablate(
             row |= {f"sufficiency_{size}": sufficiency[place], f"remaining_{size}": abs(remaining[place])}
         results[name] = {**row, "curve_sufficiency": sufficiency, "curve_remaining": remaining}
     return {**vars(pair), "difference": ends[0] - ends[1], "methods": results}
-
-
-def _notes(note: str, patching: bool, lines: Lines) -> list[str]:
-    return [note] if patching else [note, ratios(lines)]
 
 
 def ratios(lines: Lines) -> str:
@@ -163,9 +159,7 @@ def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[i
     return {length: torch.stack(rows).mean(0) for length, rows in by_length.items()}
 
 
-def patching_correlations(
-    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str = "ffn"
-) -> dict[str, Any]:
+def patching_correlations(model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str) -> dict[str, Any]:
     """Return each score's `PATCHED` on a pair: its correlation, over one set of nodes, with activation patching.
 
     Activation patching sets one node to its counterfactual value. JSON-ready.
@@ -234,5 +228,5 @@ class AblationCurves(MethodEvaluation):
                 partial(measure, model, methods=methods, site=self.site),
                 name=task,
                 methods={name: name for name in methods if name != MATCHED or not self.patching},
-                notes=partial(_notes, note, self.patching),
+                notes=lambda lines: [note] if self.patching else [note, ratios(lines)],  # noqa: B023
             )

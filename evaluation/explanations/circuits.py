@@ -101,12 +101,8 @@ class Circuits(Evaluation):
                 name=task,
                 tables=partial(_tables, held_out),
                 listings=_listings,
-                notes=partial(_notes, [note] * bool(held_out)),
+                notes=lambda _: [note] * bool(held_out),  # noqa: B023
             )
-
-
-def _notes(notes: list[str], lines: Lines) -> list[str]:
-    return notes
 
 
 def _tables(held_out: Lines, lines: Lines) -> dict[str, Table]:

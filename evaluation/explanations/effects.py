@@ -137,9 +137,9 @@ def measured(model: Model, sample: Sample) -> Line:
         model.token_ids(text) for text in (pair.prompt, paraphrase(sample.task, pair.prompt), sample.other.prompt)
     )
     changes = [(row.neuron, row.position, change_of(relevance, row.neuron, row.position)) for row in rows]
+    randoms = [Neuron(row.neuron.layer, "ffn", generator.randrange(model.width("ffn"))) for row in rows]
     drawn = [
-        (neuron, at, change_of(relevance, neuron, at))
-        for neuron, at in ((_random_neuron(model, row.neuron, generator), row.position) for row in rows)
+        (neuron, at, change_of(relevance, neuron, at)) for neuron, (_, at, _) in zip(randoms, changes, strict=True)
     ]
     predicted = {
         **projections(model, changes, tokens),
@@ -183,10 +183,6 @@ def change_of(relevance: Relevance, neuron: Neuron, position: int) -> float:
     """Return the activation in the counterfactual prompt minus that in the prompt."""
     scores, place = relevance.neurons, (neuron.layer, position, neuron.index)
     return (scores.counterfactual["ffn"][place] - scores.activation["ffn"][place]).item()
-
-
-def _random_neuron(model: Model, neuron: Neuron, generator: random.Random) -> Neuron:
-    return Neuron(neuron.layer, "ffn", generator.randrange(model.width("ffn")))
 
 
 def _moved(changes: Sequence[Change], here: Sequence[int], there: Sequence[int]) -> list[Change]:
@@ -251,13 +247,13 @@ def _nodes(line: Line, third: str | None, place: str | None, shown: bool) -> lis
 
 def _lines(lines: Lines, third: str, place: str | None, shown: bool = False) -> list[Line]:
     """Return a line for each pair that has such nodes."""
-    chosen = [(line, _nodes(line, third, place, shown)) for line in lines]
-    return [{**line, "methods": _correlations(nodes)} for line, nodes in chosen if nodes]
-
-
-def _correlations(nodes: Lines) -> Line:
-    values = {name: [node["correlation"][name] for node in nodes] for name in PREDICTED}
-    return {name: {"mean": fmean(own), "median": median(own)} for name, own in values.items()}
+    result = []
+    for line in lines:
+        if nodes := _nodes(line, third, place, shown):
+            values = {name: [node["correlation"][name] for node in nodes] for name in PREDICTED}
+            methods = {name: {"mean": fmean(row), "median": median(row)} for name, row in values.items()}
+            result.append({**line, "methods": methods})
+    return result
 
 
 def _listings(lines: Lines) -> dict[str, list[Line]]:

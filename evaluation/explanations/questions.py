@@ -12,6 +12,8 @@ from icebear.evaluation.explanations.groundtruth import homes
 from icebear.models.model import Model
 
 SHORTEST = 16
+CORPORA = {"next-word": "wiki-summaries", "reviews": "imdb-reviews", "choice": ""}
+"""Task -> its default corpus."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,6 @@ class Question:
             return None
         logits = model.next_logits(self.prompt)
         return max(self.answers, key=lambda answer: logits[model.answer_id(answer, "answer")].item())
-
-
-CORPORA = {"next-word": "wiki-summaries", "reviews": "imdb-reviews", "choice": ""}
-"""Task -> its default corpus."""
 
 
 def questions_of(model: Model, task: str, corpus: str, samples: int, seed: int, longest: int) -> list[Question]:

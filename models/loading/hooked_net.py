@@ -41,12 +41,12 @@ class Attention(nn.Module):
 
 def rotated(x: Tensor, rotation: tuple[Tensor, Tensor], width: int, adjacent: bool) -> Tensor:
     """Rotate the first `width` entries of queries or keys x (B, H, T, d), in pairs of neighbors or of both halves."""
-    (cos, sin), first, rest = rotation, x[..., :width], x[..., width:]
+    (cos, sin), rotary, rest = rotation, x[..., :width], x[..., width:]
     if adjacent:
-        normal = torch.stack((-first[..., 1::2], first[..., ::2]), -1).flatten(-2)
+        normal = torch.stack((-rotary[..., 1::2], rotary[..., ::2]), -1).flatten(-2)
     else:
-        normal = torch.cat((-first[..., width // 2 :], first[..., : width // 2]), -1)
-    return torch.cat((first * cos[:, None] + normal * sin[:, None], rest), -1)
+        normal = torch.cat((-rotary[..., width // 2 :], rotary[..., : width // 2]), -1)
+    return torch.cat((rotary * cos[:, None] + normal * sin[:, None], rest), -1)
 
 
 class FFN(nn.Module):
@@ -165,8 +165,8 @@ class Hooked(PreTrainedModel):
         **_: Any,
     ) -> CausalLMOutputWithPast:
         output = self.model(input_ids, attention_mask, past_key_values, use_cache, output_attentions)
-        places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.unembed(output.last_hidden_state[:, places])
+        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.unembed(output.last_hidden_state[:, positions])
         return CausalLMOutputWithPast(None, logits, output.past_key_values, None, output.attentions)
 
 
@@ -175,8 +175,8 @@ class HookedForCausalLM(Hooked, GenerationMixin):
 
 
 class HookedForOutputs(Hooked):
-    """Its output at a token is one of a vocabulary of its own, or depends on the tokens after it."""
+    """Its output at a token is of another vocabulary, or depends on the tokens after it."""
 
 
 class HookedForCausalOutputs(Hooked):
-    """Its output at a token is one of a vocabulary of its own, and depends on the tokens before it only."""
+    """Its output at a token is of another vocabulary, and depends on the tokens before it only."""

@@ -73,7 +73,7 @@ def load_model(
     """
     from huggingface_hub import snapshot_download
 
-    place = _device(device)
+    torch_device = _device(device)
     path = str(local(name))
     name = path if str(name).startswith("~") else str(name)  # a hub id is no path
     gguf = name.lower().endswith(".gguf")
@@ -88,7 +88,7 @@ def load_model(
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
     with _explained(name):
         read = _reader(source)
-        kind = _dtype("float32" if dtype is None and read is hooked.read else dtype, place)
+        kind = _dtype("float32" if dtype is None and read is hooked.read else dtype, torch_device)
         weights = _weight_options(device, device_map, bits, kind)
         if weights and read is not _read:
             kinds: dict[Any, str] = {_read_adapter: "a LoRA adapter", hooked.read: "in TransformerLens' format"}
@@ -103,7 +103,7 @@ def load_model(
         weights |= {"dtype": kind, "attn_implementation": attention, "use_safetensors": True}
         net, tokenizer, processor = read(source, weights, {"trust_remote_code": trust_remote_code})
         if not (device_map or getattr(net, "is_quantized", False)):
-            net = net.to(place)
+            net = net.to(torch_device)
         model = Model(net, tokenizer, name, processor)
     if name in PRESETS:
         model.weights = f"{PRESETS[name].bits}-bit weights, dequantized"
@@ -163,7 +163,7 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
 
 
 def complete(kind: Any, source: str, **options: Any) -> Any:
-    """Load a network whose weights are all there: transformers makes random ones of those that lack.
+    """Load a network that has all its weights: transformers fills missing ones with random numbers.
 
     kind: an auto class of transformers. Raises `ModelError`.
     """
@@ -221,15 +221,15 @@ def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any])
         net = kind.from_pretrained(base, **weights, **options, **labels)
     else:
         net = complete(kind, base, **weights, **options)
-    own = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
+    has_tokenizer = (Path(source) / "tokenizer_config.json").is_file()  # it may have tokens that the base model lacks
     tokenizer: Any = None
-    if own or not _lacks_tokenizer(Path(base)):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source if own else base, **options)
+    if has_tokenizer or not _lacks_tokenizer(Path(base)):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source if has_tokenizer else base, **options)
     known = net.get_input_embeddings().weight.shape[0]
-    if own and len(tokenizer) > known:
+    if has_tokenizer and len(tokenizer) > known:
         net.resize_token_embeddings(len(tokenizer))
     tokens = max((shape[0] for name, shape in adapted.items() if name.endswith(VOCABULARY)), default=known)
-    if tokens > known and not own:
+    if tokens > known and not has_tokenizer:
         raise ModelError(
             f"The adapter {source} has {tokens} tokens and its base model {known}; save its tokenizer beside it."
         )
@@ -263,7 +263,7 @@ def _adapter_weights(source: str) -> dict[str, tuple[int, ...]]:
 
 
 def _untie(adapter: Any) -> None:
-    """Give each adapted module weights of its own: merged into shared ones, the change would act twice."""
+    """Copy the shared weights of adapted modules: merged into shared ones, a change would act twice."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted = [module.get_base_layer() for module in adapter.modules() if isinstance(module, BaseTunerLayer)]

@@ -39,5 +39,5 @@ class Preset:
         return cache_folder() / "models" / self.name
 
 
-ROWS = json.loads((Path(__file__).parent / "presets.json").read_text(encoding="utf-8"))
-PRESETS = {row["name"]: Preset(**row) for row in ROWS}
+PRESET_ROWS = json.loads((Path(__file__).parent / "presets.json").read_text(encoding="utf-8"))
+PRESETS = {row["name"]: Preset(**row) for row in PRESET_ROWS}

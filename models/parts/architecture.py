@@ -25,8 +25,8 @@ POSITION_TABLE = re.compile(r"(^|\.)(wpe|(embed_)?pos(ition)?s?(_emb(ed(ding)?s?
 def _positions(table: nn.Embedding) -> int:
     """Return for how many positions a table has rows; those before the first one are of padding."""
     padding = table.padding_idx
-    first: Any = getattr(table, "offset", 0 if padding is None else padding + 1)
-    return table.weight.shape[0] - int(first)
+    offset: Any = getattr(table, "offset", 0 if padding is None else padding + 1)
+    return table.weight.shape[0] - int(offset)
 
 
 def first_of(layer: nn.Module, names: str) -> nn.Module | None:
@@ -66,12 +66,12 @@ class Architecture:
     @property
     def device(self) -> torch.device:
         """The device of the inputs; layers of a dispatched model may be on other devices."""
-        own = next(self.net.parameters()).device
-        if own.type != "meta":
-            return own
+        device = next(self.net.parameters()).device
+        if device.type != "meta":
+            return device
         hooks = (getattr(module, "_hf_hook", None) for module in self.net.modules())
-        places = (getattr(hook, "execution_device", None) for hook in hooks)
-        return torch.device(next(place for place in places if place is not None))
+        devices = (getattr(hook, "execution_device", None) for hook in hooks)
+        return torch.device(next(device for device in devices if device is not None))
 
     @cached_property
     def offloaded(self) -> bool:
@@ -142,13 +142,13 @@ class Architecture:
 
     @property
     def scales_positions_from(self) -> int:
-        """The longest row whose positions do not depend on its length: longer ones, and all rows beside them, are
+        """The longest row whose positions do not depend on its length: longer ones, and all rows of their batch, are
         rotated by other angles in some models (longrope, dynamic scaling)."""
         scaling = getattr(self.config, "rope_parameters", None) or {}
         kinds = [scaling, *(part for part in scaling.values() if isinstance(part, dict))]
-        own = getattr(self.config, "original_max_position_embeddings", None)
+        original = getattr(self.config, "original_max_position_embeddings", None)
         limits = [
-            kind.get("original_max_position_embeddings") or own or self.config.max_position_embeddings
+            kind.get("original_max_position_embeddings") or original or self.config.max_position_embeddings
             for kind in kinds
             if kind.get("rope_type") in ("longrope", "dynamic")
         ]
@@ -166,12 +166,12 @@ class Architecture:
 
     @property
     def has_family(self) -> bool:
-        """Whether the places of the neurons are known; the relevance of tokens does not need them."""
+        """Whether it is known where the neurons are; the relevance of tokens does not need them."""
         return family_of(self.net) is not None
 
     @cached_property
     def has_scan(self) -> bool:
-        """Whether it has scans over tokens, which are explained only beside a counterfactual."""
+        """Whether it has scans over tokens, which are explained only with a counterfactual."""
         return any(SCANS.search(type(module).__name__) for module in self.net.modules())
 
     @cached_property
@@ -183,7 +183,7 @@ class Architecture:
 
     def stack_of(self, layer: int) -> int:
         """Return 0 for a layer of the encoder or of the only stack, 1 for a layer of the decoder."""
-        return int(layer >= len(self.stacks[0][1]))
+        return int(self.task.stacks == 2 and layer >= len(self.stacks[0][1]))
 
     def family_at(self, layer: int) -> Family:
         return self.stacks[self.stack_of(layer)][0]
@@ -211,11 +211,12 @@ class Architecture:
             if self.task.stacks == 2:
                 parts = [self.net.get_encoder(), self.net.get_decoder()]
                 return list(dict.fromkeys(part.get_input_embeddings() for part in parts))
-            own = self.net.get_input_embeddings()
+            input_table = self.net.get_input_embeddings()
         except (AttributeError, NotImplementedError):
             raise ModelError(f"icebear does not find the token embeddings of a {type(self.net).__name__}.") from None
         tables = (module for module in self.net.modules() if isinstance(module, nn.Embedding))
-        return [own, *(table for table in tables if table is not own and table.weight is getattr(own, "weight", None))]
+        tied = getattr(input_table, "weight", None)
+        return [input_table, *(table for table in tables if table is not input_table and table.weight is tied)]
 
     @property
     def layers(self) -> int:
@@ -281,9 +282,9 @@ class Architecture:
     def residual_scale(self, site: str) -> float:
         """Return the multiplier of what a site writes to the residual stream."""
         entry = self.family.residual_scale
-        name, _, place = (entry if isinstance(entry, str) else entry.get(site, "")).partition(".")
+        name, _, index = (entry if isinstance(entry, str) else entry.get(site, "")).partition(".")
         value: Any = getattr(self.config, name) if name else 1.0
-        return float(value[int(place)] if place else value)
+        return float(value[int(index)] if index else value)
 
     @property
     def logit_scale(self) -> float:
@@ -294,13 +295,13 @@ class Architecture:
     def norms_after(self, layer: int, site: str = "ffn") -> list[str]:
         """Return the paths of the norms on the direct path from a neuron to the unembedding: the layer's norm after W2
         (sandwich or post-norm), and the final norm."""
-        family, first = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0
-        own = {"mixer": family.mixer_norm, "attn": family.attn_norm, "cross": family.attn_norm}.get(
+        family, stack_start = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0
+        norm = {"mixer": family.mixer_norm, "attn": family.attn_norm, "cross": family.attn_norm}.get(
             site, family.ffn_norm
         )
-        if own and first_of(self.layer_modules[layer], own) is None:
-            own = ""
-        paths = (f"{family.layers}.{layer - first}.{own}" if own else "", family.final_norm)
+        if norm and first_of(self.layer_modules[layer], norm) is None:
+            norm = ""
+        paths = (f"{family.layers}.{layer - stack_start}.{norm}" if norm else "", family.final_norm)
         return [path for path in paths if path]
 
     def experts(self, layer: int) -> Any:
@@ -319,8 +320,8 @@ class Architecture:
         if self.family.qkv_order == "apart":
             sizes = [self.heads * dim, groups * dim, groups * dim]
             return torch.arange(total).split(sizes)["qkv".index(site)]
-        places = torch.arange(total).view(groups, each + 2, dim)
-        return {"q": places[:, :each], "k": places[:, each], "v": places[:, each + 1]}[site].flatten()
+        indices = torch.arange(total).view(groups, each + 2, dim)
+        return {"q": indices[:, :each], "k": indices[:, each], "v": indices[:, each + 1]}[site].flatten()
 
     def width(self, site: str) -> int:
         """Return the number of neurons of a site in each layer (of heads, for `head`)."""

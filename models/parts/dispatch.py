@@ -79,11 +79,11 @@ def fingerprint(net: nn.Module, architecture: str) -> str:
     signs, sizes = hashlib.sha256(architecture.encode()), hashlib.sha256()
     for name, values in named_weights(net):
         signs.update(f"{name} {tuple(values.shape)}".encode())
-        signs.update(_bytes(torch.signbit(_some(values.flatten()))))
+        signs.update(_bytes(torch.signbit(_sample(values.flatten()))))
         matrix = values.flatten(1) if values.dim() > 1 else values[None]
         for rows in (matrix, matrix.T):
             chosen = sorted(random.Random(name).sample(range(len(rows)), min(16, len(rows))))
-            sizes.update(_bytes(torch.frexp(_some(rows[chosen]).bfloat16().float().cpu()).exponent))
+            sizes.update(_bytes(torch.frexp(_sample(rows[chosen]).bfloat16().float().cpu()).exponent))
             sizes.update(f" {_zeros(rows)}".encode())
     return f"{signs.hexdigest()[:16]}-{sizes.hexdigest()[:16]}"
 
@@ -99,7 +99,7 @@ def _zeros(rows: Tensor) -> int:
     return int((~left.bool().any(1)).sum())
 
 
-def _some(values: Tensor) -> Tensor:
+def _sample(values: Tensor) -> Tensor:
     """Return at most about `VALUES` values of each row (..., N), evenly spaced."""
     return values[..., :: max(1, values.shape[-1] // VALUES)]
 

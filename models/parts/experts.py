@@ -15,10 +15,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from icebear.errors import MissingRule
 from icebear.models.parts.dispatch import present
-from icebear.models.parts.linear import WHOLE, Linear
+from icebear.models.parts.linear import ALL_INDICES, Linear
 
 part: ContextVar[tuple[Tensor, int] | None] = ContextVar("part", default=None)
-"""While an expert runs: the indices of its tokens, and the number of tokens in the batch."""
+"""While an expert runs: the indices of its tokens, and the number of tokens in the batch.
+
+Rules read it when they account for biases, whose rows are then no longer those of the batch; torch gives the rule of an
+operation nothing but the operation's arguments.
+"""
 
 
 @contextmanager
@@ -68,17 +72,17 @@ def w_in_rows(experts: Any) -> Tensor:
         return torch.cat([Linear(_map(experts, "gate_up", e)[0]).rows(gates) for e in range(count(experts))])
 
 
-def w_out_rows(experts: Any, chosen: slice = WHOLE) -> Tensor:
+def w_out_rows(experts: Any, chosen: slice = ALL_INDICES) -> Tensor:
     """Return the W_out rows (N, D) of the chosen neurons of all experts, before the router's weight, in float32."""
     neurons = torch.arange(neuron_count(experts))[chosen]
-    owners, places = neurons // width(experts), neurons % width(experts)
+    owners, columns = neurons // width(experts), neurons % width(experts)
     with present(experts):
-        own = [(Linear(_map(experts, "down", e)[0]), places[owners == e]) for e in owners.unique().tolist()]
-        return torch.cat([linear.columns(here).T for linear, here in own])
+        expert_maps = [(Linear(_map(experts, "down", e)[0]), columns[owners == e]) for e in owners.unique().tolist()]
+        return torch.cat([linear.columns(chosen_columns).T for linear, chosen_columns in expert_maps])
 
 
 Visit = Callable[[Tensor], Tensor]
-own: WeakIdKeyDictionary = WeakIdKeyDictionary()
+row_choices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """In a pass of pairs: a router's indices (N, K), the same in both rows of a pair -> which of them a row chose itself
 (N, K)."""
 
@@ -120,13 +124,13 @@ def forward_past(
     paired = paired or getattr(before, "paired", False)
 
     def visited(site: str, x: Tensor) -> Tensor:
-        for one in (*earlier, visits):
-            x = one[site](x) if site in one else x
+        for site_hooks in (*earlier, visits):
+            x = site_hooks[site](x) if site in site_hooks else x
         return x
 
     def forward(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """x (B * T, D), the chosen experts (B * T, K) and the router's weights for them (B * T, K)."""
-        mine = _own(top_k_index, top_k_weights) if paired else torch.ones_like(top_k_index, dtype=torch.bool)
+        mine = _row_choices(top_k_index, top_k_weights) if paired else torch.ones_like(top_k_index, dtype=torch.bool)
         runs = torch.zeros(len(x), count(experts), dtype=torch.bool, device=x.device)
         runs = runs.scatter(1, top_k_index, mine)  # (B * T, E)
         chosen = [rows.nonzero().flatten() for rows in (runs | _partner(runs) if paired else runs).unbind(1)]
@@ -162,6 +166,7 @@ def forward_past(
         with present(experts):
             return forward_all(*args) if routes_inputs(experts) else forward(*args)
 
+    # The next call for this module gets this function as `before`: it replaces it, and runs its hooks first.
     loaded.visits, loaded.paired = [*earlier, visits], paired  # type: ignore[attr-defined]
     return loaded
 
@@ -176,10 +181,10 @@ def _partner(x: Tensor) -> Tensor:
     return x.roll(len(x) // 2, 0)
 
 
-def _own(index: Tensor, weights: Tensor) -> Tensor:
+def _row_choices(index: Tensor, weights: Tensor) -> Tensor:
     """Return which of the experts of both rows a row chose itself. Raises `MissingRule` if its weights give others a
     share."""
-    mine: Tensor | None = own.get(index)
+    mine: Tensor | None = row_choices.get(index)
     if mine is None and torch.equal(index, _partner(index)):
         return torch.ones_like(index, dtype=torch.bool)
     if mine is None or bool((weights.detach().abs() > SILENT)[~mine].any()):

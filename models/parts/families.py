@@ -130,9 +130,9 @@ LARGER = (
 
 def _inside(family: Family, net: Any) -> Family | None:
     """Return a family with the names that its parts have in a larger model, None if they differ."""
-    for own, inner in LARGER:
+    for prefix, inner in LARGER:
         placed = {
-            name: getattr(family, name).replace(own, inner, 1)
+            name: getattr(family, name).replace(prefix, inner, 1)
             for name in ("layers", "final_norm", "position_embedding")
             if getattr(family, name)
         }

@@ -12,7 +12,7 @@ from icebear.models.parts.dispatch import present, weight_of
 
 Chosen = int | slice | Tensor
 """One index, a slice, or several indices."""
-WHOLE = slice(None)
+ALL_INDICES = slice(None)
 
 
 class Linear:
@@ -54,11 +54,11 @@ class Linear:
     def dtype(self) -> torch.dtype:
         return self._weight.dtype
 
-    def rows(self, chosen: Chosen = WHOLE, dtype: torch.dtype = torch.float32) -> Tensor:
+    def rows(self, chosen: Chosen = ALL_INDICES, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the rows (N, in) of outputs, or (in,) of one. May share the module's memory, as `columns` may."""
         return self._weight[chosen].to(dtype)
 
-    def columns(self, chosen: Chosen = WHOLE, dtype: torch.dtype = torch.float32) -> Tensor:
+    def columns(self, chosen: Chosen = ALL_INDICES, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the columns (out, N) of inputs, or (out,) of one."""
         return self._weight[:, chosen].to(dtype)
 
@@ -91,10 +91,10 @@ def through_norm(norm: nn.Module, rows: Tensor, offset: float, by: Tensor | floa
 
 
 def _centers(norm: nn.Module) -> bool:
-    own = (
+    layer_norms = (
         "CohereLayerNorm",
         "Cohere2LayerNorm",
         "Cohere2MoeLayerNorm",
         "OlmoLayerNorm",
     )  # which do not inherit from torch's
-    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in own
+    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in layer_norms

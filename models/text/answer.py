@@ -67,34 +67,34 @@ class Answer:
             if isinstance(named, str) or span.strip() in self.text:
                 return self._phrase(span)
             span = named
-        places = [0, count] if span is None else several(span)
-        if len(places) != 2 or not all(isinstance(place, Integral) for place in places):
+        bounds = [0, count] if span is None else several(span)
+        if len(bounds) != 2 or not all(isinstance(bound, Integral) for bound in bounds):
             raise InputError(
                 f"{shown(span)} is not a span; give a phrase of the answer, or the range of its tokens, such as 0:3."
             )
-        start, stop = map(int, places)
+        start, stop = map(int, bounds)
         if not 0 <= start < stop <= count:
             raise InputError(f"The answer has no tokens {start}:{stop}; give a range of tokens inside 0:{count}.")
         return start, stop
 
     def _phrase(self, phrase: str) -> tuple[int, int]:
         words = phrase.strip()
-        whole = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", self.text)  # else inside of words
-        at = (whole.start() if whole else self.text.find(words)) if words else -1
+        match = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", self.text)  # else inside of words
+        at = (match.start() if match else self.text.find(words)) if words else -1
         if at < 0:
             raise InputError(
                 f"{phrase!r} is not in the answer {self.text!r}; give one of its phrases, or a range of tokens, such "
                 "as 0:3."
             )
         ends = list(accumulate(map(len, self.token_strings)))
-        first = bisect_right(ends, at)
-        while first and not self.token_strings[first - 1]:  # the first bytes of a character
-            first -= 1
-        return first, 1 + bisect_left(ends, at + len(words))
+        start = bisect_right(ends, at)
+        while start and not self.token_strings[start - 1]:  # the first bytes of a character
+            start -= 1
+        return start, 1 + bisect_left(ends, at + len(words))
 
-    def before(self, place: int) -> list[int]:
+    def before(self, index: int) -> list[int]:
         """Return all token ids before one token of the answer."""
-        return [*self.prompt_ids, *self.ids[:place]]
+        return [*self.prompt_ids, *self.ids[:index]]
 
 
 def read_span(text: str) -> Span:

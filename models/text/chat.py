@@ -62,7 +62,7 @@ class Chat:
 
     def asking(self, content: str) -> Chat:
         """Return the chat with the user's last message replaced. Raises `InputError` if there is none."""
-        last = max((place for place, one in enumerate(self.messages) if one["role"] == "user"), default=None)
+        last = max((index for index, message in enumerate(self.messages) if message["role"] == "user"), default=None)
         if last is None:
             raise InputError("The chat has no user message that a counterfactual could replace; add a user message.")
         return self.of([*self.messages[:last], {"role": "user", "content": content}, *self.messages[last + 1 :]])
@@ -145,24 +145,24 @@ def rendered(model: Reader, chat: Chat) -> list[int]:
     the last known answer is the template's. Raises `InputError` if the template refuses the messages.
     """
     texts = [{key: value for key, value in message.items() if key != "ids"} for message in chat.messages]
-    known = {place: message["ids"] for place, message in enumerate(chat.messages) if message.get("ids")}
+    known = {index: message["ids"] for index, message in enumerate(chat.messages) if message.get("ids")}
     if not known:
         return _templated(model, texts, chat.template, tokenize=True)
     written = json.dumps(texts, ensure_ascii=False, default=str)
     sign = "\ue000" * (written.count("\ue000") + 1)  # private use: in no template, and longer than in any message
-    for place in known:
-        texts[place] = {**texts[place], "content": f"{sign}{place}{sign}"}
-    # What stands before and between the known answers, and their places.
+    for index in known:
+        texts[index] = {**texts[index], "content": f"{sign}{index}{sign}"}
+    # The text before and between the known answers, and the indices of their messages.
     parts = re.split(f"{sign}(\\d+){sign}", _templated(model, texts, chat.template, tokenize=False))
     begins = dict(zip(map(int, parts[1::2]), parts[:-1:2], strict=True))
     ids: list[int] = []
-    answering = [place for place in known if place and chat.messages[place - 1]["role"] != "assistant"]
-    for place in sorted(known)[sorted(known).index(answering[-1]) if answering else 0 :]:
-        if place in answering:
-            ids = rendered(model, chat.of(chat.messages[:place]))
+    answering = [index for index in known if index and chat.messages[index - 1]["role"] != "assistant"]
+    for index in sorted(known)[sorted(known).index(answering[-1]) if answering else 0 :]:
+        if index in answering:
+            ids = rendered(model, chat.of(chat.messages[:index]))
         else:  # the model was not asked
-            ids += model.continuation(begins[place]) if ids else model.tokens_of(begins[place])
-        ids += known[place]
+            ids += model.continuation(begins[index]) if ids else model.tokens_of(begins[index])
+        ids += known[index]
     return ids + model.continuation(parts[-1])
 
 
@@ -208,13 +208,13 @@ class Turn:
 
 def inside(turns: Sequence[Turn]) -> set[int]:
     """Return the positions of messages, without the template's tokens."""
-    return {place for turn in turns for place in range(turn.first, turn.last)}
+    return {position for turn in turns for position in range(turn.first, turn.last)}
 
 
 def outside(turns: Sequence[Turn], count: int) -> tuple[int, ...]:
     """Return which of `count` positions the template wrote; none if there is no message."""
     messages = inside(turns)
-    return tuple(place for place in range(count) if place not in messages) if turns else ()
+    return tuple(position for position in range(count) if position not in messages) if turns else ()
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def marks_of(tokenizer: Any) -> Marks | None:
 
     def written(*roles: str) -> list[str] | None:
         """Return the text before, between and after messages of these roles."""
-        contents = [f"\ue000{place}\ue001" for place in range(len(roles))]
+        contents = [f"\ue000{index}\ue001" for index in range(len(roles))]
         messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
         try:
             parts = re.split("|".join(contents), tokenizer.apply_chat_template(messages, tokenize=False))
@@ -245,10 +245,10 @@ def marks_of(tokenizer: Any) -> Marks | None:
 
     if not getattr(tokenizer, "chat_template", None):
         return None
-    one, both, three = written("user"), written("user", "assistant"), written("user", "assistant", "user")
-    if not (one and both and three):
+    user_only, both, three = written("user"), written("user", "assistant"), written("user", "assistant", "user")
+    if not (user_only and both and three):
         return None
-    closed, ended = commonprefix([one[1], three[1]]), commonprefix([both[2], three[2]])  # noqa: RUF071
+    closed, ended = commonprefix([user_only[1], three[1]]), commonprefix([both[2], three[2]])  # noqa: RUF071
     answering, asking = three[1][len(closed) :], three[2][len(ended) :]
     if not asking.strip():
         return None
@@ -264,7 +264,7 @@ def marks_of(tokenizer: Any) -> Marks | None:
             opens |= {system[0][start:]: "system"} | ({named: "system"} if named != asking else {})
             closes.append(close)
             if close.strip():
-                default = one[0].partition(named.strip())[2].partition(close.strip())[0].strip()
+                default = user_only[0].partition(named.strip())[2].partition(close.strip())[0].strip()
     follows = None if answering.strip() else "assistant"
     return Marks(opens, tuple(text for text in dict.fromkeys(closes) if text.strip()), follows, default)
 
@@ -272,35 +272,35 @@ def marks_of(tokenizer: Any) -> Marks | None:
 def turns(pieces: Sequence[str], marks: Marks) -> tuple[Turn, ...]:
     """Return the turns in the texts of tokens, as a template marks them; none in other texts."""
     text, spans = "".join(pieces), []
-    role, begun, first = None, 0, 0
+    role, begun, text_start = None, 0, 0
     for mark in re.finditer(_pattern(marks), text):
         opened = next((role for text, role in marks.opens.items() if text.strip() == mark[0].strip()), None)
         if opened is None and role is None:
             continue  # it closes a message that nothing opened
         if role is not None:
             stop = mark.start() if opened else mark.end()
-            if opened is None or mark.start() > first:
-                spans.append((role, begun, first, mark.start(), stop))
+            if opened is None or mark.start() > text_start:
+                spans.append((role, begun, text_start, mark.start(), stop))
                 begun = stop
-        role, first = opened, mark.end()
+        role, text_start = opened, mark.end()
         if opened is None and marks.follows and spans[-1][0] == "user":
             role = marks.follows
     if role is not None:
-        spans.append((role, begun, first, len(text), len(text)))
+        spans.append((role, begun, text_start, len(text), len(text)))
     ends = list(accumulate(map(len, pieces), initial=0))
 
     def token(character: int) -> int:
         """Return the first token that begins at a character or contains it."""
         return min(bisect_left(ends, character), bisect_right(ends, character) - 1)
 
-    made = []
-    for role, begun, first, last, stop in spans:
-        if role == "system" and marks.default and text[first:last].strip() == marks.default:
-            first = last  # the template's own text is no message
-        start = token(first)
-        end = max(start, bisect_left(ends, last))
-        made.append(Turn(role, token(begun), start, end, token(stop) if stop < len(text) else len(pieces)))
-    return tuple(made)
+    result = []
+    for role, begun, text_start, text_stop, stop in spans:
+        if role == "system" and marks.default and text[text_start:text_stop].strip() == marks.default:
+            text_start = text_stop  # the template's own text is no message
+        start = token(text_start)
+        end = max(start, bisect_left(ends, text_stop))
+        result.append(Turn(role, token(begun), start, end, token(stop) if stop < len(text) else len(pieces)))
+    return tuple(result)
 
 
 def _pattern(marks: Marks) -> str:

@@ -33,7 +33,7 @@ class Prompt:
     text: str | None = None
     """A text, or for an image classifier the path of an image."""
     pair: str | None = None
-    """The second text of a pair, beside `text`: a premise and its hypothesis, a question and a passage."""
+    """The second text of a pair, after `text`: a premise and its hypothesis, a question and a passage."""
     ids: tuple[int, ...] | None = None
     """Token ids, including special tokens."""
     tokens: Sequence[str | int] | None = None
@@ -95,7 +95,8 @@ def prompt_line(prompt: PromptLike) -> str:
     """Return a prompt in one line; for a chat, the last message of the user."""
     parts = Prompt.of(prompt)
     if parts.chat:
-        return str(next((one["content"] for one in reversed(parts.chat.messages) if one["role"] == "user"), "a chat"))
+        texts = (message["content"] for message in reversed(parts.chat.messages) if message["role"] == "user")
+        return str(next(texts, "a chat"))
     return " ".join(filter(None, (parts.text, parts.pair))) if parts.text is not None else "token ids"
 
 
@@ -119,18 +120,18 @@ def prompts_of(prompt: PromptLike | Prompts) -> tuple[list[Prompt], bool]:
         return [Prompt.of(prompt)], True
     if not prompt:
         raise InputError("There is no prompt; give at least one.")
-    single = isinstance(prompt[0], (Integral, Mapping))  # token ids, or the messages of a chat
-    return ([Prompt.of(prompt)] if single else [Prompt.of(part) for part in prompt]), single
+    is_single = isinstance(prompt[0], (Integral, Mapping))  # token ids, or the messages of a chat
+    return ([Prompt.of(prompt)] if is_single else [Prompt.of(part) for part in prompt]), is_single
 
 
 def joined(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
     """Return the text of each token if some are parts of a character, which is the text of its last token."""
     texts = [""] * len(ids)
     known = begun = 0  # tokens before `begun` have their text; those from `known` on are decoded as context
-    for place in range(len(ids)):
-        ends = (ids[start : place + 1] for start in range(place, max(begun, place - 3) - 1, -1))
-        if place + 1 < len(ids) and all(decode(end).endswith("\ufffd") for end in ends):
+    for position in range(len(ids)):
+        ends = (ids[start : position + 1] for start in range(position, max(begun, position - 3) - 1, -1))
+        if position + 1 < len(ids) and all(decode(end).endswith("\ufffd") for end in ends):
             continue  # a character is four tokens at most, and none is complete here
-        texts[place] = decode(ids[known : place + 1])[len(decode(ids[known:begun])) :]
-        known, begun = begun, place + 1
+        texts[position] = decode(ids[known : position + 1])[len(decode(ids[known:begun])) :]
+        known, begun = begun, position + 1
     return texts

@@ -27,8 +27,8 @@ class Words:
         matches = list(self._pattern.finditer(text))
         unknown = next((match for match in matches if match["other"]), None)
         if unknown:
-            some = ", ".join(list(self.ids)[:12]) + (", ..." if len(self.ids) > 12 else "")
-            raise InputError(f"{text[unknown.start() :]!r} does not begin with a token of this model; use {some}.")
+            listed = ", ".join(list(self.ids)[:12]) + (", ..." if len(self.ids) > 12 else "")
+            raise InputError(f"{text[unknown.start() :]!r} does not begin with a token of this model; use {listed}.")
         return {"input_ids": [self.ids[match[0]] for match in matches if match[0] in self.ids]}
 
     def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:

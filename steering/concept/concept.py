@@ -14,7 +14,7 @@ from icebear.concepts.methods.lrp import CP_LRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.concepts.passes.sites import by_place
+from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.concepts.vocabulary.vocabulary import direct_row
 from icebear.convert import CONVERTER, Saved, Tabled
@@ -238,7 +238,7 @@ class Concept(Saved, Tabled):
         """Measure how much of the logit of the most probable next token passes through the concept's neurons."""
         self.check(model)
         neurons = [part.neuron for part in self.parts]
-        places = by_place(neurons).items()
+        places = by_site_layer(neurons).items()
         blocked = BlockedNeurons({place: [neurons[c].index for c in columns] for place, columns in places})
         whole, past, target = Inputs(), Inputs(), Logits(objective_of(model, [prompt]))
         logit = forward_backward(model, target, [whole], CP_LRP)[0][0].item()
@@ -284,12 +284,11 @@ class Concept(Saved, Tabled):
         self.check_usable(model)
         if (strength is None) is (kl is None):
             raise InputError("Give either a strength or an off-target KL (kl).")
-        if kl is not None:
-            real(kl, "The off-target KL (kl)", POSITIVE)
-        else:
-            real(strength, "The strength of a concept", 0)
         cost: dict[str, float] = {}
-        if kl is not None:
+        if kl is None:
+            real(strength, "The strength of a concept", 0)
+        else:
+            real(kl, "The off-target KL (kl)", POSITIVE)
             contexts = held_out or HeldOutContexts(model)
             strength, cost["off_target_kl"] = strength_at(
                 kl, lambda strength: contexts.off_target_kl(self._edits(strength, where, decay, suppress))

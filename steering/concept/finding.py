@@ -1,26 +1,238 @@
-"""`find_concept`: find the few neurons that separate texts with a concept from texts without it."""
+"""`find_concept`: find the few neurons that separate texts with a concept from texts without it.
+
+Neurons are ranked, and as few of the first as are enough are chosen on other texts.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from icebear.concepts.methods.lrp import ATTNLRP
+from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.run import Target, forward_backward
+from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc, auroc_error
+from icebear.concepts.vocabulary.vocabulary import BLOCK, direct_rows, unembedding, vocabulary
 from icebear.db.store import Store
 from icebear.errors import InputError
+from icebear.models.batch import Batch
 from icebear.models.model import Model
-from icebear.steering.concept.choosing import choose, universal
 from icebear.steering.concept.concept import Concept, ConceptNeuron
-from icebear.steering.concept.ranking import RANKINGS, Material
-from icebear.steering.concept.reading import Read, neurons_of, read
-from icebear.values import one_of, seed_of, several, text_of, typed, whole
+from icebear.steering.concept.reading import LONGEST, Read, neurons_of, read
+from icebear.values import check_int, one_of, seed_of, several, text_of, typed
 
+if TYPE_CHECKING:
+    from icebear.db.store import Store
+
+SIZES = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 70, 100)
+CANDIDATES = 300
+"""The logistic model chooses from this many neurons, the first of the ranking."""
+PENALTIES = tuple(10 ** (step / 4) for step in range(-8, 5))
+"""`C` of scikit-learn: the smaller, the fewer neurons."""
+TOLERANCE = 0.01
+"""The AUROC may fall by this much for fewer neurons."""
+UNIVERSAL, EVERYWHERE = 0.001, 0.8
+"""A universal neuron is among this share of the largest activations in this share of all texts (CNA)."""
+EXPLAINED, TOGETHER = 32, 4
+"""A ranking by relevance explains this many examples, and this many in one pass."""
+Ranking = tuple[np.ndarray, np.ndarray]
+"""Columns, the best first; and the weights (N,) of all standardized activations."""
 FEWEST = 16
 """The minimum number of texts of each kind; with fewer, too few are left to test on."""
 PARTS = (0.5, 0.75)
 """Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
 MAX_NEURONS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Columns and weights (of standardized activations) that detect a concept; their AUROC on the validation texts."""
+
+    detector: str
+    columns: np.ndarray
+    weights: np.ndarray
+    auroc: float
+
+    def values(self, standardized: np.ndarray) -> np.ndarray:
+        return standardized[:, self.columns] @ self.weights
+
+
+def separation(x: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """(N,) differences of means, in standard deviations of the others; x (S, N) is standardized by those."""
+    return x[positive].mean(0) - x[~positive].mean(0)
+
+
+def universal(values: np.ndarray) -> np.ndarray:
+    """(N,) bool: the universal neurons, by activations (S, N) on texts without the concept (CNA, arXiv 2605.12290)."""
+    size = np.abs(values)
+    count = max(1, round(UNIVERSAL * values.shape[1]))
+    bars = np.partition(size, -count, axis=1)[:, -count]
+    return (size >= bars[:, None]).mean(0) >= EVERYWHERE
+
+
+def choose(
+    ranked: np.ndarray,
+    weights: np.ndarray,
+    learn: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    max_neurons: int,
+    seed: int,
+) -> tuple[Choice, list[Choice]]:
+    """Return the smallest choice within `TOLERANCE` of the best AUROC on the validation texts, and all choices tried:
+    the first neurons of the ranking with their weights, and L1-penalized logistic models over the first `CANDIDATES`.
+
+    ranked: columns, the best first. learn, test: standardized activations (S, N), and which texts have the concept.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    tried = []
+    for size in sorted({*SIZES, max_neurons}):
+        if size <= min(max_neurons, len(ranked)):
+            tried.append(("means", ranked[:size], weights[ranked[:size]]))
+    candidates = ranked[:CANDIDATES]
+    for penalty in PENALTIES:
+        model = LogisticRegression(
+            l1_ratio=1.0, C=penalty, solver="liblinear", class_weight="balanced", random_state=seed, max_iter=1000
+        )
+        with warnings.catch_warnings():  # one that has not converged is judged on the validation texts like the others
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            coefficients = model.fit(learn[0][:, candidates], learn[1]).coef_[0]
+        chosen = np.flatnonzero(coefficients)
+        if 0 < len(chosen) <= max_neurons:
+            tried.append(("logistic", candidates[chosen], coefficients[chosen]))
+    choices = [
+        Choice(detector, columns, own, auroc(test[0][:, columns] @ own, test[1])) for detector, columns, own in tried
+    ]
+    bar = max(choice.auroc for choice in choices) - TOLERANCE
+    near = [choice for choice in choices if choice.auroc >= bar]
+    return min(near, key=lambda choice: (len(choice.columns), -choice.auroc)), choices
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """The data that a ranking may use."""
+
+    model: Model
+    texts: Sequence[str]
+    positive: np.ndarray
+    """(S,) which texts have the concept."""
+    rank: np.ndarray
+    """The rows to rank by; a ranking uses no others."""
+    seen: Read
+    x: np.ndarray
+    """(S, N) means over texts, standardized by the texts without the concept."""
+    excluded: np.ndarray
+    """(N,) bool: universal neurons, and neurons that never change."""
+    words: tuple[str, ...]
+    store: Store | None
+
+    @property
+    def mean_differences(self) -> np.ndarray:
+        """(N,) differences of the means over sentences, in standard deviations of the texts without the concept."""
+        return separation(self.x[self.rank], self.positive[self.rank])
+
+    def ordered(self, scores: np.ndarray) -> np.ndarray:
+        """Return the columns by score, the largest first, without the excluded ones."""
+        order = np.argsort(-scores, kind="stable")
+        return order[~self.excluded[order]]
+
+
+def word_ids(model: Model, words: Sequence[str]) -> list[int]:
+    """Return the first token of each word, with a space before it. Raises `InputError` without words."""
+    if not words:
+        raise InputError("Finding a concept by relevance or w_out needs its words; give some (--words or words=).")
+    return list(dict.fromkeys(model.tokens_of(f" {word.strip()}")[0] for word in words))
+
+
+def means(data: Material) -> Ranking:
+    """Rank by the difference of the means over sentences, in standard deviations of the texts without the concept."""
+    return data.ordered(np.abs(data.mean_differences)), data.mean_differences
+
+
+def cna(data: Material) -> Ranking:
+    """Take the 0.1 % of neurons with the largest difference of mean activations at the last token (CNA, arXiv
+    2605.12290; CNA uses FFN neurons only, this function the sites of the data)."""
+    last = data.seen.last[data.rank]
+    scores = np.abs(separation(last, data.positive[data.rank]))
+    return data.ordered(scores)[: max(1, round(0.001 * len(scores)))], data.mean_differences
+
+
+def relevance(data: Material) -> Ranking:
+    """Rank by AttnLRP's relevance for the concept's words as the next token of examples: for the sum of their centered
+    logits, with each neuron compared with its mean over the tokens of texts without the concept."""
+    model, ids, places = data.model, word_ids(data.model, data.words), by_site_layer(data.seen.neurons)
+    reference = data.seen.means[data.rank[~data.positive[data.rank]]].mean(0)
+    texts = [data.texts[row] for row in data.rank if data.positive[row]][:EXPLAINED]
+    rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
+    scores = np.zeros(len(reference))
+
+    def compared(site: str, layer: int, activation: Tensor) -> Tensor:
+        return activation - torch.as_tensor(reference[places[site, layer]]).to(activation)
+
+    for part in model.batches(list(map(len, rows)), TOGETHER):
+        batch = model.read([rows[number] for number in part])
+        neurons = AllNeurons(model, batch, dict.fromkeys(site for site, _ in places), compared=compared)
+        forward_backward(model, CenteredLogits(batch, ids), [Inputs(), neurons], ATTNLRP)
+        for row, length in enumerate(batch.lengths):
+            by_site = neurons.row(row)[0]
+            for (site, layer), columns in places.items():
+                scores[columns] += by_site[site][layer, 1:length].sum(0).double().numpy()
+    return data.ordered(scores), data.mean_differences
+
+
+class CenteredLogits(Target):
+    """The objective is the sum of the centered logits of some tokens after each text."""
+
+    def __init__(self, batch: Batch, ids: Sequence[int]) -> None:
+        self.batch, self.ids = batch, list(ids)
+
+    def numbers(self, model: Model) -> Tensor:
+        ends = [length - 1 for length in self.batch.lengths]
+        logits = model.logits(self.batch, ends)[range(len(ends)), range(len(ends))]  # (B, V)
+        return (logits[:, self.ids] - logits.mean(-1, keepdim=True)).sum(-1)
+
+
+@torch.no_grad()
+def w_out(data: Material) -> Ranking:
+    """Rank by what W_out rows add to the logits of the concept's words, less the mean logit; the sign that adds."""
+    model, ids = data.model, word_ids(data.model, data.words)
+    size = vocabulary(model).shape[0]
+    parts = [unembedding(model, slice(start, start + BLOCK)).sum(0) for start in range(0, size, BLOCK)]
+    mean = torch.stack(parts).sum(0) / size
+    read = unembedding(model, torch.tensor(ids)).sum(0) - len(ids) * mean
+    scores = np.zeros(len(data.seen.neurons))
+    for (site, layer), columns in by_site_layer(data.seen.neurons).items():
+        rows = direct_rows(model, site, layer)
+        if rows is not None:
+            scores[columns] = (rows @ read)[[data.seen.neurons[c].index for c in columns]].cpu().numpy()
+    return data.ordered(np.abs(scores * data.seen.means[data.rank].std(0))), scores
+
+
+def search(data: Material) -> Ranking:
+    """Take the neurons that the store's search finds for the words."""
+    if data.store is None or not data.words:
+        raise InputError("Finding a concept by search needs an index and the concept's words; give both.")
+    column = {neuron: place for place, neuron in enumerate(data.seen.neurons) if not data.excluded[place]}
+    hits = dict.fromkeys(hit.neuron for hit in data.store.search(" ".join(data.words), 200))
+    columns = [column[neuron] for neuron in hits if neuron in column]
+    if not columns:
+        raise InputError(
+            f"The search in {data.store.path} finds no neuron for the concept's words {' '.join(data.words)!r}; give "
+            "other words for the concept."
+        )
+    return np.array(columns), data.mean_differences
+
+
+RANKINGS: dict[str, Callable[[Material], Ranking]] = {by.__name__: by for by in (means, cna, relevance, w_out, search)}
 
 
 @typed
@@ -49,7 +261,7 @@ def find_concept(
     examples, others
         Texts with and without the concept, at least 16 of each.
     method
-        The ranking, a name in `icebear.steering.concept.ranking.RANKINGS`: ``means`` (difference of mean activations
+        The ranking, a name in `icebear.steering.concept.finding.RANKINGS`: ``means`` (difference of mean activations
         over a sentence), ``cna`` (at the last token), ``relevance`` (for `words` as the next token), ``w_out`` (what
         W_out rows add to the logits of `words`) or ``search`` (the neurons that `store` finds for `words`).
     max_neurons
@@ -78,7 +290,7 @@ def find_concept(
     CNA: arXiv 2605.12290. Standard error of the AUROC: Hanley & McNeil 1982.
     """
     one_of(method, "method to find a concept", RANKINGS)
-    max_neurons, seed, sites = whole(max_neurons, "The number of neurons"), seed_of(seed), several(sites)
+    max_neurons, seed, sites = check_int(max_neurons, "The number of neurons"), seed_of(seed), several(sites)
     if not sites:
         raise InputError(f"A concept needs at least one site; choose from {', '.join(model.sites)}.")
     words = tuple(map(text_of, several(words)))
@@ -86,7 +298,8 @@ def find_concept(
     seen = read(model, texts, neurons_of(model, sites), on_progress)
     rank, *tests = (np.flatnonzero(part == number) for number in range(3))
     without = rank[~positive[rank]]
-    centre, spread = seen.means[without].mean(0), spread_of(seen.means[rank], seen.means[without])
+    centre, spread = seen.means[without].mean(0), seen.means[without].std(0)
+    spread = np.where(spread > 0, spread, seen.means[rank].std(0))  # of a neuron that is active with the concept only
     x = (seen.means - centre) / np.where(spread > 0, spread, 1)
     everywhere = universal(seen.means[without])
     material = Material(model, texts, positive, rank, seen, x, everywhere | (spread == 0), words, store)
@@ -113,13 +326,6 @@ def find_concept(
         "made_with": model.made_with,
     }
     return Concept(name, parts, model.name, model.fingerprint, provenance)
-
-
-def spread_of(means: np.ndarray, without: np.ndarray) -> np.ndarray:
-    """(N,) standard deviations over the texts without the concept; of a neuron that is constant there, as one that is
-    active with the concept only, over all texts."""
-    own = without.std(0)
-    return np.where(own > 0, own, means.std(0))
 
 
 def parts_of(

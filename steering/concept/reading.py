@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.sites import by_place, hooks
+from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Neuron
@@ -74,7 +74,7 @@ def see_each(
     activations at the tokens that count."""
     if not neurons:
         return
-    columns = {place: np.array(own) for place, own in by_place(neurons).items()}
+    columns = {place: np.array(own) for place, own in by_site_layer(neurons).items()}
     indices = {place: torch.tensor([neurons[column].index for column in own]) for place, own in columns.items()}
     counted = [counts(model, ids) for ids in rows]
 

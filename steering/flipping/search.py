@@ -32,7 +32,7 @@ from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place, as_edit, edits_by_place
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.records import EditedNeuron, FlipRecord
-from icebear.values import several, typed, whole
+from icebear.values import check_int, several, typed
 
 CANDIDATES = 24
 """Neurons that each round tries, at `LEVELS` strengths each."""
@@ -250,17 +250,6 @@ def _wanted(request: FlipRequest) -> tuple[int, ...] | None:
     model, to, suppress = request.model, request.to, request.suppress
     if (to is None) is not bool(suppress):
         raise InputError("Give either the wanted token (to) or suppress.")
-    _check(model)
-    whole(request.max_neurons, "max_neurons")
-    if suppress:
-        whole(request.top_k, "top_k", 1, model.output_size - 1)
-    if request.source is not None and model.ids(request.source) == model.ids(request.prompt):
-        raise InputError("The source prompt equals the prompt; give another source prompt.")
-    return None if suppress is True else wanted_ids(model, to if to is not None else suppress, request.prompt)
-
-
-def _check(model: Model) -> None:
-    """Raise `InputError` for a model whose answers cannot be flipped; warn where only the last token is read."""
     if not (model.task.is_causal or model.task.unembeds):
         raise InputError(f"flip needs a model that predicts the next token; {model.name} does not.")
     if not model.ffn_width:
@@ -269,6 +258,12 @@ def _check(model: Model) -> None:
         logging.getLogger("icebear").warning(
             "%s has an output at each token; flip reads and edits the last one.", model.name
         )
+    check_int(request.max_neurons, "max_neurons")
+    if suppress:
+        check_int(request.top_k, "top_k", 1, model.output_size - 1)
+    if request.source is not None and model.ids(request.source) == model.ids(request.prompt):
+        raise InputError("The source prompt equals the prompt; give another source prompt.")
+    return None if suppress is True else wanted_ids(model, to if to is not None else suppress, request.prompt)
 
 
 def _start(

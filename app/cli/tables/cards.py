@@ -17,7 +17,7 @@ from icebear.actmax.labels import meanings
 from icebear.actmax.page import NOT_NEAR, RELMAX, WRITES, nearest_title, token_count_note, writes_about
 from icebear.app.cli.tables.grid import grid, shade
 from icebear.db.search import BY, NO_NEURON, absence
-from icebear.records import Example, Hit, Meaning, Place, Projection, Promotion
+from icebear.records import Example, Hit, Meaning, Projection, Promotion, SentenceEffects
 from icebear.render import normalized, visible
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, lis
 
 
 def _examples_table(
-    value: str, heading: str, examples: Sequence[Example], title: str = "", places: Sequence[Place] = ()
+    value: str, heading: str, examples: Sequence[Example], title: str = "", places: Sequence[SentenceEffects] = ()
 ) -> Table:
     """Sentences, and at places what the neuron writes there."""
     rows = []

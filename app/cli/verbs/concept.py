@@ -222,7 +222,7 @@ def steer(options: Steer) -> None:
         result, outcome = steer_concept(model, this, options.prompt, recipe, *sampling, on_progress=move)
     recipe = recipe.noting(**outcome.provenance())
     if options.save:
-        recipe.save(options.save)
+        recipe.save(options.save, overwrite=True)
     measured = {"plain": outcome.control.before, "steered": outcome.control.after}
     document = {**result.to_dict(), "recipe": recipe.to_dict(), "measured": measured}
     show(options.json, document, comparison_table(result), steered_line(this, recipe), *outcome_lines(outcome))

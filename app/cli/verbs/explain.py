@@ -73,7 +73,11 @@ def explain(options: Options) -> None:
         return _explain_file(options.file, options)
     attribution, position = _checked(options), options.position
     model, arguments = attribution.arguments(options.model)
-    from icebear.app.cli.tables import explanations
+    from icebear.app.cli.tables.explanations import (
+        explanation_report,
+        explanation_screen,
+        units_table,
+    )
     from icebear.concepts.results.ranking import Ranking
     from icebear.explanation.explanation import CARDS, GROUPS, controlled
 
@@ -89,7 +93,7 @@ def explain(options: Options) -> None:
             model.main_site if model.has_family and (method is None or method.scores_neurons) else None
         )
         relevance = icebear.attribute(model, **arguments, **recorded(site, options.top, None))
-    prompt, ranking = arguments["prompt"], Ranking(options.top, options.site or model.main_site, position=position)
+    ranking = Ranking(options.top, options.site or model.main_site, position=position)
     with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
         cards = CARDS if options.html or options.json else 0
         groups = 0 if options.units or options.sources else GROUPS
@@ -98,21 +102,14 @@ def explain(options: Options) -> None:
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
-    report = explanations.explanation_screen if explanation.groups else explanations.explanation_report
-    tables: list[Any] = [report(explanation, explanations.units_table(units) if units else None)]
+    report = explanation_screen if explanation.groups else explanation_report
+    tables: list[Any] = [report(explanation, units_table(units) if units else None)]
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
     if options.sources:
-        checkpoint = attribution.checkpoint
-        span, contrast = arguments["span"], arguments["contrast"]
-        origins = icebear.source_breakdown(model, prompt, span, arguments["counterfactual"], checkpoint, contrast)
-        sentences = icebear.matrix(model, prompt, checkpoint=checkpoint)
-        answered = zip(prompt.ids, prompt.token_strings, prompt.probabilities, strict=True)
-        rows = [{"id": id, "text": text, "probability": share} for id, text, share in answered]
-        document |= {"answer": prompt.text, "ended": prompt.ended, "answer_tokens": rows}
-        document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
-        tables += [explanations.probabilities(prompt), explanations.origins_report(origins)]
-        tables.append(explanations.matrix_report(sentences))
+        parts, reports = _sources(model, arguments)
+        document |= parts
+        tables += reports
     if options.suggest:
         text = str(attribution.prompt.prompt)
         suggestions = icebear.suggest_counterfactuals(model, text)
@@ -125,6 +122,21 @@ def explain(options: Options) -> None:
         from icebear.claims.kinds.predictions import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation))
+
+
+def _sources(model: icebear.Model, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return how much of an answer came from where, as a document and as tables."""
+    from icebear.app.cli.tables.explanations import matrix_report, origins_report, probabilities
+
+    answer, checkpoint = arguments["prompt"], arguments["checkpoint"]
+    compared = arguments["counterfactual"], checkpoint, arguments["contrast"]
+    origins = icebear.source_breakdown(model, answer, arguments["span"], *compared)
+    sentences = icebear.matrix(model, answer, checkpoint=checkpoint)
+    tokens = zip(answer.ids, answer.token_strings, answer.probabilities, strict=True)
+    rows = [{"id": id, "text": text, "probability": share} for id, text, share in tokens]
+    document = {"answer": answer.text, "ended": answer.ended, "answer_tokens": rows}
+    document |= {"source_breakdown": origins.to_dict(), "sentences": sentences.to_dict()}
+    return document, [probabilities(answer), origins_report(origins), matrix_report(sentences)]
 
 
 def _command(text: str, suggestion: Suggestion, model_name: str) -> str:

@@ -110,7 +110,7 @@ def flip(options: Options) -> None:
         document["meanings"] = [label.to_dict() for label in labels]
     show(options.json, document, recipe_report(recipe), *([labels_table(labels)] if labels else []))
     if options.save:  # last, so that a path that cannot be written loses nothing
-        recipe.save(options.save)
+        recipe.save(options.save, overwrite=True)
         click.echo(f"Wrote {options.save}", err=True)
     if options.claim:
         from icebear.claims.kinds.edits import FlipClaim

@@ -58,9 +58,9 @@ def label(options: Options) -> None:
 
             with bar("sentences") as move:
                 scores = score_label(model, store, neuron, text, on_progress=move)
-        store.labels.set_own(neuron, text, scores)
+        store.labels.set_manual(neuron, text, scores)
         scored = {"scores": [meaning.to_dict() for meaning in scores]} if options.score else {}
-        document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.own(neuron)[0], **scored}
+        document = {**store.made_with(), "neuron": str(neuron), "label": store.labels.manual(neuron)[0], **scored}
     title = f"{neuron} as {text!r}, on held-out sentences"
     saved = f"{neuron} is labeled {text.strip()!r}." if text.strip() else f"{neuron} has no label of yours any more."
     show(options.json, document, saved, *([labels_table(scores, title)] if scores else []))

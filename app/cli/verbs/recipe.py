@@ -85,7 +85,7 @@ def combine(options: Combine) -> None:
     first, *others = (icebear.Recipe.load(file) for file in options.files)
     total = sum(others, start=first)
     combined = total * options.share if options.share != 1 else total
-    combined.save(options.save)
+    combined.save(options.save, overwrite=True)
     click.echo(f"Wrote {options.save}", err=True)
     show(options.json, combined.to_dict())
 

@@ -16,7 +16,7 @@ from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.bars import word_bars
 from icebear.app.web.steering import flips
-from icebear.edits import PLACES, SYMBOLS, Edit, parse_edits
+from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
 from icebear.errors import InputError
 from icebear.example import PROMPT
 from icebear.models.text.chat import Chat
@@ -136,7 +136,7 @@ def _controls(edits: list[Edit], number: int) -> None:
         return {"key": key, "on_change": change, "args": (key, field)}
 
     units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_labels() else [""])]))
-    places = list(dict.fromkeys([edit.where, *PLACES]))
+    places = list(dict.fromkeys([edit.where, *TOKEN_GROUPS]))
     st.selectbox("Operation", list(SYMBOLS), list(SYMBOLS).index(edit.op), **options("op"))
     st.slider("Value", -largest, largest, edit.value, **options("value"))
     if edit.op != "scale":

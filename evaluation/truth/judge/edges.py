@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from icebear.concepts.circuits.nodes import scored
 from icebear.concepts.nodes.controls import largest
 from icebear.concepts.statistics import auroc
 from icebear.evaluation.truth.judge.pairs import Pair, pairs_of
+from icebear.evaluation.truth.judge.tables import means
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.program import Program
 
@@ -33,10 +33,10 @@ READINGS = ("contribution", "effect", "random")
 """Edges by difference rules, by the gradient, and at random."""
 
 
-def measured(program: Program, made: Compiled, seed: int) -> dict[str, dict[str, float]]:
-    """Return reading -> the means of `COLUMNS` over pairs."""
+def measured(program: Program, made: Compiled, seed: int) -> dict[str, Any]:
+    """Return the means of `COLUMNS` over pairs by reading; JSON-ready."""
     rows = [judged(graph_of(made, pair), seed) for pair in islice(pairs_of(program, seed), PAIRS)]
-    return {name: {column: fmean(row[name][column] for row in rows) for column in COLUMNS} for name in READINGS}
+    return {"methods": means(rows)}
 
 
 def graph_of(made: Compiled, pair: Pair) -> Graph:
@@ -47,12 +47,12 @@ def graph_of(made: Compiled, pair: Pair) -> Graph:
     return graph_of_nodes(made.model, [relevance], scores, largest(scores, NODES), heads=True)
 
 
-def judged(graph: Graph, seed: int) -> dict[str, dict[str, float]]:
-    """Return `COLUMNS` by reading. Random edges have the targets and layers of those by
-    contribution."""
+def judged(graph: Graph, seed: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Return `COLUMNS` by reading. Random edges have the targets and layers of those by contribution."""
     edges = graph.interventions()
     edges["random"] = np.random.default_rng(seed).random(len(edges))
-    is_true, result = true_edges(edges), {}
+    is_true = true_edges(edges)
+    result: dict[str, dict[str, float]] = {}
     for name in READINGS:
         scores = relative(edges, edges[name].abs()).to_numpy()
         first = np.argsort(-scores, kind="stable")[: is_true.sum()]
@@ -63,7 +63,7 @@ def judged(graph: Graph, seed: int) -> dict[str, dict[str, float]]:
     result["effect"]["recovered"] = recovered(by_effect.sufficiency)
     result["random"]["recovered"] = recovered(by_contribution.random_sufficiency)
     result["contribution"]["recovered"] = recovered(by_contribution.sufficiency)
-    return result
+    return {"methods": result}
 
 
 def recovered(sufficiency: float) -> float:

@@ -2,26 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from functools import partial
+from itertools import islice, product
+from typing import Annotated, Any, ClassVar
 
-from icebear.evaluation.protocol import Line, Lines, Part, Table
-from icebear.evaluation.truth.judge import flips as truth_flips
-from icebear.evaluation.truth.judge import nodes as truth
-from icebear.evaluation.truth.judge import variables as truth_variables
-from icebear.evaluation.truth.judge.tables import by_program
-from icebear.evaluation.truth.programs.compiler import Compiled
+import torch
+
+from icebear.concepts.methods.method import Method
+from icebear.errors import InputError
+from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table, named
+from icebear.evaluation.truth.judge import edges, flips, variables
+from icebear.evaluation.truth.judge.judging import (
+    COLUMNS,
+    CONTROLS,
+    SITES,
+    Judge,
+    candidates_of,
+    decoys_of,
+    relevances,
+    scores_of,
+    sites_of,
+    truth_of,
+)
+from icebear.evaluation.truth.judge.pairs import Pair, pairs_of, read_pairs
+from icebear.evaluation.truth.judge.tables import by_program, listings, notes, searches, tables
+from icebear.evaluation.truth.programs.compiler import Compiled, compiled, names, trained
+from icebear.evaluation.truth.programs.decoys import with_decoys
 from icebear.evaluation.truth.programs.program import Program
 from icebear.evaluation.truth.programs.programs import PROGRAMS
-from icebear.evaluation.truth.programs.trained_programs import names
+from icebear.models.loading.loading import load_model
 
-Measure = Callable[[Program, Compiled, int], Line]
+METHODS = (
+    *("difference", "difference-constant", "attnlrp", "attnlrp@prompt", "attnlrp@midpoint", "cp-lrp"),
+    *("cp-lrp@midpoint", "gxi", "gxi@prompt", "gxi@midpoint", "ig@path", *CONTROLS),
+)
+NORM_PROMPTS = 64
+"""Prompts that LayerNorm's divisor is measured on."""
+Sample = tuple[str, str]
+"""A program and a variant."""
+TRAINED = "trained"
+
+
+def plain(program: Program, seed: int) -> Compiled:
+    return compiled(program.circuitry(), program.name)
+
+
+def decoys(program: Program, seed: int) -> Compiled:
+    return compiled(with_decoys(program.circuitry(), seed), program.name)
+
+
+def normed(program: Program, seed: int) -> Compiled:
+    prompts = islice(pairs_of(program, seed), NORM_PROMPTS)
+    return compiled(with_decoys(program.circuitry(), seed), program.name, [pair.prompt for pair in prompts], seed)
+
+
+VARIANTS: dict[str, Callable[[Program, int], Compiled]] = {
+    "plain": plain,
+    "decoys": decoys,
+    "decoys, LayerNorm": normed,
+}
+"""The program alone; with decoys; with decoys, rotated, and read through LayerNorm."""
 
 
 @dataclass(frozen=True)
-class KnownMechanisms(truth.TruthFromOutside):
+class KnownMechanisms(MethodEvaluation):
     """Judge methods on small models whose mechanism is known, compiled from programs or trained to them.
 
     It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm; trained ones come
@@ -33,46 +79,142 @@ class KnownMechanisms(truth.TruthFromOutside):
       icebear evaluate truth --programs conditional --samples 2 --methods difference,gxi@midpoint --out truth
     """
 
+    name: ClassVar = "truth"
+    needs_model: ClassVar = False
+    usual: ClassVar = METHODS
+    controls: ClassVar = CONTROLS
+    samples: Annotated[int, Setting("Number of pairs of prompts for each model.", least=1)] = 20
+    programs: Annotated[str, Setting(f"Separated by commas: {', '.join(PROGRAMS)}.")] = "all"
+    own_model: Annotated[
+        str | None, Setting("Your own small model in TransformerLens' format, instead of programs.")
+    ] = None
+    pairs: Annotated[
+        str | None, Setting("Pairs of prompts for --own-model: JSON lines (docs/truth.md).", is_file=True)
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named(self.programs, "program", PROGRAMS)
+        if (self.own_model is None) is not (self.pairs is None):
+            raise InputError(
+                "Your own model needs pairs of prompts, and pairs need a model; give both --own-model and --pairs."
+            )
+
     def parts(self, model: Any = None) -> Iterator[Part]:
-        yield from super().parts(model)
-        if self.own_model is not None:
+        methods = self.chosen()
+        if self.own_model is not None and self.pairs is not None:
+            yield self._user_model(self.own_model, self.pairs, methods)
             return
-        programs = truth.programs_of(self.programs)
-        able = [name for name in programs if truth_flips.can_flip(PROGRAMS[name])]
+        programs = named(self.programs, "program", PROGRAMS)
+        known, learnt = list(product(programs, VARIANTS)), [(name, TRAINED) for name in programs if name in names()]
+        for part, samples in (("compiled", known), ("trained", learnt)):
+            if samples:
+                yield Part(
+                    COLUMNS,
+                    samples,
+                    partial(measure, methods=methods, count=self.samples, seed=self.seed),
+                    name=part,
+                    methods={name: name for name in methods},
+                    tables=tables,
+                    notes=notes,
+                    listings=listings,
+                )
         yield Part(
-            truth_flips.COLUMNS,
-            [*product(able, truth.VARIANTS), *((name, truth.TRAINED) for name in able if name in names())],
-            self._by(truth_flips.measured),
+            edges.COLUMNS,
+            known,
+            partial(measure_model, measured=edges.measured, seed=self.seed),
+            name="edges",
+            settings={"pairs of a model": edges.PAIRS, "nodes": edges.NODES},
+            tables=lambda lines: {"": Table(edges.COLUMNS, by_program(lines))},
+        )
+        yield Part(
+            flips.COLUMNS,
+            [sample for sample in (*known, *learnt) if flips.can_flip(PROGRAMS[sample[0]])],
+            partial(measure_model, measured=flips.measured, seed=self.seed),
             name="flips",
-            settings={"pairs of a model": truth_flips.PAIRS},
+            settings={"pairs of a model": flips.PAIRS},
             tables=flip_tables,
-            listings=lambda lines: {"by program and variant": truth_flips.by_model(lines)},
+            listings=lambda lines: {"by program and variant": flips.by_model(lines)},
         )
         yield Part(
-            truth_variables.COLUMNS,
-            list(product(programs, truth.VARIANTS)),
-            self._by(truth_variables.measured),
+            variables.COLUMNS,
+            known,
+            partial(measure_model, measured=variables.measured, seed=self.seed),
             name="variables",
-            settings={"texts of a kind": truth_variables.TEXTS},
-            tables=lambda lines: {"": Table(truth_variables.COLUMNS, by_program(lines))},
-            listings=lambda lines: {"by program and variant": truth_variables.by_model(lines)},
+            settings={"texts of a kind": variables.TEXTS},
+            tables=lambda lines: {"": Table(variables.COLUMNS, by_program(lines))},
+            listings=lambda lines: {"by program and variant": variables.by_model(lines)},
         )
 
-    def _by(self, measured: Measure) -> Callable[[tuple[str, str]], Line]:
-        def measure(sample: tuple[str, str]) -> Line:
-            name, variant = sample
-            made = truth.made_of(name, variant, self.seed)
-            return {"program": name, "variant": variant, **measured(PROGRAMS[name], made, self.seed)}
-
-        return measure
+    def _user_model(self, source: str, file: str, methods: Mapping[str, Method | str]) -> Part:
+        model = load_model(source, device="cpu")
+        pairs = dict(enumerate(read_pairs(model, file)))
+        return Part(
+            COLUMNS,
+            list(pairs),
+            lambda number: measured(str(number), "own", Compiled(model), [pairs[number]], methods, self.seed),
+            name="own",
+            methods={name: name for name in methods},
+            tables=tables,
+            notes=lambda lines: [f"A sample of a table is a pair; {searches(lines)}"],
+        )
 
 
 def flip_tables(lines: Lines) -> Mapping[str, Table]:
     """Return a table of compiled and one of trained models; a line is a program."""
-    is_trained = {"compiled": False, "trained": True}
+    trained_lines = [line for line in lines if line["variant"] == TRAINED]
+    others = [line for line in lines if line["variant"] != TRAINED]
     return {
-        name: Table(
-            truth_flips.COLUMNS, by_program([line for line in lines if (line["variant"] == truth.TRAINED) is some])
-        )
-        for name, some in is_trained.items()
+        "compiled": Table(flips.COLUMNS, by_program(others)),
+        "trained": Table(flips.COLUMNS, by_program(trained_lines)),
     }
+
+
+def measure(sample: Sample, methods: Mapping[str, Method | str], count: int, seed: int = 0) -> Line:
+    """Compile or load a model and return its numbers by pair; JSON-ready."""
+    name, variant = sample
+    chosen = islice(pairs_of(PROGRAMS[name], seed), count)
+    return measured(name, variant, made_of(name, variant, seed), chosen, methods, seed)
+
+
+def measure_model(sample: Sample, measured: Callable[[Program, Compiled, int], Line], seed: int) -> Line:
+    """Compile or load a model and return what is measured of it; JSON-ready."""
+    name, variant = sample
+    return {"program": name, "variant": variant, **measured(PROGRAMS[name], made_of(name, variant, seed), seed)}
+
+
+def made_of(name: str, variant: str, seed: int) -> Compiled:
+    """Compile a program in a variant, or load its trained model."""
+    return trained(PROGRAMS[name]) if variant == TRAINED else VARIANTS[variant](PROGRAMS[name], seed)
+
+
+def measured(
+    name: str, variant: str, made: Compiled, chosen: Iterable[Pair], methods: Mapping[str, Method | str], seed: int
+) -> Line:
+    generator = torch.Generator().manual_seed(seed)
+    rows = [row for pair in chosen for row in judged(made, pair, methods, generator)]
+    return {"program": name, "variant": variant, "counts": bool(rows), "pairs": rows, "methods": {}}
+
+
+def judged(
+    made: Compiled, pair: Pair, methods: Mapping[str, Method | str], generator: torch.Generator
+) -> Iterator[dict[str, Any]]:
+    """Yield the truth about a pair and each method's numbers, for the neurons and for neurons and heads."""
+    by_method = relevances(made.model, pair, methods)
+    for name in sites_of(made.model):
+        candidates = candidates_of(made.model, pair, SITES[name])
+        if candidates is None:
+            continue
+        truth = truth_of(candidates)
+        judge = Judge(candidates, truth, decoys_of(candidates, made))
+        scores = scores_of(candidates, methods, by_method, generator)
+        yield {
+            "sites": name,
+            "hard": judge.is_hard,
+            "differ": len(candidates),
+            "k": judge.k,
+            "proved": truth.proved,
+            "alone": truth.alone.abs().gt(0.1).float().mean().item(),
+            "methods": {method: judge.numbers(x, generator) for method, x in scores.items()},
+            "decoys": {method: judge.first_decoys(x, generator) for method, x in scores.items()},
+        }

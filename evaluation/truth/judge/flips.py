@@ -17,9 +17,9 @@ from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Lines
 from icebear.evaluation.truth.judge.pairs import pairs_of
-from icebear.evaluation.truth.programs.circuitry import PROGRAM
+from icebear.evaluation.truth.judge.tables import means
 from icebear.evaluation.truth.programs.compiler import Compiled
-from icebear.evaluation.truth.programs.program import Program
+from icebear.evaluation.truth.programs.program import PROGRAM, Program
 from icebear.evaluation.uses.flips import CHOOSERS
 from icebear.steering.flipping.last_token import Edits, LastToken, edits_by_place
 from icebear.steering.flipping.search import CANDIDATES, LEVELS, MARGIN, FlipRequest, flip_by
@@ -100,11 +100,7 @@ def asks_of(program: Program, made: Compiled, seed: int) -> Iterator[Ask]:
 def measured(program: Program, made: Compiled, seed: int) -> dict[str, Any]:
     """Return the means of `COLUMNS` over pairs by method, and a row for each pair; JSON-ready."""
     rows = [judged(ask, Random(seed)) for ask in islice(asks_of(program, made, seed), PAIRS)]
-    names = rows[0]["methods"]
-    means = {
-        name: {column: fmean(row["methods"][name][column] for row in rows) for column in COLUMNS} for name in names
-    }
-    return {"methods": means, "pairs": rows}
+    return {"methods": means(rows), "pairs": rows}
 
 
 def judged(ask: Ask, random: Random) -> dict[str, Any]:

@@ -34,10 +34,11 @@ def rows_of(lines: Lines, sites: str, only_hard: bool) -> dict[str, list[dict[st
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return method -> column -> mean over pairs."""
+    """Return method -> column -> mean over the ``methods`` of rows."""
+    each = [row["methods"] for row in rows]
     return {
-        method: {column: fmean(row["methods"][method][column] for row in rows) for column in COLUMNS}
-        for method in rows[0]["methods"]
+        method: {column: fmean(methods[method][column] for methods in each) for column in columns}
+        for method, columns in each[0].items()
     }
 
 
@@ -57,26 +58,13 @@ def by_program(lines: Lines) -> list[dict[str, Any]]:
     """Return the means of lines with the same columns over the variants of each program."""
     result: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
-        result.setdefault(line["program"], []).append(line["methods"])
-    return [
-        {
-            "program": name,
-            "methods": {
-                method: {column: fmean(row[method][column] for row in rows) for column in rows[0][method]}
-                for method in rows[0]
-            },
-        }
-        for name, rows in result.items()
-    ]
+        result.setdefault(line["program"], []).append(line)
+    return [{"program": name, "methods": means(rows)} for name, rows in result.items()]
 
 
 def notes(lines: Lines) -> list[str]:
     about = "A sample of a table is a program: the mean over its models and pairs, so that p is over programs."
     return [about, f"{len(lines)} models; {searches(lines)}"]
-
-
-def notes_on_pairs(lines: Lines) -> list[str]:
-    return [f"A sample of a table is a pair; {searches(lines)}"]
 
 
 def searches(lines: Lines) -> str:

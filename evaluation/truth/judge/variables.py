@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from icebear.evaluation.protocol import Lines
-from icebear.evaluation.truth.programs.circuitry import PROGRAM, Feature, Unit
 from icebear.evaluation.truth.programs.compiler import Compiled
-from icebear.evaluation.truth.programs.program import Program
+from icebear.evaluation.truth.programs.program import PROGRAM, Feature, Program, Unit
 from icebear.steering.concept.finding import find_concept
 from icebear.steering.concept.reading import neurons_of, read
 

@@ -1,15 +1,18 @@
-"""Programs become weights of a transformer in TransformerLens' format."""
+"""Programs as weights of a transformer in TransformerLens' format: compiled, or trained
+(`benchmarks/train_programs.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from icebear.evaluation.truth.programs.circuitry import ONE, Circuitry, Feature, Head, Unit, Vector
+from icebear.evaluation.truth.programs.program import ONE, Circuitry, Feature, Head, Program, Unit, Vector
 from icebear.models.loading import hooked
 from icebear.models.loading.hooked_config import HookedConfig
 from icebear.models.model import Model
@@ -20,6 +23,11 @@ LOGIT = 10.0
 SCALE: Vector = {("scale", 0): 1.0}
 SIZE = 12.0
 """The constant feature in front of LayerNorm; the other features have a norm of about 3."""
+FOLDER = Path(__file__).with_name("trained")
+SHAPE: dict[str, Any] = {
+    **{"d_model": 32, "n_heads": 4, "d_head": 8, "d_mlp": 64},
+    **{"act_fn": "gelu", "normalization_type": "LN"},
+}
 
 
 @dataclass(frozen=True)
@@ -164,3 +172,27 @@ def measured_divisors(net: hooked.Hooked, ids: Tensor) -> list[float]:
     for handle in undo:
         handle.remove()
     return seen
+
+
+def config_of(program: Program) -> HookedConfig:
+    """Return the shape of a program's trained model; it has as many layers as the compiled one."""
+    return HookedConfig(
+        n_layers=program.circuitry().layers,
+        n_ctx=program.length,
+        d_vocab=len(program.words),
+        d_vocab_out=len(program.outputs),
+        attention_dir="causal" if program.causal else "bidirectional",
+        **SHAPE,
+    )
+
+
+def trained(program: Program) -> Compiled:
+    """Return the trained model of a program. What its neurons are for is not known by construction."""
+    words, outputs = ({word: n for n, word in enumerate(some)} for some in (program.words, program.outputs))
+    state = {name: x.float() for name, x in load_file(FOLDER / f"{program.name}.safetensors").items()}
+    return Compiled(Model(hooked.network(config_of(program), state, words, outputs), Words(words), program.name))
+
+
+def names() -> list[str]:
+    """Return the programs that have a trained model."""
+    return sorted(file.stem for file in FOLDER.glob("*.safetensors"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from icebear.evaluation.truth.programs.circuitry import (
+from icebear.evaluation.truth.programs.program import (
     ONE,
     SHARP,
     Circuitry,
@@ -38,7 +38,10 @@ def with_decoys(circuitry: Circuitry, seed: int = 0) -> Circuitry:
     """Return a program with decoys of all kinds, and a last layer of steps that makes redundant neurons possible."""
     random, last = Random(seed), circuitry.layers - 1
     units = [*circuitry.units, *steps(circuitry)]
-    heads = [jittery(head) if head.chooses and head.layer else head for head in circuitry.heads]
+    jittery = (scaled(ONE, 0.1 * SHARP), JITTER)
+    heads = [
+        replace(head, match=[*head.match, jittery]) if head.chooses and head.layer else head for head in circuitry.heads
+    ]
     units += [replace(unit, kind="redundant") for unit in units if is_saturating(unit, last) and random.random() < 0.5]
     made = replace(
         circuitry,
@@ -49,7 +52,9 @@ def with_decoys(circuitry: Circuitry, seed: int = 0) -> Circuitry:
     )
     choosing = [head.layer for head in circuitry.heads if head.chooses]
     for layer in range(last + 1):
-        made.units += [idle_unit(circuitry, layer, random) for _ in range(IDLE_UNITS)]
+        for _ in range(IDLE_UNITS):
+            read, _ = reading(circuitry, layer, random)
+            made.units.append(Unit(layer, read, 0.0, _junk(random), "idle"))
         made.heads += [_head(made, layer, random, "idle", _junk(random)) for _ in range(IDLE_HEADS)]
         if any(layer < one for one in choosing):
             made.units += [jitter(circuitry, layer, random) for _ in range(JITTERS)]
@@ -85,10 +90,6 @@ def is_saturating(unit: Unit, last: int) -> bool:
     return unit.saturates or (unit.layer == last and all(name == "out" for name, _ in unit.write))
 
 
-def jittery(head: Head) -> Head:
-    return replace(head, match=[*head.match, (scaled(ONE, 0.1 * SHARP), JITTER)])
-
-
 def jitter(circuitry: Circuitry, layer: int, random: Random) -> Unit:
     read, size = reading(circuitry, layer, random)
     return Unit(layer, read, 0.0, scaled(JITTER, 1 / size), "saturated")
@@ -108,11 +109,6 @@ def direction(circuitry: Circuitry, random: Random) -> Vector:
     features = dict.fromkeys(feature for vector in circuitry.answers for feature in vector if feature[0] == "out")
     signs = random.sample([PART * (-1) ** number for number in range(len(features))], len(features))
     return _answer(dict(zip(features, signs, strict=True)))
-
-
-def idle_unit(circuitry: Circuitry, layer: int, random: Random) -> Unit:
-    read, _ = reading(circuitry, layer, random)
-    return Unit(layer, read, 0.0, _junk(random), "idle")
 
 
 def _junk(random: Random) -> Vector:

@@ -50,7 +50,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class WeightPlaces:
+class WeightParts:
     """The parts of each weight of a model."""
 
     def __init__(self, model: Model) -> None:
@@ -83,8 +83,8 @@ class WeightPlaces:
         module = self.model.net.get_submodule(path)
         if path in self.linears:
             return [part for entry in self.linears[path] for part in self._of_linear(entry, path, module, last)]
-        whole = last == "bias" and not _is_norm(module)
-        kind = "norm" if _is_norm(module) else "bias" if whole else "other"
+        is_bias = last == "bias" and not _is_norm(module)
+        kind = "norm" if _is_norm(module) else "bias" if is_bias else "other"
         if layer is not None and self._routes(layer, path, getattr(module, "weight", None)):
             count = module.weight.shape[0]  # type: ignore[union-attr,operator]
             return [Part(layer, "router", path, count, 0, torch.arange(count))]
@@ -123,21 +123,21 @@ class WeightPlaces:
             return
         width = Linear(last).shape[1]
         self._add(last, paths, layer, "w_out", True, torch.arange(width))
-        first = next(name for name in family.ffn_in.split() if name in modules)
-        parent = first.rpartition(".")[0]
+        first_name = next(name for name in family.ffn_in.split() if name in modules)
+        parent = first_name.rpartition(".")[0]
         others = [
             module
             for name, module in modules.items()
-            if name.rpartition(".")[0] == parent and name not in (first, family.ffn_out) and Linear.reads(module)
+            if name.rpartition(".")[0] == parent and name not in (first_name, family.ffn_out) and Linear.reads(module)
         ]
         second = next((module for module in others if parent and Linear(module).shape[0] == width), None)
-        if Linear(modules[first]).shape[0] == 2 * width:
+        if Linear(modules[first_name]).shape[0] == 2 * width:
             for kind, shift in (("gate", 0), ("w_in", width)):
                 units = torch.full((2 * width,), -1)
                 units[shift : shift + width] = torch.arange(width)
-                self._add(modules[first], paths, layer, kind, False, units)
+                self._add(modules[first_name], paths, layer, kind, False, units)
             return
-        self._add(modules[first], paths, layer, "gate" if second else "w_in", False, torch.arange(width))
+        self._add(modules[first_name], paths, layer, "gate" if second else "w_in", False, torch.arange(width))
         if second is not None:
             self._add(second, paths, layer, "w_in", False, torch.arange(width))
 
@@ -148,20 +148,20 @@ class WeightPlaces:
             yield Part(layer, "other", f"{path}.{name}[{expert}]")
             return
         each, count, is_bias = experts.width(mixture), experts.neuron_count(mixture), stem != name
-        own, module = torch.arange(each) + expert * each, f"{path}.{stem}"
+        expert_units, module = torch.arange(each) + expert * each, f"{path}.{stem}"
         if stem == "down_proj":
             bias = Part(layer, "bias", f"{path}.{name}[{expert}]")
-            yield bias if is_bias else Part(layer, "w_out", module, count, 1 - int(mixture.is_transposed), own)
+            yield bias if is_bias else Part(layer, "w_out", module, count, 1 - int(mixture.is_transposed), expert_units)
             return
         axis = 0 if is_bias else int(mixture.is_transposed)
         total = getattr(mixture, name)[expert].shape[axis]
         if total == each:
-            yield Part(layer, "w_in", module, count, axis, own)
+            yield Part(layer, "w_in", module, count, axis, expert_units)
             return
         for kind, shift in (("gate", 0), ("w_in", 1)):
             units = torch.full((total,), -1)
             chosen = slice(shift * each, (shift + 1) * each) if mixture.is_concatenated else slice(shift, None, 2)
-            units[chosen] = own
+            units[chosen] = expert_units
             yield Part(layer, kind, module, count, axis, units)
 
     def _routes(self, layer: int, path: str, weight: Any) -> bool:
