@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from icebear import Chat, attribute, flip, load_model
 from icebear.app.web.shared.markdown import read_prompt
 from icebear.concepts.results.ranking import Ranking
-from icebear.explanation.explanation import GROUPS, Explanation
-from icebear.explanation.saving import saved_groups, saved_tokens
+from icebear.explanation.explanation import GROUPS, Explanation, saved_groups, saved_tokens
 from icebear.models.model import Model
 from icebear.steering.outcome import outcome_of
 

@@ -30,9 +30,8 @@ from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import IcebearError
-from icebear.explanation.explanation import Explanation
+from icebear.explanation.explanation import Explanation, saved_groups, saved_tokens
 from icebear.explanation.saved import SavedExplanation
-from icebear.explanation.saving import saved_groups, saved_tokens
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
 from icebear.render import heatmap

@@ -12,8 +12,7 @@ from conftest import CAMEL, ICE_BEAR
 from icebear.app.web.shared import markdown, served
 from icebear.app.web.shared.background import STOPPED
 from icebear.app.web.steering import concepts
-from icebear.app.web.steering.continuations import differences
-from icebear.app.web.steering.flips import started
+from icebear.app.web.steering.flips import differences, started
 from icebear.steering import outcome
 from icebear.steering.comparison import compare, texts_under
 

@@ -27,7 +27,7 @@ from icebear import (
 )
 from icebear.actmax.index.neuron_vectors import gated
 from icebear.app.cli.tables.explanations import relevance_report
-from icebear.app.cli.tables.recipes import comparison_table
+from icebear.app.cli.tables.steering import comparison_table
 from icebear.app.web.steering.edit_neurons import change_text
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.passes.sites import hooks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.resources import files
 from time import monotonic
 
@@ -60,7 +59,8 @@ def show() -> None:
     request = (served.model_name(), prompt, counterfactual, *options)
     graph = jobs.awaited(_started, *request, stops=True)
     with bar:
-        _downloads(graph)
+        files = {"html": graph.to_html, "png": graph.to_png, "svg": graph.to_svg, "json": graph.to_json}
+        tables.downloads("circuit", files | {"csv": lambda: graph.to_frame().to_csv(index=False)})
     _picture(graph, request)
     check = st.container()
     _groups(graph, request)
@@ -133,17 +133,6 @@ def _chosen(graph: Graph, id: str) -> Group:
     if id.startswith("group "):
         return graph.groups[int(id.removeprefix("group "))]
     return next(Group(id, (node,)) for node in graph.nodes if node.id == id)
-
-
-def _downloads(graph: Graph) -> None:
-    kinds: dict[str, Callable[[], str | bytes]] = {
-        "html": graph.to_html,
-        "png": graph.to_png,
-        "svg": graph.to_svg,
-        "json": graph.to_json,
-        "csv": lambda: graph.to_frame().to_csv(index=False),
-    }
-    tables.downloads("circuit", kinds)
 
 
 def _sign(node: Node) -> str:

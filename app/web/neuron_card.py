@@ -120,7 +120,8 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     if worded:
         without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
         projections = card.projections if card.other else without_model
-        _styled(page.projections_html(list(map(_first_words, projections)), polarity))
+        first = [replace(row, promoted=row.promoted[:WORDS], suppressed=row.suppressed[:WORDS]) for row in projections]
+        _styled(page.projections_html(first, polarity))
     sides = (polarity, "-" if polarity == "+" else "+")
     places = {
         side: _side(card, side, column, worded is not None) for side, column in zip(sides, st.columns(2), strict=True)
@@ -148,10 +149,6 @@ def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
         _styled(page.histogram_html(card.statistics.histogram))
         if not worded:
             _styled(page.projections_html(card.projections, polarity))
-
-
-def _first_words(projection: Projection) -> Projection:
-    return replace(projection, promoted=projection.promoted[:WORDS], suppressed=projection.suppressed[:WORDS])
 
 
 def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:

@@ -91,15 +91,11 @@ def circuit(options: Options) -> None:
         document |= {"ablation": vars(measured[0]), "faithfulness": vars(measured[1])}
     show(options.json, document, circuit_report(graph, measured), *([labels_table(labels)] if labels else []))
     if options.claim:
-        _claim(options.claim, model, graph, measured and measured[0])
+        from icebear.claims.kinds.predictions import of_graph
 
-
-def _claim(file: str, model: icebear.Model, graph: icebear.Graph, ablation: Any) -> None:
-    from icebear.claims.kinds.predictions import of_graph
-
-    if len(graph.relevances) > 1:
-        raise InputError("A claim is about one pair of prompts, and --file has many; leave out --claim.")
-    claim(file, model, lambda: of_graph(model, graph, ablation))
+        if len(graph.relevances) > 1:
+            raise InputError("A claim is about one pair of prompts, and --file has many; leave out --claim.")
+        claim(options.claim, model, lambda: of_graph(model, graph, measured and measured[0]))
 
 
 def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]:

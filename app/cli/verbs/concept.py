@@ -64,7 +64,7 @@ def find(options: Find) -> None:
     Example:
       icebear concept find music --with examples/music.txt --without examples/not-music.txt
     """
-    from icebear.app.cli.tables.concepts import concept_report
+    from icebear.app.cli.tables.steering import concept_report
 
     if options.name.endswith(".json"):  # other commands would look for a file of this name
         raise InputError(
@@ -112,7 +112,7 @@ def list_(options: List) -> None:
     Example:
       icebear concept list --store wiki.db
     """
-    from icebear.app.cli.tables.concepts import concepts_table
+    from icebear.app.cli.tables.steering import concepts_table
 
     records = []
     if local(options.store).exists():
@@ -123,10 +123,8 @@ def list_(options: List) -> None:
 
 
 @record
-class Show:
+class Show(List):
     name: str = argument()
-    store: str = option(type="file")
-    json: bool
 
 
 @verb(Show, concept)
@@ -136,7 +134,7 @@ def show_(options: Show) -> None:
     Example:
       icebear concept show examples/music.json
     """
-    from icebear.app.cli.tables.concepts import concept_report
+    from icebear.app.cli.tables.steering import concept_report
     from icebear.steering.concept.concept import nearest
 
     this = _read(options.name, options.store)
@@ -169,7 +167,7 @@ def measure(options: Measure) -> None:
     Example:
       icebear concept measure examples/music.json "The band played on."
     """
-    from icebear.app.cli.tables.concepts import measured_report
+    from icebear.app.cli.tables.steering import measured_report
 
     exactly_one({"a TEXT": options.text, "--texts": options.texts})
     if options.texts and (options.through or options.html):
@@ -210,8 +208,7 @@ def steer(options: Steer) -> None:
     Example:
       icebear concept steer examples/music.json "Yesterday I" --kl 0.25
     """
-    from icebear.app.cli.tables.concepts import steered_line
-    from icebear.app.cli.tables.recipes import comparison_table, outcome_lines
+    from icebear.app.cli.tables.steering import comparison_table, outcome_lines, steered_line
     from icebear.steering.outcome import steer_concept
 
     if options.strength is not None and options.kl is not None:
@@ -232,11 +229,8 @@ def steer(options: Steer) -> None:
 
 
 @record
-class Export:
-    name: str = argument()
+class Export(Show):
     file: str = argument(type="output")
-    store: str = option(type="file")
-    json: bool
 
 
 @verb(Export, concept)
@@ -266,7 +260,7 @@ def compare(options: Compare) -> None:
     Example:
       icebear concept compare music.json other.json --on examples/music.txt
     """
-    from icebear.app.cli.tables.concepts import similarity_table
+    from icebear.app.cli.tables.steering import similarity_table
     from icebear.steering.concept.concept import concept_similarity
 
     concepts = [_read(name, options.store) for name in options.names]

@@ -60,7 +60,7 @@ def _run(console: Console) -> dict[str, Any]:
     from icebear.app.cli.tables.cards import card_report
     from icebear.app.cli.tables.explanations import explanation_screen
     from icebear.app.cli.tables.nodes import groups_table
-    from icebear.app.cli.tables.recipes import comparison_table, recipe_report
+    from icebear.app.cli.tables.steering import comparison_table, recipe_report
     from icebear.concepts.circuits.drawing import summary
     from icebear.steering.comparison import compare
     from icebear.steering.outcome import outcome_of

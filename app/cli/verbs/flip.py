@@ -76,7 +76,7 @@ def flip(options: Options) -> None:
     held_out = lines(options.held_out) if options.held_out else None
     model = options.model.load()
     from icebear.app.cli.tables.cards import labels_table
-    from icebear.app.cli.tables.recipes import recipe_report
+    from icebear.app.cli.tables.steering import recipe_report
     from icebear.steering.outcome import outcome_of
     from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, side_effects, token_rows
 

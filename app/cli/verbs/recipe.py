@@ -33,7 +33,7 @@ def show_(options: Show) -> None:
     Example:
       icebear recipe show examples/ice-bear-to-desert.json
     """
-    from icebear.app.cli.tables.recipes import recipe_report
+    from icebear.app.cli.tables.steering import recipe_report
 
     saved = icebear.Recipe.load(options.file)
     show(options.json, saved.to_dict(), recipe_report(saved))

@@ -37,7 +37,7 @@ def steer(options: Options) -> None:
     Example:
       icebear steer "The ice bear lives in the" --edit "L29.ffn.860=-20" --max-new-tokens 10
     """
-    from icebear.app.cli.tables.recipes import comparison_table
+    from icebear.app.cli.tables.steering import comparison_table
     from icebear.steering.comparison import compare
 
     if bool(options.edit) == bool(options.recipe):

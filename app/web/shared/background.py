@@ -113,7 +113,7 @@ class Job(threading.Thread):
         """End the wait of a visitor; the work ends if nobody else waits."""
         self._waiting.discard(visitor)
         self.left.add(visitor)
-        if not any(map(_is_here, self._waiting)):
+        if not any(map(_is_open, self._waiting)):
             self.stop()
 
     def stop(self) -> None:
@@ -138,7 +138,7 @@ class Job(threading.Thread):
         return Checked(self.check)
 
 
-def _is_here(visitor: str) -> bool:
+def _is_open(visitor: str) -> bool:
     """Return whether the page of a visitor is open."""
     return not runtime.exists() or runtime.get_instance().is_active_session(visitor)
 
@@ -277,10 +277,9 @@ def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
     reading = Reading(job, len(sentences), sum(len(sentence.text) for sentence in sentences))
     with open_store(path, create=True) as store:
         shards = store.scan.shards() if path.exists() else {}
-        for number in (number for number, size in shards.items() if size == index.SHARD):
-            reading.count(sentences[number * index.SHARD : (number + 1) * index.SHARD])
+        done = [number * index.SHARD for number, size in shards.items() if size == index.SHARD]
+        reading.batch([sentence for start in done for sentence in sentences[start : start + index.SHARD]])
         resumed = reading.sentences
-        reading.show()
 
         def on_shard(progress: index.Progress) -> None:
             if progress.sentences + resumed == len(sentences):
@@ -299,25 +298,18 @@ class Reading:
     all_letters: int
     sentences: int = 0
     letters: int = 0
-    since: tuple[float, int] | None = None
-    """The time after the first batch of this run, and the letters until then."""
-
-    def count(self, batch: Sequence[Sentence]) -> None:
-        self.sentences += len(batch)
-        self.letters += sum(len(sentence.text) for sentence in batch)
+    begun: tuple[float, int] | None = None
+    """The time at which the scan began or resumed, and the letters until then."""
 
     def batch(self, batch: Sequence[Sentence]) -> None:
-        self.count(batch)
-        self.since = self.since or (time.monotonic(), self.letters)
-        self.show()
-
-    def show(self) -> None:
+        """Count the sentences of a batch, and say how long the others take."""
+        self.sentences += len(batch)
+        self.letters += sum(len(sentence.text) for sentence in batch)
+        self.begun = since, before = self.begun or (time.monotonic(), self.letters)
         left = ""
-        if self.since and self.letters > self.since[1]:
-            begun, before = self.since
-            left = ", " + time_left(
-                (time.monotonic() - begun) * (self.all_letters - self.letters) / (self.letters - before)
-            )
+        if self.letters > before:
+            seconds = (time.monotonic() - since) * (self.all_letters - self.letters) / (self.letters - before)
+            left = f", {time_left(seconds)}"
         self.job.doing = f"{self.sentences:,} of {self.all_sentences:,} sentences read{left}"
         self.job.step(self.letters, self.all_letters)
 

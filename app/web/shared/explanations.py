@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import streamlit as st
 
@@ -13,11 +15,11 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.explanation.explanation import GROUPS, Explanation, can_group
+from icebear.explanation.explanation import GROUPS, Explanation, can_group, saved_groups
 from icebear.explanation.saved import SavedExplanation
-from icebear.explanation.saving import saved_groups
 from icebear.models.text.answer import Answer, answer_of
 from icebear.models.text.chat import Chat
+from icebear.models.text.prompts import PromptLike
 from icebear.records import TokenScore
 
 DEFAULT = "default"
@@ -28,15 +30,16 @@ def explained(
     prompt: str, target: str | None, contrast: str | None, method: str, counterfactual: str | None
 ) -> Relevance:
     """Return the relevance for a prompt, cached for all visitors."""
-
-    model, read = jobs.model(), markdown.read_prompt(prompt)
     other, known = markdown.read_prompt(counterfactual) if counterfactual else None, METHODS.get(method)
+    key, read = (prompt, target, contrast, method, counterfactual), markdown.read_prompt(prompt)
+    return _attributed(key, read, target=target, contrast=contrast, counterfactual=other, method=known)
 
-    def make() -> Relevance:
-        return attribute(model, read, target, contrast, counterfactual=other, method=known)
 
-    key = (model, prompt, target, contrast, method, counterfactual)
-    return shared().relevance(key, lambda: jobs.computed("Explaining", make))
+def _attributed(key: tuple, prompt: PromptLike | Answer, **options: Any) -> Relevance:
+    """Call `attribute` in the background, or return the relevance that another visitor's call had by this key."""
+    model = jobs.model()
+    make = partial(jobs.computed, "Explaining", partial(attribute, model, prompt, **options))
+    return shared().relevance((model, *key), make)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -46,14 +49,8 @@ def answered(name: str, chat: str, turn: int) -> Answer:
 
 def explained_words(chat: str, turn: int, span: tuple[int, int], contrast: str | None) -> Relevance:
     """Return the relevance for words of an answer, cached for all visitors; neurons only at the last word."""
-
-    model, answer = jobs.model(), answered(served.model_name(), chat, turn)
-
-    def make() -> Relevance:
-        return attribute(model, answer, contrast=contrast, span=span, record="last")
-
-    key = (model, chat, turn, span, contrast)
-    return shared().relevance(key, lambda: jobs.computed("Explaining", make))
+    answer = answered(served.model_name(), chat, turn)
+    return _attributed((chat, turn, span, contrast), answer, contrast=contrast, span=span, record="last")
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

@@ -228,20 +228,16 @@ def _steer(concept: Concept) -> None:
         return
     comparison, recipe = jobs.waited(job, stops=True)
     with st.container(key="steered"):
-        _outcome(Outcome.of(recipe))
+        outcome = Outcome.of(recipe)
+        assert outcome
+        if outcome.warning:
+            st.warning(markdown.plain(outcome.warning))
+        st.caption(markdown.plain(f"{outcome.control_text} {outcome.side_effects_text}"))
         side_by_side(comparison)
     markdown.into_view("steered", settings[1:])
     with st.container(horizontal=True):
         st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
         download(comparison)
-
-
-def _outcome(outcome: Outcome | None) -> None:
-    """Show what steering did to the concept's own measure, beside random edits, and the side effects."""
-    assert outcome
-    if outcome.warning:
-        st.warning(markdown.plain(outcome.warning))
-    st.caption(markdown.plain(f"{outcome.control_text} {outcome.side_effects_text}"))
 
 
 def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: bool) -> Job:

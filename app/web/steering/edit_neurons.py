@@ -15,7 +15,7 @@ import streamlit as st
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.bars import word_bars
-from icebear.app.web.steering import continuations, flips
+from icebear.app.web.steering import flips
 from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
 from icebear.errors import InputError
 from icebear.example import PROMPT
@@ -23,6 +23,7 @@ from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
 from icebear.steering.comparison import Comparison, compare
+from icebear.steering.records import number_text
 
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
@@ -182,17 +183,15 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
 
 def side_by_side(result: Comparison) -> None:
     """Show both texts, what changed in a sentence, and the likely words' probabilities."""
-    continuations.texts(result.prompt, result.plain.text, result.steered.text)
+    flips.both_texts(result.prompt, result.plain.text, result.steered.text)
     st.markdown(change_text(result))
     sides = {"without edits": result.plain.next, "with edits": result.steered.next}
     words = {token.text for side in sides.values() for token in side[:CHARTED]}
     in_logits = any(token.probability is None for token in result.plain.next)
     st.caption("The next word: logits" if in_logits else "The next word: probabilities")
-
-    def number(token: TokenScore) -> float:
-        return token.logit if in_logits or token.probability is None else token.probability
-
-    columns = {name: {word.text: number(word) for word in side if word.text in words} for name, side in sides.items()}
+    columns = {
+        name: {word.text: flips.number(word) for word in side if word.text in words} for name, side in sides.items()
+    }
     st.html(word_bars(columns))
 
 
@@ -215,7 +214,8 @@ def _number_text(result: Comparison, word: TokenScore) -> str:
     )
     if before.probability is None or after.probability is None:
         return markdown.plain(f"{word.text!r} went from {before.logit:.2f} to {after.logit:.2f}")
-    return continuations.probability_text(word.text, before.probability, after.probability)
+    numbers = markdown.plain(f"{number_text(before.probability)} to {number_text(after.probability)}")
+    return f"P({markdown.word(word.text)}) went from {numbers}"
 
 
 def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:

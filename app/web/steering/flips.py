@@ -3,20 +3,23 @@ in as it is measured."""
 
 from __future__ import annotations
 
+import difflib
+import re
 from statistics import fmean
 from typing import Any
 
 import pandas
 import streamlit as st
+from markupsafe import Markup
 
 from icebear.app.web.shared import jobs, links, markdown, tables
 from icebear.app.web.shared.background import STOPPED, Job
 from icebear.app.web.shared.bars import word_bars
-from icebear.app.web.steering import continuations
 from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
+from icebear.records import TokenScore
 from icebear.steering.flipping.phrases import likelier_form
 from icebear.steering.flipping.search import flip
 from icebear.steering.outcome import outcomes
@@ -26,7 +29,10 @@ MOST = 10
 """Edits at most, unless another number is chosen."""
 SEARCH = 0.6
 """The share of the time that the search takes; measuring takes the other."""
-
+SIDE = Markup(
+    "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"
+    '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.6">{}</span>{}</div>'
+)
 
 Wanted = tuple[str, str, str, str | None, int, bool]
 """The arguments of `started`."""
@@ -152,7 +158,7 @@ def _outcome(recipe: Recipe) -> None:
     if outcome.plain is None or outcome.edited is None:
         st.caption("Both texts: not written yet.")
     else:
-        continuations.texts(record.prompt, outcome.plain, outcome.edited)
+        both_texts(record.prompt, outcome.plain, outcome.edited)
     _probabilities(outcome, record)
     st.markdown("\n".join(f"- {markdown.plain(line)}" for line in (outcome.control_text, outcome.side_effects_text)))
 
@@ -185,3 +191,31 @@ def _edits(recipe: Recipe, record: FlipRecord) -> None:
     order = [name for name in rows[0] if name != "sign"]
     st.caption(f"Raises, lowers: {IN_PROMPT.lower()}, each edit alone, among the likely next words.")
     tables.neuron_table(pandas.DataFrame(rows), "flip_edits", column_order=order, column_config=formats)
+
+
+def both_texts(prompt: Any, plain: str, edited: str) -> None:
+    """Show both continuations, with marks on the words that only one of them has."""
+    if not isinstance(prompt, str):
+        prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
+    names = ("without edits", "with edits")
+    for column, name, html in zip(st.columns(2), names, differences(plain, edited), strict=True):
+        with column.container(border=True, height="stretch"):
+            st.caption(name)
+            st.html(SIDE.format(prompt, html))
+
+
+def differences(plain: str, edited: str) -> tuple[Markup, Markup]:
+    """Return both texts as HTML, with marks on the words that only one of them has."""
+    words = [re.findall(r"\s*\S+|\s+", text) for text in (plain, edited)]
+    out: tuple[list[Markup], list[Markup]] = ([], [])
+    for same, *bounds in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
+        for side, (first, last) in enumerate((bounds[:2], bounds[2:])):
+            text = "".join(words[side][first:last])
+            space, word = text[: len(text) - len(text.lstrip())], text.lstrip()
+            out[side].append(Markup("{}<mark>{}</mark>" if word and same != "equal" else "{}{}").format(space, word))
+    return Markup().join(out[0]), Markup().join(out[1])
+
+
+def number(token: TokenScore) -> float:
+    """Return the probability of a token, or the logit of a model without probabilities."""
+    return token.logit if token.probability is None else token.probability

@@ -19,9 +19,8 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
 from icebear.edits import Edit
-from icebear.explanation.explanation import Explanation, explain
+from icebear.explanation.explanation import Explanation, explain, saved_tokens
 from icebear.explanation.saved import SavedExplanation
-from icebear.explanation.saving import saved_tokens
 from icebear.explanation.sentences import check_sentence
 from icebear.records import TokenScore
 from icebear.steering.apply import steer
@@ -109,19 +108,14 @@ def without(request: Request, edits: tuple[Edit, ...]) -> str:
     relevance = relevance_of(request)
     ids = [token.id for token in (relevance.target, relevance.contrast) if token]
     plain, edited = (_predicted(request.prompt, each, ids) for each in ((), edits))
-    pairs = [(plain[token], edited[token]) for token in ids]
+    numbers = [(plain[token].text, flips.number(plain[token]), flips.number(edited[token])) for token in ids]
     moved = [
-        f"P({old.text.strip() or old.text}) goes from {number_text(_number(old))} to {number_text(_number(new))}"
-        for old, new in pairs
+        f"P({text.strip() or text}) goes from {number_text(old)} to {number_text(new)}" for text, old, new in numbers
     ]
-    same = max(abs(_number(old) - _number(new)) for old, new in pairs) < SMALL
+    same = max(abs(old - new) for _, old, new in numbers) < SMALL
     before, after = (next(iter(scores.values())) for scores in (plain, edited))
     answer = f"the answer {'stays' if before.id == after.id else 'becomes'} {after.text.strip()}"
     return f"{'Almost nothing changes: ' if same else ''}{', '.join(moved)}; {answer}."
-
-
-def _number(token: TokenScore) -> float:
-    return token.logit if token.probability is None else token.probability
 
 
 @st.cache_data(max_entries=256, show_spinner="Setting it ...")
