@@ -23,8 +23,8 @@ from resident import resident
 
 from icebear import attribute, circuit, load_model
 from icebear.concepts.circuits.checks import faithfulness
-from icebear.evaluation.data.pairs import TASKS, answers, usable_by_task
-from icebear.evaluation.explanations.circuits import EDGES
+from icebear.evaluation.data.task_pairs import TASKS, answers, usable_by_task
+from icebear.evaluation.explanations.circuit_graph import EDGES
 
 SIZES = ((20, 6), (60, 6), (60, 32), (100, 32), (100, 128))
 """Nodes and tokens."""

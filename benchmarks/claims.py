@@ -43,7 +43,7 @@ from icebear.models.loading.loading import load_model
 from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.steering.concept.finding import find_concept
-from icebear.steering.records import FlipRecord
+from icebear.steering.provenance import FlipRecord
 from icebear.steering.side_effects import HeldOutContexts
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from icebear.concepts.methods.registry import method_of
 from icebear.evaluation.truth.judge.evaluation import judged
-from icebear.evaluation.truth.judge.pairs import Pair
+from icebear.evaluation.truth.judge.judged_pairs import Pair
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.models.loading.hooked_config import HookedConfig
 from icebear.models.loading.hooked_net import HookedForCausalOutputs

@@ -18,7 +18,7 @@ import torch
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.method import Method
 from icebear.concepts.selftest import seconds
-from icebear.evaluation.baselines.registry import able_and_unable, methods_of
+from icebear.evaluation.baselines.all_methods import able_and_unable, methods_of
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Setting
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of

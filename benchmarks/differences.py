@@ -16,8 +16,8 @@ import torch
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.evaluation.data import pairs
-from icebear.evaluation.data.pairs import Pair
+from icebear.evaluation.data import task_pairs
+from icebear.evaluation.data.task_pairs import Pair
 from icebear.lrp.pairs import partner
 from icebear.models.loading.loading import load_model
 from icebear.models.model import Model
@@ -51,11 +51,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     options = parser.parse_args()
     model = load_model("smollm2-135m", dtype="float32", device="cpu")
-    everything = [pair for task in pairs.TASKS.values() for pair in task]
+    everything = [pair for task in task_pairs.TASKS.values() for pair in task]
     random.Random(0).shuffle(everything)
     results = []
     for pair in everything:
-        if len(results) < options.pairs and pairs.is_usable(model, pair):
+        if len(results) < options.pairs and task_pairs.is_usable(model, pair):
             results.append(errors(model, pair))
     tokens, cuts = zip(*results, strict=True)
     rows = {"tokens": tokens, "worst layer": cuts}

@@ -26,7 +26,7 @@ from icebear.models.model import Model
 from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
-from icebear.steering.flipping.search import FlipRequest, flip_by
+from icebear.steering.flipping.flip import FlipRequest, flip_by
 from icebear.steering.side_effects import HeldOutContexts, repeated_trigrams
 
 SEARCHED = 2

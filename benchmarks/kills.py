@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from icebear import Recipe, load_model, open_store
 from icebear.app.cli.main import main as icebear
-from icebear.claims.files import read_claims
+from icebear.claims.claims_files import read_claims
 from icebear.errors import IcebearError
 
 WORDS = (

@@ -24,7 +24,7 @@ from icebear.concepts.passes.stream import Stream
 from icebear.concepts.statistics import localization_metrics
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.errors import InputError
-from icebear.evaluation.baselines.registry import able_and_unable, methods_of
+from icebear.evaluation.baselines.all_methods import able_and_unable, methods_of
 from icebear.evaluation.explanations.groundtruth import tokens_between
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.models.model import Model

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from icebear.evaluation.truth.judge.pairs import one_changed
+from icebear.evaluation.truth.judge.judged_pairs import one_changed
 from icebear.evaluation.truth.programs.compiler import FOLDER, SHAPE, config_of
 from icebear.evaluation.truth.programs.program import Program, Variables
 from icebear.evaluation.truth.programs.programs import PROGRAMS

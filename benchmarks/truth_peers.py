@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from icebear.concepts.methods.registry import method_of
 from icebear.evaluation.truth.judge.evaluation import VARIANTS
+from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of
 from icebear.evaluation.truth.judge.judging import SITES, Judge, candidates_of, relevances, scores_of, truth_of
-from icebear.evaluation.truth.judge.pairs import Pair, pairs_of
 from icebear.evaluation.truth.programs.compiler import names, trained
 from icebear.evaluation.truth.programs.programs import PROGRAMS
 from icebear.models.model import Model

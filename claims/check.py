@@ -10,7 +10,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from icebear.claims.claim import Claim
-from icebear.claims.files import read_claims
+from icebear.claims.claims_files import read_claims
 from icebear.claims.kind import Measured
 from icebear.errors import IcebearError, InputError, NumericalError
 from icebear.models.model import Model

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from icebear.claims.claim import TAG, Claim
-from icebear.claims.files import FORMAT, KEY
+from icebear.claims.claims_files import FORMAT, KEY
 from icebear.claims.kind import Kind, NodeId
 from icebear.claims.kinds import KINDS
 from icebear.edits import Edit

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from icebear.evaluation.baselines.registry import methods_of
+from icebear.evaluation.baselines.all_methods import methods_of
 from icebear.models.model import Model
 from icebear.values import check_int, one_of, seed_of
 

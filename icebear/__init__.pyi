@@ -64,6 +64,6 @@ from .records import Ranked as Ranked
 from .steering.apply import steer as steer
 from .steering.concept.concept import Concept as Concept
 from .steering.concept.finding import find_concept as find_concept
-from .steering.flipping.search import flip as flip
+from .steering.flipping.flip import flip as flip
 from .steering.random_edits import random_edit_control as random_edit_control
 from .steering.weight_patch import apply_patch as apply_patch

@@ -18,8 +18,8 @@ from icebear.records import RandomControl
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, edits_by_place
+from icebear.steering.provenance import OTHERS, FlipRecord, Outcome
 from icebear.steering.random_edits import random_edits
-from icebear.steering.records import OTHERS, FlipRecord, Outcome
 from icebear.steering.side_effects import HeldOutContexts
 
 SEED = 0

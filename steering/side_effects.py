@@ -24,7 +24,7 @@ from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 from icebear.steering.comparison import texts_under
 from icebear.steering.flipping.phrases import phrase_logits
-from icebear.steering.records import FlipRecord, SideEffects, TokenChange
+from icebear.steering.provenance import FlipRecord, SideEffects, TokenChange
 
 HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="utf-8").splitlines()
 """Texts of our own that no recipe is about."""

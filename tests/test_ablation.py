@@ -14,8 +14,8 @@ from icebear import attribute
 from icebear.concepts.nodes.controls import ablation, largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, UnknownName
-from icebear.evaluation.baselines.registry import methods_of
-from icebear.evaluation.data import pairs
+from icebear.evaluation.baselines.all_methods import methods_of
+from icebear.evaluation.data import task_pairs
 from icebear.evaluation.explanations import ablation as evaluation
 from icebear.models.objective import objective_of
 
@@ -148,7 +148,7 @@ def test_what_cannot_be_ablated_says_why(model, result):
 @pytest.fixture
 def compared(model, monkeypatch):
     monkeypatch.setattr(evaluation, "answers", lambda *_: (11, 12))
-    return evaluation.Compared(model, pairs.Pair(IDS, OTHER, "", ""), "ffn")
+    return evaluation.Compared(model, task_pairs.Pair(IDS, OTHER, "", ""), "ffn")
 
 
 def test_patching_a_node_is_exchanging_it_alone(model, compared, monkeypatch):
@@ -175,7 +175,7 @@ def test_patching_a_node_is_exchanging_it_alone(model, compared, monkeypatch):
 
 
 def test_the_mean_of_a_task_is_over_prompts_of_as_many_tokens(model, compared):
-    short, others = [pairs.Pair(IDS[:5], OTHER[:5], "", "")], [compared.pair]
+    short, others = [task_pairs.Pair(IDS[:5], OTHER[:5], "", "")], [compared.pair]
     means = evaluation.task_means(model, short + others)
     assert set(means) == {5, len(IDS)}
     nodes = compared.exchangeable
@@ -199,32 +199,34 @@ def test_every_score_ranks(compared):
 
 
 def test_templates_are_pairs_that_differ_in_the_answer():
-    for name, result in pairs.TASKS.items():
+    for name, result in task_pairs.TASKS.items():
         assert len(result) >= 40, name
         assert all(pair.prompt != pair.counterfactual and pair.answer != pair.counterfactual_answer for pair in result)
         assert len({(pair.prompt, pair.counterfactual) for pair in result}) == len(result)
     with pytest.raises(UnknownName, match="capitals"):
-        pairs.pairs_of("capitls")
+        task_pairs.pairs_of("capitls")
 
 
 def test_a_file_of_pairs(tmp_path):
     file = tmp_path / "pairs.jsonl"
     row = {"clean_prefix": "The keys", "patch_prefix": "The key", "clean_answer": " are", "patch_answer": " is"}
     file.write_text(json.dumps(row) + "\n")
-    assert pairs.read_pairs(str(file)) == [pairs.Pair("The keys", "The key", " are", " is")]
+    assert task_pairs.read_pairs(str(file)) == [task_pairs.Pair("The keys", "The key", " are", " is")]
     for text, message in (("{}", "clean_prefix"), ("", r"pairs\.jsonl")):
         file.write_text(text)
         with pytest.raises(InputError, match=message):
-            pairs.read_pairs(str(file))
+            task_pairs.read_pairs(str(file))
     with pytest.raises(InputError):
-        pairs.read_pairs(str(tmp_path / "none"))
+        task_pairs.read_pairs(str(tmp_path / "none"))
 
 
 def test_only_clear_pairs_of_equal_length_count(smol):
-    good = pairs.Pair("The keys near the house", "The key near the house", " are", " is")
-    assert pairs.is_usable(smol, good)
-    assert not pairs.is_usable(smol, pairs.Pair(good.prompt, good.counterfactual, " is", " are"))
-    assert not pairs.is_usable(smol, pairs.Pair("The old keys near the house", good.counterfactual, " are", " is"))
+    good = task_pairs.Pair("The keys near the house", "The key near the house", " are", " is")
+    assert task_pairs.is_usable(smol, good)
+    assert not task_pairs.is_usable(smol, task_pairs.Pair(good.prompt, good.counterfactual, " is", " are"))
+    assert not task_pairs.is_usable(
+        smol, task_pairs.Pair("The old keys near the house", good.counterfactual, " are", " is")
+    )
     plain = objective_of(smol, [good.prompt], " are", " is")
     assert plain.targets[0] != plain.contrasts[0]
 

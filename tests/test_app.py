@@ -35,7 +35,7 @@ from icebear.explanation.saved import SavedExplanation
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
 from icebear.render import heatmap
-from icebear.steering.records import number_text
+from icebear.steering.provenance import number_text
 
 ROOT = Path(__file__).parent.parent
 FRANCE = "The capital of France is"

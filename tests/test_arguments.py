@@ -28,8 +28,8 @@ from icebear.claims.claim import Provenance
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.vocabulary import calibration
 from icebear.errors import IcebearError
-from icebear.evaluation.explanations.circuits import Circuits
-from icebear.evaluation.explanations.effects import EffectsHold
+from icebear.evaluation.explanations.circuit_graph import Circuits
+from icebear.evaluation.explanations.effect_reading import EffectsHold
 from icebear.evaluation.explanations.faithfulness import Faithfulness
 from icebear.evaluation.explanations.pruning import Pruning
 from icebear.evaluation.truth.judge.evaluation import KnownMechanisms

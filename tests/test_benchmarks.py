@@ -13,7 +13,7 @@ from benchmarks import cost, edits, knowledge, spans
 from icebear import attribute, load_model
 from icebear.app.cli.verbs.evaluate import command
 from icebear.errors import InputError
-from icebear.evaluation.baselines.registry import methods_of
+from icebear.evaluation.baselines.all_methods import methods_of
 
 METHODS = "attnlrp,gxi,random"
 

@@ -25,7 +25,7 @@ from icebear.actmax.labels.kinds import Label
 from icebear.app.cli.main import main
 from icebear.claims import files
 from icebear.claims.claim import Claim
-from icebear.claims.files import append_claims, read_claims, write_claims
+from icebear.claims.claims_files import append_claims, read_claims, write_claims
 from icebear.claims.kind import Measured, NodeId
 from icebear.claims.kinds import KINDS
 from icebear.claims.kinds.edits import FlipClaim, SteerClaim

@@ -36,8 +36,8 @@ from icebear.steering.concept.concept import ConceptSimilarity, concept_similari
 from icebear.steering.concept.finding import universal
 from icebear.steering.concept.reading import read, stream_means, vector_added
 from icebear.steering.outcome import concept_outcome, steer_concept
+from icebear.steering.provenance import Outcome
 from icebear.steering.random_edits import random_edits
-from icebear.steering.records import Outcome
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, strength_at
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -19,7 +19,7 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import MissingRule
-from icebear.evaluation.data import pairs
+from icebear.evaluation.data import task_pairs
 from icebear.lrp import differences, operations
 from icebear.lrp.context import relevance_rules
 from icebear.lrp.pairs import BLOCK, partner
@@ -125,7 +125,7 @@ def test_on_real_weights_too(smol):
     """Also where attention turns from one token to another."""
     benchmark = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "differences.py"))
     for task in ("across-clause", "capitals", "indirect-object"):
-        for pair in next(pairs.usable_by_task(smol, pairs.pairs_of(task), 2, 0))[1]:
+        for pair in next(task_pairs.usable_by_task(smol, task_pairs.pairs_of(task), 2, 0))[1]:
             assert max(benchmark["errors"](smol, pair)) < 1e-3, pair
 
 

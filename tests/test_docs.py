@@ -116,8 +116,8 @@ def once(smol, desert):
         patch.setattr(counterfactuals, "TRIED", 12)
         patch.setattr(lens, "TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
-        patch.setattr("icebear.evaluation.explanations.circuits.LEARN", 1)
-        patch.setattr("icebear.evaluation.explanations.circuits.EDGES", (30, 60))
+        patch.setattr("icebear.evaluation.explanations.circuit_graph.LEARN", 1)
+        patch.setattr("icebear.evaluation.explanations.circuit_graph.EDGES", (30, 60))
         patch.setattr("icebear.evaluation.report.draw", lambda *_: [])
         patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:3], 2)))
         patch.setattr(

@@ -11,9 +11,9 @@ from torch.testing import assert_close
 
 from icebear import Neuron, attribute
 from icebear.app.cli.verbs.evaluate import command
-from icebear.evaluation.data import pairs
-from icebear.evaluation.data.pairs import Pair
-from icebear.evaluation.explanations import effects as evaluation
+from icebear.evaluation.data import task_pairs
+from icebear.evaluation.data.task_pairs import Pair
+from icebear.evaluation.explanations import effect_reading as evaluation
 
 OTHER = [9, 3, 31, 44, 5, 17, 21, 8]
 EIGHT = [Pair(f"The dog{n}", f"The cat{n}", " a", " b") for n in range(4)]
@@ -58,8 +58,8 @@ def test_the_other_pair_is_of_another_task():
 
 
 def test_every_task_has_a_paraphrase():
-    assert set(evaluation.PARAPHRASES) == set(pairs.TASKS)
-    for task, own in pairs.TASKS.items():
+    assert set(evaluation.PARAPHRASES) == set(task_pairs.TASKS)
+    for task, own in task_pairs.TASKS.items():
         longer = evaluation.paraphrase(task, own[0].prompt)
         assert longer[-len(own[0].prompt) + 1 :] == own[0].prompt[1:]
         assert len(longer) > len(own[0].prompt) + 10
@@ -72,8 +72,8 @@ def test_it_runs_and_resumes(tiny_folder, tmp_path, monkeypatch):
         ids = [model.token_ids(text) for text in (pair.prompt, pair.counterfactual)]
         return len(ids[0]) == len(ids[1]) and len(ids[0]) < 60
 
-    monkeypatch.setattr(pairs, "is_usable", usable)
-    monkeypatch.setattr(pairs, "answers", lambda model, pair: (5, 6))
+    monkeypatch.setattr(task_pairs, "is_usable", usable)
+    monkeypatch.setattr(task_pairs, "answers", lambda model, pair: (5, 6))
     monkeypatch.setattr(evaluation, "answers", lambda model, pair: (5, 6))
     words = "--tasks capitals,pronouns --samples 1 --device cpu --out out --json".split()
     words += ["--model", tiny_folder]

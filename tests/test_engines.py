@@ -14,7 +14,7 @@ from icebear.actmax.index.engines import on_ray
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError, StoreError
-from icebear.steering.flipping.search import _neurons, _start
+from icebear.steering.flipping.flip import _neurons, _start
 
 K = 5
 

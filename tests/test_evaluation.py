@@ -18,7 +18,7 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.statistics import paired_p, table
 from icebear.errors import InputError, NumericalError, UnknownName
 from icebear.evaluation import report, runner
-from icebear.evaluation.baselines.registry import BASELINES, methods_of
+from icebear.evaluation.baselines.all_methods import BASELINES, methods_of
 from icebear.evaluation.explanations import faithfulness, groundtruth, pruning
 from icebear.evaluation.explanations.questions import Question, choices, next_words, reviews
 from icebear.evaluation.protocol import Part

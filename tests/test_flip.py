@@ -23,9 +23,7 @@ from icebear.evaluation import runner
 from icebear.evaluation.uses.flips import CHOOSERS, FlipPair, Flips, first_tokens, flips
 from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
-from icebear.steering.flipping.last_token import LastToken
-from icebear.steering.flipping.phrases import flip_holds, phrase_logits, phrase_probability
-from icebear.steering.flipping.search import (
+from icebear.steering.flipping.flip import (
     MARGIN,
     WAYS,
     _edits,
@@ -36,9 +34,11 @@ from icebear.steering.flipping.search import (
     _start,
     margins,
 )
+from icebear.steering.flipping.last_token import LastToken
+from icebear.steering.flipping.phrases import flip_holds, phrase_logits, phrase_probability
 from icebear.steering.outcome import outcome_of
+from icebear.steering.provenance import FlipRecord, Outcome
 from icebear.steering.random_edits import random_edits
-from icebear.steering.records import FlipRecord, Outcome
 from icebear.steering.side_effects import (
     HELD_OUT_TEXTS,
     HeldOutContexts,
@@ -126,7 +126,7 @@ def test_an_answer_that_is_there_needs_nothing(smol):
 def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
     """A token that is first by less than the margin needs nothing, and what holds by less is not thrown away."""
     first = letters.predict("the ice bear", 1)[0].id
-    monkeypatch.setattr("icebear.steering.flipping.search.MARGIN", 100.0)
+    monkeypatch.setattr("icebear.steering.flipping.flip.MARGIN", 100.0)
     assert len(flip(letters, "the ice bear", first)) == 0
     wanted = letters.predict("the ice bear", 3)[2].id
     recipe = flip(letters, "the ice bear", wanted, source="a source prompt")
@@ -517,7 +517,7 @@ def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
     state = replace(state, ways=CHOOSERS["distance"])
     tried = len(_proposals(state, *state.ways, {}))
     monkeypatch.setattr(
-        "icebear.steering.flipping.search.margins", lambda state, proposals: torch.full((len(proposals),), -9.0)
+        "icebear.steering.flipping.flip.margins", lambda state, proposals: torch.full((len(proposals),), -9.0)
     )
     first = _search(state, _Result({}, -1.0))
     assert (first.edits, first.rounds) == ({}, ((tried, -1.0),))

@@ -35,8 +35,8 @@ from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, ModelError
+from icebear.evaluation.truth.judge.judged_pairs import read_pairs
 from icebear.evaluation.truth.judge.judging import sites_of
-from icebear.evaluation.truth.judge.pairs import read_pairs
 from icebear.models.loading import hooked
 from icebear.steering.flipping import search
 from icebear.steering.side_effects import side_effects

@@ -8,7 +8,7 @@ from icebear import flip, steer
 from icebear.concepts.methods.lrp import ATTNLRP
 from icebear.errors import InputError
 from icebear.steering.flipping.last_token import LastToken, Paraphrases
-from icebear.steering.records import FlipRecord
+from icebear.steering.provenance import FlipRecord
 
 BEARS = ["ice bear", "an ice bear", "a bear of ice"]
 

@@ -420,7 +420,7 @@ def test_labels_are_made_and_told_by_commands(run):
 
 def test_a_claim_of_a_label_breaks_where_its_neuron_is_another_one(run, indexed):
     from icebear import check
-    from icebear.claims.files import read_claims
+    from icebear.claims.claims_files import read_claims
 
     model, _ = indexed
     run("label", str(WORD), "zebra", "--score", "--claim", "c.yaml")

@@ -20,8 +20,7 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
-from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
-from icebear.evaluation.baselines.registry import (
+from icebear.evaluation.baselines.all_methods import (
     BASELINES,
     AtMan,
     Gradient,
@@ -31,7 +30,8 @@ from icebear.evaluation.baselines.registry import (
     SmoothGrad,
     methods_of,
 )
-from icebear.evaluation.data import pairs
+from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
+from icebear.evaluation.data import task_pairs
 from icebear.evaluation.explanations import ablation, faithfulness
 from icebear.evaluation.explanations.questions import Question
 from icebear.lrp.context import relevance_rules
@@ -447,7 +447,7 @@ def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
     methods = methods_of("length,Length(factor=-1)")
     line = faithfulness.sample(model, Question(IDS), methods)["methods"]
     assert line["length"]["curve_most"] == line["Length(factor=-1)"]["curve_least"]
-    pair = pairs.Pair(IDS, OTHER, "", "")
+    pair = task_pairs.Pair(IDS, OTHER, "", "")
     monkeypatch.setattr(ablation, "answers", lambda *_: (11, 12))
     curves = ablation.ablate(model, pair, methods, "ffn")["methods"]
     assert curves["length"] == curves["Length(factor=-1)"]  # nodes are ranked by size

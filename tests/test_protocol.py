@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from icebear.app.cli.main import main
 from icebear.evaluation import report
-from icebear.evaluation.registry import EVALUATIONS
+from icebear.evaluation.evaluations import EVALUATIONS
 
 
 @pytest.fixture

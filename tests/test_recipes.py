@@ -10,7 +10,7 @@ from safetensors import safe_open
 from icebear import Edit, Recipe, apply_patch, load_model, steer
 from icebear.app.cli.main import main
 from icebear.errors import RecipeError
-from icebear.steering.records import FlipRecord
+from icebear.steering.provenance import FlipRecord
 from icebear.steering.weight_patch import difference, patch, patched, save_patch
 
 

@@ -16,11 +16,12 @@ from icebear.concepts.methods import rounds
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.edits import Edit
-from icebear.evaluation.truth.judge import edges
 from icebear.evaluation.truth.judge import evaluation as truth
 from icebear.evaluation.truth.judge import flips as truth_flips
 from icebear.evaluation.truth.judge import tables as truth_tables
+from icebear.evaluation.truth.judge import true_edges
 from icebear.evaluation.truth.judge import variables as truth_variables
+from icebear.evaluation.truth.judge.judged_pairs import Pair, pair_of, pairs_of
 from icebear.evaluation.truth.judge.judging import (
     SITES,
     candidates_of,
@@ -30,14 +31,13 @@ from icebear.evaluation.truth.judge.judging import (
     sites_of,
     truth_of,
 )
-from icebear.evaluation.truth.judge.pairs import Pair, pair_of, pairs_of
 from icebear.evaluation.truth.programs.compiler import FOLDER, Compiled, compiled, names, trained
 from icebear.evaluation.truth.programs.decoys import KINDS, with_decoys
 from icebear.evaluation.truth.programs.programs import PROGRAMS
 from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.concept import reading
-from icebear.steering.flipping.search import flip
+from icebear.steering.flipping.flip import flip
 
 DYCK = [folder for parent in Path(__file__).parents for folder in parent.glob("shared/truth/dyck16")]
 REFERENCE = {
@@ -307,7 +307,7 @@ def test_rounds_find_what_attention_hides_because_query_and_key_change_together(
 
 def test_contributions_are_the_true_edges_and_random_numbers_are_not():
     program = PROGRAMS["reverse"]
-    rows = edges.measured(program, truth.decoys(program, 0), 0)["methods"]
+    rows = true_edges.measured(program, truth.decoys(program, 0), 0)["methods"]
     assert rows["contribution"]["auroc"] > 0.95
     assert rows["contribution"]["precision"] > 0.8
     assert abs(rows["random"]["auroc"] - 0.5) < 0.2
@@ -466,7 +466,7 @@ def test_programs_that_tracr_compiled(name):
                 model, pair.prompt, pair.target, pair.contrast, counterfactual=pair.counterfactual, position=position
             )
             assert result.tokens.sum().item() == pytest.approx(result.conservation().target, abs=1e-9)
-        assert len(edges.graph_of(Compiled(model), pair).edges) > 0
+        assert len(true_edges.graph_of(Compiled(model), pair).edges) > 0
         methods = {"difference": DIFFERENCE, "random": "random"}
         rows = list(truth.judged(Compiled(model), pair, methods, torch.Generator().manual_seed(0)))
         assert all(row["methods"]["difference"]["at_2k"] > 0.9 for row in rows)

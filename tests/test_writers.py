@@ -20,7 +20,7 @@ from icebear import Recipe, attribute, load_model, open_store
 from icebear.app.cli.main import main
 from icebear.app.mcp.session import Session
 from icebear.claims.claim import Claim
-from icebear.claims.files import append_claims, read_claims, write_claims
+from icebear.claims.claims_files import append_claims, read_claims, write_claims
 from icebear.claims.kinds.predictions import AnswerClaim
 from icebear.errors import IcebearError, InputError
 from icebear.evaluation import report, runner

@@ -49,7 +49,7 @@ def check_claims(path: str) -> None:
     """Check a file to which claims are appended; one that exists is read."""
     check_writable(path)
     if Path(path).exists():
-        from icebear.claims.files import read_claims
+        from icebear.claims.claims_files import read_claims
 
         read_claims(path)
 

@@ -85,7 +85,7 @@ def write_page(path: str | None, content: Callable[[], str | bytes]) -> None:
 
 def claim(path: str, model: icebear.Model, drafts: Callable[[], Iterable[Draft]]) -> None:
     """Measure claims, append them to a file, and name those that were refused. Raises `InputError`."""
-    from icebear.claims.files import append_drafts
+    from icebear.claims.claims_files import append_drafts
 
     with waiting("Measuring claims"):
         claims, refused = append_drafts(model, path, drafts())

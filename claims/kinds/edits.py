@@ -16,8 +16,8 @@ from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
+from icebear.steering.provenance import FlipRecord, SideEffects
 from icebear.steering.random_edits import random_edits
-from icebear.steering.records import FlipRecord, SideEffects
 from icebear.steering.side_effects import HeldOutContexts
 
 TEXT_DRAWS = 5

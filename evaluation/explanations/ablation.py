@@ -21,8 +21,8 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
 from icebear.evaluation import protocol
-from icebear.evaluation.data import pairs
-from icebear.evaluation.data.pairs import Pair, answers, relevance_of
+from icebear.evaluation.data import task_pairs
+from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
 from icebear.evaluation.explanations.pruning import activations
 from icebear.evaluation.protocol import DataFile, FfnOrHead, Lines, MethodEvaluation, Part, Setting, Tasks
 from icebear.models.model import Model
@@ -216,9 +216,9 @@ class AblationCurves(MethodEvaluation):
             raise InputError("--patching uses counterfactual values, not means; leave out --mean.")
 
     def parts(self, model: Model) -> Iterator[Part]:
-        tasks = {"data": pairs.read_pairs(self.data)} if self.data else pairs.pairs_of(self.tasks)
+        tasks = {"data": task_pairs.read_pairs(self.data)} if self.data else task_pairs.pairs_of(self.tasks)
         methods = self.chosen()
-        for task, usable, tried in pairs.usable_by_task(model, tasks, self.samples, self.seed):
+        for task, usable, tried in task_pairs.usable_by_task(model, tasks, self.samples, self.seed):
             means = task_means(model, usable, self.site) if self.mean else {}
             measure = patching_correlations if self.patching else partial(ablate, means=means)
             note = f"{task}: the model is right on {len(usable)} of {tried} pairs"

@@ -14,7 +14,7 @@ from icebear.concepts.methods.common import measure_without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.statistics import removal_metrics
 from icebear.errors import InputError
-from icebear.evaluation.baselines.registry import able_and_unable
+from icebear.evaluation.baselines.all_methods import able_and_unable
 from icebear.evaluation.explanations.questions import CORPORA, Question, questions_of
 from icebear.evaluation.protocol import CorpusName, MethodEvaluation, Part, Setting, accuracy
 from icebear.models.model import Model

@@ -21,7 +21,7 @@ from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc
 from icebear.errors import InputError
 from icebear.evaluation import report
-from icebear.evaluation.data.pairs import WORDS
+from icebear.evaluation.data.task_pairs import WORDS
 from icebear.evaluation.data.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.evaluation.explanations.questions import CORPORA
 from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table, named

@@ -23,9 +23,7 @@ from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.paths import read_text
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
-from icebear.steering.flipping.last_token import Edits
-from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
-from icebear.steering.flipping.search import (
+from icebear.steering.flipping.flip import (
     WAYS,
     Choice,
     Chooser,
@@ -35,7 +33,9 @@ from icebear.steering.flipping.search import (
     by_gradient,
     flip_by,
 )
-from icebear.steering.records import FlipRecord
+from icebear.steering.flipping.last_token import Edits
+from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
+from icebear.steering.provenance import FlipRecord
 from icebear.steering.side_effects import HeldOutContexts
 
 LIMITS = ("bounded", "unbounded")

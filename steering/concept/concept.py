@@ -28,7 +28,7 @@ from icebear.records import POLARITIES, Neuron
 from icebear.render import page, render
 from icebear.steering.apply import steer
 from icebear.steering.concept.reading import counts, read, see_each
-from icebear.steering.records import score_of
+from icebear.steering.provenance import score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
 from icebear.values import POSITIVE, one_of, real, several, typed
 

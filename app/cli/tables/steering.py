@@ -16,7 +16,7 @@ from icebear.app.cli.tables.grid import grid, heatmap
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
-from icebear.steering.records import FlipRecord, Outcome, SideEffects, score_of
+from icebear.steering.provenance import FlipRecord, Outcome, SideEffects, score_of
 
 if TYPE_CHECKING:
     import icebear

@@ -30,7 +30,7 @@ def check(options: Options) -> None:
     from icebear.app.cli.tables.evaluations import claims_table
     from icebear.claims.check import CheckedClaim, CheckedClaims, check
     from icebear.claims.claim import Claim
-    from icebear.claims.files import read_claims
+    from icebear.claims.claims_files import read_claims
 
     groups: dict[str, list[Claim]] = {}
     for claim in read_claims(options.file):

@@ -22,7 +22,7 @@ from icebear.app.cli.options import (
 )
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import bar
-from icebear.evaluation.registry import EVALUATIONS
+from icebear.evaluation.evaluations import EVALUATIONS
 from icebear.extras import need
 
 if TYPE_CHECKING:

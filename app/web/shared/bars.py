@@ -8,7 +8,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from icebear.render import visible
-from icebear.steering.records import number_text
+from icebear.steering.provenance import number_text
 
 BARS = Markup("""<style>
 .bars{{display:grid;grid-template-columns:fit-content(55%) 1fr max-content;gap:.3rem .8rem;align-items:center;

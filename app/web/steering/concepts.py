@@ -23,7 +23,7 @@ from icebear.steering.comparison import Comparison
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.outcome import CONCEPT_TOKENS, steer_concept
-from icebear.steering.records import Outcome, score_of
+from icebear.steering.provenance import Outcome, score_of
 from icebear.steering.side_effects import HeldOutContexts
 
 LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)

@@ -23,7 +23,7 @@ from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
 from icebear.steering.comparison import Comparison, compare
-from icebear.steering.records import number_text
+from icebear.steering.provenance import number_text
 
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}

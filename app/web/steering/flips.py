@@ -20,10 +20,10 @@ from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import TokenScore
+from icebear.steering.flipping.flip import flip
 from icebear.steering.flipping.phrases import likelier_form
-from icebear.steering.flipping.search import flip
 from icebear.steering.outcome import outcomes
-from icebear.steering.records import FlipRecord, Outcome
+from icebear.steering.provenance import FlipRecord, Outcome
 
 MOST = 10
 """Edits at most, unless another number is chosen."""

@@ -25,7 +25,7 @@ from icebear.explanation.sentences import check_sentence
 from icebear.records import TokenScore
 from icebear.steering.apply import steer
 from icebear.steering.flipping.phrases import likelier_form
-from icebear.steering.records import number_text
+from icebear.steering.provenance import number_text
 
 LONG, SAMPLE = 512, 64
 """Tokens of a prompt that is explained without a question, and of a part of it that is timed for the question."""

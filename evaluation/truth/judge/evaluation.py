@@ -13,7 +13,8 @@ import torch
 from icebear.concepts.methods.method import Method
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table, named
-from icebear.evaluation.truth.judge import edges, flips, variables
+from icebear.evaluation.truth.judge import true_edges, true_flips, variables
+from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of, read_pairs
 from icebear.evaluation.truth.judge.judging import (
     COLUMNS,
     CONTROLS,
@@ -26,8 +27,7 @@ from icebear.evaluation.truth.judge.judging import (
     sites_of,
     truth_of,
 )
-from icebear.evaluation.truth.judge.pairs import Pair, pairs_of, read_pairs
-from icebear.evaluation.truth.judge.tables import by_program, listings, notes, searches, tables
+from icebear.evaluation.truth.judge.truth_tables import by_program, listings, notes, searches, tables
 from icebear.evaluation.truth.programs.compiler import Compiled, compiled, names, trained
 from icebear.evaluation.truth.programs.decoys import with_decoys
 from icebear.evaluation.truth.programs.program import Program
@@ -120,21 +120,21 @@ class KnownMechanisms(MethodEvaluation):
                     listings=listings,
                 )
         yield Part(
-            edges.COLUMNS,
+            true_edges.COLUMNS,
             known,
-            partial(measure_model, measured=edges.measured, seed=self.seed),
+            partial(measure_model, measured=true_edges.measured, seed=self.seed),
             name="edges",
-            settings={"pairs of a model": edges.PAIRS, "nodes": edges.NODES},
-            tables=lambda lines: {"": Table(edges.COLUMNS, by_program(lines))},
+            settings={"pairs of a model": true_edges.PAIRS, "nodes": true_edges.NODES},
+            tables=lambda lines: {"": Table(true_edges.COLUMNS, by_program(lines))},
         )
         yield Part(
-            flips.COLUMNS,
-            [sample for sample in (*known, *learnt) if flips.can_flip(PROGRAMS[sample[0]])],
-            partial(measure_model, measured=flips.measured, seed=self.seed),
+            true_flips.COLUMNS,
+            [sample for sample in (*known, *learnt) if true_flips.can_flip(PROGRAMS[sample[0]])],
+            partial(measure_model, measured=true_flips.measured, seed=self.seed),
             name="flips",
-            settings={"pairs of a model": flips.PAIRS},
+            settings={"pairs of a model": true_flips.PAIRS},
             tables=flip_tables,
-            listings=lambda lines: {"by program and variant": flips.by_model(lines)},
+            listings=lambda lines: {"by program and variant": true_flips.by_model(lines)},
         )
         yield Part(
             variables.COLUMNS,
@@ -165,8 +165,8 @@ def flip_tables(lines: Lines) -> Mapping[str, Table]:
     trained_lines = [line for line in lines if line["variant"] == TRAINED]
     others = [line for line in lines if line["variant"] != TRAINED]
     return {
-        "compiled": Table(flips.COLUMNS, by_program(others)),
-        "trained": Table(flips.COLUMNS, by_program(trained_lines)),
+        "compiled": Table(true_flips.COLUMNS, by_program(others)),
+        "trained": Table(true_flips.COLUMNS, by_program(trained_lines)),
     }
 
 

@@ -21,7 +21,7 @@ from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import area
-from icebear.evaluation.truth.judge.pairs import Pair
+from icebear.evaluation.truth.judge.judged_pairs import Pair
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.decoys import KINDS
 from icebear.models.model import Model

@@ -16,14 +16,14 @@ from torch import Tensor
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Lines
-from icebear.evaluation.truth.judge.pairs import pairs_of
-from icebear.evaluation.truth.judge.tables import means
+from icebear.evaluation.truth.judge.judged_pairs import pairs_of
+from icebear.evaluation.truth.judge.truth_tables import means
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.program import PROGRAM, Program
 from icebear.evaluation.uses.flips import CHOOSERS
+from icebear.steering.flipping.flip import CANDIDATES, LEVELS, MARGIN, FlipRequest, flip_by
 from icebear.steering.flipping.last_token import Edits, LastToken, edits_by_place
-from icebear.steering.flipping.search import CANDIDATES, LEVELS, MARGIN, FlipRequest, flip_by
-from icebear.steering.records import FlipRecord
+from icebear.steering.provenance import FlipRecord
 
 PAIRS = 10
 """Pairs of each model."""

@@ -12,8 +12,8 @@ EVALUATIONS = {
         f"{_EXPLANATIONS}.ablation:AblationCurves",
         "Measure sufficiency and necessity of a method's first nodes.",
     ),
-    "circuits": (f"{_EXPLANATIONS}.circuits:Circuits", "Check edges, graphs and groups by interventions."),
-    "effects": (f"{_EXPLANATIONS}.effects:EffectsHold", "Test whether effects of neurons hold in a paraphrase."),
+    "circuits": (f"{_EXPLANATIONS}.circuit_graph:Circuits", "Check edges, graphs and groups by interventions."),
+    "effects": (f"{_EXPLANATIONS}.effect_reading:EffectsHold", "Test whether effects of neurons hold in a paraphrase."),
     "truth": (
         "icebear.evaluation.truth.judge.evaluation:KnownMechanisms",
         "Judge methods on small models whose mechanism is known.",

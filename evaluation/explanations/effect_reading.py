@@ -19,8 +19,8 @@ from icebear.concepts.results.effects import LIKELY
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.lens import mean_lens, mean_rows
 from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
-from icebear.evaluation.data import pairs
-from icebear.evaluation.data.pairs import Pair, answers, relevance_of
+from icebear.evaluation.data import task_pairs
+from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
 from icebear.evaluation.protocol import Evaluation, Line, Lines, Pairs, Part, Seed, Table, Tasks
 from icebear.models.model import Model
 from icebear.records import Neuron, Ranked
@@ -81,11 +81,13 @@ class EffectsHold(Evaluation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pairs.pairs_of(self.tasks)
+        task_pairs.pairs_of(self.tasks)
 
     def parts(self, model: Model) -> Iterator[Part]:
         chosen, notes = [], []
-        for task, usable, _ in pairs.usable_by_task(model, pairs.pairs_of(self.tasks), 2 * self.samples, self.seed):
+        for task, usable, _ in task_pairs.usable_by_task(
+            model, task_pairs.pairs_of(self.tasks), 2 * self.samples, self.seed
+        ):
             own = [pair for pair in usable if is_paraphrased(model, task, pair)]
             notes.append(f"{task}: {len(own)} of {len(usable)} pairs are answered in the paraphrase too")
             chosen += [(task, pair) for pair in own[: self.samples]]
@@ -122,7 +124,7 @@ def is_paraphrased(model: Model, task: str, pair: Pair) -> bool:
     texts = [(text, paraphrase(task, text)) for text in (pair.prompt, pair.counterfactual)]
     ids = [(model.token_ids(text), model.token_ids(longer)) for text, longer in texts]
     same = all(longer[1 - len(own) :] == own[1:] for own, longer in ids)
-    return same and pairs.is_usable(model, Pair(texts[0][1], texts[1][1], pair.answer, pair.counterfactual_answer))
+    return same and task_pairs.is_usable(model, Pair(texts[0][1], texts[1][1], pair.answer, pair.counterfactual_answer))
 
 
 def measured(model: Model, sample: Sample) -> Line:

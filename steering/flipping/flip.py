@@ -31,7 +31,7 @@ from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place, as_edit, edits_by_place
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
-from icebear.steering.records import EditedNeuron, FlipRecord
+from icebear.steering.provenance import EditedNeuron, FlipRecord
 from icebear.values import check_int, several, typed
 
 CANDIDATES = 24

@@ -24,8 +24,8 @@ from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, rec
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
-from icebear.evaluation.data import pairs
-from icebear.evaluation.data.pairs import Pair, answers, relevance_of
+from icebear.evaluation.data import task_pairs
+from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
 from icebear.evaluation.protocol import Evaluation, Lines, Pairs, Part, Seed, Setting, Table, Tasks
 from icebear.models.model import Model
 
@@ -85,13 +85,13 @@ class Circuits(Evaluation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pairs.pairs_of(self.tasks)
+        task_pairs.pairs_of(self.tasks)
         if self.nodes < FEWEST:
             raise InputError(f"{self.nodes} nodes are too few to correlate their edges; give at least {FEWEST}.")
 
     def parts(self, model: Model) -> Iterator[Part]:
         count = max(self.samples, 3 * LEARN)
-        for task, usable, _ in pairs.usable_by_task(model, pairs.pairs_of(self.tasks), count, self.seed):
+        for task, usable, _ in task_pairs.usable_by_task(model, task_pairs.pairs_of(self.tasks), count, self.seed):
             held_out = task_circuit(model, usable)
             note = f"a circuit of the task is made of {LEARN} pairs and checked on {len(held_out)} others"
             yield Part(

@@ -15,8 +15,8 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.nodes import scored
 from icebear.concepts.nodes.controls import largest
 from icebear.concepts.statistics import auroc
-from icebear.evaluation.truth.judge.pairs import Pair, pairs_of
-from icebear.evaluation.truth.judge.tables import means
+from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of
+from icebear.evaluation.truth.judge.truth_tables import means
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.program import Program
 

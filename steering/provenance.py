@@ -64,7 +64,7 @@ class EditedNeuron:
 
 @dataclass(frozen=True)
 class FlipRecord(Noted):
-    """How a recipe was found by `icebear.steering.flipping.search.flip`."""
+    """How a recipe was found by `icebear.steering.flipping.flip.flip`."""
 
     key: ClassVar = "flip"
     prompt: Any
