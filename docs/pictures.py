@@ -81,9 +81,9 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
 def circuit() -> None:
     """As the command draws it."""
     from icebear import circuit, load_model
-    from icebear.app.cli.verbs.demo import CONTRAST, OTHER, PROMPT
+    from icebear.example import COUNTERFACTUAL, PROMPT, WANTED
 
-    graph = circuit(load_model(), PROMPT, contrast=CONTRAST, counterfactual=OTHER)
+    graph = circuit(load_model(), PROMPT, contrast=WANTED, counterfactual=COUNTERFACTUAL)
     (DOCS / "circuit.png").write_bytes(graph.to_png(1.5))
 
 

@@ -23,7 +23,7 @@ from planted import CODES, COMMON, TOPICS, bare
 from icebear import Edit, Model, Neuron, attribute, check, circuit, find_concept, load_model, steer
 from icebear.actmax.labels.kinds import Label
 from icebear.app.cli.main import main
-from icebear.claims import files
+from icebear.claims import claims_files as files
 from icebear.claims.claim import Claim
 from icebear.claims.claims_files import append_claims, read_claims, write_claims
 from icebear.claims.kind import Measured, NodeId

@@ -45,7 +45,7 @@ from icebear.explanation import explanation
 from icebear.models.loading import loading
 from icebear.models.model import Model
 from icebear.steering.concept import finding
-from icebear.steering.flipping import search as flipping
+from icebear.steering.flipping import flip as flipping
 
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 FEW = {"--samples": 1, "--limit": 20, "--nodes": 10, "limit=": 20, "nodes=": 6, "steps=": 3}

@@ -12,7 +12,6 @@ from icebear import (
     ablation,
     attribute,
     circuit,
-    effects,
     explain,
     matrix,
     random_edit_control,
@@ -77,7 +76,7 @@ def pair():
 
 USES = {
     "ablation": lambda m, own: ablation(m, own["relevance"], 3),
-    "effects": lambda m, own: effects(m, own["relevance"], 3),
+    "effects": lambda m, own: own["relevance"].effects(3, m),
     "explain": lambda m, own: explain(m, own["relevance"], top=2),
     "attribute": lambda m, own: attribute(m, own["answer"], sites=()),
     "attribute, counterfactual": lambda m, own: attribute(
@@ -134,5 +133,5 @@ def test_every_public_function_of_a_model_and_a_result_is_tried():
             and any(word in hint for hint in hints.values() for word in computed)
         ):
             names.add(name)
-    assert names >= {"ablation", "effects", "explain", "matrix", "random_edit_control", "source_breakdown", "steer"}
+    assert names >= {"ablation", "explain", "matrix", "random_edit_control", "source_breakdown", "steer"}
     assert names <= set(USES)

@@ -38,7 +38,7 @@ from icebear.errors import InputError, ModelError
 from icebear.evaluation.truth.judge.judged_pairs import read_pairs
 from icebear.evaluation.truth.judge.judging import sites_of
 from icebear.models.loading import hooked
-from icebear.steering.flipping import search
+from icebear.steering.flipping import flip as search
 from icebear.steering.side_effects import side_effects
 
 OTHER = [7, 3, 1, 4, 6, 3, 2, 9]

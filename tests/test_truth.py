@@ -17,9 +17,8 @@ from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.edits import Edit
 from icebear.evaluation.truth.judge import evaluation as truth
-from icebear.evaluation.truth.judge import flips as truth_flips
-from icebear.evaluation.truth.judge import tables as truth_tables
-from icebear.evaluation.truth.judge import true_edges
+from icebear.evaluation.truth.judge import true_edges, truth_tables
+from icebear.evaluation.truth.judge import true_flips as truth_flips
 from icebear.evaluation.truth.judge import variables as truth_variables
 from icebear.evaluation.truth.judge.judged_pairs import Pair, pair_of, pairs_of
 from icebear.evaluation.truth.judge.judging import (
