@@ -25,8 +25,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Phrase, Token, joint_objective, per_prompt
 from icebear.models.text.answer import Answer, Span
-from icebear.models.text.prompts import PromptLike, Prompts
-from icebear.models.text.request import PromptRequest
+from icebear.models.text.prompts import PromptLike, PromptRequest, Prompts
 from icebear.values import typed
 
 BATCH_SIZE = 16

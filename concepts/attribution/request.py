@@ -17,8 +17,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Phrase, Token, per_prompt, phrase_ids, read_once, request_of
 from icebear.models.text.answer import Answer, Span
-from icebear.models.text.prompts import Prompt, PromptLike, Prompts, prompts_of
-from icebear.models.text.request import PromptRequest
+from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, prompts_of
 from icebear.values import check_int, of_type, one_of, several
 
 Kept = Literal["all", "top"]

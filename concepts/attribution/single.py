@@ -9,9 +9,8 @@ import torch
 
 from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.methods.method import OnePass
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.largest import LargestNeurons
-from icebear.concepts.passes.neurons import AllNeurons, Values
+from icebear.concepts.passes.inputs import Inputs, Stream
+from icebear.concepts.passes.neurons import AllNeurons, LargestNeurons, Values
 from icebear.concepts.passes.prompt import (
     Prediction,
     PromptTokens,
@@ -20,7 +19,6 @@ from icebear.concepts.passes.prompt import (
     recorded_at,
 )
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
-from icebear.concepts.passes.stream import Stream
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
 from icebear.errors import NumericalError

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.methods.pair import Pair, PairResult, predictions
-from icebear.concepts.passes.inputs import Inputs, product
-from icebear.concepts.passes.largest import LargestNeurons
-from icebear.concepts.passes.neurons import PairedNeurons, Values
+from icebear.concepts.passes.inputs import Inputs, Stream, product
+from icebear.concepts.passes.neurons import LargestNeurons, PairedNeurons, Values
 from icebear.concepts.passes.prompt import excluded_positions
 from icebear.concepts.passes.run import Logits, Recorder, forward, forward_backward
-from icebear.concepts.passes.stream import Stream
 from icebear.concepts.weights.two_models import Causes
 from icebear.errors import InputError
 from icebear.lrp.linear_rules import Rules

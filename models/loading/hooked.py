@@ -18,8 +18,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from icebear.errors import IcebearError, ModelError
-from icebear.models.loading.hooked_config import HookedConfig
-from icebear.models.loading.hooked_net import Hooked, HookedForCausalLM, HookedForCausalOutputs, HookedForOutputs
+from icebear.models.loading.hooked_model import (
+    Hooked,
+    HookedConfig,
+    HookedForCausalLM,
+    HookedForCausalOutputs,
+    HookedForOutputs,
+)
 from icebear.models.text.words import Words
 from icebear.paths import write_file
 
