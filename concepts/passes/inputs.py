@@ -1,4 +1,4 @@
-"""The input of a model as leaves of the graph, and the residual stream after each layer: is it finite, and its sinks."""
+"""The input of a model as leaves of the graph, and its residual stream: whether it is finite, and where sinks are."""
 
 from __future__ import annotations
 
