@@ -125,13 +125,10 @@ def _special(model: Model) -> set[int | None]:
 
 def _off_plain(model: Model, result: Relevance) -> float:
     """Return the largest deviation of recorded activations from those of a plain pass."""
-    batch = result.explained().batch
-    plain = plain_activations(model, batch)
-    return max((_off(_of_layer(model, batch, result, *site_layer), x) for site_layer, x in plain.items()), default=0.0)
-
-
-def _of_layer(model: Model, batch: Batch, result: Relevance, site: str, layer: int) -> Tensor:
-    return result.activation(site)[layer, batch.span_of(model.stack_of(layer))]
+    batch, deviations = result.explained().batch, []
+    for (site, layer), x in plain_activations(model, batch).items():
+        deviations.append(_off(result.activation(site)[layer, batch.span_of(model.stack_of(layer))], x))
+    return max(deviations, default=0.0)
 
 
 def plain_activations(model: Model, batch: Batch) -> dict[tuple[str, int], Tensor]:

@@ -203,7 +203,10 @@ def rows_of(
     each = [per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)]
     others = _counterfactuals(counterfactual, len(prompts), is_single)
     if len(prompts) == 1:
-        _note(model, prompts[0], [each[0][0], each[1][0]])
+        note_ending(model, prompts[0])
+        for answer in (each[0][0], each[1][0]):
+            if isinstance(answer, str) and model.task.is_causal:
+                note_space(model, prompts[0], answer)
     rows = zip(prompts, *each, map(tuple, others), strict=True)
     return [_row(model, *row) for row in rows], is_single
 
@@ -228,14 +231,6 @@ def _row(
     if phrase is None or contrast is None:
         return row
     return replace(row, contrast_phrase=phrase_ids(model, contrast, prompt), answer=phrase_ids(model, phrase, prompt))
-
-
-def _note(model: Model, prompt: Prompt, answers: Sequence[Any]) -> None:
-    """Say where a space in a prompt, or a missing one in an answer, makes the answer unlikely."""
-    note_ending(model, prompt)
-    for answer in answers:
-        if isinstance(answer, str) and model.task.is_causal:
-            note_space(model, prompt, answer)
 
 
 def _counterfactuals(counterfactual: Any, count: int, is_single: bool) -> Sequence[Sequence[Prompt]]:

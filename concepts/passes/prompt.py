@@ -37,11 +37,10 @@ class PromptTokens:
     """The position of the first token of an answer; None if the next token is explained."""
 
     @classmethod
-    def of(
-        cls, model: Model, objective: Objective, row: int, strings: tuple[str, ...], sinks: tuple[int, ...]
-    ) -> PromptTokens:
+    def of(cls, model: Model, objective: Objective, row: int, sinks: tuple[int, ...]) -> PromptTokens:
         """sinks: the sinks of the pass, without regard to what is explained."""
         ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
+        strings = model.pieces(ids) if objective.batch.pixels is None else images.names(model)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
         sinks = tuple(position for position in sinks if position not in explained)
         return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns)
@@ -114,8 +113,7 @@ def recorded_positions(record: Recorded, target_positions: tuple[int, ...], coun
 
 def excluded_positions(model: Model, objective: Objective, stream: Stream, row: int) -> tuple[int, ...]:
     """Return the positions that rankings exclude: sink tokens, and tokens of a chat's template."""
-    strings = model.pieces(objective.batch.row_ids(row))
-    prompt = PromptTokens.of(model, objective, row, strings, stream.sinks(row))
+    prompt = PromptTokens.of(model, objective, row, stream.sinks(row))
     return (*prompt.sinks, *prompt.template)
 
 

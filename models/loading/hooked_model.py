@@ -128,10 +128,7 @@ class HookedConfig(PreTrainedConfig):
     @property
     def lacks(self) -> tuple[str, ...]:
         """The parts of the family (see `Family`) that a model of this configuration lacks."""
-        parts = {
-            "ffn_out": self.attn_only,
-            "position_embedding": self.positional_embedding_type != "standard",
-        }
+        parts = {"ffn_out": self.attn_only, "position_embedding": self.positional_embedding_type != "standard"}
         return tuple(name for name, lacking in parts.items() if lacking)
 
     def scale(self, layer: int) -> float:
