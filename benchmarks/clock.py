@@ -16,8 +16,7 @@ from icebear.concepts.methods.registry import method_of
 from icebear.evaluation.truth.judge.evaluation import judged
 from icebear.evaluation.truth.judge.judged_pairs import Pair
 from icebear.evaluation.truth.programs.compiler import Compiled
-from icebear.models.loading.hooked_config import HookedConfig
-from icebear.models.loading.hooked_net import HookedForCausalOutputs
+from icebear.models.loading.hooked_model import HookedConfig, HookedForCausalOutputs
 from icebear.models.model import Model
 from icebear.models.text.words import Words
 

@@ -20,7 +20,7 @@ from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.lrp import AttnLRP
 from icebear.concepts.methods.method import Method
-from icebear.concepts.passes.stream import Stream
+from icebear.concepts.passes.inputs import Stream
 from icebear.concepts.statistics import localization_metrics
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.errors import InputError

@@ -27,7 +27,7 @@ from icebear.evaluation.truth.judge.judged_pairs import one_changed
 from icebear.evaluation.truth.programs.compiler import FOLDER, SHAPE, config_of
 from icebear.evaluation.truth.programs.program import Program, Variables
 from icebear.evaluation.truth.programs.programs import PROGRAMS
-from icebear.models.loading.hooked_net import HookedForCausalOutputs, HookedForOutputs
+from icebear.models.loading.hooked_model import HookedForCausalOutputs, HookedForOutputs
 
 PAIRS, BATCH, RATE = 30_000, 128, 4e-3
 Answers = list[str | None]

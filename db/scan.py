@@ -93,9 +93,8 @@ class ScanTables:
         for name in (*NAMES, LENS):  # of earlier results
             self.vectors.path(name).unlink(missing_ok=True)
         with self.file.foreign_keys_unchecked(), self.file.writing():
-            self.file.database.execute(
-                "DROP INDEX IF EXISTS examples_by_sentence"
-            )  # faster than to update it row by row
+            # Faster than to update it row by row.
+            self.file.database.execute("DROP INDEX IF EXISTS examples_by_sentence")
             for table in (*MADE_OF_RESULTS, *(["progress"] if facts["limit"] is None else [])):
                 self.file.database.execute(f"DELETE FROM {table}")
             have = {column.name for column in self.file.database["neurons"].columns}

@@ -237,15 +237,12 @@ class SqliteFile:
     def _unwritable(self) -> StoreError:
         return StoreError(f"{self.path} cannot be written; check the folder, or choose another --store.")
 
-    def _busy(self) -> StoreError:
-        return StoreError(f"Another process is writing to {self.path}; wait for it, or use another --store.")
-
     def explain(self, error: sqlite3.Error) -> StoreError:
         text, code = str(error), getattr(error, "sqlite_errorcode", 0)
         if "closed" in text:
             return StoreError(f"The store {self.path} is closed; open it again.")
         if "locked" in text or "busy" in text:
-            return self._busy()
+            return StoreError(f"Another process is writing to {self.path}; wait for it, or use another --store.")
         if "not a database" in text or "malformed" in text or "disk image" in text:
             return StoreError(f"{self.path} is damaged or not a SQLite file; restore a copy or choose another --store.")
         if "full" in text or code in WRITE_ERRORS:

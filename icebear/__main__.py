@@ -10,9 +10,7 @@ from icebear.stopping import stoppable
 
 
 def main() -> None:
-    if (
-        sys.getfilesystemencoding() != "utf-8"
-    ):  # such as with LC_ALL=C, where prompts and names would be split into bytes
+    if sys.getfilesystemencoding() != "utf-8":  # as with LC_ALL=C, which would split prompts and names into bytes
         os.execv(sys.executable, [sys.executable, "-P", "-X", "utf8", "-m", "icebear", *sys.argv[1:]])
     gc.set_threshold(7_000)  # imports make many objects that stay, which 700 has Python walk again and again
     for number in range(3):

@@ -20,11 +20,9 @@ from pathlib import Path
 
 from icebear.errors import DownloadError
 
-PIP_DOWNLOAD = [
-    sys.executable,
-    *"-I -m pip download --disable-pip-version-check --retries=2".split(),
-]  # -I: no pip.py of the user's folder
-PIP_DOWNLOAD += ["--no-deps", "--only-binary=:all:", "--ignore-requires-python"]  # wheels are unpacked, not run
+# -I: no pip.py of the user's folder. Wheels are unpacked, not run.
+PIP_DOWNLOAD = [sys.executable, *"-I -m pip download --disable-pip-version-check --retries=2".split()]
+PIP_DOWNLOAD += ["--no-deps", "--only-binary=:all:", "--ignore-requires-python"]
 MANIFEST = "icebear-manifest.json"
 
 

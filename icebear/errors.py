@@ -82,13 +82,8 @@ def too_many_files(error: BaseException | None) -> IcebearError | None:
 
 def exhausted(error: BaseException) -> IcebearError | None:
     """Return an error that says what to do about a machine that lacks memory or open files; None for another error."""
-    return out_of_memory(error) or too_many_files(error)
-
-
-def out_of_memory(error: BaseException) -> IcebearError | None:
-    """Return an error that says what to do about a full memory, on any device; None for another error."""
     if not (isinstance(error, MemoryError) or re.search("(out of|not enough|allocate) memory", str(error))):
-        return None
+        return too_many_files(error)
     return InputError(
         "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu, or a smaller model."
     )

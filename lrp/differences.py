@@ -33,11 +33,11 @@ from icebear.lrp.pairs import (
     Softmax,
     Unread,
     Unreadable,
-    partner,
     wide,
 )
 from icebear.lrp.rules import Multiplied, Scaled, normalised
 from icebear.models.parts import experts
+from icebear.models.parts.experts import partner
 from icebear.models.parts.families import family_of
 
 Points = tuple[tuple[float, float], ...]

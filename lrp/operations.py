@@ -32,11 +32,6 @@ def is_activation(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _is_gradient(rule: LinearRule) -> bool:
-    """Eq. 8 with eps -> 0: the plain gradient."""
-    return isinstance(rule, Epsilon) and rule.eps == 0
-
-
 def keep_gradient(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     """Epsilon rule with eps -> 0 (Eq. 8) for operations that are linear in their activations: the plain gradient."""
     return func(*args, **kwargs)
@@ -79,7 +74,7 @@ def linear(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
         raise MissingRule(f"{func.__name__} with a weight that depends on the input has no relevance rule.")
     y = func(x, weight, bias, *more, **named)
     rule = mode.method.linear if func is F.linear else mode.method.conv or mode.method.linear
-    if not is_activation(y) or (bias is None and _is_gradient(rule)):
+    if not is_activation(y) or (bias is None and rule == Epsilon()):
         return y
     if bias is not None and func is not F.linear:
         bias = bias.view(-1, *[1] * (y.dim() - 2))  # behind the channels
@@ -412,7 +407,7 @@ class RelevanceMode(TorchFunctionMode):
         self, f: Rule, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, rule: LinearRule
     ) -> Tensor:
         """Return y = f(x, weight) + bias under `rule`, with the share of the bias accounted."""
-        if _is_gradient(rule):
+        if rule == Epsilon():  # the plain gradient
             self.account_constant(y, bias, "biases")
             return y
         part = experts.part.get()

@@ -16,11 +16,7 @@ from torch.autograd import Function
 
 from icebear.errors import MissingRule
 from icebear.lrp.rules import Multiplied
-
-
-def partner(x: Tensor) -> Tensor:
-    """Return the values of the other row of each pair."""
-    return x.roll(len(x) // 2, 0)
+from icebear.models.parts.experts import partner
 
 
 class Interpolate(Function):

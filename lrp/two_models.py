@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,30 +21,25 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from icebear.errors import MissingRule
 from icebear.lrp import differences, operations
 from icebear.lrp.operations import RelevanceMode, Rule, is_activation
+from icebear.lrp.pairs import row_mean
 
 Weights = Mapping[str, Tensor]
 
 
-class Caused(Protocol):
-    """What each entry of a weight caused."""
-
-    def along(self, axis: int) -> Tensor:
-        """Return the sum of each slice along an axis."""
-
-
 @dataclass(frozen=True)
-class Entries(Caused):
-    """All entries of a weight of any shape."""
+class Entries:
+    """What each entry of a weight of any shape caused."""
 
     values: Tensor
 
     def along(self, axis: int) -> Tensor:
+        """Return the sum of each slice along an axis."""
         others = [other for other in range(self.values.dim()) if other != axis]
         return self.values.sum(others) if others else self.values
 
 
 @dataclass(frozen=True)
-class OuterProduct(Caused):
+class OuterProduct:
     """(W' - W)_oi sum_n g_no x_ni, without all o x i of them."""
 
     x: Tensor
@@ -63,6 +58,7 @@ class OuterProduct(Caused):
         return values if self.rows is None else values.new_zeros(len(self.rows)).masked_scatter_(self.rows, values)
 
 
+Caused = Entries | OuterProduct
 Cause = Callable[[str, Caused], None]
 """Takes the name of a weight and what it caused."""
 
@@ -292,7 +288,7 @@ class Split(Function):
         row_g = torch.cat((row_g, torch.zeros_like(row_g)))  # constants may have a row for each prompt too
         with torch.enable_grad():
             pairs = zip(call.activations, ctx.saved_tensors, strict=True)
-            means = {index: _mean(x).repeat(2, *[1] * (x.dim() - 1)).requires_grad_() for index, x in pairs}
+            means = {index: row_mean(x.detach()).repeat(2, *[1] * (x.dim() - 1)).requires_grad_() for index, x in pairs}
             weights = {name: changed.mean.requires_grad_() for name, changed in call.roots.items()}
             inputs = {index: x.clone() for index, x in means.items()} if call.in_place else means
             y = call.run(weights, inputs)
@@ -332,7 +328,7 @@ class SplitLinear(Function):
         mean = torch.lerp(base, matrix, 0.5) if weight.name else matrix
         torch.mm(gradient, mean, out=below.chunk(2)[0].flatten(0, -2))
         if weight.name:
-            cause(weight.name, OuterProduct(_mean(x).flatten(0, -2), gradient, matrix - base, rows))
+            cause(weight.name, OuterProduct(row_mean(x.detach()).flatten(0, -2), gradient, matrix - base, rows))
         return below, None, None, None
 
 
@@ -346,12 +342,6 @@ class _Root:
 
     name: str
     values: tuple[Tensor, Tensor]
-
-
-def _mean(x: Tensor) -> Tensor:
-    """Return the mean of both rows."""
-    row_x, partner_x = x.detach().chunk(2)
-    return (row_x + partner_x) / 2  # not lerp: masked scores are minus infinity in both
 
 
 LAYER_NORMS = set(operations.named("layer_norm"))

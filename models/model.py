@@ -22,8 +22,7 @@ from icebear.models.lock import FairLock, as_written, draws, replaced, unhooked
 from icebear.models.parts.architecture import Architecture
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Marks, Turn, marks_of, rendered, turns
-from icebear.models.text.prompts import Prompt, PromptLike, Prompts, joined, prompts_of
-from icebear.models.text.request import PromptRequest
+from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, joined, prompts_of
 from icebear.models.text.words import Words
 from icebear.records import TokenScore
 from icebear.values import check_int, real, seed_of, several, text_of

@@ -12,8 +12,7 @@ from torch import Tensor
 from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
-from icebear.models.text.prompts import Prompt, PromptLike
-from icebear.models.text.request import ObjectiveKind, PromptRequest
+from icebear.models.text.prompts import ObjectiveKind, Prompt, PromptLike, PromptRequest
 from icebear.values import scalar, several
 
 Token = str | int

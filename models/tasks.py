@@ -16,9 +16,8 @@ from icebear.errors import InputError, ModelError
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.text import images
-from icebear.models.text.prompts import Prompt
+from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.models.text.reader import Reader
-from icebear.models.text.request import PromptRequest
 from icebear.values import check_int
 
 

@@ -16,8 +16,7 @@ from icebear.concepts.passes.run import Logits, forward_backward, new_accounting
 from icebear.errors import InputError
 from icebear.models.objective import objective_of
 from icebear.models.text.answer import Answer, read_span
-from icebear.models.text.prompts import Prompt
-from icebear.models.text.request import PromptRequest
+from icebear.models.text.prompts import Prompt, PromptRequest
 
 WRITTEN = (11, 4, 7, 30, 2, 9)
 OTHER = [7, 3, 15, 40, 5, 3, 21, 9]

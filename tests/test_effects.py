@@ -12,9 +12,9 @@ from conftest import IDS, Letters, random_model
 from torch.testing import assert_close
 
 from icebear import Edit, Model, Neuron, attribute, steer
+from icebear.concepts.passes.inputs import Stream
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import is_hooked
-from icebear.concepts.passes.stream import Stream
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import LIKELY, Patched
 from icebear.concepts.vocabulary import calibration

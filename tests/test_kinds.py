@@ -10,7 +10,7 @@ from pages import script
 from transformers import CONFIG_MAPPING
 
 from icebear import Model, attribute, load_model, steer
-from icebear.concepts import laws
+from icebear.concepts import selftest as tested
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.selftest import selftest
 from icebear.errors import InputError, ModelError
@@ -88,7 +88,7 @@ def test_experts_that_are_modules_have_tokens_neurons_and_a_refusal():
         ("gpt2", CAUSAL, (Model, "context_length", 200), "context"),
         ("mobilebert", MASKED, (Model, "padding_counts", lambda *_: False), "batch"),
         ("llama", CAUSAL, (Values, "values", lambda self, row, x: x[row] + 1), "activations"),
-        ("llama", CAUSAL, (laws, "_special", lambda model: {*IDS, 50}), "counterfactual"),
+        ("llama", CAUSAL, (tested, "_special", lambda model: {*IDS, 50}), "counterfactual"),
     ],
 )
 def test_a_law_that_does_not_hold_is_named(kind, auto, broken, law, monkeypatch):

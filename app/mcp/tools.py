@@ -25,7 +25,7 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, objective_text, token_removal_control
-from icebear.concepts.passes.interrupt import Checked
+from icebear.concepts.passes.run import Checked
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import BY, absence, absent, by_words

@@ -8,6 +8,7 @@ from time import monotonic
 import pandas
 import streamlit as st
 
+from icebear.app.example import COUNTERFACTUAL, PROMPT
 from icebear.app.web.shared import counterfactuals, jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
@@ -17,7 +18,6 @@ from icebear.concepts.circuits.drawing import EDGES_AT_FIRST, fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Group, GroupAblation, Node
 from icebear.concepts.nodes.controls import Ablation
-from icebear.example import COUNTERFACTUAL, PROMPT
 from icebear.extras import need
 
 NODES = 25

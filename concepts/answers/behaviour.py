@@ -119,13 +119,7 @@ def behaviour_changes(model: Model, base_model: Model, cases: Sequence[Case], k:
     k: the number of changes that are listed.
     """
     options: dict[str, Any] = {"base_model": base_model, "sites": ()}
-    alone = [case for case in cases if case.counterfactual is None]
-    answers: Any = ([case.target for case in alone], [case.contrast for case in alone])  # None where open
-    diffs: list[Any] = attribute(model, [case.prompt for case in alone], *answers, **options) if alone else []
-    for case in cases:
-        if case.counterfactual is not None:
-            other = case.counterfactual
-            diffs.append(attribute(model, case.prompt, case.target, case.contrast, counterfactual=other, **options))
+    diffs: Iterator[Any] = _explained(model, cases, options, max(1, len(cases)))  # the weights are compared once
     return ExplainedChanges.of(*diffs, k=k)
 
 
@@ -162,10 +156,12 @@ def _with_single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _explained(model: Model, cases: Sequence[Case], how: dict[str, Any]) -> Iterator[Relevance]:
+def _explained(
+    model: Model, cases: Sequence[Case], how: dict[str, Any], size: int = ROWS_PER_BATCH
+) -> Iterator[Relevance]:
     alone = [case for case in cases if case.counterfactual is None]
-    for start in range(0, len(alone), ROWS_PER_BATCH):
-        part = alone[start : start + ROWS_PER_BATCH]
+    for start in range(0, len(alone), size):
+        part = alone[start : start + size]
         answers: Any = ([case.target for case in part], [case.contrast for case in part])  # None where open
         yield from attribute(model, [case.prompt for case in part], *answers, **how)
     for case in cases:

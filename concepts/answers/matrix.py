@@ -11,9 +11,8 @@ from torch import Tensor
 
 from icebear.concepts.answers.units import Unit, summed, units_of
 from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
-from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.inputs import Inputs, Stream
 from icebear.concepts.passes.run import Target, forward_backward
-from icebear.concepts.passes.stream import Stream
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.answer import Answer

@@ -73,8 +73,9 @@ class Restoring:
             raise InputError("This result was read from a file, without its models; call attribute again.")
         if any(diff.contrast_phrase for diff in diffs):
             raise InputError("Restoring cannot measure a phrase against a contrast phrase; leave out the contrast.")
-        objectives = [diff.explained() for diff in diffs]
-        return cls(runs[0].models, objectives, mean_changes(diffs))  # type: ignore[union-attr,arg-type]
+        columns = zip(*(diff.changes for diff in diffs), strict=True)
+        mean = [replace(each[0], caused=torch.stack([change.caused for change in each]).mean(0)) for each in columns]
+        return cls(runs[0].models, [diff.explained() for diff in diffs], mean)  # type: ignore[union-attr,arg-type]
 
     def number(self, changes: Sequence[Change]) -> float:
         """Return the explained number, its mean over the prompts, with some changes restored."""
@@ -83,11 +84,8 @@ class Restoring:
 
     def restored(self, changes: Sequence[Change]) -> AbstractContextManager[None]:
         """Give changes the base model's weights inside the context; measure outside of it."""
-        return (
-            self.models.restored([(change.kind, change.module, change.index) for change in changes])
-            if changes
-            else nullcontext()
-        )
+        units = [(change.kind, change.module, change.index) for change in changes]
+        return self.models.restored(units) if units else nullcontext()
 
     @cached_property
     def ends(self) -> tuple[float, float]:
@@ -120,9 +118,3 @@ class Restoring:
             for size in sizes
             if size <= len(by_norm)
         ]
-
-
-def mean_changes(diffs: Sequence[Diff]) -> tuple[ChangedWeights, ...]:
-    """Return the mean over results of what the weights caused."""
-    columns = zip(*(diff.changes for diff in diffs), strict=True)
-    return tuple(replace(each[0], caused=torch.stack([change.caused for change in each]).mean(0)) for each in columns)

@@ -22,8 +22,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Token, objective_of
 from icebear.models.text.answer import Answer, Span
-from icebear.models.text.prompts import Prompt, PromptLike
-from icebear.models.text.request import PromptRequest
+from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest
 from icebear.values import typed
 
 

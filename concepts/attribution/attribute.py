@@ -25,8 +25,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Phrase, Token, joint_objective, per_prompt
 from icebear.models.text.answer import Answer, Span
-from icebear.models.text.prompts import PromptLike, Prompts
-from icebear.models.text.request import PromptRequest
+from icebear.models.text.prompts import PromptLike, PromptRequest, Prompts
 from icebear.values import typed
 
 BATCH_SIZE = 16
@@ -141,7 +140,8 @@ def attribute(
 def of_prompts(request: AttributionRequest) -> list[Relevance]:
     """Explain each prompt of the request."""
     results: list[Relevance] = []
-    for key, group in groupby(request.prompts, lambda r: (_is_alone(request, r), r.kind)):
+    alone = lambda row: bool(row.counterfactuals or row.contrast_phrase or request.base_model)  # noqa: E731
+    for key, group in groupby(request.prompts, lambda row: (alone(row), row.kind)):
         rows, size = list(group), 1 if key[0] else BATCH_SIZE
         for start in range(0, len(rows), size):
             results += _of_batch(request, rows[start : start + size])
@@ -152,11 +152,6 @@ def of_prompts(request: AttributionRequest) -> list[Relevance]:
         run = relevance.run and replace(relevance.run, request=row)
         results[number] = replace(relevance, prompt=replace(relevance.prompt, answer_start=answer_start), run=run)
     return results
-
-
-def _is_alone(request: AttributionRequest, row: PromptRequest) -> bool:
-    """Return whether a prompt shares no batch with other prompts."""
-    return bool(row.counterfactuals or row.contrast_phrase or request.base_model)
 
 
 def _of_batch(request: AttributionRequest, rows: Sequence[PromptRequest]) -> list[Relevance]:

@@ -20,9 +20,8 @@ from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import BySite, Pair, PairResult
-from icebear.concepts.passes.prompt import Prediction, PromptTokens, prompt_relevance
+from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens, prompt_relevance
 from icebear.concepts.passes.run import Conservation
-from icebear.concepts.results.counterfactual import Counterfactual
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
@@ -30,9 +29,7 @@ from icebear.concepts.weights.two_models import ChangedWeights
 from icebear.errors import InputError, MissingRule, NumericalError
 from icebear.models.model import Model
 from icebear.models.objective import Objective, joint_objective
-from icebear.models.text import images
-from icebear.models.text.prompts import Prompt
-from icebear.models.text.request import PromptRequest
+from icebear.models.text.prompts import Prompt, PromptRequest
 
 OVERLAP_NODES = 100
 """The number of largest nodes of each counterfactual whose overlap is reported."""
@@ -188,10 +185,9 @@ def _relevance(
     shared = [len(a & b) / max(len(a), 1) for a, b in combinations(mean.largest, 2)]
     targets = objective.targets[0]
     assert targets is not None
-    strings = images.names(model) if image else model.pieces(objective.batch.row_ids(0))
     return Relevance(
         tokens=tokens,
-        prompt=PromptTokens.of(model, objective, 0, strings, mean.first_result.sinks),
+        prompt=PromptTokens.of(model, objective, 0, mean.first_result.sinks),
         prediction=Prediction.of(model, predicted, 0, targets, mean.first_result.logits),
         method=method,
         neurons=NeuronScores(

@@ -17,8 +17,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Phrase, Token, per_prompt, phrase_ids, read_once, request_of
 from icebear.models.text.answer import Answer, Span
-from icebear.models.text.prompts import Prompt, PromptLike, Prompts, prompts_of
-from icebear.models.text.request import PromptRequest
+from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, prompts_of
 from icebear.values import check_int, of_type, one_of, several
 
 Kept = Literal["all", "top"]
@@ -204,7 +203,10 @@ def rows_of(
     each = [per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)]
     others = _counterfactuals(counterfactual, len(prompts), is_single)
     if len(prompts) == 1:
-        _note(model, prompts[0], [each[0][0], each[1][0]])
+        note_ending(model, prompts[0])
+        for answer in (each[0][0], each[1][0]):
+            if isinstance(answer, str) and model.task.is_causal:
+                note_space(model, prompts[0], answer)
     rows = zip(prompts, *each, map(tuple, others), strict=True)
     return [_row(model, *row) for row in rows], is_single
 
@@ -229,14 +231,6 @@ def _row(
     if phrase is None or contrast is None:
         return row
     return replace(row, contrast_phrase=phrase_ids(model, contrast, prompt), answer=phrase_ids(model, phrase, prompt))
-
-
-def _note(model: Model, prompt: Prompt, answers: Sequence[Any]) -> None:
-    """Say where a space in a prompt, or a missing one in an answer, makes the answer unlikely."""
-    note_ending(model, prompt)
-    for answer in answers:
-        if isinstance(answer, str) and model.task.is_causal:
-            note_space(model, prompt, answer)
 
 
 def _counterfactuals(counterfactual: Any, count: int, is_single: bool) -> Sequence[Sequence[Prompt]]:

@@ -9,24 +9,15 @@ import torch
 
 from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.methods.method import OnePass
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.largest import LargestNeurons
-from icebear.concepts.passes.neurons import AllNeurons, Values
-from icebear.concepts.passes.prompt import (
-    Prediction,
-    PromptTokens,
-    excluded_positions,
-    prompt_relevance,
-    recorded_at,
-)
+from icebear.concepts.passes.inputs import Inputs, Stream
+from icebear.concepts.passes.neurons import AllNeurons, LargestNeurons, Values
+from icebear.concepts.passes.prompt import Prediction, PromptTokens, excluded_positions, prompt_relevance, recorded_at
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
-from icebear.concepts.passes.stream import Stream
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
 from icebear.errors import NumericalError
 from icebear.lrp.positions import Sinks
 from icebear.models.objective import Objective
-from icebear.models.text import images
 
 
 def single_relevances(request: AttributionRequest, objective: Objective) -> list[Relevance]:
@@ -64,7 +55,6 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     for row in range(len(batch.ids)):
         sums = {name: entry[row].item() for name, entry in accounting.items()}
         tokens, image = prompt_relevance(model, objective, row, [value[row] for value in values])
-        strings = images.names(model) if image else model.pieces(batch.row_ids(row))
         positions = sinks.relevance[row][:, batch.columns(row)].cpu() if method.positions else None  # (K, T)
         if positions is not None:
             sums["positions"] += positions.sum().item()
@@ -72,7 +62,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
         results.append(
             Relevance(
                 tokens=tokens,
-                prompt=PromptTokens.of(model, objective, row, strings, stream.sinks(row)),
+                prompt=PromptTokens.of(model, objective, row, stream.sinks(row)),
                 prediction=Prediction.of(model, objective, row, target.targets[row], target.logits),
                 method=method,
                 neurons=NeuronScores(*neurons.row(row), recorded[row], model.heads, largest=largest_neurons),
@@ -98,7 +88,6 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
     for row, tokens in enumerate(scores):
         prompt_objective = objective.rows([row])
         recorded = recorded_at(objective, row, request.record) if request.sites else ()
-        strings = model.pieces(objective.batch.row_ids(row))
         values, columns = Values(model, prompt_objective.batch, request.sites), list(recorded)
         if request.sites:
             forward(model, Logits(prompt_objective), [values])
@@ -107,7 +96,7 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
         results.append(
             Relevance(
                 tokens=tokens.float().cpu(),
-                prompt=PromptTokens.of(model, objective, row, strings, stream.sinks(row)),
+                prompt=PromptTokens.of(model, objective, row, stream.sinks(row)),
                 prediction=Prediction.of(model, objective, row, target.targets[row], target.logits),
                 method=method,
                 neurons=NeuronScores(relevance, activation, recorded, model.heads),

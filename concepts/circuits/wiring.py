@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.values import check_int, several, shown
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_EDGES = 100
 """Of the measured numbers of edges, the one at which they recover most above random edges (docs/circuits.md)."""

@@ -23,11 +23,7 @@ VARIANTS_PER_PASS = 32
 
 
 def token_relevance(
-    model: Model,
-    objective: Objective,
-    rules: Rules | None = None,
-    reading: Reading | None = None,
-    tokens: bool = True,
+    model: Model, objective: Objective, rules: Rules | None = None, reading: Reading | None = None, tokens: bool = True
 ) -> list[Tensor]:
     """Return input x gradient (T,) of the tokens of each prompt, by relevance rules or by the plain gradient.
 

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.methods.pair import Pair, PairResult, predictions
-from icebear.concepts.passes.inputs import Inputs, product
-from icebear.concepts.passes.largest import LargestNeurons
-from icebear.concepts.passes.neurons import PairedNeurons, Values
+from icebear.concepts.passes.inputs import Inputs, Stream, product
+from icebear.concepts.passes.neurons import LargestNeurons, PairedNeurons, Values
 from icebear.concepts.passes.prompt import excluded_positions
 from icebear.concepts.passes.run import Logits, Recorder, forward, forward_backward
-from icebear.concepts.passes.stream import Stream
 from icebear.concepts.weights.two_models import Causes
 from icebear.errors import InputError
 from icebear.lrp.linear_rules import Rules
@@ -85,9 +83,8 @@ def by_difference_rules(rules: Rules, pair: Pair) -> PairResult:
 def _check_base(base: Model, objective: Objective, number: Tensor) -> None:
     """Raise `InputError` if the base model differs in more than its weights: if its number is not that of the pass."""
     base_objective = objective.rows([1])
-    experts = Values(
-        base, base_objective.batch, ["router"] if base.has_family and base.family.experts else []
-    )  # run by ours
+    # A recorder of the router makes our code run the experts.
+    experts = Values(base, base_objective.batch, ["router"] if base.has_family and base.family.experts else [])
     alone = forward(base, Logits(base_objective), [experts])[0].to(number)
     if (alone - number).abs() > torch.finfo(base.dtype).eps ** 0.5 * alone.abs().clamp(min=1):
         raise InputError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from icebear.concepts.passes.largest import Largest
+from icebear.concepts.passes.neurons import Largest
 from icebear.concepts.passes.prompt import Recorded, recorded_at
 from icebear.concepts.weights.two_models import ChangedWeights, ModelPair
 from icebear.errors import SameAnswer

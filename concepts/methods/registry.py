@@ -7,10 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from icebear.concepts.methods.gradients import (
-    GradientTimesInput,
-    IntegratedGradients,
-)
+from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
 from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VIT, Difference
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.concepts.methods.rounds import Rounds

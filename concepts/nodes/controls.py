@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.passes.prompt import Counterfactual
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import neuron_site
-from icebear.concepts.results.counterfactual import Counterfactual
 from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.calibration import calibrate

@@ -1,15 +1,15 @@
-"""An explained prompt: its tokens, their roles, the prediction, and the positions that are recorded."""
+"""An explained prompt: its tokens, their roles, the prediction, what it is compared with, and what is recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.stream import Stream
+from icebear.concepts.passes.inputs import Stream
 from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
 from icebear.models.text import images
@@ -37,11 +37,10 @@ class PromptTokens:
     """The position of the first token of an answer; None if the next token is explained."""
 
     @classmethod
-    def of(
-        cls, model: Model, objective: Objective, row: int, strings: tuple[str, ...], sinks: tuple[int, ...]
-    ) -> PromptTokens:
+    def of(cls, model: Model, objective: Objective, row: int, sinks: tuple[int, ...]) -> PromptTokens:
         """sinks: the sinks of the pass, without regard to what is explained."""
         ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
+        strings = model.pieces(ids) if objective.batch.pixels is None else images.names(model)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
         sinks = tuple(position for position in sinks if position not in explained)
         return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns)
@@ -114,6 +113,50 @@ def recorded_positions(record: Recorded, target_positions: tuple[int, ...], coun
 
 def excluded_positions(model: Model, objective: Objective, stream: Stream, row: int) -> tuple[int, ...]:
     """Return the positions that rankings exclude: sink tokens, and tokens of a chat's template."""
-    strings = model.pieces(objective.batch.row_ids(row))
-    prompt = PromptTokens.of(model, objective, row, strings, stream.sinks(row))
+    prompt = PromptTokens.of(model, objective, row, stream.sinks(row))
     return (*prompt.sinks, *prompt.template)
+
+
+@dataclass(frozen=True, eq=False)
+class Counterfactual:
+    """What a relevance is compared with: counterfactual prompts, or a base model."""
+
+    prompts: tuple[tuple[str, ...], ...]
+    """The tokens of each counterfactual."""
+    pairs: tuple[Objective, ...]
+    """For each counterfactual the objective of two rows: the prompt, then the counterfactual."""
+    alignments: tuple[Tensor, ...]
+    """(T, T') for each counterfactual, see `icebear.concepts.methods.multipliers.alignment`."""
+    contrasts: tuple[str, ...]
+    """The contrast with each counterfactual; empty if a whole continuation is explained."""
+    own_answers: bool
+    """Whether the contrasts are the model's answers to the counterfactuals."""
+    at: str
+    """Where multipliers are taken: at ``both`` prompts (difference rules), ``prompt``, ``midpoint``, ``path``, or at
+    each ``model``."""
+    numbers: tuple[float, ...]
+    """The value of the objective in each counterfactual."""
+    overlap: float | None
+    """With several counterfactuals: the mean share of the 100 largest nodes that two of them have in common."""
+    note: str = ""
+    """Why the method is not the default."""
+    model: str | None = None
+    """The name of the base model; the prompt is then the same."""
+    predictions: tuple[TokenScore, ...] = ()
+    """The most probable next tokens in the (first) counterfactual."""
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}
+        return {**fields, "predictions": [vars(token) for token in self.predictions]}
+
+    def __str__(self) -> str:
+        if self.model:
+            return f"the model {self.model} on the same prompt: relevance minus relevance in that model"
+        others = " and ".join(repr("".join(tokens)) for tokens in self.prompts[:3])
+        more = f" and {len(self.prompts) - 3} more" if len(self.prompts) > 3 else ""
+        contrasts = " / ".join(map(repr, dict.fromkeys(self.contrasts)))
+        contrast = f", contrast: the counterfactual's top token {contrasts}" if self.own_answers else ""
+        where = "" if self.at == "both" else f", multipliers of the {self.at}"
+        note = f" ({self.note})" if self.note else ""
+        overlap = f"; overlap of their first 100 nodes {self.overlap:.0%}" if self.overlap is not None else ""
+        return f"{others}{more}{contrast}{where}{note}{overlap}"

@@ -3,13 +3,14 @@ conservation accounting."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from icebear.concepts.passes.sites import hooks
 from icebear.lrp.context import relevance_rules
@@ -213,3 +214,17 @@ def forward_backward(
         if method is not None:
             missing = tuple(dict.fromkeys(mode.missing))
     return torch.cat(seeds).detach(), missing
+
+
+class Checked(TorchFunctionMode):
+    """Calls `check` before each operation of torch in this thread; an error that it raises ends the computation."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self.check = check
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.check()
+        return func(*args, **(kwargs or {}))

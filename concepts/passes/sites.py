@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -15,16 +15,6 @@ from icebear.models.parts import experts
 from icebear.records import WRITERS
 
 Hook = Callable[[str, int, Tensor], Tensor | None]
-
-
-class Located(Protocol):
-    """Anything with a site and a layer, such as a `Neuron`."""
-
-    @property
-    def site(self) -> str: ...
-
-    @property
-    def layer(self) -> int: ...
 
 
 @contextmanager
@@ -47,8 +37,8 @@ def hooks(model: Model, site_layers: Iterable[tuple[str, int]], hook: Hook) -> I
         yield
 
 
-def by_site_layer(nodes: Iterable[Located]) -> dict[tuple[str, int], list[int]]:
-    """Return (site, layer) -> the indices of its nodes in `nodes`."""
+def by_site_layer(nodes: Iterable[Any]) -> dict[tuple[str, int], list[int]]:
+    """Return (site, layer) -> the indices of its nodes in `nodes`, such as neurons."""
     numbers: dict[tuple[str, int], list[int]] = {}
     for number, node in enumerate(nodes):
         numbers.setdefault((node.site, node.layer), []).append(number)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.prefix import Prefix
-from icebear.concepts.passes.prompt import PromptTokens
+from icebear.concepts.passes.prompt import Counterfactual, PromptTokens
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks, neuron_site
-from icebear.concepts.results.counterfactual import Counterfactual
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.vocabulary.calibration import mean_activations

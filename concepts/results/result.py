@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from markupsafe import Markup
 from torch import Tensor
 
 from icebear.concepts.files import SavedResult, never_saved
 from icebear.concepts.methods.method import Method
-from icebear.concepts.passes.prompt import Prediction, PromptTokens
+from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens
 from icebear.concepts.passes.run import Conservation
-from icebear.concepts.results.arrays import Names, arrays
-from icebear.concepts.results.counterfactual import Counterfactual
 from icebear.concepts.results.effects import Effects, Patched
 from icebear.concepts.results.ranking import By, NeuronScores, Position, Ranking
 from icebear.concepts.weights.two_models import ModelPair
@@ -28,15 +27,37 @@ from icebear.lrp.positions import Reading, over_layers
 from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
 from icebear.models.text.images import ImageMap
-from icebear.models.text.prompts import Prompt
-from icebear.models.text.request import PromptRequest
-from icebear.records import Neuron, Ranked, TokenScore, as_neuron
+from icebear.models.text.prompts import Prompt, PromptRequest
+from icebear.records import HOOKS, Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
-from icebear.values import check_int, several, shown, typed
+from icebear.values import check_int, one_of, several, shown, typed
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas
+
+
+Names = Literal["icebear", "transformer_lens"]
+BY_HEAD = {"attn": HOOKS["head"], "q": "attn.hook_q", "k": "attn.hook_k", "v": "attn.hook_v"}
+
+
+def arrays(tokens: Tensor, neurons: NeuronScores, names: Names) -> dict[str, np.ndarray]:
+    """Return `Relevance.to_arrays`."""
+    one_of(names, "naming of arrays", ("icebear", "transformer_lens"))
+    sites = {site: values.float().numpy() for site, values in neurons.relevance.items()}
+    if names == "icebear":
+        return {"tokens": tokens.numpy(), **sites}
+    named: dict[str, np.ndarray] = {"hook_embed": tokens.numpy()}
+    for site, values in sites.items():
+        for layer, rows in enumerate(values):
+            if site == "ffn":
+                named[f"blocks.{layer}.{HOOKS[site]}"] = rows
+            elif site in BY_HEAD and "attn" in sites:
+                width = sites["attn"].shape[-1] // neurons.head_count
+                named[f"blocks.{layer}.{BY_HEAD[site]}"] = rows.reshape(len(rows), -1, width)
+            else:
+                named[f"L{layer}.{site}"] = rows
+    return named
 
 
 OBJECTIVES: dict[ObjectiveKind, str] = {

@@ -182,8 +182,11 @@ class Contexts:
                 undo.enter_context(hooks(model, mixtures, lambda site, layer, x: None))
             for site, layer in site_layers:
                 hook = partial(self._changed, (site, layer), change)
-                undo.callback(_writer(model, site, layer).register_forward_hook(hook).remove)
-            final = _final(model, stack)
+                mixture = model.experts(layer) if site == "ffn" else None
+                writer = model.site_module(site, layer) if mixture is None else mixture
+                undo.callback(writer.register_forward_hook(hook).remove)
+            family, layers = model.stacks[stack]
+            final = model.net.get_submodule(family.final_norm) if family.final_norm else layers[-1]
             undo.callback(final.register_forward_hook(lambda module, args, output: seen.append(output)).remove)
             if self._prefix:
                 inputs = self._prefix.inputs(self._last, range(len(self.positions)), self.positions)
@@ -315,17 +318,6 @@ def _w_out(model: Model, neuron: Neuron) -> Tensor:
     if rows is None:
         raise InputError(f"{neuron} does not write to the residual stream; choose neurons of site ffn or attn.")
     return rows[0].to(model.device)
-
-
-def _writer(model: Model, site: str, layer: int) -> Any:
-    mixture = model.experts(layer) if site == "ffn" else None
-    return model.site_module(site, layer) if mixture is None else mixture
-
-
-def _final(model: Model, stack: int) -> Any:
-    """Return the final norm of a stack, or its last layer."""
-    family, layers = model.stacks[stack]
-    return model.net.get_submodule(family.final_norm) if family.final_norm else layers[-1]
 
 
 def _file(model: Model) -> Path:

@@ -18,8 +18,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from icebear.errors import IcebearError, ModelError
-from icebear.models.loading.hooked_config import HookedConfig
-from icebear.models.loading.hooked_net import Hooked, HookedForCausalLM, HookedForCausalOutputs, HookedForOutputs
+from icebear.models.loading.hooked_model import (
+    Hooked,
+    HookedConfig,
+    HookedForCausalLM,
+    HookedForCausalOutputs,
+    HookedForOutputs,
+)
 from icebear.models.text.words import Words
 from icebear.paths import write_file
 
@@ -28,23 +33,19 @@ def same(x: Tensor) -> Tensor:
     return x
 
 
-def transposed(x: Tensor) -> Tensor:
-    return x.T
-
-
 LAYOUTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     **{f"W_{name.upper()}": (f"{name}.weight", lambda x: x.transpose(1, 2).flatten(0, 1)) for name in "qkv"},
     **{f"b_{name.upper()}": (f"{name}.bias", torch.flatten) for name in "qkv"},
     "W_O": ("o.weight", lambda x: x.flatten(0, 1).T),
     "b_O": ("o.bias", same),
-    "W_gate": ("gate.weight", transposed),
-    "W_in": ("up.weight", transposed),
+    "W_gate": ("gate.weight", torch.t),
+    "W_in": ("up.weight", torch.t),
     "b_in": ("up.bias", same),
-    "W_out": ("out.weight", transposed),
+    "W_out": ("out.weight", torch.t),
     "b_out": ("out.bias", same),
     "W_E": ("weight", same),
     "W_pos": ("weight", same),
-    "W_U": ("weight", transposed),
+    "W_U": ("weight", torch.t),
     "b_U": ("bias", same),
     "w": ("weight", same),
     "b": ("bias", same),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from icebear.extras import need
 from icebear.models.loading import hooked
 from icebear.models.loading.conversion import converted, fetch
 from icebear.models.loading.presets import PRESETS
-from icebear.models.loading.weight_index import check_weight_index
 from icebear.models.model import Model
 from icebear.models.tasks import TASKS, Task, auto_class_of, task_of
 from icebear.paths import local
@@ -358,3 +358,23 @@ def _dtype(wanted: str | torch.dtype | None, device: torch.device) -> torch.dtyp
     except (RuntimeError, TypeError):
         raise InputError(f"{device.type} cannot compute in {wanted}; use --dtype float32.") from None
     return dtype
+
+
+def check_weight_index(folder: str | Path) -> None:
+    """Raise `ModelError` if ``*.safetensors.index.json`` of a folder names a file outside of it, or of another format.
+
+    transformers would open ``../../etc/passwd``, and unpickle a ``.bin``.
+    """
+    for index in sorted(Path(folder).glob("*.safetensors.index.json")):
+        try:
+            names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ModelError(f"{index} is not an index of weights; download the model again.") from None
+        for name in names:
+            parts = {*PurePosixPath(name).parts, *PureWindowsPath(name).parts}
+            rooted = PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor
+            if rooted or ".." in parts or not name.endswith(".safetensors"):
+                raise ModelError(
+                    f"{index} names the file {name!r}, which is no .safetensors file of its folder; download the model "
+                    "again."
+                )

@@ -110,7 +110,7 @@ class Architecture:
         It is computed again when weights were replaced, or changed in place; not when they were changed through
         ``.data``, which torch does not count.
         """
-        state = dispatch.weights_state(self.net)
+        state = [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in self.net.parameters()]
         if self._fingerprint[0] != state:
             kind = f"{self.net.config.model_type} {self.output_size}"
             self._fingerprint = state, dispatch.fingerprint(self.net, kind)

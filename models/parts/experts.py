@@ -133,7 +133,7 @@ def forward_past(
         mine = _row_choices(top_k_index, top_k_weights) if paired else torch.ones_like(top_k_index, dtype=torch.bool)
         runs = torch.zeros(len(x), count(experts), dtype=torch.bool, device=x.device)
         runs = runs.scatter(1, top_k_index, mine)  # (B * T, E)
-        chosen = [rows.nonzero().flatten() for rows in (runs | _partner(runs) if paired else runs).unbind(1)]
+        chosen = [rows.nonzero().flatten() for rows in (runs | partner(runs) if paired else runs).unbind(1)]
         weights = torch.zeros(len(x), len(chosen), dtype=top_k_weights.dtype, device=x.device)
         weights = weights.scatter_add(1, top_k_index, top_k_weights)
         weights = visited("router", weights)  # (B * T, E)
@@ -177,7 +177,8 @@ def _neurons(experts: Any, x: Tensor, expert: int) -> Tensor:
     return experts.act_fn(F.linear(x, *_map(experts, "up", expert)))  # type: ignore[no-any-return]
 
 
-def _partner(x: Tensor) -> Tensor:
+def partner(x: Tensor) -> Tensor:
+    """Return the values of the other row of each pair."""
     return x.roll(len(x) // 2, 0)
 
 
@@ -185,7 +186,7 @@ def _row_choices(index: Tensor, weights: Tensor) -> Tensor:
     """Return which of the experts of both rows a row chose itself. Raises `MissingRule` if its weights give others a
     share."""
     mine: Tensor | None = row_choices.get(index)
-    if mine is None and torch.equal(index, _partner(index)):
+    if mine is None and torch.equal(index, partner(index)):
         return torch.ones_like(index, dtype=torch.bool)
     if mine is None or bool((weights.detach().abs() > SILENT)[~mine].any()):
         raise MissingRule("the router has no difference rule: the choices of both prompts are not apart.")
@@ -198,5 +199,5 @@ SILENT = 1e-30
 
 def _shared(written: Tensor, runs: Tensor) -> Tensor:
     """Return what an expert writes (N, D) in pairs; where only one row runs it, both get the same, as a constant."""
-    alone = runs != _partner(runs)
-    return torch.where(alone, torch.where(runs, written, _partner(written)).detach(), written)
+    alone = runs != partner(runs)
+    return torch.where(alone, torch.where(runs, written, partner(written)).detach(), written)

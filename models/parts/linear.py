@@ -90,11 +90,9 @@ def through_norm(norm: nn.Module, rows: Tensor, offset: float, by: Tensor | floa
     return rows / by
 
 
+LAYER_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm", "Cohere2MoeLayerNorm", "OlmoLayerNorm")
+"""They do not inherit from torch's."""
+
+
 def _centers(norm: nn.Module) -> bool:
-    layer_norms = (
-        "CohereLayerNorm",
-        "Cohere2LayerNorm",
-        "Cohere2MoeLayerNorm",
-        "OlmoLayerNorm",
-    )  # which do not inherit from torch's
-    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in layer_norms
+    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in LAYER_NORMS

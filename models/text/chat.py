@@ -99,24 +99,19 @@ def _message(message: Any) -> dict[str, Any]:
     named = isinstance(message, Mapping) and isinstance(message.get("role"), str)
     ids = message.get("ids") if named else None
     valid = ids is None or (isinstance(ids, list) and all(type(token) is int for token in ids))
-    if not named or not _is_content(message) or not valid:
+    parts = message.get("content") if named else None
+    calls_tools = named and parts is None and bool(message.get("tool_calls"))
+    if not named or not valid or not (isinstance(parts, str | list) or calls_tools):
         raise InputError(
             "A chat message needs a role and a content, and may have ids, a list of token ids; correct the messages."
         )
     text_of(json.dumps(message, ensure_ascii=False, default=str))
-    parts = message.get("content")
     if not isinstance(parts, list):
         return dict(message)
     texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
     if len(texts) != len(parts):
         raise InputError("A chat message has a part that is no text, and icebear reads text only; leave it out.")
     return {**message, "content": "\n".join(texts)}
-
-
-def _is_content(message: Mapping[str, Any]) -> bool:
-    """Return whether a message says something: a text, parts, or calls of tools alone."""
-    content = message.get("content")
-    return isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))
 
 
 OURS = "conversation messages chat_template add_generation_prompt continue_final_message tokenize return_dict".split()

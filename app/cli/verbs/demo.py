@@ -11,8 +11,8 @@ from icebear.app.cli.options import record, verb
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import annotating, indexing
 from icebear.app.cli.streams import unfiltered
+from icebear.app.example import COUNTERFACTUAL, NEURON, PROMPT, SOURCE, WANTED
 from icebear.cache import cache_folder
-from icebear.example import COUNTERFACTUAL, NEURON, PROMPT, SOURCE, WANTED
 from icebear.extras import need
 
 if TYPE_CHECKING:

@@ -133,7 +133,7 @@ class Job(threading.Thread):
         """Check before each operation of torch in this thread, once torch is imported."""
         if "torch.overrides" not in sys.modules:
             return nullcontext()
-        from icebear.concepts.passes.interrupt import Checked
+        from icebear.concepts.passes.run import Checked
 
         return Checked(self.check)
 

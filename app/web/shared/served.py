@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from icebear import example
+from icebear.app import example
 from icebear.app.web.shared import background
 from icebear.db.store import Store, open_store
 from icebear.errors import IcebearError

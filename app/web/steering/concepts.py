@@ -10,12 +10,12 @@ from typing import Any
 import pandas
 import streamlit as st
 
+from icebear.app.example import PROMPT
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.steering import flips
 from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
 from icebear.errors import InputError
-from icebear.example import PROMPT
 from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.render import heatmap

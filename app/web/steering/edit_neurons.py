@@ -12,13 +12,13 @@ from typing import Any
 
 import streamlit as st
 
+from icebear.app.example import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.bars import word_bars
 from icebear.app.web.steering import flips
 from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
 from icebear.errors import InputError
-from icebear.example import PROMPT
 from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
 from icebear.records import TokenScore

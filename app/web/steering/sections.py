@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
+from icebear.app.example import PROMPT
 from icebear.app.web.shared import counterfactuals, links, markdown, served
 from icebear.app.web.steering import concepts, edit_neurons, flips
-from icebear.example import PROMPT
 
 
 def _flip() -> None:

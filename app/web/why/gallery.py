@@ -11,8 +11,8 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
+from icebear.app.example import MODEL
 from icebear.app.web.shared import markdown, served
-from icebear.example import MODEL
 from icebear.explanation.saved import SavedExplanation
 from icebear.render import heatmap
 

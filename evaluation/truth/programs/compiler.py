@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icebear.evaluation.truth.programs.program import ONE, Circuitry, Feature, Head, Program, Unit, Vector
 from icebear.models.loading import hooked
-from icebear.models.loading.hooked_config import HookedConfig
+from icebear.models.loading.hooked_model import HookedConfig
 from icebear.models.model import Model
 from icebear.models.text.words import Words
 
