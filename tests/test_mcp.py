@@ -177,7 +177,7 @@ def test_the_control_of_tokens_removes_others(model):
     result = token_removal_control(model, relevance, k=1)
     free = [place for place in range(len(PROMPT)) if place not in relevance.prompt.sinks]
     assert len(result.drawn) == len(free) - 1
-    occluded = attribute(model, PROMPT, relevance.target.id, "z", method="occlusion", sites=())
+    occluded = attribute(model, PROMPT, relevance.target.id, "z", method=Occlusion(), sites=())
     best = max(free, key=lambda place: relevance.tokens[place])
     assert result.before - result.after == pytest.approx(occluded.tokens[best].item(), abs=1e-5)
     others = [result.before - number for number in result.drawn]

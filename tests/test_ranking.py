@@ -10,6 +10,7 @@ from conftest import IDS
 from icebear import attribute
 from icebear.app.cli.main import main
 from icebear.errors import InputError
+from icebear.evaluation.baselines.all_methods import Occlusion
 from icebear.records import Neuron, Ranked
 
 SIZE = {"positive": lambda r: r, "negative": lambda r: -r, "absolute": abs}
@@ -96,7 +97,7 @@ def test_several_explained_tokens_are_ranked_by_their_sum(model):
 def test_a_contrast_that_explains_nothing_is_refused(model):
     """The target itself, given or left open, alone or in a batch, for every method; and one for several tokens."""
     first = model.predict("ice bear", 1)[0].text
-    for target, method in product(("b", None), ("attnlrp", "gxi", "occlusion")):
+    for target, method in product(("b", None), ("attnlrp", "gxi", Occlusion())):
         contrast = target or first
         with pytest.raises(InputError, match="contrast"):
             attribute(model, "ice bear", target, contrast, method=method)
