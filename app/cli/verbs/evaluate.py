@@ -22,8 +22,8 @@ from icebear.app.cli.options import (
 )
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import bar
+from icebear.errors import need
 from icebear.evaluation.registry import EVALUATIONS
-from icebear.extras import need
 
 if TYPE_CHECKING:
     from icebear.evaluation import protocol
