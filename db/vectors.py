@@ -22,8 +22,7 @@ import numpy as np
 from icebear.cache import cache_folder
 from icebear.db.neurons import NeuronTables
 from icebear.db.sqlite import SqliteFile, reads
-from icebear.errors import InputError, StoreError
-from icebear.extras import need
+from icebear.errors import InputError, StoreError, need
 from icebear.paths import append, write_file, written
 from icebear.records import Neuron
 from icebear.values import check_int
@@ -113,8 +112,6 @@ class VectorFiles:
         query = "SELECT count(*) FROM vectors WHERE name = ?"
         return bool(self.file.database.execute(query, (name,)).fetchone()[0])
 
-    # --- factors from products with W_out rows to logits -------------------------------------------------------
-
     @reads
     def w_out_norm(self, neuron: Neuron | str) -> float:
         query = "SELECT norm FROM w_out_norms WHERE neuron = ?"
@@ -134,8 +131,6 @@ class VectorFiles:
         with self.file.writing():
             self.file.refill("w_out_norms", enumerate(norms))
             self.file.facts.set({"typical": spreads})
-
-    # --- the vocabulary, and the mean of all sentences --------------------------------------------------
 
     @reads
     def token_ids(self, texts: Iterable[str]) -> list[int]:
@@ -159,8 +154,6 @@ class VectorFiles:
         few dimensions with most of the variance decide."""
         center, spread = self.center(), np.array(self.file.facts.get("spread"), dtype=np.float32)
         return (rows - center) / spread if len(rows) else np.zeros((0, len(center)), dtype=np.float32)
-
-    # --- cosines relative to a row's own cosines with random directions ----------------------------------
 
     @property
     def writing(self) -> list[str]:

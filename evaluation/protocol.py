@@ -92,7 +92,7 @@ class Evaluation:
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ("evaluate",)
-    """Optional parts of icebear (`icebear.extras`)."""
+    """Optional parts of icebear (`icebear.errors`)."""
     needs_model: ClassVar[bool] = True
     """Whether it evaluates a model of the user, or makes its own; `parts` then gets None."""
     steps: ClassVar[Sequence[float]] = ()

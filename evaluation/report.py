@@ -16,7 +16,7 @@ import pandas
 
 from icebear.concepts.statistics import RESAMPLES, Cell, Cells, table
 from icebear.convert import Tabled, from_json, to_json
-from icebear.extras import need
+from icebear.errors import need
 from icebear.paths import read_text, write_file
 from icebear.render import page, render
 

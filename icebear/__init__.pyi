@@ -10,10 +10,10 @@ from .claims.check import CheckedClaims as CheckedClaims
 from .claims.check import check as check
 from .concepts.answers.counterfactuals import Suggestion as Suggestion
 from .concepts.answers.counterfactuals import suggest_counterfactuals as suggest_counterfactuals
-from .concepts.answers.matrix import Matrix as Matrix
-from .concepts.answers.matrix import matrix as matrix
 from .concepts.answers.sources import SourceBreakdown as SourceBreakdown
 from .concepts.answers.sources import source_breakdown as source_breakdown
+from .concepts.answers.units import Matrix as Matrix
+from .concepts.answers.units import matrix as matrix
 from .concepts.answers.units import units as units
 from .concepts.attribution.attribute import attribute as attribute
 from .concepts.circuits.circuit import circuit as circuit

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_origin
 from cattrs import Converter
 
 from icebear.edits import Edit
-from icebear.errors import IcebearError, InputError, RecipeError
-from icebear.extras import need
+from icebear.errors import IcebearError, InputError, RecipeError, need
 from icebear.paths import local, read_text, write_file
 from icebear.records import Neuron
 

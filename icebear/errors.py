@@ -6,6 +6,7 @@ import difflib
 import errno
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 
 class IcebearError(Exception):
@@ -87,3 +88,26 @@ def exhausted(error: BaseException) -> IcebearError | None:
     return InputError(
         "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu, or a smaller model."
     )
+
+
+EXTRAS = {
+    "app": {"streamlit": "streamlit", "altair": "altair", "vl_convert": "vl-convert-python"},
+    "index": {"faiss": "faiss-cpu", "sentencex": "sentencex", "datasets": "datasets"},
+    "circuits": {"vl_convert": "vl-convert-python"},
+    "evaluate": {"matplotlib": "matplotlib"},
+    "arrow": {"pyarrow": "pyarrow"},
+    "mcp": {"mcp": "mcp"},
+    "devices": {"accelerate": "accelerate"},
+    "bits": {"accelerate": "accelerate", "bitsandbytes": "bitsandbytes"},
+}
+"""Optional part of icebear (see pyproject.toml) -> module -> package."""
+
+
+def need(extra: str) -> None:
+    """Raise `InputError` if a package of this part is missing."""
+    missing = [package for module, package in EXTRAS[extra].items() if find_spec(module) is None]
+    if missing:
+        raise InputError(
+            f"This feature needs the missing package{'s' * (len(missing) > 1)} {', '.join(missing)}; install with: "
+            f"pip install {' '.join(missing)} (or, in a checkout of icebear: pip install -e '.[{extra}]')."
+        )

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from packaging.requirements import Requirement
 
 from icebear.app.cli.main import main
-from icebear.extras import EXTRAS
+from icebear.errors import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -19,8 +19,7 @@ from icebear.actmax.index.engines import Engine, in_process
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
 from icebear.actmax.index.scan import Settings, index_size, shards
 from icebear.db.store import Store
-from icebear.errors import InputError, NumericalError
-from icebear.extras import need
+from icebear.errors import InputError, NumericalError, need
 from icebear.models.model import Model
 from icebear.records import Sentence
 from icebear.values import several, typed

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from icebear.cache import cache_folder, ensure, extract_from_wheels, hub_reachable, sha256
-from icebear.errors import InputError, UnknownName
-from icebear.extras import need
+from icebear.errors import InputError, UnknownName, need
 from icebear.paths import check_text, existing, kind, local, opened
 from icebear.records import Sentence
 from icebear.values import check_int, shown, typed

@@ -30,7 +30,7 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import BY, absence, absent, by_words
 from icebear.edits import parse_edits
-from icebear.errors import IcebearError, InputError, exhausted
+from icebear.errors import IcebearError, InputError, exhausted, need
 from icebear.explanation import sentences
 from icebear.explanation.explanation import (
     GROUPS,
@@ -41,7 +41,6 @@ from icebear.explanation.explanation import (
     silencing_control,
     with_changes,
 )
-from icebear.extras import need
 from icebear.models.text.chat import Chat, other_prompt
 from icebear.models.text.prompts import PromptLike
 from icebear.records import Neuron, RandomControl

@@ -18,7 +18,7 @@ from icebear.concepts.circuits.drawing import EDGES_AT_FIRST, fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.records import Group, GroupAblation, Node
 from icebear.concepts.nodes.controls import Ablation
-from icebear.extras import need
+from icebear.errors import need
 
 NODES = 25
 """The nodes of a circuit at first."""

@@ -114,9 +114,6 @@ def _check_tokens(base: Model, prompt: Prompt) -> None:
         )
 
 
-# --- means over the counterfactuals ---------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class MeanResult:
     """The mean over the counterfactuals, and the results without their numbers of neurons."""

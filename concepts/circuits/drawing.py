@@ -17,9 +17,7 @@ from markupsafe import Markup
 
 from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Source, Target, Token
 from icebear.concepts.results.effect_words import IN_PROMPT, effect_parts
-from icebear.extras import need
-from icebear.render import NEGATIVE, POSITIVE, hexadecimal, page, render, visible
-from icebear.values import real
+from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render, visible
 
 if TYPE_CHECKING:
     from icebear.concepts.circuits.wiring import Wiring
@@ -244,22 +242,7 @@ def name_of(graph: Wiring, part: Source | Target) -> str:
     return f"{part.neuron} at {graph.tokens[part.position].text!r}" if isinstance(part, Node) else str(part)
 
 
-def html(graph: Wiring) -> Markup:
-    """Return a self-contained page."""
-    body = render("icebear.concepts/circuit_page.html", fragment=fragment(graph), made_with=graph.made_with)
-    return page("icebear circuit", body, "body{max-width:80rem}")
-
-
 def on_paper(graph: Wiring) -> str:
     """Return the picture on a white background, for a file."""
     picture = str(svg(graph)).replace("currentColor", "#111111").replace(UNDER, "#ffffff")
     return picture.replace('height="100%" fill="none"', 'height="100%" fill="#ffffff"', 1)
-
-
-def png(graph: Wiring, scale: float = 2) -> bytes:
-    """Return the same as pixels, by vl-convert."""
-    need("circuits")
-    import vl_convert
-
-    real(scale, "The scale of a picture", 0.1, 20)
-    return vl_convert.svg_to_png(on_paper(graph), scale=scale)

@@ -17,9 +17,10 @@ from icebear.concepts.circuits.records import EdgeFaithfulness, Group, GroupAbla
 from icebear.concepts.circuits.wiring import Wiring
 from icebear.concepts.nodes.controls import Ablation, ablate
 from icebear.edits import Edit
-from icebear.errors import InputError
+from icebear.errors import InputError, need
 from icebear.recipe import Recipe
-from icebear.values import seed_of, shown
+from icebear.render import page, render
+from icebear.values import real, seed_of, shown
 
 if TYPE_CHECKING:
     import pandas
@@ -146,11 +147,17 @@ class Graph(Wiring):
 
     def to_png(self, scale: float = 2) -> bytes:
         """Return the picture as a PNG file; scale: pixels per unit of the SVG."""
-        return drawing.png(self, scale)
+        need("circuits")
+        import vl_convert
+
+        real(scale, "The scale of a picture", 0.1, 20)
+        return vl_convert.svg_to_png(self.to_svg(), scale=scale)
 
     def to_html(self) -> str:
         """Return a self-contained page with an interactive picture."""
-        return drawing.html(self)
+        picture = drawing.fragment(self)
+        body = render("icebear.concepts/circuit_page.html", fragment=picture, made_with=self.made_with)
+        return page("icebear circuit", body, "body{max-width:80rem}")
 
     def _repr_html_(self) -> str:
         return drawing.fragment(self)

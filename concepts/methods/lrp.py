@@ -11,11 +11,7 @@ from icebear.lrp.linear_rules import Epsilon, Gamma, LinearRule
 from icebear.values import one_of, shown
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from icebear.concepts.methods.pair import Pair, PairResult
-    from icebear.models.model import Model
-    from icebear.models.objective import Objective
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,12 +63,6 @@ class AttnLRP(OnePass):
     def rules(self) -> AttnLRP:
         return self
 
-    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        """With `positions`, add the positive relevance of positions in each layer (PA-LRP, Eq. 11)."""
-        from icebear.concepts.methods import common
-
-        return common.token_relevance(model, objective, self, "relu" if self.positions else None)
-
     def compared(self) -> Multiplying:
         if self.positions:
             raise InputError("pa-lrp cannot compare with a counterfactual; use attnlrp or cp-lrp.")
@@ -102,9 +92,6 @@ class Difference(Method):
 
     def __post_init__(self) -> None:
         one_of(self.softmax, "softmax rule of a difference", ("exact", "constant"))
-
-    def compared(self) -> Difference:
-        return self
 
     def compare(self, pair: Pair) -> PairResult:
         from icebear.concepts.methods.difference_rules import by_difference_rules

@@ -73,6 +73,8 @@ class Method:
 
     def compared(self) -> Method:
         """Return the method for a prompt with a counterfactual. Raises `InputError` if it has no multipliers."""
+        if self.needs_counterfactual:
+            return self
         raise InputError(
             f"The method {self!r} cannot compare with a counterfactual; choose attnlrp, cp-lrp, difference, gxi or ig."
         )
@@ -121,9 +123,10 @@ class OnePass(Multiplying):
     """Whether positions have relevance too."""
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        """With `positions`, add the positive relevance of positions in each layer (PA-LRP, Eq. 11)."""
         from icebear.concepts.methods import common
 
-        return common.token_relevance(model, objective, self.rules)
+        return common.token_relevance(model, objective, self.rules, "relu" if self.positions else None)
 
     def neuron_scores(self, model: Model, objective: Objective, site: str) -> Tensor:
         from icebear.concepts.methods import common

@@ -112,9 +112,6 @@ class Rounds(Method):
     def __post_init__(self) -> None:
         check_int(self.rounds, "The number of rounds")
 
-    def compared(self) -> Rounds:
-        return self
-
     def compare(self, pair: Pair) -> PairResult:
         """Raises `InputError` for two stacks of layers."""
         if pair.model.task.stacks == 2:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.passes.neurons import Values
 from icebear.concepts.passes.prefix import Prefix
-from icebear.concepts.passes.prompt import Counterfactual, PromptTokens
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.concepts.results.effect_words import effect_words
-from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.convert import Tabled
 from icebear.errors import InputError
@@ -105,28 +103,14 @@ def likely_ids(logits: Tensor) -> list[int]:
     return likely[probabilities[:, likely].amax(0).argsort(descending=True, stable=True)].tolist()
 
 
-class Explained(Protocol):
-    """What `Patched` reads of a `Relevance`, which calls it."""
-
-    @property
-    def made_with(self) -> Mapping[str, Any]: ...
-    @property
-    def prompt(self) -> PromptTokens: ...
-    @property
-    def neurons(self) -> NeuronScores: ...
-    @property
-    def counterfactual(self) -> Counterfactual | None: ...
-
-    def explained(self) -> Objective: ...
-    def mask(self, nodes: Iterable[Ranked], site: str) -> Tensor: ...
-
-
 class Patched:
     """Passes over the prompt of a relevance in which nodes take their counterfactual values."""
 
-    def __init__(self, model: Model, relevance: Explained) -> None:
+    def __init__(self, model: Model, relevance: Any) -> None:
+        """relevance: a `Relevance`, which imports this module."""
         model.check_made(relevance.made_with["model"], "The relevance")
-        self.model, self.relevance, self.objective = model, relevance, relevance.explained()
+        self.model, self.relevance = model, relevance
+        self.objective: Objective = relevance.explained()
         self.read = relevance.prompt.encoder_length
         self._prompt_logits: Tensor | None = None
 

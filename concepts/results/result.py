@@ -198,8 +198,6 @@ class Relevance(SavedResult, Tabled):
             )
         return self.tokens + over_layers(self.positions, reading)
 
-    # --- neurons --------------------------------------------------------------------------------------
-
     @property
     def sites(self) -> tuple[str, ...]:
         """The recorded sites."""
@@ -355,8 +353,6 @@ class Relevance(SavedResult, Tabled):
             return self.counterfactual.pairs[0].rows([0])
         return self._run().objective
 
-    # --- sums -----------------------------------------------------------------------------------------
-
     def conservation(self) -> Conservation:
         """Return where the relevance of the target went."""
         return self.sums
@@ -384,8 +380,6 @@ class Relevance(SavedResult, Tabled):
                 "every prompt."
             )
         return f"Compared with {self.counterfactual}"
-
-    # --- export ---------------------------------------------------------------------------------------
 
     def to_dict(self, k: int = 20) -> dict[str, Any]:
         """Return a JSON-ready dict with the top k neurons of each site."""

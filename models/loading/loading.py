@@ -16,8 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from icebear.cache import cache_folder, hub_reachable
-from icebear.errors import IcebearError, InputError, ModelError, UnknownName, exhausted, nearest
-from icebear.extras import need
+from icebear.errors import IcebearError, InputError, ModelError, UnknownName, exhausted, nearest, need
 from icebear.models.loading import hooked
 from icebear.models.loading.conversion import converted, fetch
 from icebear.models.loading.presets import PRESETS

@@ -20,10 +20,9 @@ from icebear.render import normalized, visible
 
 if TYPE_CHECKING:
     import icebear
-    from icebear.concepts.answers.matrix import Matrix
     from icebear.concepts.answers.restoring import ExplainedChanges
     from icebear.concepts.answers.sources import SourceBreakdown
-    from icebear.concepts.answers.units import Unit
+    from icebear.concepts.answers.units import Matrix, Unit
 
 LONG = 240
 """Characters of a text in a table before it is cut."""

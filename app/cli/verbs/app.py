@@ -15,8 +15,7 @@ import click
 
 from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import log_to_stderr
-from icebear.errors import InputError
-from icebear.extras import need
+from icebear.errors import InputError, need
 from icebear.stopping import SIGNALS
 
 SETTINGS = (

@@ -11,8 +11,7 @@ from icebear.app.cli.options import ModelOptions, PromptOptions, answered, named
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
-from icebear.errors import InputError
-from icebear.extras import need
+from icebear.errors import InputError, need
 from icebear.models.text.chat import other_prompt
 
 

@@ -13,7 +13,7 @@ from icebear.app.cli.progress import annotating, indexing
 from icebear.app.cli.streams import unfiltered
 from icebear.app.example import COUNTERFACTUAL, NEURON, PROMPT, SOURCE, WANTED
 from icebear.cache import cache_folder
-from icebear.extras import need
+from icebear.errors import need
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,7 @@ from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_on
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
-from icebear.extras import need
+from icebear.errors import need
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.counterfactuals import Suggestion

@@ -11,8 +11,7 @@ from icebear.app.cli.options import Choice, ModelOptions, argument, named, optio
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import annotating, bar, indexing
 from icebear.app.cli.stores import neurons_named, store_if_any
-from icebear.errors import InputError
-from icebear.extras import need
+from icebear.errors import InputError, need
 from icebear.records import LENSES
 
 WIKI, SITES = "wiki-summaries", ("ffn", "attn", "q", "k", "v", "mixer")

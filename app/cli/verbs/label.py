@@ -9,7 +9,7 @@ from icebear.app.cli.options import ModelOptions, argument, option, record, verb
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar
 from icebear.app.cli.stores import neurons_named
-from icebear.extras import need
+from icebear.errors import need
 from icebear.records import Meaning, Neuron
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from icebear.app.cli.options import ModelOptions, option, record, verb
-from icebear.extras import need
+from icebear.errors import need
 
 
 @record
