@@ -27,6 +27,7 @@ from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.edits import parse_edits
+from icebear.evaluation.baselines.all_methods import Occlusion
 from icebear.explanation.explanation import Explanation
 from icebear.explanation.sentences import group_text, limits_sentence, together_sentence
 from icebear.records import RandomControl

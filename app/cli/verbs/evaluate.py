@@ -22,13 +22,8 @@ from icebear.app.cli.options import (
 )
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import bar
-<<<<<<< HEAD
-from icebear.evaluation.evaluations import EVALUATIONS
-from icebear.extras import need
-=======
 from icebear.errors import need
-from icebear.evaluation.registry import EVALUATIONS
->>>>>>> core
+from icebear.evaluation.evaluations import EVALUATIONS
 
 if TYPE_CHECKING:
     from icebear.evaluation import protocol
