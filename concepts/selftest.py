@@ -141,24 +141,20 @@ def plain_activations(model: Model, batch: Batch) -> dict[tuple[str, int], Tenso
                 if site in ("ffn", "router") and model.family.experts:
                     see = lambda site, layer, x: seen.update({(site, layer): x[0]})  # noqa: E731
                     undo.enter_context(hooks(model, [(site, layer)], see))
-                elif site in WRITERS:
-                    keep = partial(_keep_input, seen, (site, layer))
-                    undo.callback(model.site_module(site, layer).register_forward_pre_hook(keep).remove)
-                else:
-                    keep_output = partial(_keep_output, seen, (site, layer), model.columns(site))
-                    undo.callback(model.site_module(site, layer).register_forward_hook(keep_output).remove)
+                    continue
+                module = model.site_module(site, layer)
+                register: Any = module.register_forward_pre_hook if site in WRITERS else module.register_forward_hook
+                undo.callback(register(partial(_keep, seen, (site, layer), model.columns(site))).remove)
         model.logits(batch, [0])
     return seen
 
 
-def _keep_input(seen: dict[Any, Tensor], key: Any, module: Any, args: tuple) -> None:
-    seen[key] = args[0].flatten(0, -2)
-
-
-def _keep_output(
-    seen: dict[Any, Tensor], key: Any, columns: Tensor | None, module: Any, args: Any, output: Tensor
+def _keep(
+    seen: dict[Any, Tensor], key: Any, columns: Tensor | None, module: Any, args: Any, output: Any = None
 ) -> None:
-    seen[key] = (output if columns is None else output[..., columns]).flatten(0, -2)
+    """Keep the output of a module, or its input, which a hook before it sees."""
+    x = args[0] if output is None else output
+    seen[key] = (x if columns is None else x[..., columns]).flatten(0, -2)
 
 
 def _off(left: Tensor, right: Tensor) -> float:
@@ -237,9 +233,7 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
     """Return the time in seconds until the device has finished the work."""
-    wait: Callable[[], object] = (
-        (lambda: None) if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
-    )
+    wait = partial(torch.accelerator.synchronize, device) if device.type != "cpu" else lambda: None
     wait()
     start = time.perf_counter()
     work()

@@ -70,14 +70,10 @@ class LabelTables:
     @reads
     def significant(self) -> list[tuple[int, str, str, float, float]]:
         """Return neuron id, polarity, text, score and p of the significant automatic labels, best first."""
-        query = (
-            "SELECT id, polarity, text, score, p FROM meanings JOIN neurons USING (layer, site, idx) WHERE significant"
-        )
-        rows = self.file.database.execute(f"{query} ORDER BY score DESC, id, polarity")
-        kinds = int, int, str, float, float
-        return [
-            (number, "+-"[polarity], *rest) for number, polarity, *rest in (with_types(row, *kinds) for row in rows)
-        ]
+        query = "SELECT id, polarity, text, score, p FROM meanings JOIN neurons USING (layer, site, idx)"
+        rows = self.file.database.execute(f"{query} WHERE significant ORDER BY score DESC, id, polarity")
+        checked = (with_types(row, int, int, str, float, float) for row in rows)
+        return [(number, "+-"[polarity], *rest) for number, polarity, *rest in checked]
 
     @reads
     def name(self, neuron: Neuron | str, polarity: str) -> str | None:

@@ -30,10 +30,8 @@ class NeuronTables:
         query = "SELECT id FROM neurons WHERE layer = ? AND site = ? AND idx = ?"
         row = self.file.database.execute(query, (neuron.layer, neuron.site, neuron.index)).fetchone()
         if row is None:
-            why = (
-                "it has other sites or layers, or its scan is not finished" if self.file.facts.all() else "it is empty"
-            )
-            path = self.file.path
+            path, scanned = self.file.path, self.file.facts.all()
+            why = "it has other sites or layers, or its scan is not finished" if scanned else "it is empty"
             raise StoreError(f"{path} does not have {neuron} ({why}); run icebear index --store {path}.")
         return row[0]
 

@@ -36,7 +36,8 @@ def converter() -> Converter:
     result = Converter(forbid_extra_keys=True, detailed_validation=False, unstruct_collection_overrides={tuple: list})
     for kind in (bool, int, str):
         result.register_structure_hook(kind, lambda value, kind: checked(value, type(value) is kind, kind))
-    result.register_structure_hook(float, _float)
+    number = lambda value: type(value) in (int, float) or value in ("nan", "inf", "-inf")  # noqa: E731
+    result.register_structure_hook(float, lambda value, kind: float(checked(value, number(value), kind)))
     result.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else repr(value))
     for record in (Neuron, Edit):
         result.register_structure_hook(record, lambda value, kind: kind.parse(value))
@@ -50,10 +51,6 @@ def checked(value: Any, right: bool, kind: Any) -> Any:
     if not right:
         raise TypeError(f"{str(value)[:40]!r} is not a {getattr(kind, '__name__', kind)}")
     return value
-
-
-def _float(value: Any, kind: type) -> float:
-    return float(checked(value, value in ("nan", "inf", "-inf") or type(value) in (int, float), kind))
 
 
 def _sequence(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:

@@ -69,7 +69,10 @@ def write_file(
     with _explained(path, error):
         target = _target(path)
         if not new and target.exists() and not target.is_file():  # such as /dev/stdout
-            return _put(target, data, os.O_WRONLY | os.O_NONBLOCK)
+            with open(os.open(target, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
+                os.set_blocking(file.fileno(), True)  # a pipe without reader has failed by now
+                file.write(data)
+            return
     with written(path, error, new) as part:
         part.write_bytes(data)
 
@@ -156,18 +159,10 @@ def _target(path: str | Path) -> Path:
     return target
 
 
-def _put(device: Path, data: bytes, flags: int) -> None:
-    with open(os.open(device, flags), "wb") as file:
-        os.set_blocking(file.fileno(), True)  # a pipe without reader has failed by now
-        file.write(data)
-
-
 def check_writable(path: str | Path) -> None:
     """Raise `InputError` for a file, or a folder of files, that cannot be written at this path."""
-    try:
+    with _explained(path, InputError):
         target = _target(path)
-    except OSError as reason:
-        raise InputError(f"{path} cannot be written ({reason.strerror}); choose another path.") from None
     if target.exists() and not target.is_dir() and not target.is_file():  # such as /dev/stdout
         if target.is_socket():
             raise InputError(f"{path} cannot be written (it is a socket); choose another path.")

@@ -23,9 +23,8 @@ from icebear.lrp.linear_rules import Epsilon, Rules
 from icebear.lrp.operations import TABLE, RelevanceMode, is_activation
 from icebear.lrp.two_models import PairedWeights, TwoModels
 from icebear.models.lock import replaced
-from icebear.models.parts.dispatch import packed
 from icebear.models.parts.families import SCANS, family_of
-from icebear.models.parts.linear import Linear
+from icebear.models.parts.linear import Linear, packed
 
 # Eq. 9 for the whole: some are formulas (NewGELU), and the table would treat their parts as products.
 ACTIVATION_MODULES = tuple(entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())

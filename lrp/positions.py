@@ -115,8 +115,8 @@ class Sinks:
         """Take the gradients of the leaves, None where there is none."""
         count, length = len(self.batch.ids), self.batch.spans[1].stop
         layers = self.model.layers if not self.model.family.position_embedding else 1
-        dtype = torch.promote_types(self.model.dtype, torch.float32)
-        relevance = torch.zeros(count, layers, length, dtype=dtype, device=self.model.device)
+        relevance = torch.zeros(count, layers, length, **self.model.sums_in)
+        dtype = relevance.dtype
         for sink, gradient in zip(self.sinks, gradients, strict=True):
             if gradient is None:
                 continue

@@ -145,10 +145,12 @@ class TwoModels(RelevanceMode):
 
     def _maps(self, call: _Call) -> tuple[_Root, _Root | None] | None:
         """Return the weight and the bias of a linear map, if they are no values computed from others."""
-        plain = (
-            call.func is F.linear and list(call.activations) == [0] and tree_unflatten(call.leaves, call.spec)[1] == {}
-        )
-        if not plain or any(changed.roots for _, changed in call.changed.values()):
+        plain = call.func is F.linear and list(call.activations) == [0]
+        if (
+            not plain
+            or tree_unflatten(call.leaves, call.spec)[1]
+            or any(changed.roots for _, changed in call.changed.values())
+        ):
             return None
         roots: list[_Root | None] = [None, None]
         for index, value in enumerate(call.leaves[1:3], 1):

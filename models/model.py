@@ -157,16 +157,13 @@ class Model(Architecture):
                 for token in prompt.tokens
             ]
         text = text_of(prompt.text or "")
-        ids = self._tokenizer()(text)["input_ids"] if prompt.pair is None else self._pair(text, text_of(prompt.pair))
+        if prompt.pair is not None and self.task.generates:
+            raise InputError(f"{self.name} continues one text; pass several prompts as a list, or join both texts.")
+        texts = [text] if prompt.pair is None else [text, text_of(prompt.pair)]
+        ids = self._tokenizer()(*texts)["input_ids"]
         if not text.strip() and not set(ids) - self.special_ids():
             raise InputError("The prompt is empty; give a text.")
         return ids
-
-    def _pair(self, text: str, second: str) -> list[int]:
-        """Return the token ids of a pair of texts, as the tokenizer joins them. Raises `InputError`."""
-        if self.task.generates:
-            raise InputError(f"{self.name} continues one text; pass several prompts as a list, or join both texts.")
-        return self._tokenizer()(text, second)["input_ids"]
 
     def token_types(self, ids: Tensor) -> Tensor:
         """Return the segment (B, T) of each token: 0 up to the first separator, and 1 after it. A tokenizer may give
@@ -200,9 +197,8 @@ class Model(Architecture):
         Raises `InputError`; for a text of several tokens the message shows how it splits.
         """
         if not isinstance(answer, str):
-            return check_int(
-                answer, f"A {'label' if self.labels else 'token id'} of {self.name}", 0, self.output_size - 1
-            )
+            what = "label" if self.labels else "token id"
+            return check_int(answer, f"A {what} of {self.name}", 0, self.output_size - 1)
         if not self.labels:
             return self.token_id(answer, role, after)
         number = next((number for number, label in self.labels.items() if label == answer), None)

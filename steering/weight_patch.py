@@ -12,8 +12,7 @@ from torch import Tensor
 
 from icebear.errors import RecipeError
 from icebear.models.model import Model
-from icebear.models.parts.dispatch import replaceable
-from icebear.models.parts.linear import Linear
+from icebear.models.parts.linear import Linear, replaceable
 from icebear.paths import write_file
 from icebear.recipe import Recipe
 from icebear.records import WRITERS

@@ -11,8 +11,7 @@ from icebear import CP_LRP, AttnLRP, Edit, Model, Neuron, Recipe, attribute, pro
 from icebear.errors import InputError, ModelError, RecipeError
 from icebear.lrp.linear_rules import Gamma
 from icebear.models.loading.loading import load_model
-from icebear.models.parts.dispatch import packed
-from icebear.models.parts.linear import Linear
+from icebear.models.parts.linear import Linear, packed
 from icebear.steering.weight_patch import patch
 
 PROMPT = "Paris Rome A"

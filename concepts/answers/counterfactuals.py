@@ -145,12 +145,11 @@ def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[
     """Extend each beginning by the most probable token that continues the word."""
     continued = []
     for start in range(0, len(begun), ROWS_PER_PASS):
-        rows = [[*before, *tokens] for tokens in begun[start : start + ROWS_PER_PASS]]
+        part = begun[start : start + ROWS_PER_PASS]
+        rows = [[*before, *tokens] for tokens in part]
         with model.lock:
             logits = model.logits(model.encode(rows), [len(rows[0]) - 1])[:, 0]
-        for tokens, best in zip(
-            begun[start : start + ROWS_PER_PASS], logits.topk(min(20, logits.shape[-1])).indices.tolist(), strict=True
-        ):
+        for tokens, best in zip(part, logits.topk(min(20, logits.shape[-1])).indices.tolist(), strict=True):
             inside = [token for token in best if model.answer_text(token).isalpha()]
             if inside:
                 continued.append([*tokens, inside[0]])

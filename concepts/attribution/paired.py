@@ -65,9 +65,8 @@ def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Me
     """Return the method, and why it is not the default."""
     equal = all(len(set(pair.batch.lengths)) == 1 for pair in pairs)
     if method is None and not equal:
-        return GradientTimesInput(
-            at="midpoint"
-        ), "the prompts differ in length, so that tokens have no partners for difference rules"
+        why = "the prompts differ in length, so that tokens have no partners for difference rules"
+        return GradientTimesInput(at="midpoint"), why
     method = method or DIFFERENCE  # ranks best or as well as the best on nine tasks (docs/results.md#ablation)
     if method.needs_equal_length and not equal:
         lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))

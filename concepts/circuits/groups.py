@@ -93,12 +93,11 @@ def output_profiles(graph: Wiring) -> Tensor:
 
 def example_profiles(graph: Wiring, store: Store) -> Tensor:
     """Return whether each sentence is among a node's examples in the store, (K, sentences)."""
-    rows = [
-        {example.sentence.id for example in store.examples(node.neuron, polarity="+" if node.activation > 0 else "-")}
-        if node.neuron.site != "head"
-        else set()
-        for node in graph.nodes
-    ]
+    rows: list[set[int]] = []
+    for node in graph.nodes:
+        polarity = "+" if node.activation > 0 else "-"
+        examples = [] if node.neuron.site == "head" else store.examples(node.neuron, polarity)
+        rows.append({example.sentence.id for example in examples})
     known = sorted(set().union(*rows))
     return graph.difference.new_tensor([[float(sentence in row) for sentence in known] or [0.0] for row in rows])
 

@@ -57,9 +57,8 @@ def name_of(method: Method) -> str:
 
 def _written(text: str, methods: Mapping[str, Method]) -> Method:
     try:
-        method = _value(
-            ast.parse(text, mode="eval").body, {*map(type, methods.values()), Epsilon, Gamma, ZPlus, AlphaBeta}
-        )
+        kinds = {*map(type, methods.values()), Epsilon, Gamma, ZPlus, AlphaBeta}
+        method = _value(ast.parse(text, mode="eval").body, kinds)
     except (SyntaxError, TypeError, ValueError, KeyError, AttributeError):
         method = None
     if not isinstance(method, Method):

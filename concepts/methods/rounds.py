@@ -125,14 +125,6 @@ class Rounds(Method):
         if named:
             nodes = Nodes(pair.model, result.objective.rows([0]), tuple(named), activation, other, result.numbers[1])
             relevance = {named[name]: x for name, x in in_rounds(nodes, self.rounds).items()}
-        recorded = list(pair.recorded)
-
-        def at_recorded(values: BySite) -> BySite:
-            return {site: x[:, recorded] for site, x in values.items()}
-
-        return replace(
-            result,
-            relevance=at_recorded(relevance),
-            activation=at_recorded(result.activation),
-            counterfactual=at_recorded(result.counterfactual),
-        )
+        parts = (relevance, result.activation, result.counterfactual)
+        recorded = [{site: x[:, list(pair.recorded)] for site, x in values.items()} for values in parts]
+        return replace(result, relevance=recorded[0], activation=recorded[1], counterfactual=recorded[2])

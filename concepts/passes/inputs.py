@@ -104,10 +104,7 @@ class Stream(Recorder):
     def __init__(self, model: Model, batch: Batch, gradients: bool = False) -> None:
         """gradients: read them too, to find where a backward pass breaks."""
         self.model, self.batch, self.gradients = model, batch, gradients
-        self.options: dict[str, Any] = {
-            "dtype": torch.promote_types(model.dtype, torch.float32),
-            "device": model.device,
-        }
+        self.options = model.sums_in
         self.norms = torch.zeros(len(batch.ids), model.layers, batch.spans[1].stop, **self.options)
         """(B, L, T); zero in layers of the other stack."""
         self.gradient = torch.zeros(model.layers, **self.options)

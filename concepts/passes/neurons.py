@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,10 +41,7 @@ class NeuronRecorder(Recorder):
             self.width = max(self.counts)
             padded = [[*row, *[row[0]] * (self.width - len(row))] for row in positions]
             self.columns = torch.tensor(padded, device=model.device)  # (B, P)
-        self.options: dict[str, Any] = {
-            "dtype": torch.promote_types(model.dtype, torch.float32),
-            "device": model.device,
-        }
+        self.options = model.sums_in
         self._stopped: dict[tuple[str, int], Tensor] = {}
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
@@ -155,10 +151,8 @@ class AllNeurons(Values):
 
     def row(self, row: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return relevance and activation of one prompt: site -> (L, P, N), without padding, on the CPU."""
-        relevance, activation = (
-            {site: self.values(row, x) for site, x in part.items()} for part in (self.relevance, self.activation)
-        )
-        return relevance, activation
+        relevance = {site: self.values(row, x) for site, x in self.relevance.items()}
+        return relevance, {site: self.values(row, x) for site, x in self.activation.items()}
 
 
 class PairedNeurons(Values):

@@ -149,8 +149,7 @@ LONG = 2048
 @torch.inference_mode(False)
 def new_accounting(model: Model, count: int) -> dict[str, Tensor]:
     """Return zeros (B,) for conservation accounting, by name, in float32 (float64 for a float64 model)."""
-    dtype = torch.promote_types(model.dtype, torch.float32)
-    return {name: torch.zeros(count, dtype=dtype, device=model.device) for name in ("softmax", "biases", "positions")}
+    return {name: torch.zeros(count, **model.sums_in) for name in ("softmax", "biases", "positions")}
 
 
 def forward(model: Model, target: Target, recorders: Sequence[Recorder]) -> Tensor:

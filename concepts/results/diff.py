@@ -189,9 +189,8 @@ def ranked_changes(changes: Sequence[ChangedWeights], scores: Sequence[Tensor], 
     if not changes:
         return []
     flat = torch.cat([x.masked_fill(change.size == 0, -1) for change, x in zip(changes, scores, strict=True)])
-    order = flat.argsort(descending=True, stable=True)[
-        : min(int((flat >= 0).sum()), len(flat) if k is None else k)
-    ].tolist()
+    count = min(int((flat >= 0).sum()), len(flat) if k is None else k)
+    order = flat.argsort(descending=True, stable=True)[:count].tolist()
     bounds = torch.tensor([0, *(len(x) for x in scores)]).cumsum(0)
     owners = (torch.searchsorted(bounds, torch.tensor(order), right=True) - 1).tolist()
     starts, values = bounds.tolist(), [(change.caused.tolist(), change.size.tolist()) for change in changes]

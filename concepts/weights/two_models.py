@@ -21,12 +21,11 @@ from icebear.errors import InputError
 from icebear.lrp.two_models import Caused, Entries, PairedWeights
 from icebear.models.batch import Batch
 from icebear.models.model import Model
-from icebear.models.parts import dispatch
+from icebear.models.parts.linear import packed
 from icebear.records import Neuron
 
-OF_THE_FILE = (
-    "name_or_path _name_or_path _model_name_or_path architectures dtype torch_dtype transformers_version".split()
-)
+PATHS = "name_or_path _name_or_path _model_name_or_path".split()
+OF_THE_FILE = [*PATHS, "architectures", "dtype", "torch_dtype", "transformers_version"]
 """Entries of a configuration or module that say where weights are from, and not what is computed."""
 RELATED = 0.5
 """The least median cosine of the matrices of a model and its base model; fine-tuning leaves it near 1, and unrelated
@@ -91,7 +90,7 @@ class ModelPair:
     def __post_init__(self) -> None:
         check_same_shape(self.model, self.base)
         for side in (self.model, self.base):
-            if side.offloaded or any(map(dispatch.packed, side.net.modules())):
+            if side.offloaded or any(map(packed, side.net.modules())):
                 raise InputError(
                     f"{side.name} has quantized or offloaded weights, which cannot be compared one by one; load "
                     "both models without bits and device_map."
@@ -176,13 +175,9 @@ class ModelPair:
     def slices(self) -> Iterator[tuple[Part, Tensor, Tensor]]:
         """Yield the parts of the weights that differ, with the weights in both models."""
         for name, (weight, base) in self.weights.items():
-            is_experts = weight.dim() > 1 and hasattr(
-                self.model.net.get_submodule(name.rpartition(".")[0]), "is_transposed"
-            )
-            if is_experts:
+            pairs, owner = [(name, weight, base)], self.model.net.get_submodule(name.rpartition(".")[0])
+            if weight.dim() > 1 and hasattr(owner, "is_transposed"):  # experts
                 pairs = [(f"{name}[{expert}]", weight[expert], base[expert]) for expert in range(len(weight))]
-            else:
-                pairs = [(name, weight, base)]
             if name in self.embeddings:
                 yield self.by_token(name, "embedding"), weight, base
                 head = self.model.net.get_output_embeddings()
@@ -250,9 +245,8 @@ class Causes:
         if self.pair.embeddings and caused.any():
             ids = self.batch.decoder.ids if stack and self.batch.decoder else self.batch.ids
             names = self.pair.embeddings
-            part = replace(
-                self.pair.by_token(names[min(stack, len(names) - 1)], "embedding"), units=ids.flatten().cpu()
-            )
+            part = self.pair.by_token(names[min(stack, len(names) - 1)], "embedding")
+            part = replace(part, units=ids.flatten().cpu())
             self._add(part, part.sums(Entries(caused.sum(-1).flatten()).along))
         return g * ((model_x[0] - model_x[1]) + (base_x[0] - base_x[1])) / 2
 

@@ -78,11 +78,8 @@ def load_model(
     gguf = name.lower().endswith(".gguf")
     if not gguf and os.path.isfile(name):
         raise ModelError(f"{name} is a file; give the folder of a model, or a .gguf file.")
-    if (
-        not gguf
-        and not os.path.exists(name)
-        and (Path(name).is_absolute() or name.startswith(".") or os.path.islink(name))
-    ):
+    is_path = Path(name).is_absolute() or name.startswith(".") or os.path.islink(name)
+    if is_path and not gguf and not os.path.exists(name):
         raise ModelError(f"There is no folder {name}; check the path.")
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
     with _explained(name):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from icebear.errors import InputError, ModelError
-from icebear.models.parts import dispatch, experts
+from icebear.models.parts import experts
 from icebear.models.parts.families import FAMILIES, SCANS, Family, family_of
-from icebear.models.parts.linear import Linear
+from icebear.models.parts.linear import Linear, fingerprint, offloaded
 from icebear.models.tasks import Task, task_of
 from icebear.records import SITES, WRITERS, Neuron, as_neuron
 from icebear.values import shown
@@ -75,12 +75,17 @@ class Architecture:
 
     @cached_property
     def offloaded(self) -> bool:
-        """Whether weights are loaded only when they are used (see `icebear.models.parts.dispatch`)."""
-        return dispatch.offloaded(self.net)
+        """Whether weights are loaded only when they are used (see `icebear.models.parts.linear`)."""
+        return offloaded(self.net)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.net.dtype
+
+    @property
+    def sums_in(self) -> dict[str, Any]:
+        """The device, and the type of sums: float32, or float64 for a float64 model."""
+        return {"dtype": torch.promote_types(self.dtype, torch.float32), "device": self.device}
 
     @property
     def dtype_name(self) -> str:
@@ -105,7 +110,7 @@ class Architecture:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the model, see `icebear.models.parts.dispatch.fingerprint`.
+        """Identifies the model, see `icebear.models.parts.linear.fingerprint`.
 
         It is computed again when weights were replaced, or changed in place; not when they were changed through
         ``.data``, which torch does not count.
@@ -113,7 +118,7 @@ class Architecture:
         state = [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in self.net.parameters()]
         if self._fingerprint[0] != state:
             kind = f"{self.net.config.model_type} {self.output_size}"
-            self._fingerprint = state, dispatch.fingerprint(self.net, kind)
+            self._fingerprint = state, fingerprint(self.net, kind)
         return self._fingerprint[1]
 
     def check_made(self, saved: Mapping[str, Any], what: str = "The result") -> None:
@@ -134,11 +139,8 @@ class Architecture:
         """The tables of learned positions, one row a position, of the text model."""
         config = type(self.config)
         text = next((part for part in self.net.modules() if type(getattr(part, "config", None)) is config), self.net)
-        return [
-            part
-            for path, part in text.named_modules()
-            if isinstance(part, nn.Embedding) and POSITION_TABLE.search(path)
-        ]
+        tables = ((path, part) for path, part in text.named_modules() if isinstance(part, nn.Embedding))
+        return [table for path, table in tables if POSITION_TABLE.search(path)]
 
     @property
     def scales_positions_from(self) -> int:
@@ -296,9 +298,8 @@ class Architecture:
         """Return the paths of the norms on the direct path from a neuron to the unembedding: the layer's norm after W2
         (sandwich or post-norm), and the final norm."""
         family, stack_start = self.family_at(layer), len(self.stacks[0][1]) if self.stack_of(layer) else 0
-        norm = {"mixer": family.mixer_norm, "attn": family.attn_norm, "cross": family.attn_norm}.get(
-            site, family.ffn_norm
-        )
+        others = {"mixer": family.mixer_norm, "attn": family.attn_norm, "cross": family.attn_norm}
+        norm = others.get(site, family.ffn_norm)
         if norm and first_of(self.layer_modules[layer], norm) is None:
             norm = ""
         paths = (f"{family.layers}.{layer - stack_start}.{norm}" if norm else "", family.final_norm)

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from icebear.errors import MissingRule
-from icebear.models.parts.dispatch import present
-from icebear.models.parts.linear import ALL_INDICES, Linear
+from icebear.models.parts.linear import ALL_INDICES, Linear, present
 
 part: ContextVar[tuple[Tensor, int] | None] = ContextVar("part", default=None)
 """While an expert runs: the indices of its tokens, and the number of tokens in the batch.
