@@ -13,12 +13,12 @@ from statistics import median
 
 import torch
 
-from icebear.concepts.methods.lrp import DIFFERENCE
+from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.evaluation.data import task_pairs
 from icebear.evaluation.data.task_pairs import Pair
-from icebear.lrp.pairs import partner
+from icebear.lrp.paired_rows import partner
 from icebear.models.loading.loading import load_model
 from icebear.models.model import Model
 from icebear.models.objective import objective_of

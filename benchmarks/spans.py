@@ -18,7 +18,7 @@ from torch import Tensor
 
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.methods.lrp import AttnLRP
+from icebear.concepts.methods.attnlrp import AttnLRP
 from icebear.concepts.methods.method import Method
 from icebear.concepts.passes.inputs import Stream
 from icebear.concepts.statistics import localization_metrics

@@ -27,7 +27,7 @@ from icebear.concepts.answers.restoring import Restoring
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.passes.run import Logits
 from icebear.concepts.results.diff import Change, Diff, ranked_changes
-from icebear.concepts.weights.two_models import ChangedWeights, ModelPair
+from icebear.concepts.weights.changed_weights import ChangedWeights, ModelPair
 from icebear.models.loading.loading import load_model
 from icebear.models.model import Model
 from icebear.steering.side_effects import HELD_OUT_TEXTS

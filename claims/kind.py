@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from icebear.concepts.circuits.records import Node
+from icebear.concepts.circuits.circuit_records import Node
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import prompt_json

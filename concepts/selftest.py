@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP
+from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Conservation, Logits, forward_backward
 from icebear.concepts.passes.sites import hooks
@@ -223,7 +223,7 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
     if parity > tolerance:
         troubles.append(f"The logits change by {parity:.1e} under the rules; please report this model.")
     if missing:
-        troubles.append(f"No rule for {', '.join(missing)}: add it to lrp/operations.py.")
+        troubles.append(f"No rule for {', '.join(missing)}: add it to lrp/operation_rules.py.")
     elif abs(conserved.remainder) > tolerance * max(abs(conserved.target), abs(conserved.tokens)):
         troubles.append(f"Relevance is not conserved (remainder {conserved.remainder:.1e}); try --dtype float32.")
     if not model.has_family:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from icebear.db.examples import ExampleTables, SentenceTables
-from icebear.db.labels import LabelTables
-from icebear.db.neurons import NeuronTables
-from icebear.db.scan import ScanTables
+from icebear.db.example_tables import ExampleTables, SentenceTables
+from icebear.db.label_tables import LabelTables
+from icebear.db.neuron_tables import NeuronTables
+from icebear.db.scan_tables import ScanTables
 from icebear.db.sqlite import JsonTable, SqliteFile, reads
 from icebear.db.vectors import VectorFiles
 from icebear.values import one_of

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from icebear.cache import cache_folder
-from icebear.db.neurons import NeuronTables
+from icebear.db.neuron_tables import NeuronTables
 from icebear.db.sqlite import SqliteFile, reads
 from icebear.errors import InputError, StoreError, need
 from icebear.paths import append, write_file, written

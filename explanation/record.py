@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from icebear.actmax.page import Card
 from icebear.concepts.answers.restoring import ExplainedChanges
+from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.nodes.controls import Ablation
 from icebear.concepts.nodes.effect_groups import EffectGroup
 from icebear.concepts.results.effects import Effects

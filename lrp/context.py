@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
 from icebear.errors import MissingRule
-from icebear.lrp import differences, pairs, rules, two_models
-from icebear.lrp.linear_rules import Epsilon, Rules
-from icebear.lrp.operations import TABLE, RelevanceMode, is_activation
-from icebear.lrp.two_models import PairedWeights, TwoModels
+from icebear.lrp import differences, model_pairs, paired_rows, rules
+from icebear.lrp.model_pairs import PairedWeights, TwoModels
+from icebear.lrp.operation_rules import TABLE, RelevanceMode, is_activation
+from icebear.lrp.rule_values import Epsilon, Rules
 from icebear.models.lock import replaced
 from icebear.models.parts.families import SCANS, family_of
 from icebear.models.parts.linear import Linear, packed
@@ -174,7 +174,7 @@ def _foreign(mode: RelevanceMode, output: Any) -> list[Any]:
 
 
 def _is_ours(node: Any) -> bool:
-    modules = (rules.__name__, pairs.__name__, two_models.__name__)
+    modules = (rules.__name__, paired_rows.__name__, model_pairs.__name__)
     return isinstance(node, BackwardCFunction) and type(node)._forward_cls.__module__ in modules  # type: ignore[attr-defined]
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from icebear.errors import MissingRule
-from icebear.lrp import operations
-from icebear.lrp.operations import Rule, is_activation
-from icebear.lrp.pairs import (
+from icebear.lrp import operation_rules
+from icebear.lrp.operation_rules import Rule, is_activation
+from icebear.lrp.paired_rows import (
     InPlaceOf,
     Interpolate,
     PairedAttention,
@@ -198,7 +198,7 @@ def fused_attention(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
         return PairedAttention.apply(q, k, v, mask, run, named.get("is_causal", False), scale)
     with torch.no_grad():
         y = run()
-    return InPlaceOf.apply(operations.attention_apart(mode, q, k, v, mask, **named), y)
+    return InPlaceOf.apply(operation_rules.attention_apart(mode, q, k, v, mask, **named), y)
 
 
 def solve(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -346,7 +346,7 @@ def indexed(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
-"""Operations in `operations.KEEP` that are not linear."""
+"""Operations in `operation_rules.KEEP` that are not linear."""
 LINEAR_IN_PAIRS = "repeat __getitem__ gather scatter scatter_ masked_fill masked_fill_".split()
 """Operations that are linear where rows keep their partners."""
 KERNELS = "_grouped_mm grouped_mm".split()
@@ -356,30 +356,30 @@ IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     func: plain
     for plain, names in ((torch.mul, ("mul_", "__imul__")), (torch.div, ("div_", "__itruediv__")))
     for name in names
-    for func in operations.named(name)
+    for func in operation_rules.named(name)
 }
-SQUARE = set(operations.named("square"))
-SMALLER = {*operations.named("minimum"), *operations.named("min")}
-POWER = {*operations.named("pow"), *operations.named("__pow__")}
+SQUARE = set(operation_rules.named("square"))
+SMALLER = {*operation_rules.named("minimum"), *operation_rules.named("min")}
+POWER = {*operation_rules.named("pow"), *operation_rules.named("__pow__")}
 
 
-TABLE = operations.table(
+TABLE = operation_rules.table(
     {
-        operations.keep_gradient: [
-            *(name for name in operations.KEEP if name not in (*NOT_LINEAR, *LINEAR_IN_PAIRS)),
-            *operations.CONVOLUTIONS,
-            *operations.ADD,
-            *operations.CONCATENATE,
+        operation_rules.keep_gradient: [
+            *(name for name in operation_rules.KEEP if name not in (*NOT_LINEAR, *LINEAR_IN_PAIRS)),
+            *operation_rules.CONVOLUTIONS,
+            *operation_rules.ADD,
+            *operation_rules.CONCATENATE,
         ],
         linear: ["linear"],
-        addmm: operations.ADDMM,
-        elementwise: [*operations.ELEMENTWISE, "rsqrt", "reciprocal", "__rtruediv__"],
-        product: [name for name in operations.PRODUCT if name not in KERNELS],
-        divide: operations.DIVIDE,
+        addmm: operation_rules.ADDMM,
+        elementwise: [*operation_rules.ELEMENTWISE, "rsqrt", "reciprocal", "__rtruediv__"],
+        product: [name for name in operation_rules.PRODUCT if name not in KERNELS],
+        divide: operation_rules.DIVIDE,
         variance: ["var"],
         softmax: ["softmax"],
-        operations.normalisation(True, norm): ["layer_norm"],
-        operations.normalisation(False, norm): ["rms_norm"],
+        operation_rules.normalisation(True, norm): ["layer_norm"],
+        operation_rules.normalisation(False, norm): ["rms_norm"],
         fused_attention: ["scaled_dot_product_attention"],
         maximum: ["max"],
         larger: ["maximum", "minimum"],
@@ -391,5 +391,5 @@ TABLE = operations.table(
         indexed: ["__getitem__"],
     }
 ) | {torch.linalg.solve_triangular: solve}
-LINEAR = (operations.keep_gradient, linear, repeated, indexed, gathered, scattered, filled)
+LINEAR = (operation_rules.keep_gradient, linear, repeated, indexed, gathered, scattered, filled)
 """The rules of operations that are linear in each argument."""

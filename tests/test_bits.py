@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from icebear import CP_LRP, AttnLRP, Edit, Model, Neuron, Recipe, attribute, project, steer
 from icebear.errors import InputError, ModelError, RecipeError
-from icebear.lrp.linear_rules import Gamma
+from icebear.lrp.rule_values import Gamma
 from icebear.models.loading.loading import load_model
 from icebear.models.parts.linear import Linear, packed
 from icebear.steering.weight_patch import patch

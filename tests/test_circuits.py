@@ -25,8 +25,8 @@ from transformers import LlamaConfig
 from icebear import attribute, steer
 from icebear.concepts.circuits import drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.circuit_records import Group, Node, Remainder, Token
 from icebear.concepts.circuits.groups import grouped
-from icebear.concepts.circuits.records import Group, Node, Remainder, Token
 from icebear.concepts.nodes.controls import ablate
 from icebear.concepts.passes import prefix
 from icebear.concepts.passes.sites import hooks

@@ -22,7 +22,7 @@ from sklearn.metrics import roc_auc_score
 from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.steering import concept_report, concepts_table
-from icebear.concepts.methods.lrp import CP_LRP
+from icebear.concepts.methods.attnlrp import CP_LRP
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError

@@ -16,13 +16,14 @@ from test_tasks import make, prompt
 
 from icebear import ATTNLRP, DIFFERENCE, attribute
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import MissingRule
 from icebear.evaluation.data import task_pairs
-from icebear.lrp import differences, operations
+from icebear.lrp import differences
+from icebear.lrp import operation_rules as operations
 from icebear.lrp.context import relevance_rules
-from icebear.lrp.pairs import BLOCK, partner
+from icebear.lrp.paired_rows import BLOCK, partner
 from icebear.models.objective import objective_of
 
 OTHER = [7, 3, 14, 44, 8, 3, 21, 9]

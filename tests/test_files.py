@@ -31,7 +31,7 @@ from icebear import (
     open_store,
 )
 from icebear.actmax.page import Card
-from icebear.concepts import files
+from icebear.concepts import result_files as files
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.methods.gradients import IntegratedGradients
 from icebear.errors import InputError

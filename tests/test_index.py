@@ -26,7 +26,7 @@ from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.vocabulary import calibration
 from icebear.concepts.vocabulary.projection import project
-from icebear.db.scan import ScanTables
+from icebear.db.scan_tables import ScanTables
 from icebear.db.vectors import VectorFiles
 from icebear.errors import InputError, StoreError
 from icebear.records import Neuron, Sentence

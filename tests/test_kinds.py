@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING
 
 from icebear import Model, attribute, load_model, steer
 from icebear.concepts import selftest as tested
-from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.selftest import selftest
 from icebear.errors import InputError, ModelError
 from icebear.models.tasks import task_of

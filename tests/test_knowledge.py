@@ -5,7 +5,7 @@ import torch
 from conftest import LLAMA, random_model
 
 from icebear import flip, steer
-from icebear.concepts.methods.lrp import ATTNLRP
+from icebear.concepts.methods.attnlrp import ATTNLRP
 from icebear.errors import InputError
 from icebear.steering.flipping.last_token import LastToken, Paraphrases
 from icebear.steering.provenance import FlipRecord

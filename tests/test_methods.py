@@ -10,14 +10,14 @@ from test_differences import OTHER
 from test_tasks import make
 
 from icebear import Relevance, attribute
+from icebear.concepts.methods.attnlrp import CP_LRP, PA_LRP, AttnLRP, Difference
 from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
-from icebear.concepts.methods.lrp import CP_LRP, PA_LRP, AttnLRP, Difference
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import METHODS, method_of, name_of
 from icebear.concepts.methods.rounds import Rounds, gains
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
 from icebear.evaluation.baselines.all_methods import (

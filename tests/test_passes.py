@@ -9,7 +9,7 @@ from conftest import IDS, LLAMA, Letters, random_model
 from icebear import CP_LRP, Model, Neuron, attribute
 from icebear.concepts.attribution import attribute as attribution
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import AllNeurons, LargestNeurons
+from icebear.concepts.passes.neuron_recorders import AllNeurons, LargestNeurons
 from icebear.concepts.passes.run import Activations, Logits, forward_backward, new_accounting
 from icebear.errors import InputError
 from icebear.models.objective import objective_of

@@ -13,7 +13,7 @@ from hooked_models import IDS, folder_of
 from icebear import attribute, load_model
 from icebear.app.cli.main import main
 from icebear.concepts.methods import rounds
-from icebear.concepts.methods.lrp import DIFFERENCE
+from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.edits import Edit
 from icebear.evaluation.truth.judge import evaluation as truth

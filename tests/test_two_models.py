@@ -21,9 +21,9 @@ from icebear.concepts.answers.behaviour import Case, behaviour_changes
 from icebear.concepts.answers.restoring import ExplainedChanges, Restoring
 from icebear.concepts.nodes.controls import ablation
 from icebear.concepts.results.diff import Diff, ranked_changes
-from icebear.concepts.weights.two_models import ModelPair, neuron_similarity
+from icebear.concepts.weights.changed_weights import ModelPair, neuron_similarity
 from icebear.errors import InputError, MissingRule
-from icebear.lrp.two_models import OuterProduct
+from icebear.lrp.model_pairs import OuterProduct
 
 PLANTED = Neuron(2, "ffn", 7)
 LEARNED = ("apertus",)

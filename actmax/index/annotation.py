@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
+from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Activations, Conservation, forward_backward, new_accounting

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from icebear.actmax.index.activation_statistics import EMPTY, STATISTICS, LayerActivations, ScanSummary, top_k
-from icebear.concepts.methods.lrp import ATTNLRP
+from icebear.concepts.methods.attnlrp import ATTNLRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks

@@ -14,9 +14,9 @@ from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.circuit_records import Group, GroupAblation, Node
 from icebear.concepts.circuits.drawing import EDGES_AT_FIRST, fragment
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.records import Group, GroupAblation, Node
 from icebear.concepts.nodes.controls import Ablation
 from icebear.errors import need
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from icebear.claims.kind import Draft, Kind, Measured, NodeId, PromptText, others_of, text_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import contribution_shares
+from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.nodes import node_sites
-from icebear.concepts.circuits.records import Node
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.nodes.controls import Ablation, ablate, nodes_of
 from icebear.concepts.passes.sites import neuron_site

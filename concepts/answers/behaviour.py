@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.methods.lrp import AttnLRP, Difference
+from icebear.concepts.methods.attnlrp import AttnLRP, Difference
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model

@@ -13,7 +13,7 @@ import torch
 
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.results.diff import Change, Diff, ranked_changes
-from icebear.concepts.weights.two_models import ChangedWeights, ModelPair
+from icebear.concepts.weights.changed_weights import ChangedWeights, ModelPair
 from icebear.errors import InputError
 from icebear.models.objective import Objective
 from icebear.values import check_int

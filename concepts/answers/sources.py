@@ -12,10 +12,10 @@ from typing import Any
 from icebear.concepts.answers.units import Unit, units_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.request import ObjectiveName, row_of_answer
-from icebear.concepts.methods.lrp import CP_LRP
+from icebear.concepts.methods.attnlrp import CP_LRP
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import BlockedNeurons
+from icebear.concepts.passes.neuron_recorders import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
+from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.passes.inputs import Inputs, Stream
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.results.result import Relevance

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.request import AttributionRequest
+from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.gradients import GradientTimesInput
-from icebear.concepts.methods.lrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import BySite, Pair, PairResult
 from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens, prompt_relevance
@@ -25,7 +25,7 @@ from icebear.concepts.passes.run import Conservation
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
-from icebear.concepts.weights.two_models import ChangedWeights
+from icebear.concepts.weights.changed_weights import ChangedWeights
 from icebear.errors import InputError, MissingRule, NumericalError
 from icebear.models.model import Model
 from icebear.models.objective import Objective, joint_objective

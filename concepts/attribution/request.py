@@ -9,12 +9,12 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Literal, TypedDict, get_args
 
-from icebear.concepts.methods.lrp import ATTNLRP, DIFFERENCE
+from icebear.concepts.methods.attnlrp import ATTNLRP, DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.passes.prompt import Recorded, recorded_positions
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.weights.two_models import ModelPair
+from icebear.concepts.weights.changed_weights import ModelPair
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Phrase, Token, per_prompt, phrase_ids, read_once, request_of

@@ -10,7 +10,7 @@ import torch
 from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.methods.method import OnePass
 from icebear.concepts.passes.inputs import Inputs, Stream
-from icebear.concepts.passes.neurons import AllNeurons, LargestNeurons, Values
+from icebear.concepts.passes.neuron_recorders import AllNeurons, LargestNeurons, Values
 from icebear.concepts.passes.prompt import Prediction, PromptTokens, excluded_positions, prompt_relevance, recorded_at
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
 from icebear.concepts.results.ranking import NeuronScores

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from icebear.concepts.circuits.circuit_records import AnswerNode, Edge, EdgeFaithfulness, Node, Token
 from icebear.concepts.circuits.edges import inputs_of
 from icebear.concepts.circuits.nodes import pair_of, probes
-from icebear.concepts.circuits.records import AnswerNode, Edge, EdgeFaithfulness, Node, Token
 from icebear.concepts.passes.inputs import input_hooks
 from icebear.concepts.passes.run import Logits, first_layers, forward
 from icebear.concepts.passes.sites import by_site_layer, hooks

@@ -12,11 +12,11 @@ from torch.nn.functional import pad
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits import nodes as choosing
+from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.edges import direct, inputs_of
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.records import Node
 from icebear.concepts.circuits.wiring import DEFAULT_EDGES
-from icebear.concepts.methods.lrp import DIFFERENCE, Difference
+from icebear.concepts.methods.attnlrp import DIFFERENCE, Difference
 from icebear.concepts.passes.prefix import after_common_beginning
 from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.passes.sites import neuron_site

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from icebear.concepts.circuits.records import AnswerNode, Edge, Node, Source, Target, Token
+from icebear.concepts.circuits.circuit_records import AnswerNode, Edge, Node, Source, Target, Token
 from icebear.concepts.results.effect_words import IN_PROMPT, effect_parts
 from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render, visible
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.lrp import Difference
+from icebear.concepts.methods.attnlrp import Difference
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import NeuronRecorder
+from icebear.concepts.passes.neuron_recorders import NeuronRecorder
 from icebear.concepts.passes.prompt import prompt_relevance
 from icebear.concepts.passes.run import Logits, TokenNode, forward, forward_backward
 from icebear.concepts.passes.sites import by_site_layer, hooks

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from icebear.concepts.circuits import checks, drawing
+from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, Group, GroupAblation
 from icebear.concepts.circuits.groups import DISTANCE, grouped
 from icebear.concepts.circuits.nodes import pair_of, patchable
-from icebear.concepts.circuits.records import EdgeFaithfulness, Group, GroupAblation
 from icebear.concepts.circuits.wiring import Wiring
 from icebear.concepts.nodes.controls import Ablation, ablate
 from icebear.edits import Edit

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from icebear.concepts.circuits.circuit_records import Group, Node
 from icebear.concepts.circuits.nodes import change, moved_words
-from icebear.concepts.circuits.records import Group, Node
 from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.statistics import clusters
 from icebear.concepts.vocabulary import vocabulary

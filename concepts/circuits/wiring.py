@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.circuits import records as parts
+from icebear.concepts.circuits import circuit_records as parts
+from icebear.concepts.circuits.circuit_records import Edge, Group, Node
 from icebear.concepts.circuits.nodes import column
-from icebear.concepts.circuits.records import Edge, Group, Node
-from icebear.concepts.files import SavedResult
+from icebear.concepts.result_files import SavedResult
 from icebear.concepts.results.result import Relevance
 from icebear.convert import Tabled
 from icebear.errors import InputError

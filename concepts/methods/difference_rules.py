@@ -9,12 +9,12 @@ from torch import Tensor
 
 from icebear.concepts.methods.pair import Pair, PairResult, predictions
 from icebear.concepts.passes.inputs import Inputs, Stream, product
-from icebear.concepts.passes.neurons import LargestNeurons, PairedNeurons, Values
+from icebear.concepts.passes.neuron_recorders import LargestNeurons, PairedNeurons, Values
 from icebear.concepts.passes.prompt import excluded_positions
 from icebear.concepts.passes.run import Logits, Recorder, forward, forward_backward
-from icebear.concepts.weights.two_models import Causes
+from icebear.concepts.weights.changed_weights import Causes
 from icebear.errors import InputError
-from icebear.lrp.linear_rules import Rules
+from icebear.lrp.rule_values import Rules
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from icebear.concepts.methods.pair import BySite, Pair, PairResult, predictions
 from icebear.concepts.passes.inputs import Inputs, Stream, product
-from icebear.concepts.passes.neurons import AllNeurons, Values
+from icebear.concepts.passes.neuron_recorders import AllNeurons, Values
 from icebear.concepts.passes.run import Logits, forward, forward_backward
 from icebear.errors import InputError
-from icebear.lrp.linear_rules import Rules
+from icebear.lrp.rule_values import Rules
 from icebear.models.objective import Objective
 
 

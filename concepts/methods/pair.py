@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from icebear.concepts.passes.neurons import Largest
+from icebear.concepts.passes.neuron_recorders import Largest
 from icebear.concepts.passes.prompt import Recorded, recorded_at
-from icebear.concepts.weights.two_models import ChangedWeights, ModelPair
+from icebear.concepts.weights.changed_weights import ChangedWeights, ModelPair
 from icebear.errors import SameAnswer
 from icebear.models.model import Model
 from icebear.models.objective import Objective

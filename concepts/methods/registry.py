@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VIT, Difference
 from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
-from icebear.concepts.methods.lrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VIT, Difference
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.concepts.methods.rounds import Rounds
 from icebear.errors import InputError, UnknownName
-from icebear.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
+from icebear.lrp.rule_values import AlphaBeta, Epsilon, Gamma, ZPlus
 from icebear.values import shown
 
 METHODS: dict[str, Method] = {

@@ -1,4 +1,4 @@
-"""The random control of removed tokens."""
+"""The number of random draws of every control, and the random control of removed tokens."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from icebear.concepts.passes.sites import hooks
 from icebear.lrp.context import relevance_rules
-from icebear.lrp.linear_rules import Rules
-from icebear.lrp.two_models import PairedWeights
+from icebear.lrp.model_pairs import PairedWeights
+from icebear.lrp.rule_values import Rules
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.model import Model

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.files import never_saved
+from icebear.concepts.result_files import never_saved
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.weights.two_models import ChangedWeights
+from icebear.concepts.weights.changed_weights import ChangedWeights
 from icebear.concepts.weights.weight_parts import NEURONS, Kind
 from icebear.errors import InputError, UnknownName
 from icebear.records import Neuron, Ranked
@@ -44,6 +44,10 @@ class Change:
         """The neuron or head; None for others."""
         site = NEURONS.get(self.kind)
         return Neuron(self.layer, site, self.index) if site and self.layer is not None else None
+
+    @property
+    def parameter(self) -> str:
+        return self.module
 
     def __str__(self) -> str:
         if self.neuron:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks, neuron_site

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.neurons import Largest
+from icebear.concepts.passes.neuron_recorders import Largest
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.errors import InputError
 from icebear.records import POLARITIES, SITES_AND_HEADS, Neuron, Ranked

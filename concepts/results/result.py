@@ -14,13 +14,13 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from icebear.concepts.files import SavedResult, never_saved
 from icebear.concepts.methods.method import Method
 from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens
 from icebear.concepts.passes.run import Conservation
+from icebear.concepts.result_files import SavedResult, never_saved
 from icebear.concepts.results.effects import Effects, Patched
 from icebear.concepts.results.ranking import By, NeuronScores, Position, Ranking
-from icebear.concepts.weights.two_models import ModelPair
+from icebear.concepts.weights.changed_weights import ModelPair
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.lrp.positions import Reading, over_layers

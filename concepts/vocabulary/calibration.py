@@ -22,7 +22,7 @@ from torch import Tensor
 from icebear.cache import cache_folder
 from icebear.concepts.cached import Damaged, made_by, read_tensors, save_tensors
 from icebear.concepts.passes.inputs import Stream
-from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.sites import is_hooked
 from icebear.errors import InputError
 from icebear.models.batch import Batch

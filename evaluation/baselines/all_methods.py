@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.methods import common
+from icebear.concepts.methods.attnlrp import PA_LRP
 from icebear.concepts.methods.common import explained_numbers, log_probability, measure_variants, measure_without
 from icebear.concepts.methods.gradients import embedding_gradients
-from icebear.concepts.methods.lrp import PA_LRP
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import METHODS, method_of
 from icebear.concepts.passes.sites import hooks

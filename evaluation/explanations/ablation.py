@@ -12,7 +12,7 @@ import pandas
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.lrp import DIFFERENCE
+from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.passes.patching import Nodes

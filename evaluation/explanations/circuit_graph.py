@@ -18,8 +18,8 @@ from torch.nn.functional import normalize
 
 from icebear.concepts.circuits import checks
 from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.records import Node
 from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import correlations

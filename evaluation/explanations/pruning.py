@@ -12,7 +12,7 @@ from torch import Tensor
 
 from icebear.concepts.methods.common import log_probability
 from icebear.concepts.methods.method import Method
-from icebear.concepts.passes.neurons import Values
+from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.concepts.statistics import area

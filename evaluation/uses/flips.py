@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from icebear.concepts.methods.lrp import ATTNLRP
+from icebear.concepts.methods.attnlrp import ATTNLRP
 from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.evaluation.protocol import Evaluation, Line, Lines, Part, Setting

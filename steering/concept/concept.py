@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
-from icebear.concepts.methods.lrp import CP_LRP
+from icebear.concepts.methods.attnlrp import CP_LRP
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import BlockedNeurons
+from icebear.concepts.passes.neuron_recorders import BlockedNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.vocabulary.calibration import TEXTS
@@ -35,8 +35,8 @@ from icebear.values import POSITIVE, one_of, real, several, typed
 if TYPE_CHECKING:
     import pandas
 
+    from icebear.concepts.circuits.circuit_records import Group
     from icebear.concepts.circuits.graph import Graph
-    from icebear.concepts.circuits.records import Group
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.lrp import ATTNLRP
+from icebear.concepts.methods.attnlrp import ATTNLRP
 from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neurons import AllNeurons
+from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc, auroc_error

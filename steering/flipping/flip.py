@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.lrp import ATTNLRP, AttnLRP
+from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.vocabulary.calibration import calibrate

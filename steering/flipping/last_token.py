@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.lrp import AttnLRP
+from icebear.concepts.methods.attnlrp import AttnLRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.run import Target, forward_backward

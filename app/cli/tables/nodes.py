@@ -19,7 +19,7 @@ from icebear.records import Projection
 if TYPE_CHECKING:
     import icebear
     from icebear.concepts.answers.behaviour import BehaviourNeuron
-    from icebear.concepts.circuits.records import EdgeFaithfulness, GroupAblation
+    from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, GroupAblation
     from icebear.concepts.nodes.controls import Ablation
 
 Words = Literal["effects", "direct"]

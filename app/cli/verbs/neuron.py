@@ -89,7 +89,7 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
 def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
     from icebear.app.cli.tables.cards import projection_table, projections_report
     from icebear.concepts.vocabulary.projection import both_projections
-    from icebear.concepts.weights.two_models import neuron_similarity
+    from icebear.concepts.weights.changed_weights import neuron_similarity
 
     words = both_projections(model, wanted, options.top)
     first, other = (*(projection.to_dict() for projection in words), None)[:2]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.lrp import DIFFERENCE
+from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.rounds import Rounds, in_rounds
 from icebear.concepts.nodes.controls import nodes_of

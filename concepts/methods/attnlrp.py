@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from icebear.concepts.methods.method import Method, Multiplying, OnePass
 from icebear.errors import InputError
-from icebear.lrp.linear_rules import Epsilon, Gamma, LinearRule
+from icebear.lrp.rule_values import Epsilon, Gamma, LinearRule
 from icebear.values import one_of, shown
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from icebear.db.neurons import NeuronTables
+from icebear.db.neuron_tables import NeuronTables
 from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.records import POLARITIES, Meaning, Neuron, as_neuron
 from icebear.values import one_of, several, shown, text_of

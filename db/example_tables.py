@@ -8,7 +8,7 @@ from numbers import Real
 
 import numpy as np
 
-from icebear.db.neurons import NeuronTables
+from icebear.db.neuron_tables import NeuronTables
 from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.records import POLARITIES, Example, Neuron, Sentence
 from icebear.values import check_int, one_of, text_of

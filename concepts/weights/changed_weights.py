@@ -18,7 +18,7 @@ from icebear.concepts.passes.sites import is_hooked
 from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
 from icebear.concepts.weights.weight_parts import Kind, Part, WeightParts
 from icebear.errors import InputError
-from icebear.lrp.two_models import Caused, Entries, PairedWeights
+from icebear.lrp.model_pairs import Caused, Entries, PairedWeights
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.parts.linear import packed
