@@ -17,6 +17,7 @@ from icebear.app.cli.main import main
 from icebear.concepts.answers.counterfactuals import COMMON, suggest_counterfactuals
 from icebear.concepts.methods.multipliers import alignment
 from icebear.errors import InputError, SameAnswer
+from icebear.evaluation.baselines.attention import AttentionRollout
 from icebear.explanation.sentences import tokens_sentence
 
 SITES = ("ffn", "attn")
@@ -178,7 +179,7 @@ def test_prompts_of_different_lengths_say_how_they_are_compared(model):
     ("options", "message"),
     [
         ({"counterfactual": IDS}, "counterfactual"),
-        ({"counterfactual": OTHER, "method": "rollout"}, "AttentionRollout"),
+        ({"counterfactual": OTHER, "method": AttentionRollout()}, "AttentionRollout"),
         ({"counterfactual": OTHER, "method": PA_LRP}, "pa-lrp"),
         ({"counterfactual": OTHER[:5], "method": "difference"}, "5"),
         ({"counterfactual": torch.zeros(3, 8, 8)}, "image"),

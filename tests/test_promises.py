@@ -68,7 +68,7 @@ def tensors():
 
 def test_no_graph_stays_in_memory():
     model, prompt = random_model(LLAMA), [3, 1, 4, 2, 5]
-    methods = [name for name, one in METHODS.items() if name != "alti" and not one.needs_counterfactual]
+    methods = [name for name, one in METHODS.items() if not one.needs_counterfactual]
     queries = [*({"method": name} for name in methods), {"checkpoint": True}, {"counterfactual": OTHERS[0]}]
 
     def explain():

@@ -34,6 +34,8 @@ from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError, ModelError, UnknownName
+from icebear.evaluation.baselines.all_methods import AtMan, Occlusion
+from icebear.evaluation.baselines.attention import AttentionRollout
 from icebear.models.objective import objective_of
 from icebear.steering.comparison import compare
 
@@ -101,7 +103,7 @@ def test_the_control_of_tokens_removes_them_in_every_model_that_reads_text(name)
     with Double():
         result = attribute(model, prompt(model), sites=())
         output = token_removal_control(model, result, k=1)
-        occluded = attribute(model, prompt(model), result.target.id, method="occlusion", sites=()).tokens
+        occluded = attribute(model, prompt(model), result.target.id, method=Occlusion(), sites=()).tokens
     free = [place for place in range(len(occluded)) if place not in result.prompt.sinks]
     first = max(free, key=lambda place: result.tokens[place])
     assert output.before - output.after == pytest.approx(occluded[first].item(), abs=1e-5)
@@ -189,7 +191,7 @@ def test_a_batch_of_a_decoder_classifier_equals_its_singles(padding):
             assert torch.allclose(alone.tokens, result.tokens, rtol=1e-6, atol=1e-9)
             assert torch.allclose(alone.ffn, result.ffn, rtol=1e-6, atol=1e-9)
             assert result.top(3) == result.top(3, position=read_at)
-    rolled = attribute(model, prompts, "ice", method="rollout")
+    rolled = attribute(model, prompts, "ice", method=AttentionRollout())
     assert all(result.tokens.sum() > 0 for result in rolled)
     assert model.net.config.pad_token_id == padding
 
@@ -391,7 +393,7 @@ def test_a_predicted_number_has_no_probability_anywhere(options):
     assert abs(result.conservation().remainder) < 1e-4 * abs(number)
     assert result.top(1)
     with pytest.raises(InputError):
-        attribute(model, IDS, method="atman")
+        attribute(model, IDS, method=AtMan())
 
 
 def test_a_model_that_predicts_nothing_is_refused():
