@@ -113,7 +113,7 @@ def test_a_full_memory_has_a_way_out(monkeypatch, error):
         raise error
 
     monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda self: loaded)
-    monkeypatch.setattr("icebear.concepts.attribution.attribute.attribute", full)
+    monkeypatch.setattr("icebear.attribute", full)
     message = "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu"
     fails("explain", PROMPT, message=message)
     monkeypatch.setattr(

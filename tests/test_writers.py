@@ -38,7 +38,6 @@ FileLock symlink_to hardlink_to to_csv to_parquet to_excel to_pickle to_feather 
 """Names of functions that make, change or move a file."""
 MODULES = frozenset(("os", "shutil", "torch", "np", "numpy", "faiss", "json", "pickle", "yaml"))
 ALLOWED = {
-    "icebear/paths.py _put": "a device or pipe, which cannot be replaced",
     "icebear/paths.py written": "the writer of all files",
     "icebear/paths.py write_file": "to the path of `written`",
     "icebear/paths.py append": "samples and digests: cut back if they do not fit",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from icebear.app.cli.options import ModelOptions, argument, named, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import bar
+from icebear.errors import InputError
 
 
 @record
@@ -32,15 +33,18 @@ def check(options: Options) -> None:
     from icebear.claims.claim import Claim
     from icebear.claims.claims_files import read_claims
 
+    claims = read_claims(options.file)
+    if not claims:
+        raise InputError(f"{options.file} has no claim; write one with --claim (docs/claims.md).")
     groups: dict[str, list[Claim]] = {}
-    for claim in read_claims(options.file):
+    for claim in claims:
         name = options.model.model if named("model") or not claim.provenance else claim.provenance.model
         groups.setdefault(name, []).append(claim)
     rows: list[CheckedClaim] = []
-    for name, claims in groups.items():
+    for name, group in groups.items():
         model = options.model.load(name)
-        with bar("claims", len(claims)) as move:
-            rows += check(model, claims, move).rows
+        with bar("claims", len(group)) as move:
+            rows += check(model, group, move).rows
     result = CheckedClaims(tuple(rows))
     write_page(options.junit, result.to_junit)
     show(options.json, {"file": options.file, **result.to_dict()}, claims_table(result))
