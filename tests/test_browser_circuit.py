@@ -2,15 +2,11 @@
 
 import re
 
-import pytest
 from serving import open_view, settled
 
 from icebear import circuit
 
 
-@pytest.mark.xfail(
-    reason="with 100 edges the panel leaves the view by 32 pixels at the bottom of the picture; open in issue 56"
-)
 def test_a_circuit_answers_to_pointing(chromium, address):
     """The panel beside the picture stays in view, and leads to the card and to steering; the link keeps the node."""
     page = chromium.new_page(viewport={"width": 1280, "height": 800})

@@ -206,7 +206,8 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
         ]
     if not isinstance(part, Token):
         edges, hidden = graph.sources_of(part, STRONGEST)
-        rows = [(edge.source.id, name_of(graph, edge.source), percent(edge.contribution_share)) for edge in edges]
+        shares = [(edge.source, percent(edge.contribution_share)) for edge in edges]
+        rows = [(source.id, name_of(graph, source), share) for source, share in shares if share != percent(0)]
         lists["Strongest inputs (share)"] = [*rows, (None, "outside the circuit", percent(hidden))]
     if outgoing:
         lists["Strongest outputs (contribution)"] = [
