@@ -48,16 +48,18 @@ def side_effects(
     texts: Sequence[str] = HELD_OUT_TEXTS,
     perplexity_texts: Sequence[str] = (),
     budget: float | None = None,
+    contexts: HeldOutContexts | None = None,
 ) -> SideEffects:
     """Measure the side effects of a recipe.
 
     texts: texts whose beginnings are the held-out contexts.
     perplexity_texts: sentences for the perplexity, such as `icebear.actmax.index.corpus.held_out` gives.
     budget: the highest acceptable off-target KL in nats; `SideEffects.warnings` reports a higher one.
+    contexts: those of `texts`, if the caller has read them already.
     """
     recipe.check(model)
     edits = list(recipe)
-    contexts = HeldOutContexts(model, texts)
+    contexts = contexts or HeldOutContexts(model, texts)
     everywhere = [replace(edit, where="all") for edit in edits]
     held = token_rows(model, perplexity_texts or texts)
     flip = FlipRecord.of(recipe)

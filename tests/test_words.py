@@ -31,14 +31,23 @@ PHRASES = re.compile(
 )
 
 
-def names(tree):
-    """The identifiers, keyword arguments, keys of dictionaries and options of a module, with their lines."""
+def identifiers(tree):
+    """The names that a module gives: to variables, parameters, attributes, functions and classes."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name, node.lineno
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.alias(asname=str(name)):
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
                 yield name, node.lineno
+            case ast.alias(asname=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield name, node.lineno
+
+
+def names(tree):
+    """The identifiers, keyword arguments, keys of dictionaries and options of a module, with their lines."""
+    yield from identifiers(tree)
+    for node in ast.walk(tree):
+        match node:
             case ast.keyword(arg=str(name)):
                 yield name, node.value.lineno
             case ast.Dict(keys=keys):
@@ -84,18 +93,6 @@ def helps(command, path=()):
 def test_no_old_phrase_is_in_a_help_text():
     result = [(verb, match[0]) for verb, text in helps(main) for match in PHRASES.finditer(" ".join(text.split()))]
     assert not result
-
-
-def identifiers(tree):
-    """The names that a module gives: to variables, parameters, attributes, functions and classes."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
-                yield name, node.lineno
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
-                yield name, node.lineno
-            case ast.alias(asname=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                yield name, node.lineno
 
 
 def vague(name):

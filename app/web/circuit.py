@@ -46,7 +46,7 @@ ACTIONS = {"card": "Open its card", "steer": "Steer: set to the counterfactual"}
 
 def show() -> None:
     prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=_forget)
-    counterfactual = counterfactuals.field(prompt, COUNTERFACTUAL if prompt == PROMPT else "")
+    counterfactual = counterfactuals.field(COUNTERFACTUAL if prompt == PROMPT else "")
     bar = st.container(horizontal=True)
     with bar:
         options = _settings()

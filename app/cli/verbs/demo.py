@@ -64,7 +64,7 @@ def _run(console: Console) -> dict[str, Any]:
     from icebear.concepts.circuits.drawing import summary
     from icebear.steering.comparison import compare
     from icebear.steering.outcome import outcome_of
-    from icebear.steering.side_effects import side_effects
+    from icebear.steering.side_effects import HeldOutContexts, side_effects
 
     model = icebear.load_model()
     console.rule(f"1. Why {WANTED!r} after a camel, and not after an ice bear?")
@@ -90,8 +90,9 @@ def _run(console: Console) -> dict[str, Any]:
     console.rule("4. Is it causal?")
     console.print(f"A small set of edits that makes {WANTED!r} the next token, as after {SOURCE!r}:")
     recipe = icebear.flip(model, PROMPT, WANTED, source=SOURCE)
-    effects = side_effects(model, recipe, perplexity_texts=held_out())
-    recipe = recipe.noting(**effects.provenance(), **outcome_of(model, recipe).provenance())
+    contexts = HeldOutContexts(model)
+    effects = side_effects(model, recipe, perplexity_texts=held_out(), contexts=contexts)
+    recipe = recipe.noting(**effects.provenance(), **outcome_of(model, recipe, contexts).provenance())
     console.print(recipe_report(recipe))
     result = compare(model, PROMPT, recipe, 24)
     console.print(comparison_table(result))

@@ -99,10 +99,11 @@ def flip(options: Options) -> None:
         )
         labels = significant_labels(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe])
     with waiting("Measuring side effects and random edits"):
-        effects = side_effects(model, recipe, texts, sentences, budget=options.budget)
+        contexts = HeldOutContexts(model, texts)
+        effects = side_effects(model, recipe, texts, sentences, options.budget, contexts)
         recipe = recipe.noting(**effects.provenance())
         if recipe:
-            recipe = recipe.noting(**outcome_of(model, recipe, HeldOutContexts(model, texts)).provenance())
+            recipe = recipe.noting(**outcome_of(model, recipe, contexts).provenance())
     if not recipe:
         click.echo("The model already answers this, so no edits are needed.", err=True)
     document = {**recipe.to_dict(), "warnings": effects.warnings}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from icebear.concepts.answers.counterfactuals import Suggestion
 
 
-def field(prompt: str, default: str) -> str | None:
+def field(default: str) -> str | None:
     """Draw the field; None if it is empty."""
     label = "Compared with (counterfactual prompt)"
     hint = "Choose a suggestion, or write a prompt with the same number of tokens"

@@ -43,7 +43,7 @@ def show() -> None:
     first_prompt, first_counterfactual = gallery.example(gallery.NAMES[0]).fields
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
     prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=first_prompt, on_change=_forget)
-    counterfactual = counterfactuals.field(prompt, first_counterfactual if prompt == first_prompt else "")
+    counterfactual = counterfactuals.field(first_counterfactual if prompt == first_prompt else "")
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
     answers: Answers | SavedExplanation = example.explanation if example else _live().answers(prompt, counterfactual)
