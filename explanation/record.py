@@ -107,9 +107,9 @@ class ExplainedPrediction(Tabled):
     effects: Effects | None = None
     """The effects of the nodes on the next token; None where nodes cannot be set."""
     groups: tuple[ExplainedGroup, ...] = ()
-    """The groups with the largest relevance, of the `GROUPED` most relevant nodes."""
+    """The groups with the largest relevance, of the `GROUPED_NODES` most relevant nodes."""
     together: ExplainedGroup | None = None
-    """The first `GROUPED` nodes as one group."""
+    """The first `GROUPED_NODES` nodes as one group."""
     changes: ExplainedChanges | None = None
     """With a base model: what its changed weights caused."""
 
@@ -119,8 +119,8 @@ class ExplainedPrediction(Tabled):
         prompt = self.relevance.prompt
         notes = dict.fromkeys(prompt.sinks, "sink") | dict.fromkeys(prompt.template, "template")
         return [
-            {"position": place, "token": text, "relevance": value, "note": notes.get(place, "")}
-            for place, (text, value) in enumerate(zip(prompt.strings, self.relevance.tokens.tolist(), strict=True))
+            {"position": position, "token": text, "relevance": value, "note": notes.get(position, "")}
+            for position, (text, value) in enumerate(zip(prompt.strings, self.relevance.tokens.tolist(), strict=True))
         ]
 
     @property
