@@ -117,7 +117,7 @@ def once(smol, desert):
         patch.setattr(lens, "TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
         patch.setattr("icebear.evaluation.explanations.circuit_graph.LEARN", 1)
-        patch.setattr("icebear.evaluation.explanations.circuit_graph.EDGES", (30, 60))
+        patch.setattr("icebear.evaluation.explanations.circuit_graph.EDGE_COUNTS", (30, 60))
         patch.setattr("icebear.evaluation.report.draw", lambda *_: [])
         patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:3], 2)))
         patch.setattr(

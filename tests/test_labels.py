@@ -456,7 +456,7 @@ def test_labels_are_evaluated(run, tmp_path):
     result = json.loads((tmp_path / "out" / "first third" / "results.json").read_text())
     for pair in result["samples"]:
         assert set(pair["methods"]) == set(evaluation.METHODS)
-        assert all(set(numbers) == set(evaluation.COLUMNS) for numbers in pair["methods"].values())
+        assert all(set(numbers) == set(evaluation.METRICS) for numbers in pair["methods"].values())
 
 
 def test_an_index_by_relevance_says_nothing_of_activations(indexed, monkeypatch):
