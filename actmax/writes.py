@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -38,9 +38,7 @@ def writes(model: Model, store: Store, neuron: Neuron, sentences: int = EFFECT_S
     sets = {polarity: [(e.sentence, e.token) for e in store.examples(neuron, polarity, sentences)] for polarity in "+-"}
     sets["random"] = random_tokens(store, sentences)
     limit = store.facts.get("max_tokens")
-    rows = [
-        model.token_ids(sentence.text, limit)[: token + 1] for tokens in sets.values() for sentence, token in tokens
-    ]
+    rows = [model.token_ids(sentence.text, limit)[: token + 1] for sentence, token in chain(*sets.values())]
     if not rows:
         return {}
     measured = [part.split(list(map(len, sets.values()))) for part in patched_logits(model, neuron, average, rows)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from icebear.explanation.record import ExplainedPrediction
 
 MAP_NODES = 24
-"""The largest number of rows of the picture, which a page shows without scrolling."""
+"""The largest number of rows of the picture."""
 GROUP_NODES = 6
 """The largest number of rows of a group, so that its other groups and nodes have rows too."""
 MAP_WORDS = 30

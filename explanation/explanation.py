@@ -121,10 +121,8 @@ class Explanation(ExplainedPrediction):
             without_counterfactual=without_counterfactual,
             circuit=CheckedCircuit.of(graph) if graph else None,
             cards=tuple(
-                describe(store, neuron, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for neuron in neurons
-            )
-            if store
-            else (),
+                describe(store, n, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons if store
+            ),
             effects=effects,
             groups=parts,
             together=together,

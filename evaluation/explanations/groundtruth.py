@@ -96,9 +96,9 @@ def homes(count: int, seed: int) -> Iterator[tuple[str, str, str, list[str]]]:
     generator = random.Random(seed)
     for _ in range(count):
         people, cities = generator.sample(LEXICON["residents"], 4), generator.sample(LEXICON["cities"], 4)
-        asked = generator.randrange(4)
+        number = generator.randrange(4)
         context = " ".join(f"{person} lives in {city}." for person, city in zip(people, cities, strict=True))
-        yield context, people[asked], cities[asked], cities
+        yield context, people[number], cities[number], cities
 
 
 TASKS = {"agreement": subject_verb, "anaphora": reflexive, "qa": facts}

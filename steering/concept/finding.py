@@ -43,9 +43,9 @@ UNIVERSAL_NEURONS = 0.001
 """A universal neuron is among this share of the largest activations, in `UNIVERSAL_TEXTS` of all texts (CNA)."""
 UNIVERSAL_TEXTS = 0.8
 EXPLAINED_TEXTS = 32
-"""Examples that a ranking by relevance explains, each with a backward pass."""
+"""Examples that a ranking by relevance explains."""
 PASS_TEXTS = 4
-"""Examples in one of these passes, which keep the activations of all layers."""
+"""Examples in one of its passes, which keep the activations of all layers."""
 Ranking = tuple[np.ndarray, np.ndarray]
 """Columns, the best first; and the weights (N,) of all standardized activations."""
 FEWEST = 16

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from icebear.records import Sentence
 
 SMALL_INDEX = 300
-"""Summaries in the small index, which is built in the background in minutes."""
+"""Summaries in the small index, which the app builds in the background."""
 LARGE_INDEX = 3000
 """Summaries in the larger one, which the visitor starts."""
 SITES = ("ffn", "attn")

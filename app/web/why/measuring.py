@@ -30,7 +30,7 @@ from icebear.steering.provenance import number_text
 LONG_TOKENS = 512
 """The largest number of tokens of a prompt that is explained without a question."""
 TIMED_TOKENS = 64
-"""Tokens of a longer prompt that are timed for the question, which takes a second."""
+"""Tokens of a longer prompt that are timed for the question."""
 PEAK = {False: 5, True: 15}
 """The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
 SMALL = 0.01

@@ -159,8 +159,8 @@ def sort(circuit: Circuitry) -> None:
     """Number the pairs of word and place in their order, count the smaller ones, and fetch the n-th."""
     words, positions = range(1, len(circuit.words)), range(1, circuit.length)
     start, *code = circuit.block("code", 1 + len(words) * len(positions))
-    pairs = enumerate(product(words, positions))
-    circuit.look_up(0, [([circuit.tokens[word], circuit.positions[at]], code[n]) for n, (word, at) in pairs])
+    pairs = zip(code, product(words, positions), strict=True)
+    circuit.look_up(0, [([circuit.tokens[word], circuit.positions[at]], feature) for feature, (word, at) in pairs])
     circuit.look_up(0, [([circuit.word(BOS)], start)])
     larger = [total(*(scaled(above, EVEN) for above in code[n + 1 :])) for n in range(len(code))]
     match = [(scaled(ONES, EVEN), start), *zip(larger[:-1], code[:-1], strict=True)]
