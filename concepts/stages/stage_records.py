@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from icebear.convert import Tabled
+from icebear.convert import Tabled, converter
 from icebear.records import Neuron, Ranked, TokenScore
 
 if TYPE_CHECKING:
@@ -121,9 +120,12 @@ class StageShares:
         """In logits."""
         return self.prompt.number - self.counterfactual.number
 
-    @property
-    def overshoots(self) -> bool:
-        return self.alone is not None and self.alone > OVERSHOOT
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        nodes = ("heads", "neurons")
+        fields = {name: value for name, value in vars(self).items() if name not in (*nodes, "made_with", "model")}
+        result: dict[str, Any] = {**converter().unstructure(fields), "difference": self.difference}
+        return result | {name: [node.to_dict() for node in getattr(self, name)] for name in nodes}
 
 
 OVERSHOOT = 1.25
@@ -171,23 +173,7 @@ class StageRecord(StageShares, Tabled):
         return abs(self.difference) < SMALL or self.prompt.likeliest.id != self.target.id
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict."""
-        from icebear.convert import converter
-
-        fields: dict[str, Any] = converter().unstructure(
-            {
-                name: value
-                for name, value in vars(self).items()
-                if name not in ("heads", "neurons", "made_with", "model")
-            }
-        )
-        return {
-            **self.made_with,
-            **fields,
-            "heads": [node.to_dict() for node in self.heads],
-            "neurons": [node.to_dict() for node in self.neurons],
-            "difference": self.difference,
-        }
+        return {**self.made_with, **super().to_dict()}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
@@ -204,9 +190,3 @@ class StageRecord(StageShares, Tabled):
         ]
         columns = ["stage", "neuron", "position", "relevance", "alone", "target_after_swap", "contrast_after_swap"]
         return pandas.DataFrame(rows, columns=columns)
-
-
-def tokens_at(strings: Sequence[str], positions: Sequence[int]) -> str:
-    """Return the quoted tokens of positions, at most four of them."""
-    quoted = [repr(strings[position]) for position in positions]
-    return ", ".join(quoted[:4]) + (f" and {len(quoted) - 4} more" if len(quoted) > 4 else "")

@@ -153,30 +153,38 @@ def stages(
     Causal traces: Meng et al. 2022, arXiv 2202.05262. Path patching: Wang et al. 2022, arXiv 2211.00593. Sets of nodes
     that suffice alone: Marks et al. 2024, arXiv 2403.19647; Mueller et al. 2025 (MIB), arXiv 2504.13151.
     """
-    if counterfactual is None:
-        raise InputError("Stages compare two prompts; give a counterfactual.")
-    check_model(model)
-    sites = [site for names in KINDS.values() for site in names if site in model.sites and site != "router"]
-    relevance = attribute(model, prompt, target, contrast, counterfactual=counterfactual, sites=sites)
+    relevance = attribute(model, prompt, target, contrast, counterfactual=counterfactual, sites=stage_sites(model))
     return stages_of(model, relevance, on_progress)
 
 
-def check_model(model: Model) -> None:
-    """Raise `InputError` if a model has no stages."""
-    if not model.has_family or "attn" not in model.sites or model.has_scan:
-        raise InputError(f"{model.name} has no attention heads in all layers, so its answers have no stages.")
+def stage_sites(model: Model) -> tuple[str, ...]:
+    """Return the sites whose relevance stages need; none for a model without stages."""
+    sites = [site for names in KINDS.values() for site in names if site != "router"]
+    has_stages = model.has_family and "attn" in model.sites and not model.has_scan
+    return tuple(site for site in sites if site in model.sites) if has_stages else ()
+
+
+def why_no_stages(model: Model, relevance: Relevance) -> str:
+    """Return why an answer has no stages; empty if it has."""
+    compared, sites = relevance.counterfactual, stage_sites(model)
+    if not sites:
+        return f"{model.name} has no attention heads, or scans beside them, so its answers have no stages."
+    if compared is None or compared.model is not None:
+        return "Stages compare two prompts; give a counterfactual."
+    if relevance.target is None or relevance.image or len(relevance.prompt.target_positions) != 1:
+        return "Stages explain one token of a text; give a target of one token."
+    if not {*sites} <= {*relevance.sites} or len(relevance.neurons.recorded) != len(relevance.tokens):
+        return f"Stages need the relevance of the sites {', '.join(sites)} at all positions; record them."
+    return ""
 
 
 def stages_of(model: Model, relevance: Relevance, on_progress: Progress = lambda done, total: None) -> Stages:
     """Return the stages of an answer whose relevance is known. Raises `InputError`, see `stages`."""
-    check_model(model)
     model.check_made(relevance.made_with["model"], "The relevance")
-    compared = relevance.counterfactual
-    if compared is None or compared.model is not None:
-        raise InputError("Stages compare two prompts; give a counterfactual.")
-    if relevance.target is None or relevance.image or len(relevance.prompt.target_positions) != 1:
-        raise InputError("Stages explain one token of a text; give a target of one token.")
-    measured = _Measured(model, [PatchedPair(model, pair) for pair in compared.pairs])
+    if reason := why_no_stages(model, relevance):
+        raise InputError(reason)
+    assert relevance.counterfactual is not None
+    measured = _Measured(model, [PatchedPair(model, pair) for pair in relevance.counterfactual.pairs])
     on_progress(1, STEPS)
     return measured.stages(relevance, on_progress)
 
@@ -260,7 +268,7 @@ class _Measured:
 
     def whole_parts(self) -> tuple[WholeParts, tuple[WholePartChange, ...]]:
         """Step 3: return the whole parts, and those left out that change the share much."""
-        options: list[WholeParts] = [frozenset({("ffn", "last")}), frozenset({("attn", "differing")})]
+        options: list[WholeParts] = [LAST_FFN, frozenset({("attn", "differing")})]
         if self.between:
             options.append(frozenset({("attn", "between"), ("ffn", "between")}))
         subsets = [
@@ -274,13 +282,14 @@ class _Measured:
         chosen = wholes[
             min(enough or range(len(wholes)), key=lambda row: (bool(enough) * len(subsets[row]), abs(shares[row] - 1)))
         ]
+        held = [option for option in options if not option <= chosen or option == LAST_FFN]
         changes = [
-            WholePartChange(part, share_of[chosen | option] - share_of[chosen])
-            for option in options
-            if not option <= chosen
-            for part in self.named(option)[:1]
+            WholePartChange(self.named(option)[0], share_of[chosen | option] - share_of[chosen - option])
+            for option in held
         ]
-        return chosen, tuple(change for change in changes if abs(change.change) > LARGE_CHANGE)
+        # The neurons of an FFN of the last token that helps are searched; one that works against the answer is held.
+        large = [row for row in changes if abs(row.change) > LARGE_CHANGE]
+        return chosen, tuple(row for row in large if row.change < 0 or row.part.where != "last")
 
     def named(self, free: WholeParts) -> tuple[WholePart, ...]:
         at = {"differing": self.differing, "between": self.between, "last": (self.pairs[0].explained,)}
@@ -414,6 +423,7 @@ class _Measured:
         return StageShares(self.kind, heads, neurons, self.named(earlier), *shares, **self.answers())
 
 
+LAST_FFN: WholeParts = frozenset({("ffn", "last")})
 STATES = 24
 """Sets that are tried at once."""
 NOTHING: dict[str, Any] = {
