@@ -55,14 +55,20 @@ from icebear.values import typed
 LOOK = files("icebear.explanation").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 SIZES = (100, 1000)
 """The numbers of nodes whose sufficiency and necessity are measured."""
-GROUPED, READ = 100, 2400
-"""The number of nodes that are grouped by their effects; fewer if they would read more tokens than this."""
+GROUPED_NODES = 100
+"""The number of nodes that are grouped by their effects, each with a copy of the prompt."""
+GROUPED_TOKENS = 2400
+"""The largest number of tokens of these copies: longer prompts have fewer nodes."""
 PROJECTED_WORDS = 8
 """The number of words of a vocabulary projection."""
-CARDS, CARD_EXAMPLES = 4, 4
-"""The number of neurons with a card, and of examples of each."""
-GROUPS, STRONGEST = 3, 2
-"""The numbers of groups, and of nodes of each, that are shown."""
+CARDS = 4
+"""The number of neurons with a card."""
+CARD_EXAMPLES = 4
+"""The number of examples on a card."""
+GROUPS = 3
+"""The number of groups that are shown."""
+GROUP_NODES = 2
+"""The number of nodes of a group that are shown."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -149,7 +155,7 @@ class Explanation(ExplainedPrediction):
             stage_picture=stage_picture(self.stages) if self.stages and self.stages.trace.positions else "",
             title=title,
             effects=effects.to_svg() if effects else "",
-            details=cards or [(str(one.neuron), vocabulary_html(one)) for one in self.projections[:CARDS]],
+            details=cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
             groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
         )
@@ -177,32 +183,29 @@ class _Explained:
         store, strings = self.store, self.relevance.prompt.strings
         known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
         significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
-        return tuple(
-            ExplainedNode(
-                row,
-                strings[row.position],
-                words.get(row.neuron),
-                store.labels.name(row.neuron, row.polarity) if store else None,
-                significant.get((row.neuron, row.polarity)),
-                *(tuple(side) for side in moved.get(row, ((), ()))),
-                (effects or {}).get(row),  # type: ignore[arg-type]
-            )
-            for row in rows
-        )
+        nodes = []
+        for row in rows:
+            label = store.labels.name(row.neuron, row.polarity) if store else None
+            meaning = significant.get((row.neuron, row.polarity))
+            raises, lowers = map(tuple, moved.get(row, ((), ())))
+            about = (words.get(row.neuron), label, meaning, raises, lowers, (effects or {}).get(row))
+            nodes.append(ExplainedNode(row, strings[row.position], *about))
+        return tuple(nodes)
 
     def groups(
         self, patched: Patched, ranking: Ranking, count: int
     ) -> tuple[ExplainedGroup | None, tuple[ExplainedGroup, ...]]:
-        """Return the `GROUPED` most relevant nodes of all tokens as one group, and their first groups."""
+        """Return the `GROUPED_NODES` most relevant nodes of all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
-        rows = relevance.top(max(1, min(GROUPED, READ // len(relevance.tokens))), site, position="all")
+        rows = relevance.top(max(1, min(GROUPED_NODES, GROUPED_TOKENS // len(relevance.tokens))), site, position="all")
         patchable = nodes_of(model, relevance, site) if _can_ablate(model, relevance, site) else None
         generator = torch.Generator().manual_seed(0)
 
         def explained(group: EffectGroup) -> ExplainedGroup:
-            words = {row: effect_words(patched.tokens, own) for row, own in zip(group.nodes, group.each, strict=True)}
+            effects = zip(group.nodes, group.each, strict=True)
+            words = {row: effect_words(patched.tokens, effect) for row, effect in effects}
             ablated = ablate(patchable, relevance.mask(group.nodes, site), generator) if patchable else None
-            return ExplainedGroup(group, ablated, self.nodes(group.nodes[:STRONGEST], words))
+            return ExplainedGroup(group, ablated, self.nodes(group.nodes[:GROUP_NODES], words))
 
         together, groups = effect_groups(patched, rows, count)
         return explained(together), tuple(map(explained, groups))
@@ -346,9 +349,9 @@ def silencing_control(
     """Set ranked nodes to 0, each at its token, or as many random ones of the same layers. Raises `InputError`."""
 
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
-    place = relevance.predicted_at if model.task.takes_position else None
+    at = relevance.predicted_at if model.task.takes_position else None
     edits = [Edit(row.neuron, "scale", 0.0, where=edited_at(relevance.prompt, row)) for row in rows]
-    return random_edit_control(model, relevance.read, edits, target, contrast, position=place, on_progress=on_progress)
+    return random_edit_control(model, relevance.read, edits, target, contrast, position=at, on_progress=on_progress)
 
 
 def edited_at(prompt: PromptTokens, row: Ranked) -> str:

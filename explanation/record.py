@@ -113,9 +113,9 @@ class ExplainedPrediction(Tabled):
     random_effects: tuple[float, ...] = ()
     """Without a counterfactual: what random nodes of the same layers and tokens do to the answer."""
     groups: tuple[ExplainedGroup, ...] = ()
-    """The groups with the largest relevance, of the `GROUPED` most relevant nodes."""
+    """The groups with the largest relevance, of the `GROUPED_NODES` most relevant nodes."""
     together: ExplainedGroup | None = None
-    """The first `GROUPED` nodes as one group."""
+    """The first `GROUPED_NODES` nodes as one group."""
     changes: ExplainedChanges | None = None
     """With a base model: what its changed weights caused."""
     stages: Stages | None = None
@@ -129,8 +129,8 @@ class ExplainedPrediction(Tabled):
         prompt = self.relevance.prompt
         notes = dict.fromkeys(prompt.sinks, "sink") | dict.fromkeys(prompt.template, "template")
         return [
-            {"position": place, "token": text, "relevance": value, "note": notes.get(place, "")}
-            for place, (text, value) in enumerate(zip(prompt.strings, self.relevance.tokens.tolist(), strict=True))
+            {"position": position, "token": text, "relevance": value, "note": notes.get(position, "")}
+            for position, (text, value) in enumerate(zip(prompt.strings, self.relevance.tokens.tolist(), strict=True))
         ]
 
     @property

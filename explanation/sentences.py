@@ -17,20 +17,22 @@ if TYPE_CHECKING:
     from icebear.explanation.record import ExplainedGroup, ExplainedNode, ExplainedPrediction
     from icebear.records import TokenScore
 
-NODES = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads", "mixer": "mixer neurons"}
+NODE_KINDS = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads", "mixer": "mixer neurons"}
 """The nodes of a site, in words."""
 GROUPS_ABOUT = (
     "Each group of nodes is named by its joint effect: the likely next words that all its nodes together raise and "
     "lower most. In brackets: as many random nodes of the same layers and tokens."
 )
-NAMED = 0.05
+SINK_SHARE = 0.05
 """Sinks with at least this share of the difference are named."""
 SMALL = 1.0
 """A difference of fewer logits is hardly one: single nodes recover several times as much, either way."""
 CLOSE = 1e-3
 """The largest remainder, as a share of the explained number, with which the check of a method is passed."""
-MOST, ENOUGH = 3, 0.95
-"""Tokens are named until their shares sum to this, at most three."""
+NAMED_SHARE = 0.95
+"""Tokens are named until their shares sum to this."""
+NAMED_TOKENS = 3
+"""The largest number of tokens that are named."""
 
 
 def tokens_sentence(relevance: Relevance) -> str:
@@ -42,8 +44,8 @@ def tokens_sentence(relevance: Relevance) -> str:
 def _unranked(relevance: Relevance) -> str:
     """Name a sink with a share of the difference: a changed first token, where the tokenizer has no start token."""
     prompt, total = relevance.prompt, relevance.sums.target
-    places = prompt.sinks if relevance.counterfactual and total else ()
-    changed = [repr(prompt.strings[place]) for place in places if abs(relevance.tokens[place]) >= NAMED * abs(total)]
+    sinks = prompt.sinks if relevance.counterfactual and total else ()
+    changed = [repr(prompt.strings[sink]) for sink in sinks if abs(relevance.tokens[sink]) >= SINK_SHARE * abs(total)]
     if not changed:
         return ""
     return (
@@ -55,21 +57,21 @@ def _unranked(relevance: Relevance) -> str:
 def _accounting(relevance: Relevance) -> str:
     compared, values = relevance.counterfactual is not None, relevance.tokens.tolist()
     left_out = () if compared else {*relevance.prompt.sinks, *relevance.prompt.template}
-    places = [place for place in range(len(values)) if place not in left_out]
-    total = relevance.sums.target if compared else sum(values[place] for place in places)
-    order = sorted(places, key=lambda place: -values[place] * (1 if total > 0 else -1))
+    positions = [position for position in range(len(values)) if position not in left_out]
+    total = relevance.sums.target if compared else sum(values[position] for position in positions)
+    order = sorted(positions, key=lambda position: -values[position] * (1 if total > 0 else -1))
     named, share = [], 0.0
-    for place in order[:MOST]:
-        if share >= ENOUGH or not total or values[place] / total <= 0:
+    for position in order[:NAMED_TOKENS]:
+        if share >= NAMED_SHARE or not total or values[position] / total <= 0:
             break
-        named.append(place)
-        share += values[place] / total
+        named.append(position)
+        share += values[position] / total
     if not named:
         return "No token stands out."
-    words = [repr(relevance.prompt.strings[place]) for place in sorted(named)]
+    words = [repr(relevance.prompt.strings[position]) for position in sorted(named)]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    whole = "the difference" if compared else "the relevance of the tokens"
-    return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {whole}."
+    explained = "the difference" if compared else "the relevance of the tokens"
+    return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {explained}."
 
 
 def margins_sentence(relevance: Relevance) -> str:
@@ -101,8 +103,8 @@ def sum_text(group: ExplainedGroup) -> str:
 
 def group_text(group: ExplainedGroup) -> str:
     """Say how many nodes a group has, where they are, and how much of the difference they carry."""
-    nodes, (first, last) = len(group.group.nodes), group.group.layers
-    layers = f"layer {first}" if first == last else f"layers {first} to {last}"
+    nodes, (lowest, highest) = len(group.group.nodes), group.group.layers
+    layers = f"layer {lowest}" if lowest == highest else f"layers {lowest} to {highest}"
     return f"{nodes} node{'s' if nodes > 1 else ''}, {layers}{shares_text(group.ablation)}"
 
 
@@ -135,7 +137,7 @@ def together_sentence(explanation: ExplainedPrediction) -> str:
     raises, lowers = (", ".join(words) or "no likely word" for words in group.words(6))
     compared = explanation.relevance.counterfactual is not None
     values = "counterfactual values" if compared else "averages on other texts"
-    site = NODES[explanation.ranking.site or "ffn"]
+    site = NODE_KINDS[explanation.ranking.site or "ffn"]
     return (
         f"Together, the {len(group.nodes)} most relevant nodes ({site} at a token) raise {raises}, and "
         f"lower {lowers}. The baseline of raise and lower is the prediction in which these nodes have their {values}."
@@ -211,7 +213,8 @@ def comparison_hint(explanation: ExplainedPrediction) -> str:
     if relevance.counterfactual or relevance.image or relevance.prompt.turns or not relevance.read.text:
         return ""
     prompt = relevance.prompt
-    free = [place for place in range(len(prompt.ids)) if place not in {*prompt.sinks, *prompt.target_positions}]
+    left_out = {*prompt.sinks, *prompt.target_positions}
+    free = [position for position in range(len(prompt.ids)) if position not in left_out]
     if not free:
         return ""
     word = prompt.strings[max(free, key=lambda position: relevance.tokens[position].item())].strip()

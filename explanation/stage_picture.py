@@ -36,8 +36,8 @@ def arrows(stages: StageRecord) -> list[Arrow]:
     """Return the heads; without sources they come from the first token that differs."""
     columns = {position: column for column, position in enumerate(stages.trace.positions)}
     last, top = len(columns) - 1, max(stages.trace.layers, default=0) or 1
-    first = max(stages.sources, key=lambda source: source.share).position if stages.sources else None
-    source = columns.get(first, 0) if first is not None else 0
+    strongest = max(stages.sources, key=lambda source: source.share, default=None)
+    source = columns.get(strongest.position, 0) if strongest else 0
     titles = {swap.neuron: swap_text(stages, swap) for swap in stages.swaps}
     return [
         Arrow(str(head.neuron), titles.get(head.neuron, ""), source, last, head.neuron.layer / top)

@@ -205,9 +205,11 @@ def _arrow(stages: StageRecord, share: float | None, control: Control | None, wh
 def _moved(stages: StageRecord) -> str:
     count = len(stages.heads)
     sources = [source.position for source in stages.sources if source.share >= FETCHED]
-    one = count == 1
-    fetch = f" fetch{'es' * one} it from {tokens_text(stages, sources)}" if sources else f" move{'s' * one} it"
-    text = f"{count} head{'s' * (not one)} at {_at(stages)}, {layers_text(stages.heads)},{fetch}"
+    is_single = count == 1
+    fetch = (
+        f" fetch{'es' * is_single} it from {tokens_text(stages, sources)}" if sources else f" move{'s' * is_single} it"
+    )
+    text = f"{count} head{'s' * (not is_single)} at {_at(stages)}, {layers_text(stages.heads)},{fetch}"
     return text + _arrow(stages, stages.moved, stages.moved_random, "random heads")
 
 

@@ -11,7 +11,7 @@ from icebear.actmax.index.corpus import held_out
 from icebear.concepts.vocabulary import calibration
 
 FEW = {
-    "icebear.explanation.explanation.READ": 200,
+    "icebear.explanation.explanation.GROUPED_TOKENS": 200,
     "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
     "icebear.app.web.neuron_card.FEW": 2,
     "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,

@@ -274,7 +274,7 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, f
     assert max(map(len, text.splitlines())) <= 100
     assert "Compared with" in page.read_text()
     assert "Arctic" in page.read_text()
-    monkeypatch.setattr("icebear.explanation.explanation.READ", 60)
+    monkeypatch.setattr("icebear.explanation.explanation.GROUPED_TOKENS", 60)
     assert "account" in run("explain", ICE_BEAR, "--target-text", " Arctic and", *camel)
     ranked = run("rank", ICE_BEAR, *camel, "--site", "ffn", "--top", "3", "--ablate")
     assert "counterfactual" in ranked

@@ -16,7 +16,8 @@ CODE = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py
 WHOLE = {"found", "told", "said", "asked", "given", "kept", "like", "away", "beyond", "turned", "turn_up", "turn_down"}
 """Names that say nothing, or that the field calls otherwise."""
 PARTS = re.compile(r"versus|beside_chance|left_without|furthest|neutral|twin|price")
-DONE = sorted(path for folder in "icebear db models lrp concepts".split() for path in (ROOT / folder).rglob("*.py"))
+ROOMS = "icebear db models lrp concepts steering explanation app".split()
+DONE = sorted(path for folder in ROOMS for path in (ROOT / folder).rglob("*.py"))
 """The rooms whose names say what they are; the others follow, a room at a time."""
 VAGUE = set("place places here there one some own made item single first whole".split())
 """Names that do not say what they are, in any case and with underscores around them."""

@@ -52,8 +52,8 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
 
 def changes_tables(changes: ExplainedChanges) -> list[Any]:
     """What changed weights caused, and what restoring them undoes."""
-    causes = [(str(one), f"{one.caused:+.3f}") for one in changes.changes]
-    shares = [(f"{one.changes:,}", f"{one.undone:z.0%}", f"{one.largest:z.0%}") for one in changes.restorations]
+    causes = [(str(change), f"{change.caused:+.3f}") for change in changes.changes]
+    shares = [(f"{row.changes:,}", f"{row.undone:z.0%}", f"{row.largest:z.0%}") for row in changes.restorations]
     title = "Share of the difference that is undone when the first changes take the base model's weights"
     return [
         grid("change", ">caused", rows=causes, title="Changed rows that caused most"),

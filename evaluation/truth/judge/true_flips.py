@@ -22,7 +22,7 @@ from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.program import PROGRAM, Program
 from icebear.evaluation.uses.flips import CHOOSERS
 from icebear.steering.flipping.flip import CANDIDATES, LEVELS, MARGIN, FlipRequest, flip_by
-from icebear.steering.flipping.last_token import Edits, LastToken, edits_by_place
+from icebear.steering.flipping.last_token import Edits, LastToken, values_by_step
 from icebear.steering.provenance import FlipRecord
 
 PAIRS = 10
@@ -154,7 +154,7 @@ def flipped(ask: Ask, choose: str, source: Sequence[int] | None = None) -> tuple
     except InputError:
         return {}, MAX_NEURONS * CANDIDATES * len(LEVELS)
     record = FlipRecord.of(recipe)
-    return edits_by_place(recipe), record.rounds[-1][0] if record else 0
+    return values_by_step(recipe), record.rounds[-1][0] if record else 0
 
 
 def exhaustive(ask: Ask) -> int:
