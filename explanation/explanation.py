@@ -13,7 +13,7 @@ from markupsafe import escape
 
 from icebear.actmax.card import describe
 from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
-from icebear.actmax.writes import FEW
+from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
@@ -124,7 +124,9 @@ class Explanation(ExplainedPrediction):
             removal_control=removal_control,
             without_counterfactual=without_counterfactual,
             circuit=CheckedCircuit.of(graph) if graph else None,
-            cards=tuple(describe(store, neuron, reading, CARD_EXAMPLES, places=FEW) for neuron in neurons)
+            cards=tuple(
+                describe(store, neuron, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for neuron in neurons
+            )
             if store
             else (),
             effects=effects,

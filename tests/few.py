@@ -13,7 +13,7 @@ from icebear.concepts.vocabulary import calibration
 FEW = {
     "icebear.explanation.explanation.GROUPED_TOKENS": 200,
     "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
-    "icebear.app.web.neuron_card.FEW": 2,
+    "icebear.app.web.neuron_card.PAGE_SENTENCES": 2,
     "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,
     "icebear.concepts.nodes.controls.RANDOM_DRAWS": 1,
     "icebear.concepts.nodes.controls.RANDOM_HEAD_DRAWS": 1,

@@ -338,8 +338,8 @@ def test_detection_is_the_auroc(lines):
     label = Label.of("tokens", "here", [" ice"])
     order = np.argsort(np.where(x.counted, -values, np.inf), kind="stable")
     expected = [place for place in order if x.counted[place] and values[place] > 0]
-    expected = expected[: max(kinds.FEWEST, math.ceil(kinds.TOKENS * x.counted.sum()))]
-    assert kinds.top(values, x.counted, kinds.TOKENS).tolist() == expected
+    expected = expected[: max(kinds.FEWEST, math.ceil(kinds.TOP_TOKENS * x.counted.sum()))]
+    assert kinds.top(values, x.counted, kinds.TOP_TOKENS).tolist() == expected
     if fired.active:
         result = scores.label_auroc(label, fired)
         by_token = auroc(kinds.of(label).true(label, x)[x.counted].astype(float), fired.tokens)

@@ -16,7 +16,7 @@ CODE = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py
 WHOLE = {"found", "told", "said", "asked", "given", "kept", "like", "away", "beyond", "turned", "turn_up", "turn_down"}
 """Names that say nothing, or that the field calls otherwise."""
 PARTS = re.compile(r"versus|beside_chance|left_without|furthest|neutral|twin|price")
-ROOMS = "icebear db models lrp concepts steering explanation app".split()
+ROOMS = "icebear db models lrp concepts steering explanation app actmax claims".split()
 DONE = sorted(path for folder in ROOMS for path in (ROOT / folder).rglob("*.py"))
 """The rooms whose names say what they are; the others follow, a room at a time."""
 VAGUE = set("place places here there one some own made item single first whole".split())

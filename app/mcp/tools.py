@@ -18,7 +18,7 @@ from pydantic import Field
 
 from icebear.actmax.card import describe
 from icebear.actmax.labels.meanings import label_title
-from icebear.actmax.writes import FEW
+from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.session import Session
 from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
 from icebear.concepts.attribution.attribute import attribute
@@ -282,7 +282,7 @@ class Tools:
         model, wanted = self.session.model, Neuron.parse(neuron)
         model.check(wanted)
         with self.session.store() as store:
-            card = describe(store, wanted, model, 20, places=FEW) if store else None
+            card = describe(store, wanted, model, 20, effect_sentences=PAGE_SENTENCES) if store else None
         words = card.projection if card else both_projections(model, wanted, 20)[0]
         about = words and (words.about if words.has_words else words.no_words)
         words = words if words and words.has_words else None

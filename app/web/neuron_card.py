@@ -17,7 +17,7 @@ from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.page import Card
-from icebear.actmax.writes import FEW, writes
+from icebear.actmax.writes import PAGE_SENTENCES, writes
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import SITES, Job
 from icebear.app.web.shared.header import no_store_yet, offer_sites
@@ -108,11 +108,11 @@ def _vocabulary(neuron: Neuron, polarity: str) -> None:
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     model = jobs.loaded(opened)
     reading = model if model and mean_lens(model) else None  # else the lens of the neuron would take seconds
-    card = describe(opened, neuron, reading, EXAMPLES, places=0)
+    card = describe(opened, neuron, reading, EXAMPLES, effect_sentences=0)
     if card.left_out:
         size = f"{opened.vectors.size() / 1e9:.0f} GB"
         if st.button(f"Vocabulary and similar neurons (reads {size})", icon=":material/hub:", key="whole_card"):
-            card = describe(opened, neuron, reading, EXAMPLES, whole=True, places=0)
+            card = describe(opened, neuron, reading, EXAMPLES, search_vectors=True, effect_sentences=0)
     if card.title:
         st.markdown(f"**{markdown.plain(card.title)}**")
     if card.by == "relevance":
@@ -187,7 +187,7 @@ def _nearest(opened: Store, card: Card, polarity: str) -> None:
 
 @st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)
 def _writes(neuron: str, path: str, index: dict[str, Any], _opened: Store, _model: Model) -> dict[str, Writes]:
-    return writes(_model, _opened, Neuron.parse(neuron), FEW)
+    return writes(_model, _opened, Neuron.parse(neuron), PAGE_SENTENCES)
 
 
 def _styled(html: Markup, slot: Any = st) -> None:

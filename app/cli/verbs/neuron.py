@@ -81,7 +81,7 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
     if model and options.annotate:
         annotating(model, store, [wanted], options.top)
     with waiting("Measuring effects") if model else nullcontext():
-        card = icebear.describe(store, wanted, model, options.top, whole=True)
+        card = icebear.describe(store, wanted, model, options.top, search_vectors=True)
     write_page(options.html, card.to_html)
     show(options.json, card.to_dict(), card_report(card), *([] if model else [STORE_ALONE]))
 
