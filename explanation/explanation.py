@@ -22,7 +22,7 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import ablate, ablation, nodes_of
 from icebear.concepts.nodes.effect_groups import EffectGroup, effect_groups
-from icebear.concepts.nodes.random_controls import token_removal_control
+from icebear.concepts.nodes.random_controls import effects_on_answer, random_effects, token_removal_control
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
@@ -30,16 +30,18 @@ from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.stages import stage_sites, stages_of, why_no_stages
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import projections
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
-from icebear.explanation import sentences
+from icebear.explanation import sentences, stage_sentences
 from icebear.explanation.effect_map import effect_map
 from icebear.explanation.record import CheckedCircuit, ExplainedGroup, ExplainedNode, ExplainedPrediction
 from icebear.explanation.saved import SavedExplanation, SavedGroup, SavedNode
+from icebear.explanation.stage_picture import stage_picture
 from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
@@ -102,8 +104,10 @@ class Explanation(ExplainedPrediction):
         patched = Patched(model, relevance) if measured else None
         effects = patched.measure(measured) if patched else None
         explained = _Explained(model, relevance, store)
-        words = {row: effects.words(index) for index, row in enumerate(measured)} if effects else {}
-        nodes = explained.nodes(rows, words)
+        words = {row: effects.words(number) for number, row in enumerate(measured)} if effects else {}
+        answer = effects_on_answer(effects, relevance.target) if effects else []
+        nodes = explained.nodes(rows, words, dict(zip(measured, answer, strict=True)))
+        uncompared = patched is not None and not relevance.counterfactual
         together, parts = explained.groups(patched, ranking, groups) if patched and groups else (None, ())
         neurons = list(dict.fromkeys(row.neuron for row in rows))[:cards]
         reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest
@@ -124,6 +128,7 @@ class Explanation(ExplainedPrediction):
                 describe(store, n, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons if store
             ),
             effects=effects,
+            random_effects=tuple(random_effects(patched, measured, relevance.target)) if patched and uncompared else (),
             groups=parts,
             together=together,
         )
@@ -146,6 +151,8 @@ class Explanation(ExplainedPrediction):
             "icebear.explanation/explanation.html",
             explanation=self,
             sentences=sentences,
+            stage_text=stage_sentences,
+            stage_picture=stage_picture(self.stages) if self.stages and self.stages.trace.positions else "",
             title=title,
             effects=effects.to_svg() if effects else "",
             details=cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]],
@@ -167,23 +174,23 @@ class _Explained:
     store: Store | None
 
     def nodes(
-        self, rows: Sequence[Ranked], moved: dict[Ranked, tuple[list[str], list[str]]]
+        self,
+        rows: Sequence[Ranked],
+        moved: dict[Ranked, tuple[list[str], list[str]]],
+        effects: dict[Ranked, float | None] | None = None,
     ) -> tuple[ExplainedNode, ...]:
         words = projections(self.model, (row.neuron for row in rows), PROJECTED_WORDS)
         store, strings = self.store, self.relevance.prompt.strings
         known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
         significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
-        return tuple(
-            ExplainedNode(
-                row,
-                strings[row.position],
-                words.get(row.neuron),
-                store.labels.name(row.neuron, row.polarity) if store else None,
-                significant.get((row.neuron, row.polarity)),
-                *map(tuple, moved.get(row, ())),
-            )
-            for row in rows
-        )
+        nodes = []
+        for row in rows:
+            label = store.labels.name(row.neuron, row.polarity) if store else None
+            meaning = significant.get((row.neuron, row.polarity))
+            raises, lowers = map(tuple, moved.get(row, ((), ())))
+            about = (words.get(row.neuron), label, meaning, raises, lowers, (effects or {}).get(row))
+            nodes.append(ExplainedNode(row, strings[row.position], *about))
+        return tuple(nodes)
 
     def groups(
         self, patched: Patched, ranking: Ranking, count: int
@@ -213,20 +220,20 @@ def explain(
     contrast: Token | None = None,
     counterfactual: PromptLike | Prompts | None = None,
     base_model: Model | None = None,
-    method: Method | str | None = None,
     span: Span | None = None,
     top: int = 10,
     site: str | None = "ffn",
     circuit_nodes: int | None = None,
+    details: bool = False,
     store: Store | None = None,
 ) -> Explanation:
-    """Explain a prediction: relevance of tokens and nodes, with every control that applies.
+    """Explain a prediction: how the answer is computed (its stages), and the relevance of tokens and nodes.
 
     Parameters
     ----------
-    model, prompt, target, contrast, counterfactual, base_model, method, span
+    model, prompt, target, contrast, counterfactual, base_model, span
         See `attribute`. In place of a prompt, its relevance explains what other arguments of `attribute` choose, such
-        as a position.
+        as a method or a position.
     top : int
         The number of nodes.
     site : str, optional
@@ -234,13 +241,16 @@ def explain(
         scans only ``mixer``.
     circuit_nodes : int, optional
         Also compute the circuit of this many nodes, which needs a counterfactual and takes seconds.
+    details : bool
+        Also group the most relevant nodes by their effects, measure their sufficiency and necessity, and remove the
+        tokens that contribute most.
     store : Store, optional
         An index of the model, for labels and cards.
 
     Returns
     -------
     Explanation
-        With a counterfactual it has sufficiency and necessity of the largest nodes.
+        With a counterfactual it has stages.
 
     Raises
     ------
@@ -250,13 +260,13 @@ def explain(
     site = model.main_site if site == "ffn" else site
     graph, ranking = None, Ranking(top, site)
     if isinstance(prompt, Relevance):
-        chosen = (target, contrast, counterfactual, base_model, method, span, circuit_nodes)
+        chosen = (target, contrast, counterfactual, base_model, span, circuit_nodes)
         if any(value is not None for value in chosen):
             raise InputError(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
             )
         model.check_made(prompt.made_with["model"], "The relevance")
-        return controlled(model, prompt, ranking, store=store)
+        return controlled(model, prompt, ranking, store=store, details=details)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
     if circuit_nodes is not None:
         if counterfactual is None:
@@ -264,8 +274,19 @@ def explain(
         graph = circuit(model, prompt, target, contrast, **compared, nodes=circuit_nodes)
         relevance = graph.relevances[0]
     else:
-        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, method=method)
-    return controlled(model, relevance, ranking, store=store, graph=graph)
+        sites = sites_of(model, site, counterfactual is not None and base_model is None)
+        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, sites=sites)
+    return controlled(model, relevance, ranking, store=store, graph=graph, details=details)
+
+
+def sites_of(
+    model: Model, site: str | None, has_counterfactual: bool, method: Method | None = None
+) -> tuple[str, ...] | None:
+    """Return the sites to record for an explanation of the nodes of a site; None for the default."""
+    if site is None or not model.has_family or (method and not method.scores_neurons):
+        return None
+    stages = stage_sites(model) if has_counterfactual else ()
+    return tuple(dict.fromkeys((neuron_site(site), *stages)))
 
 
 def controlled(
@@ -277,11 +298,18 @@ def controlled(
     graph: Graph | None = None,
     cards: int = CARDS,
     groups: int = GROUPS,
+    details: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Explanation:
-    """Explain a relevance with every control that applies to it. Raises `InputError`."""
+    """Explain a relevance by its stages, or by the effects of nodes; details: with every control that applies to it.
+    Raises `InputError`."""
     ranking, compared = ranking or Ranking(site=model.main_site), relevance.counterfactual
     if isinstance(relevance, Diff):
         return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
+    stages = None if why_no_stages(model, relevance) else stages_of(model, relevance, on_progress)
+    if not details and (stages or not compared):
+        explanation = Explanation.of(model, relevance, ranking, store=store, graph=graph, cards=cards)
+        return replace(explanation, stages=stages)
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     alone = next_token and compared and not model.has_scan
     answer: dict[str, Any] = {
@@ -289,7 +317,7 @@ def controlled(
         "contrast": relevance.contrast and relevance.contrast.id,
         "position": relevance.predicted_at if model.task.takes_position else None,
     }
-    return Explanation.of(
+    explanation = Explanation.of(
         model,
         relevance,
         ranking,
@@ -301,6 +329,7 @@ def controlled(
         cards=cards,
         groups=groups if can_group(relevance, ranking.site or "ffn") else 0,
     )
+    return replace(explanation, stages=stages)
 
 
 def with_changes(explanation: Explanation) -> Explanation:

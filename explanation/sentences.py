@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from icebear.concepts.results.effect_words import effect_text, effect_words
+from icebear.explanation.lines import Line
+from icebear.explanation.stage_sentences import stage_lines
 
 if TYPE_CHECKING:
     from icebear.concepts.nodes.controls import Ablation
@@ -32,8 +33,6 @@ NAMED_SHARE = 0.95
 """Tokens are named until their shares sum to this."""
 NAMED_TOKENS = 3
 """The largest number of tokens that are named."""
-WIDTH = 100
-"""The columns of a screen."""
 
 
 def tokens_sentence(relevance: Relevance) -> str:
@@ -173,40 +172,62 @@ def limits_sentence(explanation: ExplainedPrediction) -> str:
 # --- the screen: the lines of an explanation, for a terminal and for `print` ----------------------------
 
 
-@dataclass(frozen=True)
-class Line:
-    text: str
-    style: str = ""
-    """``bold``, ``dim`` or nothing."""
-    wraps: bool = True
-    """Else it is cut at the end of the line."""
-
-
 def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
-    """Return the lines before and after the tokens of the prompt."""
+    """Return the lines before and after the tokens of the prompt; of an answer with stages, those of the details."""
     title = "Groups of these nodes by what they do to the next word [random nodes in brackets]"
     groups = [line for number, group in enumerate(explanation.groups, 1) for line in _group(number, group)]
-    nodes = [] if explanation.groups else [_node(node) for node in explanation.nodes]
+    nodes = [] if groups or explanation.random_effects else [_node(node) for node in explanation.nodes]
     after = [
         Line(tokens_sentence(explanation.relevance)),
+        *_effects(explanation),
         Line(together_sentence(explanation)),
-        *([Line(""), Line(title, "bold"), *groups] if groups else [Line(""), *nodes]),
+        *([Line(""), Line(title, "bold"), *groups] if groups else nodes),
         Line(""),
         Line(reach_sentence(explanation)),
-        Line(limits_sentence(explanation), "dim"),
+        Line(limits_sentence(explanation), "dim") if groups else Line(comparison_hint(explanation)),
     ]
-    return _predictions(explanation), after
+    after = [line for line, following in zip(after, [*after[1:], Line("")], strict=True) if line.text or following.text]
+    if explanation.stages is None:
+        return _predictions(explanation), after
+    details = [Line(""), *after] if groups else []
+    return [*stage_lines(explanation.stages, explanation.transfers), *details], []
+
+
+def _effects(explanation: ExplainedPrediction) -> list[Line]:
+    """Return the nodes whose effect on the answer is larger than that of any random node."""
+    if not explanation.random_effects:
+        return []
+    control, answer = explanation.random_effect, repr(explanation.relevance.target_text)
+    above = [node for node in explanation.nodes if node.effect is not None and abs(node.effect) > control]
+    random = f"{len(explanation.random_effects)} random nodes of the same layers and tokens: at most {control:.2f}"
+    if not above:
+        return [Line(f"None of the {len(explanation.nodes)} most relevant nodes has a larger effect than {random}.")]
+    title = f"Effects on {answer} of the nodes, set to their average on other texts [{random}]"
+    above.sort(key=lambda node: -abs(node.effect or 0))
+    return [Line(""), Line(title, "bold"), *(_node(node, f" {node.effect:+.2f};") for node in above)]
+
+
+def comparison_hint(explanation: ExplainedPrediction) -> str:
+    """Say which word to change to see how the answer is computed, as a command; empty if it was compared."""
+    relevance = explanation.relevance
+    if relevance.counterfactual or relevance.image or relevance.prompt.turns or not relevance.read.text:
+        return ""
+    prompt = relevance.prompt
+    left_out = {*prompt.sinks, *prompt.target_positions}
+    free = [position for position in range(len(prompt.ids)) if position not in left_out]
+    if not free:
+        return ""
+    word = prompt.strings[max(free, key=lambda position: relevance.tokens[position].item())].strip()
+    command = shlex.join(["icebear", "explain", relevance.read.text, "--counterfactual"])
+    return f"To see how the answer is computed, compare with a prompt that has another word for {word!r}: {command} ..."
 
 
 def screen(explanation: ExplainedPrediction) -> str:
     """Return the lines as plain text of at most `WIDTH` columns."""
     before, after = lines(explanation)
-    prompt = [] if explanation.relevance.image else ["", f"  {explanation.relevance.prompt.text}", ""]
-    return "\n".join([*map(_plain, before), *prompt, *map(_plain, after)])
-
-
-def _plain(line: Line) -> str:
-    return textwrap.fill(line.text, WIDTH) if line.wraps else line.text[:WIDTH]
+    shown = after and not explanation.relevance.image
+    prompt = ["", f"  {explanation.relevance.prompt.text}", ""] if shown else []
+    return "\n".join([*map(str, before), *prompt, *map(str, after)])
 
 
 def _predictions(explanation: ExplainedPrediction) -> list[Line]:
@@ -231,7 +252,7 @@ def _group(number: int, group: ExplainedGroup) -> list[Line]:
     return [head, Line(f"   {group_text(group)}", "dim"), *interaction, *map(_node, group.strongest)]
 
 
-def _node(node: ExplainedNode) -> Line:
+def _node(node: ExplainedNode, number: str = "") -> Line:
     label = f"  [{node.label}]" if node.label else ""
     effect = effect_text(node.raises[:3], node.lowers[:3])
-    return Line(f"   {node.ranked.neuron} at {node.token!r} {effect}{label}", wraps=False)
+    return Line(f"   {node.ranked.neuron} at {node.token!r}{number} {effect}{label}", wraps=False)

@@ -21,8 +21,12 @@ VAGUE = set("place places here there one some own made item single first whole".
 """Names that do not say what they are, in any case and with underscores around them."""
 COUNTS = set("ROWS DRAWS COLUMNS TOKENS WORDS NODES EDGES FEW".split())
 """Constants that do not say what they count."""
-SAVED = {("icebear/records.py", "places"), ("models/text/chat.py", "first")}
-"""Fields that stay, because cards and saved results have them in their JSON."""
+SAVED = {
+    ("icebear/records.py", "places"),
+    ("models/text/chat.py", "first"),
+    ("concepts/stages/stage_records.py", "whole"),
+}
+"""Fields that stay, because cards and saved results have them in their JSON, or because they are public."""
 PHRASES = re.compile(
     r"\b(versus|drives (it|them|each neuron) furthest|twins?|neutral places|left without|is left of it|(are|is) told"
     r"|so often|read on|those that|that of the|what is longer|as they are there)\b",

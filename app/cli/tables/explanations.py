@@ -15,7 +15,8 @@ from icebear.app.cli.tables.cards import labels_table
 from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
 from icebear.app.cli.tables.nodes import Words, ablation_table, groups_table, nodes_table
 from icebear.concepts.circuits.drawing import summary
-from icebear.explanation.sentences import WIDTH, Line, lines
+from icebear.explanation.lines import WIDTH, Line
+from icebear.explanation.sentences import lines
 from icebear.render import normalized, visible
 
 if TYPE_CHECKING:
@@ -121,14 +122,17 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
 
 def explanation_screen(explanation: icebear.Explanation, units: Table | None = None) -> Constrain:
     """At most 40 lines of 100 columns. units: a table in place of the tokens."""
-    prompt, (before, after) = explanation.relevance.prompt, lines(explanation)
-    tokens = units or heatmap(prompt.strings, explanation.relevance.tokens.tolist(), prompt.template)
-    return Constrain(Group(*map(_shown, before), Padding(tokens, (1, 2)), *map(_shown, after)), WIDTH)
+    relevance, (before, after) = explanation.relevance, lines(explanation)
+    tokens: list[Any] = [Padding(units, (1, 2))] if units else []
+    if after and not units:
+        picture = heatmap(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
+        tokens = [Padding(picture, (1, 2))]
+    return Constrain(Group(*map(_shown, before), *tokens, *map(_shown, after)), WIDTH)
 
 
 def _shown(line: Line) -> Text:
     cut = {} if line.wraps else {"no_wrap": True, "overflow": "ellipsis"}
-    return Text(line.text, line.style, **cut)  # type: ignore[arg-type]
+    return Text(str(line) if line.indent else line.text, line.style, **cut)  # type: ignore[arg-type]
 
 
 def probabilities(answer: icebear.Answer) -> Text:

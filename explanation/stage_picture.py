@@ -1,0 +1,66 @@
+"""Stages as a picture: the causal trace, heads as arrows from the token that they read, and the written words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from icebear.explanation.stage_sentences import percent, summary, swap_text
+from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
+
+if TYPE_CHECKING:
+    from icebear.concepts.stages.stage_records import StageRecord
+
+COLUMN, ROW = 84, 30
+"""The width of a token's column and the height of a layer's row, in pixels."""
+SHOWN_HEADS = 12
+"""The largest number of heads with an arrow, those that were found first."""
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """A head: from the token that it fetches most from to the last one, at its layer."""
+
+    name: str
+    title: str
+    source: float
+    """The column of the token, and of the last token; columns count from 0."""
+    target: float
+    height: float
+    """0 for the first layer, 1 for the last one."""
+
+
+def arrows(stages: StageRecord) -> list[Arrow]:
+    """Return the heads; without sources they come from the first token that differs."""
+    columns = {position: column for column, position in enumerate(stages.trace.positions)}
+    last, top = len(columns) - 1, max(stages.trace.layers, default=0) or 1
+    strongest = max(stages.sources, key=lambda source: source.share, default=None)
+    source = columns.get(strongest.position, 0) if strongest else 0
+    titles = {swap.neuron: swap_text(stages, swap) for swap in stages.swaps}
+    return [
+        Arrow(str(head.neuron), titles.get(head.neuron, ""), source, last, head.neuron.layer / top)
+        for head in stages.heads[:SHOWN_HEADS]
+    ]
+
+
+def stage_picture(stages: StageRecord) -> Markup:
+    """Return the picture, in the colors of its page."""
+    trace = stages.trace
+    rows = list(zip(trace.layers, zip(*trace.shares, strict=True), strict=True))
+    words = sorted(stages.words, key=lambda word: -word.effect)
+    return render(
+        "icebear.explanation/stages.svg",
+        stages=stages,
+        rows=rows[::-1],
+        tokens=[stages.prompt.tokens[position] for position in trace.positions],
+        arrows=arrows(stages),
+        words=words,
+        summary=summary(stages),
+        percent=percent,
+        column=COLUMN,
+        row=ROW,
+        positive=hexadecimal(POSITIVE),
+        negative=hexadecimal(NEGATIVE),
+    )
