@@ -13,8 +13,10 @@ from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
 if TYPE_CHECKING:
     from icebear.concepts.stages.stage_records import StageRecord
 
-COLUMN, ROW = 84, 30
-"""The width of a token's column and the height of a layer's row, in pixels."""
+COLUMN_WIDTH = 84
+"""The width of a token's column, in pixels."""
+ROW_HEIGHT = 30
+"""The height of a layer's row, in pixels."""
 SHOWN_HEADS = 12
 """The largest number of heads with an arrow, those that were found first."""
 
@@ -59,8 +61,8 @@ def stage_picture(stages: StageRecord) -> Markup:
         words=words,
         summary=summary(stages),
         percent=percent,
-        column=COLUMN,
-        row=ROW,
+        column=COLUMN_WIDTH,
+        row=ROW_HEIGHT,
         positive=hexadecimal(POSITIVE),
         negative=hexadecimal(NEGATIVE),
     )

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 LOW_NECESSITY = 0.6
 """Of less than this share that is lost without the set, other parts take over."""
-FEW_HEADS, FEW_NEURONS = 12, 50
+FEW_HEADS = 12
+"""The heads of a small set, at most."""
+FEW_NEURONS = 50
+"""The neurons of a small set, at most."""
 INDENT = 11
 """The columns of a stage's name."""
 PROMPT_WIDTH = 44

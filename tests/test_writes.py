@@ -76,7 +76,7 @@ def slow_correlation(effects, activations, value):
 )
 def test_what_it_writes_is_what_hooks_measure(config, path, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("icebear.concepts.results.effects.LIKELY", LIKELY)
-    monkeypatch.setattr(module, "ROWS", 3)
+    monkeypatch.setattr(module, "PASS_ROWS", 3)
     model, neuron = made(config), Neuron(1, "ffn", 3)
     average = mean_activations(model)["ffn"][1, 3].item()
     with open_store(tmp_path / "a.db", create=True) as store:
