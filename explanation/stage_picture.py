@@ -17,6 +17,8 @@ COLUMN_WIDTH = 84
 """The width of a token's column, in pixels."""
 ROW_HEIGHT = 30
 """The height of a layer's row, in pixels."""
+APART = 6
+"""Pixels between two heads of one layer."""
 SHOWN_HEADS = 12
 """The largest number of heads with an arrow, those that were found first."""
 
@@ -32,6 +34,8 @@ class Arrow:
     target: float
     height: float
     """0 for the first layer, 1 for the last one."""
+    shift: int
+    """Pixels below this height, so that arrows of one layer stand apart."""
 
 
 def arrows(stages: StageRecord) -> list[Arrow]:
@@ -41,10 +45,12 @@ def arrows(stages: StageRecord) -> list[Arrow]:
     strongest = max(stages.sources, key=lambda source: source.share, default=None)
     source = columns.get(strongest.position, 0) if strongest else 0
     titles = {swap.neuron: swap_text(stages, swap) for swap in stages.swaps}
-    return [
-        Arrow(str(head.neuron), titles.get(head.neuron, ""), source, last, head.neuron.layer / top)
-        for head in stages.heads[:SHOWN_HEADS]
-    ]
+    result: list[Arrow] = []
+    for head in stages.heads[:SHOWN_HEADS]:
+        beside = sum(known.height == head.neuron.layer / top for known in result)  # heads of the same layer
+        name, title = str(head.neuron), titles.get(head.neuron, "")
+        result.append(Arrow(name, title, source, last, head.neuron.layer / top, APART * beside))
+    return result
 
 
 def stage_picture(stages: StageRecord) -> Markup:
