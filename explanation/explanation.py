@@ -30,6 +30,7 @@ from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stages import stage_sites, stages_of, why_no_stages
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.lens import mean_lens
@@ -37,11 +38,10 @@ from icebear.concepts.vocabulary.projection import projections
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
-from icebear.explanation import sentences, stage_sentences
+from icebear.explanation import sentences
 from icebear.explanation.effect_map import effect_map
 from icebear.explanation.record import CheckedCircuit, ExplainedGroup, ExplainedNode, ExplainedPrediction
 from icebear.explanation.saved import SavedExplanation, SavedGroup, SavedNode
-from icebear.explanation.stage_picture import stage_picture
 from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
@@ -151,8 +151,7 @@ class Explanation(ExplainedPrediction):
             "icebear.explanation/explanation.html",
             explanation=self,
             sentences=sentences,
-            stage_text=stage_sentences,
-            stage_picture=stage_picture(self.stages) if self.stages and self.stages.trace.positions else "",
+            stages=stage_fragment(self.stages, self.transfers) if self.stages else "",
             title=title,
             effects=effects.to_svg() if effects else "",
             details=cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]],

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from icebear.concepts.results.effect_words import effect_text, effect_words
-from icebear.explanation.lines import Line
-from icebear.explanation.stage_sentences import stage_lines
+from icebear.concepts.stages.stage_sentences import stage_lines
+from icebear.lines import Line
 
 if TYPE_CHECKING:
     from icebear.concepts.nodes.controls import Ablation

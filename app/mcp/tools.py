@@ -27,6 +27,8 @@ from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, objective_text, token_removal_control
 from icebear.concepts.passes.run import Checked
 from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.stages.stage_sentences import stage_lines
+from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import BY, absence, absent, by_words
 from icebear.edits import parse_edits
@@ -152,6 +154,33 @@ class Tools:
         suggestions = suggest_counterfactuals(self.session.model, prompt)
         names = ("text", "word", "instead_of", "answer", "probability")
         return {"counterfactuals": [{name: getattr(row, name) for name in names} for row in suggestions]}
+
+    @tool
+    def explain(
+        self,
+        ctx: Context,
+        prompt: Prompt,
+        counterfactual: Counterfactual,
+        target: Word = None,
+        contrast: Word = None,
+        chat: IsChat = False,
+    ) -> Answer:
+        """Show how the answer is computed, compared with another prompt: which token is read, which attention heads
+        move its information to the last token, and which neurons write the answer. Every share is an intervention, with
+        random parts in brackets as its control. Ask this first."""
+        model, read = self.session.model, _read(prompt, chat)
+        other = other_prompt(read, counterfactual)
+        relevance = attribute(model, read, target, contrast, counterfactual=other, sites=stage_sites(model))
+        stages = stages_of(model, relevance, reporting(ctx))
+        document = stages.to_dict()
+        lists = {"heads": document["heads"], "neurons": document["neurons"], "swaps": document["swaps"]}
+        numbers = ("kind", "reached", "alone", "without", "random", "most_changed", "moved", "everything", "difference")
+        return {
+            "summary": [line.text for line in stage_lines(stages) if line.text],
+            **{name: document[name] for name in numbers},
+            "whole": document["whole"],
+            "handle": self.session.keep("stages", stages, lists, json=stages.to_json, html=stages.to_html),
+        }
 
     @tool
     def attribute(

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
@@ -23,6 +25,7 @@ from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import KINDS, PatchedPair, State
 from icebear.concepts.stages.stage_parts import LAST, OTHERS, Network, Parts, Shares, WholeParts
+from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import (
     OVERSHOOT,
     Answers,
@@ -37,11 +40,14 @@ from icebear.concepts.stages.stage_records import (
     WholePartChange,
     WordEffect,
 )
+from icebear.concepts.stages.stage_sentences import question, stage_lines
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Token, joint_objective, request_of
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts
+from icebear.paths import write_file
 from icebear.records import Neuron, Ranked
+from icebear.render import page
 from icebear.values import typed
 
 HEAD_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30)
@@ -73,6 +79,19 @@ class Stages(StageRecord):
     """How an answer is computed, with its model."""
 
     model: Model | None = None
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, stage_lines(self)))
+
+    def _repr_html_(self) -> str:
+        return stage_fragment(self)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return a self-contained HTML page. path: also write it to this file."""
+        html = page(question(self), Markup("<h1>{}</h1>{}").format(question(self), stage_fragment(self)))
+        if path is not None:
+            write_file(path, html)
+        return html
 
     def transfer(
         self,

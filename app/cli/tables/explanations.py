@@ -15,8 +15,8 @@ from icebear.app.cli.tables.cards import labels_table
 from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
 from icebear.app.cli.tables.nodes import Words, ablation_table, groups_table, nodes_table
 from icebear.concepts.circuits.drawing import summary
-from icebear.explanation.lines import WIDTH, Line
 from icebear.explanation.sentences import lines
+from icebear.lines import WIDTH, Line
 from icebear.render import normalized, visible
 
 if TYPE_CHECKING:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from icebear.explanation.stage_sentences import percent, summary, swap_text
+from icebear.concepts.stages import stage_sentences
+from icebear.concepts.stages.stage_sentences import percent, summary, swap_text
 from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
 
 if TYPE_CHECKING:
-    from icebear.concepts.stages.stage_records import StageRecord
+    from icebear.concepts.stages.stage_records import StageRecord, StageShares
 
 COLUMN_WIDTH = 84
 """The width of a token's column, in pixels."""
@@ -59,7 +61,7 @@ def stage_picture(stages: StageRecord) -> Markup:
     rows = list(zip(trace.layers, zip(*trace.shares, strict=True), strict=True))
     words = sorted(stages.words, key=lambda word: -word.effect)
     return render(
-        "icebear.explanation/stages.svg",
+        "icebear.concepts/stages.svg",
         stages=stages,
         rows=rows[::-1],
         tokens=[stages.prompt.tokens[position] for position in trace.positions],
@@ -71,4 +73,12 @@ def stage_picture(stages: StageRecord) -> Markup:
         row=ROW_HEIGHT,
         positive=hexadecimal(POSITIVE),
         negative=hexadecimal(NEGATIVE),
+    )
+
+
+def stage_fragment(stages: StageRecord, transfers: Sequence[tuple[str, StageShares]] = ()) -> Markup:
+    """Return what stages say, with the picture, as HTML."""
+    picture = stage_picture(stages)
+    return render(
+        "icebear.concepts/stages.html", stages=stages, text=stage_sentences, picture=picture, transfers=transfers
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from icebear.concepts.stages.stage_records import OVERSHOOT, SMALL
-from icebear.explanation.lines import Line
+from icebear.lines import Line
 
 if TYPE_CHECKING:
     from icebear.concepts.stages.stage_records import Answers, Control, StageRecord, StageShares, Swap, WholePart
