@@ -38,6 +38,7 @@ CAMEL = "The wild camel lives in the"
 TOOLS = {
     "predict": "prompt chat k max_new_tokens",
     "suggest_counterfactuals": "prompt",
+    "explain": "prompt counterfactual target contrast chat",
     "attribute": "prompt target contrast counterfactual chat k",
     "rank": "prompt target contrast counterfactual site chat k",
     "compare_models": "prompt target contrast k",
