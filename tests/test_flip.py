@@ -16,7 +16,6 @@ from test_tasks import make
 
 from icebear import ATTNLRP, Edit, Model, Neuron, Recipe, attribute, flip, steer
 from icebear.app.cli.main import main
-from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.evaluation import runner
@@ -629,8 +628,8 @@ def test_the_outcome_has_the_probabilities_under_each_draw(letters, few_contexts
     phrase = next_best(letters, prompt, 3, 2)
     recipe = flip(letters, prompt, "".join(map(letters.text, phrase)), max_neurons=20)
     outcome, first = outcome_of(letters, recipe), FlipRecord.of(recipe).before[0].id
-    draws = random_edits(letters, list(recipe), RANDOM_DRAWS)
-    assert len(outcome.control.drawn) == len(draws) > 10
+    draws = random_edits(letters, list(recipe), FEW["icebear.steering.outcome.RANDOM_DRAWS"])
+    assert len(outcome.control.drawn) == len(draws) > 1
     new, old = ((one.before, one.after, *one.drawn) for one in (outcome.control, outcome.old))
     for edits, wanted, replaced in zip(([], recipe, *draws), new, old, strict=True):
         logs = phrase_logits(letters, edits, prompt, phrase).log_softmax(-1)
@@ -645,7 +644,7 @@ def test_a_suppressed_answer_has_the_control_of_a_wanted_one(letters, few_contex
     prompt = "the ice bear"
     recipe = flip(letters, prompt, suppress=True, top_k=2, max_neurons=20)
     outcome, record = outcome_of(letters, recipe), FlipRecord.of(recipe)
-    draws = random_edits(letters, list(recipe), RANDOM_DRAWS)
+    draws = random_edits(letters, list(recipe), FEW["icebear.steering.outcome.RANDOM_DRAWS"])
     assert (outcome.reached, outcome.control) == (True, outcome.old)
     assert outcome.as_far == sum(flip_holds(letters, edits, prompt, record.phrase, 2) for edits in draws)
     assert outcome.control.after == pytest.approx(phrase_probability(letters, recipe, prompt, record.phrase), abs=1e-6)
