@@ -6,11 +6,11 @@ from io import StringIO
 
 import nbformat
 import pytest
+from few import few
 from IPython.core.displayhook import CapturingDisplayHook
 from IPython.core.interactiveshell import InteractiveShell
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from few import few
 from pages import NOTEBOOKS, build_site, script
 
 from icebear.actmax import writes
@@ -50,8 +50,8 @@ def executed(path):
 
 @pytest.fixture(scope="session")
 def pages(shared, smol, scanned, tmp_path_factory):
-    """`pages(path)` is a notebook's page, of one run with few contexts and draws. An index in a temporary folder goes on
-    where `scanned` is, and tokens of ten short texts are removed in two steps instead of those of twenty in five."""
+    """`pages(path)` is a notebook's page, of one run with few contexts and draws. An index in a temporary folder goes
+    on where `scanned` is, and tokens of ten short texts are removed in two steps, not those of twenty in five."""
     next_words, measured = questions.next_words, writes.writes
 
     def of(path):
