@@ -536,13 +536,13 @@ def test_the_verbs(smol, few_contexts, tmp_path):
     )
     other = json.loads(run("measure", "music", "The cook boiled an old potato.", "--json", *store))
     assert output["measured"][0]["value"] > other["measured"][0]["value"] + 1
-    words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "8", "--json", *store)
-    there, suppressed = (json.loads(run(*words, *more))["measured"] for more in ((), ("--suppress",)))
-    assert there["plain"] == suppressed["plain"]
-    assert len({there["steered"], suppressed["steered"], there["plain"]}) == 3
-    steered = run("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "2", *store)
-    assert "0.1" in steered
-    assert f"({FEW['icebear.steering.outcome.RANDOM_DRAWS']} draws, seed 0)" in " ".join(steered.split())
+    words = ("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "4", *store)
+    there = json.loads(run(*words, "--json"))["measured"]
+    assert there["steered"] != there["plain"]
+    suppressed = " ".join(run(*words, "--suppress").split())
+    assert "0.1" in suppressed
+    assert "lower music as far" in suppressed
+    assert f"({FEW['icebear.steering.outcome.RANDOM_DRAWS']} draws, seed 0)" in suppressed
     alike = json.loads(run("compare", "music", str(tmp_path / "music.json"), "--on", with_, "--json", *store))
     assert alike["neurons"] == 1
     assert alike["measures"] == pytest.approx(1)
