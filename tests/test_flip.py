@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -88,17 +86,6 @@ def test_without_a_source_a_flip_stays_inside_too(letters):
         with steer(letters, recipe):
             assert letters.predict("the ice bear", 1)[0].id == wanted
         assert_inside(letters, recipe)
-
-
-def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
-    desert.save(tmp_path / "d.json")
-    code = (
-        "import sys; from icebear import Recipe, load_model, steer\n"
-        "model = load_model(dtype='float32', device='cpu')\n"
-        f"with steer(model, Recipe.load(sys.argv[1])): print(repr(model.predict({ICE_BEAR!r}, 1)[0].text))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "d.json")], capture_output=True, text=True)
-    assert done.stdout.strip() == "' desert'", done.stderr
 
 
 def test_what_is_not_needed_goes(letters):
@@ -292,6 +279,7 @@ def test_the_side_effects(smol, desert, few_contexts):
     assert (nothing.off_target_kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
     assert (nothing.old, nothing.new, nothing.warnings) == (None, None, [])
     assert nothing.perplexity == cost.perplexity != side_effects(smol, empty, HELD_OUT_TEXTS[:1]).perplexity
+    assert side_effects(smol, empty, HELD_OUT_TEXTS[:1], None).perplexity is None
     with pytest.raises(InputError):
         side_effects(smol, desert, ["a"])
     assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
