@@ -27,8 +27,8 @@ def describe(
     neuron: Neuron | str,
     model: Model | None = None,
     k: int = 10,
-    whole: bool | None = None,
-    places: int = EFFECT_SENTENCES,
+    search_vectors: bool | None = None,
+    effect_sentences: int = EFFECT_SENTENCES,
 ) -> Card:
     """Describe a neuron of an index.
 
@@ -41,10 +41,10 @@ def describe(
         averaged Jacobian, and, if the model predicts next tokens, the measured effects on them.
     k : int
         The number of examples and tokens.
-    whole : bool, optional
-        Also search the whole vector index for the nearest neurons and, without a model, the vocabulary. Default: if it
-        is smaller than 1 GiB.
-    places : int
+    search_vectors : bool, optional
+        Also search the vector index for the nearest neurons and, without a model, the vocabulary. Default: if it is
+        smaller than 1 GiB.
+    effect_sentences : int
         The number of examples of each polarity where effects are measured; 0 leaves them out.
 
     Returns
@@ -64,21 +64,21 @@ def describe(
     of a neuron on the next token).
     """
     neuron, k = as_neuron(neuron), values.check_int(k, "The number of examples")
-    places = values.check_int(places, "The number of places", 0)
-    whole = store.vectors.size() < LARGE if whole is None else whole
+    effect_sentences = values.check_int(effect_sentences, "The number of sentences with effects", 0)
+    search_vectors = store.vectors.size() < LARGE if search_vectors is None else search_vectors
     statistics = store.neurons.statistics(neuron)
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
     examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
-    common = [by for by, silent in SILENT.items() if whole and neuron.site not in silent]
-    vocabulary, effects = _of_model(model, store, neuron, k, places) if model else ([], {})
-    if whole and not model and neuron.site not in SILENT["writes"]:
+    common = [by for by, silent in SILENT.items() if search_vectors and neuron.site not in silent]
+    vocabulary, effects = _of_model(model, store, neuron, k, effect_sentences) if model else ([], {})
+    if search_vectors and not model and neuron.site not in SILENT["writes"]:
         vocabulary = [store.vocabulary(neuron, k)]
-    first, second = (*(replace(one, std=statistics.std) for one in vocabulary), None, None)[:2]
+    projection, other = (*(replace(shown, std=statistics.std) for shown in vocabulary), None, None)[:2]
     return Card(
         neuron,
         store.by,
-        first,
-        second,
+        projection,
+        other,
         effects,
         {polarity: rows[:k] for polarity, rows in examples.items()},
         statistics,
@@ -88,20 +88,20 @@ def describe(
         *store.labels.manual(neuron),
         {by: nearest(store, neuron, 5, by) for by in common},
         {by: nearest_by_chance(store, by) for by in common},
-        not whole,
+        not search_vectors,
         store.made_with(),
     )
 
 
 def _of_model(
-    model: Model, store: Store, neuron: Neuron, k: int, places: int
+    model: Model, store: Store, neuron: Neuron, k: int, effect_sentences: int
 ) -> tuple[list[Projection], dict[str, Writes]]:
     """Return the projections and the measured effects. Only this part of a card imports torch."""
     from icebear.actmax.writes import writes
     from icebear.concepts.vocabulary.projection import both_projections
 
     vocabulary = [] if neuron.site in SILENT["writes"] else both_projections(model, neuron, k)
-    return vocabulary, writes(model, store, neuron, places) if places else {}
+    return vocabulary, writes(model, store, neuron, effect_sentences) if effect_sentences else {}
 
 
 def held_out_examples(store: Store, meaning: Meaning) -> dict[str, list[Example]]:

@@ -90,12 +90,12 @@ class Card(SavedRecord, Tabled):
 
     @property
     def projections(self) -> list[Projection]:
-        return [one for one in (self.projection, self.other) if one]
+        return [projection for projection in (self.projection, self.other) if projection]
 
     @property
     def has_fixed_words(self) -> bool:
         """Whether a projection can say what the neuron writes, as far as that is measured (`Reliability.ceiling`)."""
-        known = [one.reliability for one in self.projections if one.reliability]
+        known = [projection.reliability for projection in self.projections if projection.reliability]
         return not known or known[0].ceiling >= FEW_WORDS
 
     @property
@@ -147,7 +147,7 @@ class Card(SavedRecord, Tabled):
             "statistics": self.statistics.to_dict(),
             "vocabulary": self.projection and self.projection.to_dict(),
             "other_lens": self.other and self.other.to_dict(),
-            "writes": {polarity: one.to_dict() for polarity, one in self.writes.items()},
+            "writes": {polarity: effects.to_dict() for polarity, effects in self.writes.items()},
             "examples": {polarity: list(map(_example, rows)) for polarity, rows in self.examples.items()},
         }
 
@@ -208,8 +208,8 @@ def statistics_line(card: Card) -> str:
 def token_count_note(card: Card) -> str:
     """Return the number of tokens that means are taken over, if it is not all."""
     index = card.made_with["index"]
-    some, every = index.get("statistics_tokens"), index.get("tokens")
-    return "" if some in (None, every) else f" (of {some:,} tokens)"
+    averaged, every = index.get("statistics_tokens"), index.get("tokens")
+    return "" if averaged in (None, every) else f" (of {averaged:,} tokens)"
 
 
 def meaning_html(card: Card, polarity: str) -> Markup:
@@ -224,25 +224,25 @@ def meaning_html(card: Card, polarity: str) -> Markup:
     )
 
 
-def examples_html(rows: Sequence[Example], places: Sequence[SentenceEffects] = ()) -> Markup:
-    """Return sentences with the value of the neuron in each, and, at places, what it writes there."""
-    return render("icebear.actmax/examples.html", examples=list(zip_longest(rows, places[: len(rows)])))
+def examples_html(rows: Sequence[Example], effects: Sequence[SentenceEffects] = ()) -> Markup:
+    """Return sentences with the value of the neuron in each, and, in the first of them, the measured effects."""
+    return render("icebear.actmax/examples.html", examples=list(zip_longest(rows, effects[: len(rows)])))
 
 
 def writes_about(card: Card) -> str:
-    """Return what the words and numbers of `Card.writes` are; they have places."""
-    one = next(iter(card.writes.values()))
+    """Return what the words and numbers of `Card.writes` are; there are some."""
+    effects = next(iter(card.writes.values()))
     return (
-        f"Effects on the likely next words are measured in each of the first {len(one.places)} sentences, and "
-        f"averaged. An effect compares the neuron's activation with its average activation ({one.average:+.2f}). "
+        f"Effects on the likely next words are measured in each of the first {len(effects.places)} sentences, and "
+        f"averaged. An effect compares the neuron's activation with its average activation ({effects.average:+.2f}). "
         "alike: correlation between the effects in two of these sentences, averaged over all pairs. random: the same "
         "average over pairs of random sentences."
     )
 
 
-def writes_verdict(one: Writes) -> str:
+def writes_verdict(effects: Writes) -> str:
     """Say whether the words of `Writes` hold at all its sentences, with the numbers behind that."""
-    alike, random = one.correlation, one.random_correlation
+    alike, random = effects.correlation, effects.random_correlation
     if alike is None:
         return ""
     numbers = f"alike {alike:.2f}" + ("" if random is None else f", random {random:.2f}")
@@ -262,9 +262,9 @@ def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:
 
 def projections_html(projections: Sequence[Projection], polarity: str = "+") -> Markup:
     """Return the projection through the better lens as bars, and the other one as a line."""
-    first = Markup().join(vocabulary_html(one, polarity) for one in projections[:1])
-    lines = (one.at(polarity).line for one in projections[1:])
-    return first + Markup().join(Markup('<p class="dim">{}</p>').format(visible(line)) for line in lines)
+    bars = Markup().join(vocabulary_html(projection, polarity) for projection in projections[:1])
+    lines = (projection.at(polarity).line for projection in projections[1:])
+    return bars + Markup().join(Markup('<p class="dim">{}</p>').format(visible(line)) for line in lines)
 
 
 def vocabulary_html(projection: Projection, polarity: str = "+") -> Markup:
@@ -300,30 +300,30 @@ def _distinct(tokens: Sequence[Promotion]) -> list[str]:
 
 def excerpt(example: Example, before: int = 24, after: int = 10) -> Example:
     """Return an example whose sentence has this many tokens before and after the strongest one."""
-    tokens, place = example.sentence.tokens, example.token
-    first, last = max(0, place - before), place + after + 1
-    cut = (*(["…"] if first else []), *tokens[first:last], *(["…"] if last < len(tokens) else []))
+    tokens, peak = example.sentence.tokens, example.token
+    start, stop = max(0, peak - before), peak + after + 1
+    cut = (*(["…"] if start else []), *tokens[start:stop], *(["…"] if stop < len(tokens) else []))
     relevance = example.relevance and (
-        *([0.0] if first else []),
-        *example.relevance[first:last],
-        *([0.0] if last < len(tokens) else []),
+        *([0.0] if start else []),
+        *example.relevance[start:stop],
+        *([0.0] if stop < len(tokens) else []),
     )
     sentence = replace(example.sentence, tokens=cut)
-    return replace(example, token=place - first + bool(first), sentence=sentence, relevance=relevance)
+    return replace(example, token=peak - start + bool(start), sentence=sentence, relevance=relevance)
 
 
 def histogram_html(counts: Sequence[int]) -> Markup:
     """Return a histogram of activations (one token per sentence), of the bins that are not empty; heights are square
     roots of counts."""
     edges = [float("-inf"), *HISTOGRAM_EDGES, float("inf")]
-    filled = [place for place, count in enumerate(counts) if count] or [0]
-    first, last = filled[0], filled[-1] + 1
+    filled = [index for index, count in enumerate(counts) if count] or [0]
+    start, stop = filled[0], filled[-1] + 1
     largest = max(counts) or 1
     bars = [
         (f"{low:g} to {high:g}: {count}", 3.5 * (count / largest) ** 0.5, NEGATIVE if low < 0 else POSITIVE)
-        for count, (low, high) in zip(counts[first:last], pairwise(edges[first : last + 1]), strict=True)
+        for count, (low, high) in zip(counts[start:stop], pairwise(edges[start : stop + 1]), strict=True)
     ]
-    step = max(1, (last - first) // TICKS)
-    places = [place for place in range(first, last + 1, step) if isfinite(edges[place])]
-    ticks = [(100 * (place - first) / len(bars), edges[place]) for place in places]
+    step = max(1, (stop - start) // TICKS)
+    shown = [index for index in range(start, stop + 1, step) if isfinite(edges[index])]
+    ticks = [(100 * (index - start) / len(bars), edges[index]) for index in shown]
     return render("icebear.actmax/histogram.html", bars=bars, ticks=ticks)

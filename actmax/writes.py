@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -19,13 +19,13 @@ from icebear.db.store import Store
 from icebear.models.model import Model
 from icebear.records import EFFECT_SENTENCES, Neuron, SentenceEffects, Writes
 
-FEW = 6
+PAGE_SENTENCES = 6
 """The number of sentences in the app and on pages with several cards."""
-ROWS = 12
+PASS_ROWS = 12
 """The number of sentences that are read in one pass; more of them would add padding."""
 
 
-def writes(model: Model, store: Store, neuron: Neuron, places: int = EFFECT_SENTENCES) -> dict[str, Writes]:
+def writes(model: Model, store: Store, neuron: Neuron, sentences: int = EFFECT_SENTENCES) -> dict[str, Writes]:
     """Measure what a neuron writes, by polarity.
 
     It is empty for models that do not predict a next token, and for sites whose mean activation is not measured.
@@ -35,10 +35,10 @@ def writes(model: Model, store: Store, neuron: Neuron, places: int = EFFECT_SENT
         return {}
     store.check(model.fingerprint, model.name)
     average = means[neuron.site][neuron.layer, neuron.index].item()
-    sets = {polarity: [(e.sentence, e.token) for e in store.examples(neuron, polarity, places)] for polarity in "+-"}
-    sets["random"] = random_places(store, places)
+    sets = {polarity: [(e.sentence, e.token) for e in store.examples(neuron, polarity, sentences)] for polarity in "+-"}
+    sets["random"] = random_tokens(store, sentences)
     limit = store.facts.get("max_tokens")
-    rows = [model.token_ids(sentence.text, limit)[: token + 1] for one in sets.values() for sentence, token in one]
+    rows = [model.token_ids(sentence.text, limit)[: token + 1] for sentence, token in chain(*sets.values())]
     if not rows:
         return {}
     measured = [part.split(list(map(len, sets.values()))) for part in patched_logits(model, neuron, average, rows)]
@@ -52,7 +52,7 @@ def writes(model: Model, store: Store, neuron: Neuron, places: int = EFFECT_SENT
     }
 
 
-def random_places(store: Store, count: int) -> list[tuple[Any, int]]:
+def random_tokens(store: Store, count: int) -> list[tuple[Any, int]]:
     """Return sentences of a store and a token of each, seeded. The first token does not count."""
     generator = random.Random(0)
     sentences = store.sentences.starting_at(generator.getrandbits(62))  # ids are hashes of 62 bits
@@ -61,7 +61,7 @@ def random_places(store: Store, count: int) -> list[tuple[Any, int]]:
 
 
 def likely_effects(plain: Tensor, patched: Tensor) -> tuple[list[int], Tensor, Tensor]:
-    """Return the W likely tokens of any of P places, the most probable first, the centered effects (P, W) on them, and
+    """Return the W likely tokens of any of P rows, the most probable first, the centered effects (P, W) on them, and
     their probabilities (P, W). plain, patched: logits (P, V)."""
     ids = likely_ids(plain)
     effects = (plain - patched)[:, ids]
@@ -85,14 +85,14 @@ def _writes(model: Model, average: float, chosen: Any, measured: Sequence[Tensor
     ids, effects, probabilities = likely_effects(plain, patched)
     tokens = list(map(model.answer_text, ids))
     raises, lowers = map(tuple, effect_words(tokens, effects.mean(0), 6))
-    places = []
+    sentences = []
     for (sentence, token), row, likely, activation in zip(
         chosen, effects, probabilities, activations.tolist(), strict=True
     ):
-        own = likely.argsort(descending=True, stable=True)
-        words = effect_words([tokens[at] for at in own.tolist()], row[own])
-        places.append(SentenceEffects("".join(sentence.tokens[: token + 1]), activation, *map(tuple, words)))
-    return Writes(average, raises, lowers, mean_correlation(effects, activations - average), control, tuple(places))
+        order = likely.argsort(descending=True, stable=True)
+        words = effect_words([tokens[at] for at in order.tolist()], row[order])
+        sentences.append(SentenceEffects("".join(sentence.tokens[: token + 1]), activation, *map(tuple, words)))
+    return Writes(average, raises, lowers, mean_correlation(effects, activations - average), control, tuple(sentences))
 
 
 @torch.no_grad()
@@ -111,8 +111,8 @@ def patched_logits(
         return x
 
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-    for start in range(0, len(order), ROWS):
-        chosen = order[start : start + ROWS]
+    for start in range(0, len(order), PASS_ROWS):
+        chosen = order[start : start + PASS_ROWS]
         prefix = Prefix.of(model, [rows[row][:-1] for row in chosen])
         for part in [chosen] if prefix else [[row] for row in chosen]:
             with model.lock, hooks(model, [(neuron.site, neuron.layer)], visit):

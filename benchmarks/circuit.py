@@ -24,7 +24,7 @@ from resident import resident
 from icebear import attribute, circuit, load_model
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.evaluation.data.task_pairs import TASKS, answers, usable_by_task
-from icebear.evaluation.explanations.circuit_graph import EDGES
+from icebear.evaluation.explanations.circuit_graph import EDGE_COUNTS
 
 SIZES = ((20, 6), (60, 6), (60, 32), (100, 32), (100, 128))
 """Nodes and tokens."""
@@ -77,11 +77,13 @@ def along_edges(model, count: int) -> None:
     """Print the sufficiency of edges, and of random ones, for each pair and order."""
     for task, pairs, _ in usable_by_task(model, TASKS, count, 0):
         for one in pairs:
-            options = {"counterfactual": one.counterfactual, "edges": EDGES[-1]}
+            options = {"counterfactual": one.counterfactual, "edges": EDGE_COUNTS[-1]}
             graph = circuit(model, one.prompt, *answers(model, one), **options)
             orders = {"contribution": graph, "effect": replace(graph, contribution=graph.effect)}
             for order, ranked in orders.items():
-                rows = [(row.edges, row.sufficiency, row.random_sufficiency) for row in faithfulness(ranked, EDGES)]
+                rows = [
+                    (row.edges, row.sufficiency, row.random_sufficiency) for row in faithfulness(ranked, EDGE_COUNTS)
+                ]
                 print(json.dumps({"task": task, "prompt": one.prompt, "order": order, "rows": rows}), flush=True)
 
 

@@ -85,7 +85,7 @@ def main() -> None:
                 continue
             scores = scores_of(candidates, methods, relevances(made.model, own, methods), generator)
             theirs = captum_scores(made.model, own)
-            scores |= {key: x.flatten()[candidates.places] for key, x in theirs.items()}
+            scores |= {key: x.flatten()[candidates.entries] for key, x in theirs.items()}
             for key, x in scores.items():
                 for column, value in judge.numbers(x, generator).items():
                     rows.setdefault(key, {}).setdefault(column, []).append(value)

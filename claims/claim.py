@@ -82,39 +82,39 @@ class Claim:
         seed: of random controls. measured: what `what.measure(model, seed)` returns, if it is known. Raises
         `InputError` if the control passes too, or nearly: such a claim cannot fail.
         """
-        one = measured or what.measure(model, seed)
-        margin = max(one.error, MARGIN * abs(one.value))
-        threshold = one.value - margin
-        if one.broken_by:
-            raise InputError(f"This claim does not hold. {one.broken_by}")
-        if not one.control < threshold - max(margin, LEAST):
+        measured = measured or what.measure(model, seed)
+        margin = max(measured.error, MARGIN * abs(measured.value))
+        threshold = measured.value - margin
+        if measured.broken_by:
+            raise InputError(f"This claim does not hold. {measured.broken_by}")
+        if not measured.control < threshold - max(margin, LEAST):
             raise InputError(
-                f"This claim cannot fail, because its control passes too: the {what.value_is} is {one.value:.3f}, and "
-                f"the control ({what.control_is}) is {one.control:.3f}. Claim something that the control does not "
-                "reach."
+                f"This claim cannot fail, because its control passes too: the {what.value_is} is {measured.value:.3f}, "
+                f"and the control ({what.control_is}) is {measured.control:.3f}. Claim something that the control does "
+                "not reach."
             )
-        threshold, value, control = (round(x, 6) for x in (threshold, one.value, one.control))
+        threshold, value, control = (round(x, 6) for x in (threshold, measured.value, measured.control))
         tolerance = round(TOLERANCE * abs(value), 6)
         return cls(what, threshold, threshold, tolerance, value, control, Provenance.of(model, seed))
 
 
 def _converter() -> Any:
-    made = converter()
-    configure_union_passthrough(str | int | None, made)
-    made.register_structure_hook(NodeId, lambda value, _: NodeId.parse(value))
-    made.register_unstructure_hook(NodeId, str)
+    claims_converter = converter()
+    configure_union_passthrough(str | int | None, claims_converter)
+    claims_converter.register_structure_hook(NodeId, lambda value, _: NodeId.parse(value))
+    claims_converter.register_unstructure_hook(NodeId, str)
 
     def read(value: Any, _: Any) -> Kind:
         name = value.get(TAG) if isinstance(value, dict) else None
         if name not in KINDS:
             raise TypeError(f"{name!r} is not a kind of claim; the kinds are {', '.join(KINDS)}")
-        return made.structure({key: value[key] for key in value if key != TAG}, KINDS[name])
+        return claims_converter.structure({key: value[key] for key in value if key != TAG}, KINDS[name])
 
-    made.register_structure_hook_func(lambda kind: kind is Kind, read)  # not of its subclasses
-    made.register_unstructure_hook_func(
-        lambda kind: kind is Kind, lambda what: {TAG: what.kind, **made.unstructure(what, type(what))}
+    claims_converter.register_structure_hook_func(lambda kind: kind is Kind, read)  # not of its subclasses
+    claims_converter.register_unstructure_hook_func(
+        lambda kind: kind is Kind, lambda what: {TAG: what.kind, **claims_converter.unstructure(what, type(what))}
     )
-    return made
+    return claims_converter
 
 
 CONVERTER = _converter()

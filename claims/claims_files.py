@@ -29,8 +29,8 @@ class _PlainLoader(_Loader):
     """Reads dates as texts."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: [(tag, pattern) for tag, pattern in rows if not tag.endswith(":timestamp")]
-        for first, rows in _Loader.yaml_implicit_resolvers.items()
+        character: [(tag, pattern) for tag, pattern in rows if not tag.endswith(":timestamp")]
+        for character, rows in _Loader.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -77,7 +77,7 @@ def _parsed(text: str, source: str) -> tuple[Claim, ...]:
     if set(data) - {KEY, "claims"}:
         more = ", ".join(map(repr, sorted(map(str, set(data) - {KEY, "claims"}))))
         raise InputError(f"{source} has the unknown entry {more}; remove it.")
-    return tuple(_claim(one, number, source) for number, one in enumerate(data["claims"], 1))
+    return tuple(_claim(fields, number, source) for number, fields in enumerate(data["claims"], 1))
 
 
 def _claim(data: Any, number: int, source: str) -> Claim:
@@ -145,5 +145,5 @@ def _text(claims: Sequence[Claim]) -> str:
 def _plain(value: Any) -> Any:
     """Return a claim without the fields that have no value."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items() if one is not None}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(field) for key, field in value.items() if field is not None}
+    return [_plain(element) for element in value] if isinstance(value, list | tuple) else value

@@ -16,7 +16,7 @@ from icebear.values import shown
 
 PromptText = str | tuple[dict[str, str], ...]
 """A text, or the messages of a chat."""
-DRAWS = 20
+RANDOM_DRAWS = 20
 """Random neurons that a claim about one neuron is compared with."""
 
 _NODE = re.compile(r"(.+)@(\d{1,9})")
@@ -81,7 +81,7 @@ Draft = tuple[Kind, Measured | None]
 """What is claimed, and what it measures if that is known."""
 
 
-def others_of(model: Model, neuron: Neuron, seed: int, count: int = DRAWS) -> list[Neuron]:
+def others_of(model: Model, neuron: Neuron, seed: int, count: int = RANDOM_DRAWS) -> list[Neuron]:
     """Return random other neurons of the same layer and site."""
     free = [index for index in range(model.width(neuron.site)) if index != neuron.index]
     drawn = random.Random(seed).sample(free, min(count, len(free)))

@@ -39,8 +39,9 @@ class ClaimItem(pytest.Item):
         self.claim = claim
 
     def runtest(self) -> None:
-        made = self.claim.provenance
-        row = check_claim(_model(self.config.getoption("--claims-model") or (made and made.model)), self.claim)
+        provenance = self.claim.provenance
+        name = self.config.getoption("--claims-model") or (provenance and provenance.model)
+        row = check_claim(_model(name), self.claim)
         if row.failed:
             raise ClaimFailed(f"{row.verdict}: {row.why}")
         if row.measured is None:

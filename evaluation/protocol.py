@@ -118,7 +118,7 @@ class Evaluation:
 
     def _options(self) -> dict[str, Setting]:
         hints = get_type_hints(type(self), include_extras=True)
-        return {one.name: next(iter(hints[one.name].__metadata__)) for one in fields(self)}
+        return {option.name: next(iter(hints[option.name].__metadata__)) for option in fields(self)}
 
 
 @dataclass(frozen=True)

@@ -91,20 +91,20 @@ class Results(Tabled):
 
 def write(folder: str | Path, results: Results) -> None:
     """Write all files of a table."""
-    place, lines = Path(folder), results.legend()
-    write_file(place / "results.json", to_json(results, indent=None))
-    write_file(place / "table.csv", pandas.DataFrame(results.rows()).to_csv(index=False))
-    write_file(place / "table.md", results.markdown() + "\n" + "".join(f"- {line}\n" for line in lines))
+    path, lines = Path(folder), results.legend()
+    write_file(path / "results.json", to_json(results, indent=None))
+    write_file(path / "table.csv", pandas.DataFrame(results.rows()).to_csv(index=False))
+    write_file(path / "table.md", results.markdown() + "\n" + "".join(f"- {line}\n" for line in lines))
     body = render(
         "icebear.evaluation/evaluation.html",
         settings=results.settings,
         columns=results.columns,
         cells=results.texts(),
         lines=lines,
-        figures={path.stem: b64encode(path.read_bytes()).decode() for path in draw(place, results)},
+        figures={path.stem: b64encode(path.read_bytes()).decode() for path in draw(path, results)},
         written=json.dumps(results.settings, ensure_ascii=False, indent=1),
     )
-    write_file(place / "index.html", page(f"icebear evaluate {results.settings['evaluation']}", body))
+    write_file(path / "index.html", page(f"icebear evaluate {results.settings['evaluation']}", body))
 
 
 def load(folder: str | Path) -> Results:
@@ -113,20 +113,20 @@ def load(folder: str | Path) -> Results:
     return from_json(read_text(path), Results, source=str(path))
 
 
-def draw(place: Path, results: Results) -> list[Path]:
+def draw(folder: Path, results: Results) -> list[Path]:
     """Draw bars of the first column, and mean curves over the settings' `steps`, if there are any."""
     need("evaluate")
     from matplotlib.figure import Figure
 
-    first, about = next(iter(results.columns.items()))
-    cells = {name: cell for name, row in results.cells.items() if (cell := row[first])}
+    metric, about = next(iter(results.columns.items()))
+    cells = {name: cell for name, row in results.cells.items() if (cell := row[metric])}
     figure = Figure(figsize=(7, 0.4 * len(cells) + 1.2))
     axes = figure.subplots()
     means, errors = [cell.mean for cell in cells.values()], [cell.error or 0 for cell in cells.values()]
     axes.barh(list(cells), means, xerr=errors, color="#4c72b0")
     axes.invert_yaxis()
-    axes.set_xlabel(f"{first}: {about}")
-    paths = [save(figure, place / "bars")]
+    axes.set_xlabel(f"{metric}: {about}")
+    paths = [save(figure, folder / "bars")]
     steps: Sequence[float] = results.settings.get("steps", ())
     kinds = [kind for kind in CURVES if results.samples and kind in results.samples[0]["methods"][next(iter(cells))]]
     if steps and kinds:
@@ -140,7 +140,7 @@ def draw(place: Path, results: Results) -> list[Path]:
             if max(steps) > 1:
                 axes.set_xscale("log")
         pair[0].legend(fontsize=7)
-        paths.append(save(figure, place / "curves"))
+        paths.append(save(figure, folder / "curves"))
     return paths
 
 

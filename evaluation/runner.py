@@ -150,15 +150,15 @@ def resume(
 
 def prepare(folder: str | Path, settings: dict[str, Any]) -> Path:
     """Return the folder, made if need be, with its settings. Raises `InputError` where it holds others."""
-    place, text = make_folder(folder), json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
-    file = place / "settings.json"
+    path, text = make_folder(folder), json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
+    file = path / "settings.json"
     if not file.exists():
         write_file(file, text)
     elif read_text(file) != text:
         raise InputError(
             f"The folder {folder} holds an evaluation with other settings; choose another --out, or delete this folder."
         )
-    return place
+    return path
 
 
 def finished(path: Path, samples: int) -> dict[int, Line]:

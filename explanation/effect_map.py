@@ -17,8 +17,12 @@ from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
 if TYPE_CHECKING:
     from icebear.explanation.record import ExplainedPrediction
 
-NODES, OF_GROUP, WORDS = 24, 6, 30
-"""The largest numbers of nodes, of nodes of one group, and of words in the picture."""
+MAP_NODES = 24
+"""The largest number of rows of the picture."""
+GROUP_NODES = 6
+"""The largest number of rows of a group, so that its other groups and nodes have rows too."""
+MAP_WORDS = 30
+"""The largest number of columns."""
 FULL = 0.95
 """The quantile of sizes of effects that has the full color, so that one strong node does not make all others pale."""
 
@@ -70,31 +74,33 @@ def effect_map(explanation: ExplainedPrediction) -> EffectMap | None:
     if effects is None:
         return None
     rows: dict[Ranked, tuple[int, Tensor]] = {}
-    for number, one in enumerate(explanation.groups, 1):
-        rows |= {node: (number, own) for node, own in zip(one.group.nodes[:OF_GROUP], one.group.each, strict=False)}
-    grouped = {node for one in explanation.groups for node in one.group.nodes}
-    alone = [(node, (0, own)) for node, own in zip(effects.nodes, effects.matrix, strict=True) if node not in grouped]
-    rows |= alone[: NODES - len(rows)]
-    matrix = torch.stack([own for _, own in rows.values()])
-    places = _columns(effects.tokens, matrix)
-    if not places:
+    for number, explained in enumerate(explanation.groups, 1):
+        nodes = explained.group.nodes[:GROUP_NODES]
+        rows |= {node: (number, effect) for node, effect in zip(nodes, explained.group.each, strict=False)}
+    grouped = {node for explained in explanation.groups for node in explained.group.nodes}
+    measured = zip(effects.nodes, effects.matrix, strict=True)
+    alone = [(node, (0, effect)) for node, effect in measured if node not in grouped]
+    rows |= alone[: MAP_NODES - len(rows)]
+    matrix = torch.stack([row for _, row in rows.values()])
+    columns = _columns(effects.tokens, matrix)
+    if not columns:
         return None
     strings = explanation.relevance.prompt.strings
     return EffectMap(
         tuple(rows),
         tuple(f"{node.neuron}@{node.position} {strings[node.position]!r}" for node in rows),
         tuple(number for number, _ in rows.values()),
-        tuple(effects.tokens[place].strip() for place in places),
-        matrix[:, places],
+        tuple(effects.tokens[column].strip() for column in columns),
+        matrix[:, columns],
     )
 
 
 def _columns(tokens: tuple[str, ...], matrix: Tensor) -> list[int]:
-    """Return the places of the words with the largest effects, the most raised first."""
+    """Return the columns of the words with the largest effects, the most raised first."""
     words: dict[str, int] = {}
-    for place, text in enumerate(tokens[:SHOWN]):
+    for column, text in enumerate(tokens[:SHOWN]):
         if is_word(text.strip()):
-            words.setdefault(text.strip().casefold(), place)
+            words.setdefault(text.strip().casefold(), column)
     size, total = matrix.norm(dim=0).tolist(), matrix.sum(0).tolist()
-    largest = sorted(words.values(), key=lambda place: -size[place])[:WORDS]
-    return sorted(largest, key=lambda place: -total[place])
+    largest = sorted(words.values(), key=lambda column: -size[column])[:MAP_WORDS]
+    return sorted(largest, key=lambda column: -total[column])

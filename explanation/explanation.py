@@ -13,7 +13,7 @@ from markupsafe import escape
 
 from icebear.actmax.card import describe
 from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
-from icebear.actmax.writes import FEW
+from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
@@ -22,7 +22,7 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import ablate, ablation, nodes_of
 from icebear.concepts.nodes.effect_groups import EffectGroup, effect_groups
-from icebear.concepts.nodes.random_controls import token_removal_control
+from icebear.concepts.nodes.random_controls import effects_on_answer, random_effects, token_removal_control
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
@@ -30,6 +30,8 @@ from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.stage_picture import stage_fragment
+from icebear.concepts.stages.stages import stage_sites, stages_of, why_no_stages
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import projections
@@ -53,14 +55,20 @@ from icebear.values import typed
 LOOK = files("icebear.explanation").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 SIZES = (100, 1000)
 """The numbers of nodes whose sufficiency and necessity are measured."""
-GROUPED, READ = 100, 2400
-"""The number of nodes that are grouped by their effects; fewer if they would read more tokens than this."""
+GROUPED_NODES = 100
+"""The number of nodes that are grouped by their effects, each with a copy of the prompt."""
+GROUPED_TOKENS = 2400
+"""The largest number of tokens of these copies: longer prompts have fewer nodes."""
 PROJECTED_WORDS = 8
 """The number of words of a vocabulary projection."""
-CARDS, CARD_EXAMPLES = 4, 4
-"""The number of neurons with a card, and of examples of each."""
-GROUPS, STRONGEST = 3, 2
-"""The numbers of groups, and of nodes of each, that are shown."""
+CARDS = 4
+"""The number of neurons with a card."""
+CARD_EXAMPLES = 4
+"""The number of examples on a card."""
+GROUPS = 3
+"""The number of groups that are shown."""
+GROUP_NODES = 2
+"""The number of nodes of a group that are shown."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,8 +104,10 @@ class Explanation(ExplainedPrediction):
         patched = Patched(model, relevance) if measured else None
         effects = patched.measure(measured) if patched else None
         explained = _Explained(model, relevance, store)
-        words = {row: effects.words(place) for place, row in enumerate(measured)} if effects else {}
-        nodes = explained.nodes(rows, words)
+        words = {row: effects.words(number) for number, row in enumerate(measured)} if effects else {}
+        answer = effects_on_answer(effects, relevance.target) if effects else []
+        nodes = explained.nodes(rows, words, dict(zip(measured, answer, strict=True)))
+        uncompared = patched is not None and not relevance.counterfactual
         together, parts = explained.groups(patched, ranking, groups) if patched and groups else (None, ())
         neurons = list(dict.fromkeys(row.neuron for row in rows))[:cards]
         reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest
@@ -114,10 +124,11 @@ class Explanation(ExplainedPrediction):
             removal_control=removal_control,
             without_counterfactual=without_counterfactual,
             circuit=CheckedCircuit.of(graph) if graph else None,
-            cards=tuple(describe(store, neuron, reading, CARD_EXAMPLES, places=FEW) for neuron in neurons)
-            if store
-            else (),
+            cards=tuple(
+                describe(store, n, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons if store
+            ),
             effects=effects,
+            random_effects=tuple(random_effects(patched, measured, relevance.target)) if patched and uncompared else (),
             groups=parts,
             together=together,
         )
@@ -140,9 +151,10 @@ class Explanation(ExplainedPrediction):
             "icebear.explanation/explanation.html",
             explanation=self,
             sentences=sentences,
+            stages=stage_fragment(self.stages, self.transfers) if self.stages else "",
             title=title,
             effects=effects.to_svg() if effects else "",
-            details=cards or [(str(one.neuron), vocabulary_html(one)) for one in self.projections[:CARDS]],
+            details=cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
             groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
         )
@@ -161,37 +173,38 @@ class _Explained:
     store: Store | None
 
     def nodes(
-        self, rows: Sequence[Ranked], moved: dict[Ranked, tuple[list[str], list[str]]]
+        self,
+        rows: Sequence[Ranked],
+        moved: dict[Ranked, tuple[list[str], list[str]]],
+        effects: dict[Ranked, float | None] | None = None,
     ) -> tuple[ExplainedNode, ...]:
         words = projections(self.model, (row.neuron for row in rows), PROJECTED_WORDS)
         store, strings = self.store, self.relevance.prompt.strings
         known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
         significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
-        return tuple(
-            ExplainedNode(
-                row,
-                strings[row.position],
-                words.get(row.neuron),
-                store.labels.name(row.neuron, row.polarity) if store else None,
-                significant.get((row.neuron, row.polarity)),
-                *map(tuple, moved.get(row, ())),
-            )
-            for row in rows
-        )
+        nodes = []
+        for row in rows:
+            label = store.labels.name(row.neuron, row.polarity) if store else None
+            meaning = significant.get((row.neuron, row.polarity))
+            raises, lowers = map(tuple, moved.get(row, ((), ())))
+            about = (words.get(row.neuron), label, meaning, raises, lowers, (effects or {}).get(row))
+            nodes.append(ExplainedNode(row, strings[row.position], *about))
+        return tuple(nodes)
 
     def groups(
         self, patched: Patched, ranking: Ranking, count: int
     ) -> tuple[ExplainedGroup | None, tuple[ExplainedGroup, ...]]:
-        """Return the `GROUPED` most relevant nodes of all tokens as one group, and their first groups."""
+        """Return the `GROUPED_NODES` most relevant nodes of all tokens as one group, and their first groups."""
         model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
-        rows = relevance.top(max(1, min(GROUPED, READ // len(relevance.tokens))), site, position="all")
+        rows = relevance.top(max(1, min(GROUPED_NODES, GROUPED_TOKENS // len(relevance.tokens))), site, position="all")
         patchable = nodes_of(model, relevance, site) if _can_ablate(model, relevance, site) else None
         generator = torch.Generator().manual_seed(0)
 
         def explained(group: EffectGroup) -> ExplainedGroup:
-            words = {row: effect_words(patched.tokens, own) for row, own in zip(group.nodes, group.each, strict=True)}
+            effects = zip(group.nodes, group.each, strict=True)
+            words = {row: effect_words(patched.tokens, effect) for row, effect in effects}
             ablated = ablate(patchable, relevance.mask(group.nodes, site), generator) if patchable else None
-            return ExplainedGroup(group, ablated, self.nodes(group.nodes[:STRONGEST], words))
+            return ExplainedGroup(group, ablated, self.nodes(group.nodes[:GROUP_NODES], words))
 
         together, groups = effect_groups(patched, rows, count)
         return explained(together), tuple(map(explained, groups))
@@ -206,20 +219,20 @@ def explain(
     contrast: Token | None = None,
     counterfactual: PromptLike | Prompts | None = None,
     base_model: Model | None = None,
-    method: Method | str | None = None,
     span: Span | None = None,
     top: int = 10,
     site: str | None = "ffn",
     circuit_nodes: int | None = None,
+    details: bool = False,
     store: Store | None = None,
 ) -> Explanation:
-    """Explain a prediction: relevance of tokens and nodes, with every control that applies.
+    """Explain a prediction: how the answer is computed (its stages), and the relevance of tokens and nodes.
 
     Parameters
     ----------
-    model, prompt, target, contrast, counterfactual, base_model, method, span
+    model, prompt, target, contrast, counterfactual, base_model, span
         See `attribute`. In place of a prompt, its relevance explains what other arguments of `attribute` choose, such
-        as a position.
+        as a method or a position.
     top : int
         The number of nodes.
     site : str, optional
@@ -227,13 +240,16 @@ def explain(
         scans only ``mixer``.
     circuit_nodes : int, optional
         Also compute the circuit of this many nodes, which needs a counterfactual and takes seconds.
+    details : bool
+        Also group the most relevant nodes by their effects, measure their sufficiency and necessity, and remove the
+        tokens that contribute most.
     store : Store, optional
         An index of the model, for labels and cards.
 
     Returns
     -------
     Explanation
-        With a counterfactual it has sufficiency and necessity of the largest nodes.
+        With a counterfactual it has stages.
 
     Raises
     ------
@@ -243,13 +259,13 @@ def explain(
     site = model.main_site if site == "ffn" else site
     graph, ranking = None, Ranking(top, site)
     if isinstance(prompt, Relevance):
-        chosen = (target, contrast, counterfactual, base_model, method, span, circuit_nodes)
+        chosen = (target, contrast, counterfactual, base_model, span, circuit_nodes)
         if any(value is not None for value in chosen):
             raise InputError(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
             )
         model.check_made(prompt.made_with["model"], "The relevance")
-        return controlled(model, prompt, ranking, store=store)
+        return controlled(model, prompt, ranking, store=store, details=details)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
     if circuit_nodes is not None:
         if counterfactual is None:
@@ -257,8 +273,19 @@ def explain(
         graph = circuit(model, prompt, target, contrast, **compared, nodes=circuit_nodes)
         relevance = graph.relevances[0]
     else:
-        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, method=method)
-    return controlled(model, relevance, ranking, store=store, graph=graph)
+        sites = sites_of(model, site, counterfactual is not None and base_model is None)
+        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, sites=sites)
+    return controlled(model, relevance, ranking, store=store, graph=graph, details=details)
+
+
+def sites_of(
+    model: Model, site: str | None, has_counterfactual: bool, method: Method | None = None
+) -> tuple[str, ...] | None:
+    """Return the sites to record for an explanation of the nodes of a site; None for the default."""
+    if site is None or not model.has_family or (method and not method.scores_neurons):
+        return None
+    stages = stage_sites(model) if has_counterfactual else ()
+    return tuple(dict.fromkeys((neuron_site(site), *stages)))
 
 
 def controlled(
@@ -270,11 +297,18 @@ def controlled(
     graph: Graph | None = None,
     cards: int = CARDS,
     groups: int = GROUPS,
+    details: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Explanation:
-    """Explain a relevance with every control that applies to it. Raises `InputError`."""
+    """Explain a relevance by its stages, or by the effects of nodes; details: with every control that applies to it.
+    Raises `InputError`."""
     ranking, compared = ranking or Ranking(site=model.main_site), relevance.counterfactual
     if isinstance(relevance, Diff):
         return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
+    stages = None if why_no_stages(model, relevance) else stages_of(model, relevance, on_progress)
+    if not details and (stages or not compared):
+        explanation = Explanation.of(model, relevance, ranking, store=store, graph=graph, cards=cards)
+        return replace(explanation, stages=stages)
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     alone = next_token and compared and not model.has_scan
     answer: dict[str, Any] = {
@@ -282,7 +316,7 @@ def controlled(
         "contrast": relevance.contrast and relevance.contrast.id,
         "position": relevance.predicted_at if model.task.takes_position else None,
     }
-    return Explanation.of(
+    explanation = Explanation.of(
         model,
         relevance,
         ranking,
@@ -294,6 +328,7 @@ def controlled(
         cards=cards,
         groups=groups if can_group(relevance, ranking.site or "ffn") else 0,
     )
+    return replace(explanation, stages=stages)
 
 
 def with_changes(explanation: Explanation) -> Explanation:
@@ -313,9 +348,9 @@ def silencing_control(
     """Set ranked nodes to 0, each at its token, or as many random ones of the same layers. Raises `InputError`."""
 
     target, contrast = (token.id if token else None for token in (relevance.target, relevance.contrast))
-    place = relevance.predicted_at if model.task.takes_position else None
+    at = relevance.predicted_at if model.task.takes_position else None
     edits = [Edit(row.neuron, "scale", 0.0, where=edited_at(relevance.prompt, row)) for row in rows]
-    return random_edit_control(model, relevance.read, edits, target, contrast, position=place, on_progress=on_progress)
+    return random_edit_control(model, relevance.read, edits, target, contrast, position=at, on_progress=on_progress)
 
 
 def edited_at(prompt: PromptTokens, row: Ranked) -> str:

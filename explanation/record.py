@@ -15,6 +15,8 @@ from icebear.concepts.nodes.effect_groups import EffectGroup
 from icebear.concepts.results.effects import Effects
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.stage_records import StageShares
+from icebear.concepts.stages.stages import Stages
 from icebear.convert import Tabled
 from icebear.records import Meaning, Projection, RandomControl, Ranked
 
@@ -40,6 +42,8 @@ class ExplainedNode:
     raises: tuple[str, ...] = ()
     """The likely next words that the node raises most here (`effects`)."""
     lowers: tuple[str, ...] = ()
+    effect: float | None = None
+    """What it does to the explained answer (`effects_on_answer`)."""
 
     @property
     def words(self) -> str:
@@ -48,7 +52,7 @@ class ExplainedNode:
 
     def to_dict(self) -> dict[str, Any]:
         words = {"raises": list(self.raises), "lowers": list(self.lowers), "promotes": self.words or None}
-        return {**self.ranked.to_dict(), "token": self.token, **words, "label": self.label}
+        return {**self.ranked.to_dict(), "token": self.token, "effect": self.effect, **words, "label": self.label}
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,18 @@ class ExplainedPrediction(Tabled):
     """Cards of the first neurons, if there is a store."""
     effects: Effects | None = None
     """The effects of the nodes on the next token; None where nodes cannot be set."""
+    random_effects: tuple[float, ...] = ()
+    """Without a counterfactual: what random nodes of the same layers and tokens do to the answer."""
     groups: tuple[ExplainedGroup, ...] = ()
-    """The groups with the largest relevance, of the `GROUPED` most relevant nodes."""
+    """The groups with the largest relevance, of the `GROUPED_NODES` most relevant nodes."""
     together: ExplainedGroup | None = None
-    """The first `GROUPED` nodes as one group."""
+    """The first `GROUPED_NODES` nodes as one group."""
     changes: ExplainedChanges | None = None
     """With a base model: what its changed weights caused."""
+    stages: Stages | None = None
+    """How the answer is computed, if there is a counterfactual."""
+    transfers: tuple[tuple[str, StageShares], ...] = ()
+    """Other prompts, and what the heads and neurons of the stages give there."""
 
     @property
     def tokens(self) -> list[dict[str, Any]]:
@@ -119,9 +129,14 @@ class ExplainedPrediction(Tabled):
         prompt = self.relevance.prompt
         notes = dict.fromkeys(prompt.sinks, "sink") | dict.fromkeys(prompt.template, "template")
         return [
-            {"position": place, "token": text, "relevance": value, "note": notes.get(place, "")}
-            for place, (text, value) in enumerate(zip(prompt.strings, self.relevance.tokens.tolist(), strict=True))
+            {"position": position, "token": text, "relevance": value, "note": notes.get(position, "")}
+            for position, (text, value) in enumerate(zip(prompt.strings, self.relevance.tokens.tolist(), strict=True))
         ]
+
+    @property
+    def random_effect(self) -> float:
+        """The largest effect of a random node, of either sign."""
+        return max(map(abs, self.random_effects), default=0.0)
 
     @property
     def meanings(self) -> list[Meaning]:
@@ -136,6 +151,8 @@ class ExplainedPrediction(Tabled):
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict of everything that was measured."""
         optional = {
+            "stages": self.stages and self.stages.to_dict(),
+            "transfers": [{"paraphrase": text, **transfer.to_dict()} for text, transfer in self.transfers],
             "meanings": [meaning.to_dict() for meaning in self.meanings],
             "ablation": [vars(row) for row in self.ablations],
             "removal_control": self.removal_control and self.removal_control.to_dict(),
@@ -146,6 +163,7 @@ class ExplainedPrediction(Tabled):
             "groups": [group.to_dict() for group in self.groups],
             "together": self.together and self.together.to_dict(),
             "effects": self.effects and self.effects.to_dict(),
+            "random_effects": list(self.random_effects),
             "restored": self.changes and self.changes.to_dict(),
         }
         return {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from icebear.concepts.results.effect_words import effect_text, effect_words
+from icebear.concepts.stages.stage_sentences import stage_lines
+from icebear.lines import Line
 
 if TYPE_CHECKING:
     from icebear.concepts.nodes.controls import Ablation
@@ -16,22 +17,22 @@ if TYPE_CHECKING:
     from icebear.explanation.record import ExplainedGroup, ExplainedNode, ExplainedPrediction
     from icebear.records import TokenScore
 
-NODES = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads", "mixer": "mixer neurons"}
+NODE_KINDS = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads", "mixer": "mixer neurons"}
 """The nodes of a site, in words."""
 GROUPS_ABOUT = (
     "Each group of nodes is named by its joint effect: the likely next words that all its nodes together raise and "
     "lower most. In brackets: as many random nodes of the same layers and tokens."
 )
-NAMED = 0.05
+SINK_SHARE = 0.05
 """Sinks with at least this share of the difference are named."""
 SMALL = 1.0
 """A difference of fewer logits is hardly one: single nodes recover several times as much, either way."""
 CLOSE = 1e-3
 """The largest remainder, as a share of the explained number, with which the check of a method is passed."""
-MOST, ENOUGH = 3, 0.95
-"""Tokens are named until their shares sum to this, at most three."""
-WIDTH = 100
-"""The columns of a screen."""
+NAMED_SHARE = 0.95
+"""Tokens are named until their shares sum to this."""
+NAMED_TOKENS = 3
+"""The largest number of tokens that are named."""
 
 
 def tokens_sentence(relevance: Relevance) -> str:
@@ -43,8 +44,8 @@ def tokens_sentence(relevance: Relevance) -> str:
 def _unranked(relevance: Relevance) -> str:
     """Name a sink with a share of the difference: a changed first token, where the tokenizer has no start token."""
     prompt, total = relevance.prompt, relevance.sums.target
-    places = prompt.sinks if relevance.counterfactual and total else ()
-    changed = [repr(prompt.strings[place]) for place in places if abs(relevance.tokens[place]) >= NAMED * abs(total)]
+    sinks = prompt.sinks if relevance.counterfactual and total else ()
+    changed = [repr(prompt.strings[sink]) for sink in sinks if abs(relevance.tokens[sink]) >= SINK_SHARE * abs(total)]
     if not changed:
         return ""
     return (
@@ -56,21 +57,21 @@ def _unranked(relevance: Relevance) -> str:
 def _accounting(relevance: Relevance) -> str:
     compared, values = relevance.counterfactual is not None, relevance.tokens.tolist()
     left_out = () if compared else {*relevance.prompt.sinks, *relevance.prompt.template}
-    places = [place for place in range(len(values)) if place not in left_out]
-    total = relevance.sums.target if compared else sum(values[place] for place in places)
-    order = sorted(places, key=lambda place: -values[place] * (1 if total > 0 else -1))
+    positions = [position for position in range(len(values)) if position not in left_out]
+    total = relevance.sums.target if compared else sum(values[position] for position in positions)
+    order = sorted(positions, key=lambda position: -values[position] * (1 if total > 0 else -1))
     named, share = [], 0.0
-    for place in order[:MOST]:
-        if share >= ENOUGH or not total or values[place] / total <= 0:
+    for position in order[:NAMED_TOKENS]:
+        if share >= NAMED_SHARE or not total or values[position] / total <= 0:
             break
-        named.append(place)
-        share += values[place] / total
+        named.append(position)
+        share += values[position] / total
     if not named:
         return "No token stands out."
-    words = [repr(relevance.prompt.strings[place]) for place in sorted(named)]
+    words = [repr(relevance.prompt.strings[position]) for position in sorted(named)]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    whole = "the difference" if compared else "the relevance of the tokens"
-    return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {whole}."
+    explained = "the difference" if compared else "the relevance of the tokens"
+    return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {explained}."
 
 
 def margins_sentence(relevance: Relevance) -> str:
@@ -102,8 +103,8 @@ def sum_text(group: ExplainedGroup) -> str:
 
 def group_text(group: ExplainedGroup) -> str:
     """Say how many nodes a group has, where they are, and how much of the difference they carry."""
-    nodes, (first, last) = len(group.group.nodes), group.group.layers
-    layers = f"layer {first}" if first == last else f"layers {first} to {last}"
+    nodes, (lowest, highest) = len(group.group.nodes), group.group.layers
+    layers = f"layer {lowest}" if lowest == highest else f"layers {lowest} to {highest}"
     return f"{nodes} node{'s' if nodes > 1 else ''}, {layers}{shares_text(group.ablation)}"
 
 
@@ -136,7 +137,7 @@ def together_sentence(explanation: ExplainedPrediction) -> str:
     raises, lowers = (", ".join(words) or "no likely word" for words in group.words(6))
     compared = explanation.relevance.counterfactual is not None
     values = "counterfactual values" if compared else "averages on other texts"
-    site = NODES[explanation.ranking.site or "ffn"]
+    site = NODE_KINDS[explanation.ranking.site or "ffn"]
     return (
         f"Together, the {len(group.nodes)} most relevant nodes ({site} at a token) raise {raises}, and "
         f"lower {lowers}. The baseline of raise and lower is the prediction in which these nodes have their {values}."
@@ -171,40 +172,62 @@ def limits_sentence(explanation: ExplainedPrediction) -> str:
 # --- the screen: the lines of an explanation, for a terminal and for `print` ----------------------------
 
 
-@dataclass(frozen=True)
-class Line:
-    text: str
-    style: str = ""
-    """``bold``, ``dim`` or nothing."""
-    wraps: bool = True
-    """Else it is cut at the end of the line."""
-
-
 def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
-    """Return the lines before and after the tokens of the prompt."""
+    """Return the lines before and after the tokens of the prompt; of an answer with stages, those of the details."""
     title = "Groups of these nodes by what they do to the next word [random nodes in brackets]"
     groups = [line for number, group in enumerate(explanation.groups, 1) for line in _group(number, group)]
-    nodes = [] if explanation.groups else [_node(node) for node in explanation.nodes]
+    nodes = [] if groups or explanation.random_effects else [_node(node) for node in explanation.nodes]
     after = [
         Line(tokens_sentence(explanation.relevance)),
+        *_effects(explanation),
         Line(together_sentence(explanation)),
-        *([Line(""), Line(title, "bold"), *groups] if groups else [Line(""), *nodes]),
+        *([Line(""), Line(title, "bold"), *groups] if groups else nodes),
         Line(""),
         Line(reach_sentence(explanation)),
-        Line(limits_sentence(explanation), "dim"),
+        Line(limits_sentence(explanation), "dim") if groups else Line(comparison_hint(explanation)),
     ]
-    return _predictions(explanation), after
+    after = [line for line, following in zip(after, [*after[1:], Line("")], strict=True) if line.text or following.text]
+    if explanation.stages is None:
+        return _predictions(explanation), after
+    details = [Line(""), *after] if groups else []
+    return [*stage_lines(explanation.stages, explanation.transfers), *details], []
+
+
+def _effects(explanation: ExplainedPrediction) -> list[Line]:
+    """Return the nodes whose effect on the answer is larger than that of any random node."""
+    if not explanation.random_effects:
+        return []
+    control, answer = explanation.random_effect, repr(explanation.relevance.target_text)
+    above = [node for node in explanation.nodes if node.effect is not None and abs(node.effect) > control]
+    random = f"{len(explanation.random_effects)} random nodes of the same layers and tokens: at most {control:.2f}"
+    if not above:
+        return [Line(f"None of the {len(explanation.nodes)} most relevant nodes has a larger effect than {random}.")]
+    title = f"Effects on {answer} of the nodes, set to their average on other texts [{random}]"
+    above.sort(key=lambda node: -abs(node.effect or 0))
+    return [Line(""), Line(title, "bold"), *(_node(node, f" {node.effect:+.2f};") for node in above)]
+
+
+def comparison_hint(explanation: ExplainedPrediction) -> str:
+    """Say which word to change to see how the answer is computed, as a command; empty if it was compared."""
+    relevance = explanation.relevance
+    if relevance.counterfactual or relevance.image or relevance.prompt.turns or not relevance.read.text:
+        return ""
+    prompt = relevance.prompt
+    left_out = {*prompt.sinks, *prompt.target_positions}
+    free = [position for position in range(len(prompt.ids)) if position not in left_out]
+    if not free:
+        return ""
+    word = prompt.strings[max(free, key=lambda position: relevance.tokens[position].item())].strip()
+    command = shlex.join(["icebear", "explain", relevance.read.text, "--counterfactual"])
+    return f"To see how the answer is computed, compare with a prompt that has another word for {word!r}: {command} ..."
 
 
 def screen(explanation: ExplainedPrediction) -> str:
     """Return the lines as plain text of at most `WIDTH` columns."""
     before, after = lines(explanation)
-    prompt = [] if explanation.relevance.image else ["", f"  {explanation.relevance.prompt.text}", ""]
-    return "\n".join([*map(_plain, before), *prompt, *map(_plain, after)])
-
-
-def _plain(line: Line) -> str:
-    return textwrap.fill(line.text, WIDTH) if line.wraps else line.text[:WIDTH]
+    shown = after and not explanation.relevance.image
+    prompt = ["", f"  {explanation.relevance.prompt.text}", ""] if shown else []
+    return "\n".join([*map(str, before), *prompt, *map(str, after)])
 
 
 def _predictions(explanation: ExplainedPrediction) -> list[Line]:
@@ -229,7 +252,7 @@ def _group(number: int, group: ExplainedGroup) -> list[Line]:
     return [head, Line(f"   {group_text(group)}", "dim"), *interaction, *map(_node, group.strongest)]
 
 
-def _node(node: ExplainedNode) -> Line:
+def _node(node: ExplainedNode, number: str = "") -> Line:
     label = f"  [{node.label}]" if node.label else ""
     effect = effect_text(node.raises[:3], node.lowers[:3])
-    return Line(f"   {node.ranked.neuron} at {node.token!r} {effect}{label}", wraps=False)
+    return Line(f"   {node.ranked.neuron} at {node.token!r}{number} {effect}{label}", wraps=False)

@@ -31,6 +31,9 @@ from .concepts.nodes.controls import ablation as ablation
 from .concepts.results.diff import Diff as Diff
 from .concepts.results.effects import Effects as Effects
 from .concepts.results.result import Relevance as Relevance
+from .concepts.stages.stage_records import StageShares as StageShares
+from .concepts.stages.stages import Stages as Stages
+from .concepts.stages.stages import stages as stages
 from .concepts.vocabulary.projection import project as project
 from .db.store import Store as Store
 from .db.store import open_store as open_store

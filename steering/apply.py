@@ -25,7 +25,10 @@ from icebear.values import check_int, real, several, typed
 
 Statistic = Callable[[Neuron, str], float]
 
-PADDING, UNKNOWN = -1, -2
+PADDING = -1
+"""Stands for padding among token ids."""
+UNKNOWN = -2
+"""Stands for a token whose id was not read: one that is an embedding, or was cached before the edits began."""
 
 
 @dataclass(frozen=True)
@@ -240,9 +243,9 @@ class _TokenTracker:
         stack = self.model.stack_of(edit.neuron.layer)
         position = self.position[stack]
         columns: tuple[Tensor, ...] = (position, self.read[stack][:, -position.shape[1] :], old.mean(-1), new.mean(-1))
-        places = acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
-        values = ([column[row, place].item() for column in columns] for row, place in places)
-        return [Act(edit, row, *map(int, own[:2]), *own[2:]) for (row, _), own in zip(places, values, strict=True)]
+        cells = acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
+        fields = ((row, [column[row, token].item() for column in columns]) for row, token in cells)
+        return [Act(edit, row, *map(int, values[:2]), *values[2:]) for row, values in fields]
 
     def acting(self, edit: Edit, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""
@@ -286,9 +289,9 @@ class _TokenTracker:
             columns = [column for column, token in enumerate(tokens) if token != PADDING]
             ids = tuple(tokens[column] for column in columns)
             if ids not in self.turns:  # without the empty system message that a template puts in
-                self.turns[ids] = [one for one in self.model.turns(ids) if one.role != "system" or one.first < one.last]
+                self.turns[ids] = [t for t in self.model.turns(ids) if t.role != "system" or t.first < t.last]
             turns = self.turns[ids]
-            named = turns[number : number + 1] if number is not None else [one for one in turns if one.role == role]
+            named = turns[number : number + 1] if number is not None else [turn for turn in turns if turn.role == role]
             if not named:
                 raise InputError(f"{edit} names a message that the prompt does not have; name a message of the chat.")
             for turn in named[-1:] if last else named:

@@ -79,11 +79,11 @@ def compare(
     logits = [model.next_logits(prompt)]
     with steer(model, edits, statistic):
         logits.append(model.next_logits(prompt))
-    best = [model.top_tokens(one, 5) for one in logits]
+    best = [model.top_tokens(scores, 5) for scores in logits]
     written = written or [tokens[0].text for tokens in best]
     plain, steered = (
-        Continuation(text, tuple(model.token_scores(one, list(dict.fromkeys(token.id for token in [*own, *other])))))
-        for text, one, own, other in zip(written, logits, best, best[::-1], strict=True)
+        Continuation(text, tuple(model.token_scores(scores, list(dict.fromkeys(token.id for token in tokens)))))
+        for text, scores, tokens in zip(written, logits, (best[0] + best[1], best[1] + best[0]), strict=True)
     )
     name = edits.name if isinstance(edits, Recipe) else None
     return Comparison(

@@ -17,7 +17,7 @@ from icebear.recipe import Recipe
 from icebear.records import RandomControl
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
-from icebear.steering.flipping.last_token import LastToken, edits_by_place
+from icebear.steering.flipping.last_token import LastToken, values_by_step
 from icebear.steering.provenance import OTHERS, FlipRecord, Outcome
 from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import HeldOutContexts
@@ -135,13 +135,13 @@ def concept_outcome(
 def _flipped(model: Model, record: FlipRecord, edits: list[Edit], draws: list[list[Edit]], contexts: int) -> Outcome:
     """Return the probabilities without and with edits and under each draw, which are rows of a batch."""
     last = LastToken(model, model.ids(record.prompt), record.phrase)
-    logs = last.logits([edits_by_place(row) for row in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
+    logs = last.logits([values_by_step(row) for row in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
     phrase = logs[:, range(last.steps), record.phrase].sum(1).exp().tolist()
-    first = logs[:, 0, record.before[0].id].exp().tolist()
+    previous = logs[:, 0, record.before[0].id].exp().tolist()
     _, reached, *others = _hold(record, logs)
     new, old = (
         RandomControl(_edits_text(edits), OTHERS, f"P({text!r})", values[0], values[1], tuple(values[2:]))
-        for text, values in ((record.text, phrase), (record.before[0].text, first))
+        for text, values in ((record.text, phrase), (record.before[0].text, previous))
     )
     aim = f"make {record.text!r} the answer" if record.top_k is None else f"suppress {record.text!r}"
     return Outcome(new, aim, reached, sum(others), contexts, SEED, old=old)

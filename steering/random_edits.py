@@ -20,7 +20,7 @@ from icebear.records import Neuron, RandomControl
 from icebear.steering.apply import Statistic, steer
 from icebear.values import check_int, seed_of, typed
 
-TOKENS = 256
+PASS_TOKENS = 256
 """Rows times tokens of a forward pass."""
 TRIES = 20
 """Tries for each draw, to find neurons that were not drawn yet."""
@@ -102,15 +102,15 @@ def _logits(
     model: Model, objective: Objective, edits: Sequence[Sequence[Edit]], on_row: Callable[[int], None]
 ) -> Tensor:
     """Return the logits (N, V) of a prompt under each of N lists of edits, which are rows of batches."""
-    size, parts = max(1, TOKENS // objective.batch.spans[1].stop), []
+    size, parts = max(1, PASS_TOKENS // objective.batch.spans[1].stop), []
     for start in range(0, len(edits), size):
         on_row(max(0, start - 2))
-        some = edits[start : start + size]
+        part = edits[start : start + size]
         with ExitStack() as edited:
             edited.enter_context(model.lock)
-            for row, own in enumerate(some):
-                edited.enter_context(steer(model, own, rows=[row]))
-            logits = model.logits(objective.rows([0] * len(some)).batch, list(objective.positions[0][:1]))
+            for row, row_edits in enumerate(part):
+                edited.enter_context(steer(model, row_edits, rows=[row]))
+            logits = model.logits(objective.rows([0] * len(part)).batch, list(objective.positions[0][:1]))
         parts.append(logits[:, 0].float())
     return torch.cat(parts)
 

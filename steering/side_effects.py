@@ -112,11 +112,11 @@ def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
 def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) -> TokenChange:
     """Compare probabilities (S, V) without and with edits."""
     steps = list(range(len(tokens)))
-    own = [scores[steps, list(tokens)] for scores in (before, after)]
-    pairs = zip((before, after), own, strict=True)
-    ranks = [1 + int((scores[steps] > one[:, None]).sum(-1).max()) for scores, one in pairs]
+    of_tokens = [scores[steps, list(tokens)] for scores in (before, after)]
+    pairs = zip((before, after), of_tokens, strict=True)
+    ranks = [1 + int((scores[steps] > of_token[:, None]).sum(-1).max()) for scores, of_token in pairs]
     text = "".join(model.answer_text(token) for token in tokens)
-    return TokenChange(text, own[0].prod().item(), own[1].prod().item(), *ranks)
+    return TokenChange(text, of_tokens[0].prod().item(), of_tokens[1].prod().item(), *ranks)
 
 
 def repeated_trigrams(ids: Sequence[int]) -> float:
@@ -127,9 +127,9 @@ def repeated_trigrams(ids: Sequence[int]) -> float:
 def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) -> float:
     losses, rows = [], sorted(rows, key=len)
     for part in model.batches(list(map(len, rows)), TEXTS):
-        some = [rows[number] for number in part]
-        logs = _log_probabilities(model, edits, some, list(range(max(map(len, some)) - 1)), None)
-        losses += [-own[range(len(ids) - 1), ids[1:]] for own, ids in zip(logs, some, strict=True)]
+        part_rows = [rows[number] for number in part]
+        logs = _log_probabilities(model, edits, part_rows, list(range(max(map(len, part_rows)) - 1)), None)
+        losses += [-row_logs[range(len(ids) - 1), ids[1:]] for row_logs, ids in zip(logs, part_rows, strict=True)]
     return float(torch.cat(losses).mean().exp())
 
 
@@ -154,17 +154,17 @@ class HeldOutContexts:
         for number, row in enumerate(rows):
             by_text.append([(number, end) for end in range(min(2, len(row) - 1), len(row))])
             generator.shuffle(by_text[-1])
-        taken = [place for places in zip_longest(*by_text) for place in places if place]
-        places = sorted(taken[:CONTEXTS], key=itemgetter(1))
-        longest = sorted(dict(places).items(), key=itemgetter(1))  # the last context of each text
+        taken = [context for contexts in zip_longest(*by_text) for context in contexts if context]
+        contexts = sorted(taken[:CONTEXTS], key=itemgetter(1))
+        longest = sorted(dict(contexts).items(), key=itemgetter(1))  # the last context of each text
         numbers = {number: new for new, (number, _) in enumerate(longest)}
         self._texts = [rows[number][:end] for number, end in longest]
-        self._places = [(numbers[number], end) for number, end in places]
+        self._cuts = [(numbers[number], end) for number, end in contexts]
         self._plain: dict[Reader, Tensor] = {}
 
     @cached_property
     def contexts(self) -> list[list[int]]:
-        return [self._texts[number][:end] for number, end in self._places]
+        return [self._texts[number][:end] for number, end in self._cuts]
 
     def off_target_kl(self, edits: Sequence[Edit]) -> float:
         """Return the mean KL(plain || edited) in nats at the last token of each context, and, if edits act on generated
@@ -180,12 +180,12 @@ class HeldOutContexts:
     def _reader(self, edits: Sequence[Edit]) -> Reader:
         """Return the quickest way to read the contexts for edits that act there. All give the same."""
         writes, ends = _acting(edits)
-        places = {edit.where for edit in edits}
+        wheres = {edit.where for edit in edits}
         if writes:
             return self._ends_and_continuations if ends else self._continuations
-        if places <= {"last"} and self._prefix:
+        if wheres <= {"last"} and self._prefix:
             return self._last_tokens
-        if places <= {"all", "prompt"} and self.model.task.is_causal:
+        if wheres <= {"all", "prompt"} and self.model.task.is_causal:
             return self._whole_texts
         return self._ends
 
@@ -196,7 +196,7 @@ class HeldOutContexts:
     def _last_tokens(self, edits: Sequence[Edit]) -> Tensor:
         """Read the last token of each context after all tokens before it, on which the edits do not act."""
         assert self._prefix
-        rows, ends = zip(*self._places, strict=True)
+        rows, ends = zip(*self._cuts, strict=True)
         last = torch.tensor([[context[-1]] for context in self.contexts], device=self.model.device)
         with steer(self.model, edits), torch.no_grad():
             logits = self._prefix.logits(last, rows, [end - 1 for end in ends], [0])[:, 0]
@@ -204,7 +204,7 @@ class HeldOutContexts:
 
     def _whole_texts(self, edits: Sequence[Edit]) -> Tensor:
         """Read each text once: edits act on each token in the same way in all contexts."""
-        numbers, ends = zip(*self._places, strict=True)
+        numbers, ends = zip(*self._cuts, strict=True)
         logs = _log_probabilities(self.model, edits, self._texts, list(range(max(ends))), None)
         return logs[list(numbers), [end - 1 for end in ends]]
 
@@ -217,12 +217,12 @@ class HeldOutContexts:
     def _ends_and_continuations(self, edits: Sequence[Edit]) -> Tensor:
         return self._by_length(edits, self._continued, 0)
 
-    def _by_length(self, edits: Sequence[Edit], texts: Sequence[list[int]], first: int) -> Tensor:
-        """Read texts that begin with the contexts, from the `first` token after the last one on."""
+    def _by_length(self, edits: Sequence[Edit], texts: Sequence[list[int]], start: int) -> Tensor:
+        """Read texts that begin with the contexts, from the `start`-th token after the last one on."""
         logs = []
         for length, group in groupby(zip(map(len, self.contexts), texts, strict=True), key=itemgetter(0)):
             rows = [row for _, row in group]
-            positions = list(range(length - 1 + first, len(rows[0])))
+            positions = list(range(length - 1 + start, len(rows[0])))
             logs.append(_log_probabilities(self.model, edits, rows, positions, length).flatten(0, 1))
         return torch.cat(logs)
 
@@ -233,7 +233,7 @@ class HeldOutContexts:
         if room < 1:
             return self.contexts
         written = self.model.continuations(self.contexts, min(CONTINUED, room))
-        return [place + own for place, own in zip(self.contexts, written, strict=True)]
+        return [context + tokens for context, tokens in zip(self.contexts, written, strict=True)]
 
 
 def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:
@@ -246,10 +246,10 @@ def _elsewhere(edit: Edit) -> bool:
     return edit.condition is not None or edit.turn is not None or edit.where.startswith("position:")
 
 
-def _where(edits: Sequence[Edit], places: int) -> str:
+def _where(edits: Sequence[Edit], contexts: int) -> str:
     writes, ends = _acting(edits)
     parts = ["at the last token of"] * ends + [f"at {CONTINUED} generated tokens after"] * writes
-    text = f"{' and '.join(parts)} {places} held-out contexts"
+    text = f"{' and '.join(parts)} {contexts} held-out contexts"
     elsewhere = [str(edit) for edit in edits if _elsewhere(edit)]
     return text + (
         f" ({', '.join(elsewhere)} at the last token, because the contexts have no such position)" if elsewhere else ""
@@ -257,14 +257,14 @@ def _where(edits: Sequence[Edit], places: int) -> str:
 
 
 def strength_at(
-    wanted: float, cost: Callable[[float], float], first: float = 1.0, near: float = 0.02
+    wanted: float, cost: Callable[[float], float], start: float = 1.0, near: float = 0.02
 ) -> tuple[float, float]:
     """Return a strength and its cost, within a share `near` of the wanted cost. Raises `InputError` if out of reach.
 
     cost: a function of the strength that grows about quadratically while it is small. The search takes secants of the
     logarithms (the first with a slope of 2) inside a shrinking bracket.
     """
-    low, high, strength = 0.0, math.inf, first
+    low, high, strength = 0.0, math.inf, start
     seen: list[tuple[float, float]] = []
     while len(seen) < TRIES and low < STRONGEST:
         reached = cost(strength)

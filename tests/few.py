@@ -11,9 +11,9 @@ from icebear.actmax.index.corpus import held_out
 from icebear.concepts.vocabulary import calibration
 
 FEW = {
-    "icebear.explanation.explanation.READ": 60,
+    "icebear.explanation.explanation.GROUPED_TOKENS": 60,
     "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
-    "icebear.app.web.neuron_card.FEW": 2,
+    "icebear.app.web.neuron_card.PAGE_SENTENCES": 2,
     "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,
     "icebear.concepts.nodes.controls.RANDOM_DRAWS": 1,
     "icebear.concepts.nodes.controls.RANDOM_HEAD_DRAWS": 1,

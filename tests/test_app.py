@@ -122,7 +122,7 @@ def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
 
 
 def test_a_long_prompt_asks_first(environment, no_groups, monkeypatch):
-    monkeypatch.setattr(measuring, "LONG", 8)
+    monkeypatch.setattr(measuring, "LONG_TOKENS", 8)
     page = fine(visit(prompt="one two three four five six seven eight nine ten eleven"))
     assert page.info
     assert "heat answer" not in text(page)

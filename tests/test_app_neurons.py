@@ -23,9 +23,9 @@ from icebear.records import Meaning
 
 
 @pytest.fixture(autouse=True)
-def few_places(monkeypatch):
+def few_sentences(monkeypatch):
     """What a neuron writes is measured at two sentences a side."""
-    monkeypatch.setattr(neuron_card, "FEW", 2)
+    monkeypatch.setattr(neuron_card, "PAGE_SENTENCES", 2)
 
 
 def test_a_card_needs_no_model(environment, monkeypatch):
@@ -43,7 +43,7 @@ def test_a_card_says_what_the_neuron_writes_where_the_model_is_loaded(environmen
     jobs.loading().join()
     page = text(fine(visit("neurons", neuron="L28.ffn.7")))
     assert WRITES in page
-    assert page.count("; lowers ") >= 2 + neuron_card.FEW  # both polarities, and each sentence
+    assert page.count("; lowers ") >= 2 + neuron_card.PAGE_SENTENCES  # both polarities, and each sentence
 
 
 def test_neuron(environment, near):

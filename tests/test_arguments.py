@@ -289,7 +289,10 @@ DOORS = {
     "open_store": (lambda at, x: icebear.open_store(x).__enter__(), (3, None, "")),
     "describe.neuron": (lambda at, x: icebear.describe(at.store, x), NO_NEURON),
     "describe.k": (lambda at, x: icebear.describe(at.store, neuron(3), k=x), NO_COUNT),
-    "describe.places": (lambda at, x: icebear.describe(at.store, neuron(3), places=x), NO_COUNT[1:]),
+    "describe.effect_sentences": (
+        lambda at, x: icebear.describe(at.store, neuron(3), effect_sentences=x),
+        NO_COUNT[1:],
+    ),
     "annotate.neurons": (lambda at, x: icebear.annotate(at.model, at.store, x), (*NO_NEURON[:7], ["x"], [3])),
     "annotate.k": (lambda at, x: icebear.annotate(at.model, at.store, [neuron(3)], x), NO_COUNT),
     "annotate.method": (

@@ -445,7 +445,7 @@ def test_a_kind_is_one_class_in_one_file():
 
 
 def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, desert, few_contexts, monkeypatch):
-    monkeypatch.setattr("icebear.claims.kinds.edits.DRAWS", 3)
+    monkeypatch.setattr("icebear.claims.kinds.edits.RANDOM_DRAWS", 3)
     effects = SimpleNamespace(off_target_kl=HeldOutContexts(smol).off_target_kl(list(desert)))
     ((what, _),) = FlipClaim.of(desert, effects)
     claim = Claim.of(smol, what)

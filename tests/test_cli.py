@@ -75,7 +75,7 @@ def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, desert, few_c
     monkeypatch.setattr("icebear.steering.flipping.flip.flip", lambda *_, **options: desert)
     explain = icebear.explain
     monkeypatch.setattr(icebear, "explain", lambda *words, **more: explain(*words, **{**more, "circuit_nodes": 4}))
-    monkeypatch.setattr(icebear, "describe", partial(icebear.describe, places=2))
+    monkeypatch.setattr(icebear, "describe", partial(icebear.describe, effect_sentences=2))
     output = run("demo")
     assert len(list(tmp_path.glob("*.db"))) == 1
     for part in ("' Arctic' 0.43", "L29.ffn.860", "' Canada'", "lives in the desert", "Where to go next"):

@@ -95,7 +95,7 @@ def identity(value):
     if isinstance(value, Store):
         return value.path.resolve()
     if isinstance(value, explanation._Explained | Patched):
-        return controls.RANDOM_DRAWS, explanation.READ, repr(value.relevance.to_dict(0))
+        return controls.RANDOM_DRAWS, explanation.GROUPED_TOKENS, repr(value.relevance.to_dict(0))
     try:
         hash(value)
     except TypeError:
@@ -112,12 +112,12 @@ def once(smol, desert):
     measured = writes.writes
     load = cache(loading.load_model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(explanation, "READ", 800)
+        patch.setattr(explanation, "GROUPED_TOKENS", 800)
         patch.setattr(counterfactuals, "TRIED", 12)
         patch.setattr(lens, "TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
         patch.setattr("icebear.evaluation.explanations.circuit_graph.LEARN", 1)
-        patch.setattr("icebear.evaluation.explanations.circuit_graph.EDGES", (30, 60))
+        patch.setattr("icebear.evaluation.explanations.circuit_graph.EDGE_COUNTS", (30, 60))
         patch.setattr("icebear.evaluation.report.draw", lambda *_: [])
         patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:3], 2)))
         patch.setattr(
@@ -143,7 +143,7 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             if long or after.language != "text" or after.mark:
                 few(patch)
-                patch.setattr(explanation, "READ", 30)
+                patch.setattr(explanation, "GROUPED_TOKENS", 30)
                 patch.setattr(Model, "_generated", short(Model._generated))
             if block.language == "python":
                 text = python(code, names) if block.runs else ""

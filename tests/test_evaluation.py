@@ -150,7 +150,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
     }
 
     def resumed(folder, measure, settings=facts):
-        return runner.resume(tmp_path / folder, settings, Part(faithfulness.COLUMNS, prompts, measure))
+        return runner.resume(tmp_path / folder, settings, Part(faithfulness.METRICS, prompts, measure))
 
     measured = []
 
@@ -175,7 +175,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
     tables = []
     for folder, lines in (("a", whole), ("b", again)):
         report.write(
-            tmp_path / folder, report.Results(facts, faithfulness.COLUMNS, [], {"alti": "it <b>cannot</b>"}, lines)
+            tmp_path / folder, report.Results(facts, faithfulness.METRICS, [], {"alti": "it <b>cannot</b>"}, lines)
         )
         tables.append((tmp_path / folder / "table.csv").read_text())
     assert tables[0] == tables[1]
@@ -284,7 +284,7 @@ def test_the_evidence_is_where_the_templates_put_it(smol, task):
             assert f"lives in {word}." in item.prompt
         else:
             plural = item.target in (" are", " themselves")
-            assert plural == (word not in {**groundtruth.WORDS["things"], **groundtruth.WORDS["persons"]})
+            assert plural == (word not in {**groundtruth.LEXICON["things"], **groundtruth.LEXICON["persons"]})
             assert item.contrast != item.target
     assert len({item.evidence for item in items}) > 5  # no place wins
 
@@ -309,12 +309,12 @@ def test_blimp_and_squad_files(smol, tmp_path):
 
 
 def test_only_what_the_model_predicts_counts(smol):
-    item = groundtruth.Item("The keys near the house", " are", " is", (4, 8))
+    item = groundtruth.Question("The keys near the house", " are", " is", (4, 8))
     lines = groundtruth.score_items(smol, [item], methods_of("attnlrp,random"))
     (result,) = groundtruth.counted(lines)
     assert result["counts"]
     assert result["evidence"] == [1]
-    wrong = groundtruth.Item(item.prompt, " is", " are", item.evidence)
+    wrong = groundtruth.Question(item.prompt, " is", " are", item.evidence)
     assert groundtruth.counted(groundtruth.score_items(smol, [wrong], methods_of("random"))) == [
         {"counts": False, "correct": False}
     ]
@@ -337,7 +337,7 @@ def test_of_a_question_the_text_alone_may_count(smol):
 
 def test_items_together_are_items_one_by_one(smol):
     methods = methods_of("attnlrp,pa-lrp,alti-logit,rollout,gxi,random")
-    items = [*groundtruth.subject_verb(1), *groundtruth.facts(1), groundtruth.Item("The keys", " are", "", (4, 8))]
+    items = [*groundtruth.subject_verb(1), *groundtruth.facts(1), groundtruth.Question("The keys", " are", "", (4, 8))]
     for item, result in zip(items, groundtruth.score_items(smol, items, methods), strict=True):
         (alone,) = groundtruth.score_items(smol, [item], methods)
         scores = result.pop("methods", {}), alone.pop("methods", {})

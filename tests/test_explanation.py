@@ -14,7 +14,7 @@ from icebear import ablation, attribute, build_index, circuit, explain, open_sto
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
-from icebear.explanation.effect_map import FULL, NODES, OF_GROUP, WORDS, effect_map
+from icebear.explanation.effect_map import FULL, GROUP_NODES, MAP_NODES, MAP_WORDS, effect_map
 from icebear.explanation.explanation import SIZES, Explanation
 from icebear.explanation.sentences import (
     group_text,
@@ -32,7 +32,7 @@ PROMPT, OTHER = "<b>ice</b> bear", "<b>big</b> cats"
 
 @pytest.fixture
 def explanation(model):
-    return explain(model, PROMPT, contrast="z", counterfactual=OTHER)
+    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, details=True)
 
 
 def test_its_numbers_are_those_of_the_library(model, explanation):
@@ -75,7 +75,7 @@ def test_a_circuit_needs_a_counterfactual(model):
 @pytest.fixture
 def whole(model):
     """With its circuit."""
-    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, circuit_nodes=12)
+    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, circuit_nodes=12, details=True)
 
 
 def test_the_circuit_is_the_librarys(model, whole):
@@ -168,16 +168,16 @@ def worded(explanation):
 def test_the_picture_has_the_effects_of_groups_nodes_on_the_most_moved_words(model, explanation):
     worded = renamed(explanation, lambda place: " WORD0" if place == 5 else f" word{place}")
     result = effect_map(worded)
-    assert len(set(result.nodes)) == len(result.nodes) <= NODES
-    of_groups = [(node, i) for i, one in enumerate(worded.groups, 1) for node in one.group.nodes[:OF_GROUP]]
+    assert len(set(result.nodes)) == len(result.nodes) <= MAP_NODES
+    of_groups = [(node, i) for i, one in enumerate(worded.groups, 1) for node in one.group.nodes[:GROUP_NODES]]
     grouped = {node for one in worded.groups for node in one.group.nodes}
     others = [(node.ranked, 0) for node in worded.nodes if node.ranked not in grouped]
     rows = list(zip(result.nodes, result.groups, strict=True))
-    assert rows == [*of_groups, *others][:NODES]
+    assert rows == [*of_groups, *others][:MAP_NODES]
     measured = worded.relevance.effects(result.nodes)
     places = [int(word.removeprefix("word")) for word in result.words]
     torch.testing.assert_close(result.matrix, measured.matrix[:, places], atol=1e-5, rtol=1e-4)
-    assert len(places) == len(set(places)) == min(WORDS, len(measured.tokens) - 1)
+    assert len(places) == len(set(places)) == min(MAP_WORDS, len(measured.tokens) - 1)
     total, size = result.matrix.sum(0), measured.matrix.norm(dim=0)
     assert total.tolist() == sorted(total.tolist(), reverse=True)
     left = [place for place in range(min(100, len(measured.tokens))) if place not in places and place != 5]
@@ -187,7 +187,7 @@ def test_the_picture_has_the_effects_of_groups_nodes_on_the_most_moved_words(mod
 def test_nothing_is_drawn_without_effects_or_words(model, explanation, worded):
     assert effect_map(replace(worded, effects=None)) is None
     assert effect_map(renamed(explanation, lambda place: ",")) is None
-    page = replace(worded, effects=None, groups=()).to_html()
+    page = replace(worded, effects=None, groups=(), stages=None).to_html()
     assert "promotes" in page
     assert "<svg" not in page
 
@@ -236,5 +236,7 @@ def test_the_page_begins_with_answers(worded):
 def test_hostile_words_stay_text(explanation):
     page = renamed(explanation, "\"'</title></svg><script>alert({})</script>\x00\x1b\ud800".format).to_html()
     assert "<script" not in page
-    assert page.count("</svg>") == page.count("<svg") == 1
-    ElementTree.fromstring(re.search("<svg.*</svg>", page, re.DOTALL)[0])
+    pictures = re.findall("<svg.*?</svg>", page, re.DOTALL)
+    assert page.count("</svg>") == page.count("<svg") == len(pictures) == 2
+    for picture in pictures:
+        ElementTree.fromstring(picture)

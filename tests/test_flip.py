@@ -343,7 +343,7 @@ def test_reading_a_prompt_once_changes_nothing():
 def test_many_rows_go_in_parts(letters, monkeypatch):
     whole = LastToken(letters, IDS)
     proposals = [{(1, index, 0): 3.0} for index in range(9)]
-    monkeypatch.setattr("icebear.steering.flipping.last_token.ROWS", 4)
+    monkeypatch.setattr("icebear.steering.flipping.last_token.PASS_ROWS", 4)
     assert torch.equal(LastToken(letters, IDS).logits(proposals).argmax(-1), whole.logits(proposals).argmax(-1))
     assert LastToken(letters, IDS).rows == 4
     assert LastToken(letters, [3]).logits([{}]).shape == (1, 1, 50)

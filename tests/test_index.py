@@ -17,7 +17,7 @@ from conftest import LLAMA, Letters, random_model, started_alone
 
 from icebear import ATTNLRP, CP_LRP, Model, annotate, attribute, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.actmax.index.activation_statistics import EDGES, STATISTICS, Statistic, merge
+from icebear.actmax.index.activation_statistics import BIN_EDGES, STATISTICS, Statistic, merge
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.classes import classify
 from icebear.actmax.index.corpus import sentence_id
@@ -79,8 +79,8 @@ def test_the_index_equals_brute_force(model, corpus, tmp_path):
             low, high = ((column > bound).double().mean().item() for bound in (zero, -zero))
             assert low - 1e-6 <= statistics.positive <= high + 1e-6
             seeded = {i: x[_hash(0, "token", i) % len(x), number].item() for i, x in seen.items()}
-            bins = torch.bucketize(torch.tensor([seeded[i] for i in summed]), EDGES, right=True)
-            assert list(statistics.histogram) == torch.bincount(bins, minlength=len(EDGES) + 1).tolist()
+            bins = torch.bucketize(torch.tensor([seeded[i] for i in summed]), BIN_EDGES, right=True)
+            assert list(statistics.histogram) == torch.bincount(bins, minlength=len(BIN_EDGES) + 1).tolist()
 
 
 class Above(Statistic):

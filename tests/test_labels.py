@@ -338,8 +338,8 @@ def test_detection_is_the_auroc(lines):
     label = Label.of("tokens", "here", [" ice"])
     order = np.argsort(np.where(x.counted, -values, np.inf), kind="stable")
     expected = [place for place in order if x.counted[place] and values[place] > 0]
-    expected = expected[: max(kinds.FEWEST, math.ceil(kinds.TOKENS * x.counted.sum()))]
-    assert kinds.top(values, x.counted, kinds.TOKENS).tolist() == expected
+    expected = expected[: max(kinds.FEWEST, math.ceil(kinds.TOP_TOKENS * x.counted.sum()))]
+    assert kinds.top(values, x.counted, kinds.TOP_TOKENS).tolist() == expected
     if fired.active:
         result = scores.label_auroc(label, fired)
         by_token = auroc(kinds.of(label).true(label, x)[x.counted].astype(float), fired.tokens)
@@ -456,7 +456,7 @@ def test_labels_are_evaluated(run, tmp_path):
     result = json.loads((tmp_path / "out" / "first third" / "results.json").read_text())
     for pair in result["samples"]:
         assert set(pair["methods"]) == set(evaluation.METHODS)
-        assert all(set(numbers) == set(evaluation.COLUMNS) for numbers in pair["methods"].values())
+        assert all(set(numbers) == set(evaluation.METRICS) for numbers in pair["methods"].values())
 
 
 def test_an_index_by_relevance_says_nothing_of_activations(indexed, monkeypatch):

@@ -19,7 +19,7 @@ from mcp import Client, StdioServerParameters
 from test_tasks import make
 
 from icebear import Concept, Model, attribute, build_index, circuit, open_store
-from icebear.actmax.writes import FEW
+from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session
@@ -39,6 +39,7 @@ CAMEL = "The wild camel lives in the"
 TOOLS = {
     "predict": "prompt chat k max_new_tokens",
     "suggest_counterfactuals": "prompt",
+    "explain": "prompt counterfactual target contrast chat",
     "attribute": "prompt target contrast counterfactual chat k",
     "rank": "prompt target contrast counterfactual site chat k",
     "compare_models": "prompt target contrast k",
@@ -259,7 +260,7 @@ def test_what_it_means(session, indexed):
     assert result["meaning"][0].startswith("+: not labeled yet")
     assert all(-1 <= result["writes"][sign]["correlation"] <= 1 for sign in "+-")
     places = json_of(indexed, "more", handle=result["handle"], part="places")["rows"]
-    assert [place["polarity"] for place in places].count("-") <= FEW
+    assert [place["polarity"] for place in places].count("-") <= PAGE_SENTENCES
     assert {"text", "activation", "raises", "lowers"} < set(places[0])
     assert "Found by similarity" in json_of(indexed, "search", text="camel", k=2)["note"]
     absent = json_of(indexed, "search", text="zxqv", k=2)
@@ -433,7 +434,7 @@ def test_an_investigation_finds_the_cause_and_learns_that_a_claim_is_false(
     """Why, which neurons, are they causal, what else breaks; one claim is of a neuron drawn at random. The flip was
     found before."""
     monkeypatch.setattr(tools, "flip", lambda *arguments, **options: desert)
-    monkeypatch.setattr(tools, "FEW", 1)
+    monkeypatch.setattr(tools, "PAGE_SENTENCES", 1)
     monkeypatch.setattr(outcome, "RANDOM_DRAWS", 20)  # fewer are never beyond chance
 
     async def investigate(client):

@@ -150,7 +150,7 @@ def test_words_of_weights_are_shown_above_those_of_random_rows_only(store):
         assert sum(words[neuron][lens].has_words for neuron in random_ones) < 0.2 * len(random_ones)
     silent = next(neuron for neuron in random_ones if not any(one.has_words for one in words[neuron]))
     for model in (store.model, None):
-        shown, hidden = (describe(store, neuron, model, places=0) for neuron in (WRITER, silent))
+        shown, hidden = (describe(store, neuron, model, effect_sentences=0) for neuron in (WRITER, silent))
         assert shown.projection.kurtosis == pytest.approx(words[WRITER][0].kurtosis, rel=0.02)
         assert shown.projection.kurtosis_by_chance == pytest.approx(words[WRITER][0].kurtosis_by_chance, rel=0.05)
         for card, expected in ((shown, True), (hidden, False)):

@@ -299,7 +299,7 @@ def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monke
             quick = describe(store, neuron)
         assert (quick.nearest, quick.projection, quick.left_out) == ({}, None, True)
         assert quick.examples == whole.examples
-        assert (whole.left_out, describe(store, neuron, whole=True).nearest) == (False, whole.nearest)
+        assert (whole.left_out, describe(store, neuron, search_vectors=True).nearest) == (False, whole.nearest)
         assert describe(store, neuron, model).projection.promoted[0].id == whole.projection.promoted[0].id
 
 

@@ -237,7 +237,7 @@ def test_recovered_is_the_sufficiency_of_ablation():
     nodes = nodes_of(made.model, result, "ffn", "head")
     chosen = torch.rand(5, len(candidates), generator=torch.Generator().manual_seed(0)) < 0.5
     masks = torch.zeros(5, *nodes.shape, dtype=torch.bool)
-    masks.flatten(1)[:, candidates.places] = chosen
+    masks.flatten(1)[:, candidates.entries] = chosen
     expected, _ = recovered_shares(nodes, list(masks))
     assert torch.allclose(candidates.recovered(chosen), torch.tensor(expected), atol=1e-4)
 
@@ -318,14 +318,14 @@ def test_contributions_are_the_true_edges_and_random_numbers_are_not():
 
 def asks(name, variant, count):
     program = PROGRAMS[name]
-    made = truth.made_of(name, variant, 0)
-    return list(itertools.islice(truth_flips.asks_of(program, made, 0), count))
+    compiled = truth.model_of(name, variant, 0)
+    return list(itertools.islice(truth_flips.asks_of(program, compiled, 0), count))
 
 
 def margin(ask, edits):
     """The wanted logit minus the largest other one, by the edits that users make."""
-    with steer(ask.made.model, edits):
-        logits = ask.made.model.next_logits(ask.prompt, -1)
+    with steer(ask.compiled.model, edits):
+        logits = ask.compiled.model.next_logits(ask.prompt, -1)
     others = [x for n, x in enumerate(logits.tolist()) if n != ask.wanted]
     return logits[ask.wanted].item() - max(others)
 
@@ -333,7 +333,7 @@ def margin(ask, edits):
 def test_the_exhaustive_search_tries_every_neuron_as_steering_does():
     (ask,) = asks("previous", "plain", 1)
     places = {place for edits in ask.singles for place in edits}
-    assert {place[:2] for place in places} == set(ask.made.neurons)
+    assert {place[:2] for place in places} == set(ask.compiled.neurons)
     expected = [
         margin(ask, [Edit(Neuron(layer, "ffn", index), "set", value, where="last")])
         for edits in ask.singles
@@ -346,7 +346,7 @@ def test_the_exhaustive_search_tries_every_neuron_as_steering_does():
 def test_flip_finds_an_answer_behind_flat_steps():
     """Of the third and the fourth pair, the gradient is zero after the first edit."""
     for ask in asks("histogram", "decoys", 4):
-        recipe = flip(ask.made.model, ask.prompt, ask.wanted)
+        recipe = flip(ask.compiled.model, ask.prompt, ask.wanted)
         assert margin(ask, recipe) > 0 > margin(ask, [])
         assert 1 == truth_flips.exhaustive(ask) <= len(recipe) <= 2
 
@@ -358,7 +358,7 @@ def test_only_programs_with_an_answer_at_the_last_token_flip():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_variable_is_true_where_its_neurons_are_active(name):
     program, variable = PROGRAMS[name], truth_variables.VARIABLES[name]
-    made = truth.made_of(name, "plain", 0)
+    made = truth.model_of(name, "plain", 0)
     texts = truth_variables.texts_of(program, variable, 0)
     assert min(map(len, texts)) > 50
     columns = [place for place, unit in made.neurons.items() if variable.computes(unit)]
@@ -371,7 +371,7 @@ def test_a_variable_is_true_where_its_neurons_are_active(name):
 def test_a_concept_is_the_neuron_that_is_active_with_it_only():
     """Its activation has no standard deviation over the texts without the concept."""
     program = PROGRAMS["hops"]
-    result = truth_variables.measured(program, truth.made_of("hops", "plain", 0), 0)
+    result = truth_variables.measured(program, truth.model_of("hops", "plain", 0), 0)
     assert result["true"] == result["chosen"] == 1
     assert result["auroc"] == 1
     assert result["methods"]["find_concept"] == {"first": 1.0, "share": 1.0}

@@ -12,7 +12,7 @@ from transformers import GPT2Config
 from icebear import Model, Neuron, build_index, describe, open_store, steer
 from icebear.actmax import writes as module
 from icebear.actmax.page import writes_verdict
-from icebear.actmax.writes import mean_correlation, patched_logits, random_places, writes
+from icebear.actmax.writes import mean_correlation, patched_logits, random_tokens, writes
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.errors import StoreError
@@ -76,14 +76,14 @@ def slow_correlation(effects, activations, value):
 )
 def test_what_it_writes_is_what_hooks_measure(config, path, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("icebear.concepts.results.effects.LIKELY", LIKELY)
-    monkeypatch.setattr(module, "ROWS", 3)
+    monkeypatch.setattr(module, "PASS_ROWS", 3)
     model, neuron = made(config), Neuron(1, "ffn", 3)
     average = mean_activations(model)["ffn"][1, 3].item()
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=6)
         result = writes(model, store, neuron, 5)
         chosen = {sign: [(one.sentence, one.token) for one in store.examples(neuron, sign, 5)] for sign in "+-"}
-        control = random_places(store, 5)
+        control = random_tokens(store, 5)
     rows = {sign: [Letters()(s.text)["input_ids"][: t + 1] for s, t in one] for sign, one in chosen.items()}
     drawn = [Letters()(sentence.text)["input_ids"][: token + 1] for sentence, token in control]
     _, others, there = slow_effects(model, path, 3, drawn, average)
@@ -137,8 +137,8 @@ def test_a_neuron_that_writes_the_same_everywhere_is_alike_everywhere(corpus, tm
             assert one.correlation > 0.9
             assert one.random_correlation > 0.9
             assert len(one.places) == 6
-        assert random_places(store, 12) == random_places(store, 12)
-        assert all(0 < token < len(sentence.tokens) for sentence, token in random_places(store, 12))
+        assert random_tokens(store, 12) == random_tokens(store, 12)
+        assert all(0 < token < len(sentence.tokens) for sentence, token in random_tokens(store, 12))
 
 
 def test_a_single_place_is_like_no_other():
@@ -150,7 +150,7 @@ def test_only_a_model_that_predicts_next_tokens_writes(model, corpus, tmp_path):
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=2, sites=("ffn", "q"))
         assert describe(store, Neuron(0, "ffn", 3)).writes == {}
-        assert describe(store, Neuron(0, "ffn", 3), model, places=0).writes == {}
+        assert describe(store, Neuron(0, "ffn", 3), model, effect_sentences=0).writes == {}
         assert writes(model, store, Neuron(0, "q", 3)) == {}
         assert writes(make("bert"), store, Neuron(0, "ffn", 3)) == {}
         with pytest.raises(StoreError):

@@ -16,7 +16,7 @@ from icebear.records import HISTOGRAM_EDGES
 FIXED_POINT = 2.0**16
 """Integer units per activation of 1 in sums; a sum of floating-point numbers would depend on the order."""
 
-EDGES = torch.tensor(HISTOGRAM_EDGES, dtype=torch.float32)
+BIN_EDGES = torch.tensor(HISTOGRAM_EDGES, dtype=torch.float32)
 EMPTY = torch.iinfo(torch.int64).max
 """The sentence id of an empty entry, whose value is minus infinity."""
 
@@ -126,11 +126,11 @@ class Histogram(Statistic):
     """The histogram over `HISTOGRAM_EDGES` at one random token of each sentence. State (28, N): counts."""
 
     def empty(self, neurons: int) -> Tensor:
-        return torch.zeros(len(EDGES) + 1, neurons, dtype=torch.int32)
+        return torch.zeros(len(BIN_EDGES) + 1, neurons, dtype=torch.int32)
 
     def add(self, state: Tensor, seen: LayerActivations) -> None:
         values = seen.values[torch.arange(len(seen.values)), seen.drawn].cpu()  # (B, N)
-        bins = torch.bucketize(values, EDGES, right=True)
+        bins = torch.bucketize(values, BIN_EDGES, right=True)
         state.scatter_add_(0, bins, torch.ones((), dtype=torch.int32).expand_as(bins))
 
     def columns(self, state: Tensor, tokens: int) -> dict[str, list[Any]]:
@@ -172,7 +172,7 @@ def empty_summary(neurons: int, k: int) -> ScanSummary:
         values=torch.full((2, neurons, k), -torch.inf),
         sentences=torch.full((2, neurons, k), EMPTY),
         tokens=torch.zeros(2, neurons, k, dtype=torch.int16),
-        statistics={name: one.exact(one.empty(neurons)) for name, one in STATISTICS.items()},
+        statistics={name: statistic.exact(statistic.empty(neurons)) for name, statistic in STATISTICS.items()},
         token_count=0,
         counted=0,
     )
@@ -184,7 +184,7 @@ def merge(a: ScanSummary, b: ScanSummary) -> ScanSummary:
     values, sentences, tokens = (torch.cat(pair, -1) for pair in pairs)
     return ScanSummary(
         *top_k(values, sentences, tokens, a.values.shape[2]),
-        statistics={name: one.merge(a.statistics[name], b.statistics[name]) for name, one in STATISTICS.items()},
+        statistics={name: kind.merge(a.statistics[name], b.statistics[name]) for name, kind in STATISTICS.items()},
         token_count=a.token_count + b.token_count,
         counted=a.counted + b.counted,
     )

@@ -149,9 +149,9 @@ def attribute_neurons(
         rows = [ids[: at + 1] for ids, at in zip(rows, positions, strict=True)]
     parts = list(model.batches(list(map(len, rows)), len(rows)))
     if len(parts) > 1:
-        own = lambda values, part: [values[row] for row in part]  # noqa: E731
-        each = ([own(values, part) for values in (prompts, neurons, positions)] for part in parts)
-        return [result for one, two, three in each for result in attribute_neurons(model, one, two, three, method)]
+        pick = lambda values, part: [values[row] for row in part]  # noqa: E731
+        chosen = ([pick(values, part) for values in (prompts, neurons, positions)] for part in parts)
+        return [result for p, n, at in chosen for result in attribute_neurons(model, p, n, at, method)]
     batch = model.read(rows)
     accounting, inputs = new_accounting(model, len(prompts)), Inputs()
     target = Activations(batch, list(zip(neurons, positions, strict=True)))

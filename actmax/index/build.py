@@ -175,13 +175,13 @@ def _scan(
         if table.token_count and time.monotonic() - last > COMMIT_SECONDS:
             store.scan.commit(waiting, _pack(table), facts)
             waiting, last = {}, time.monotonic()
-    whole = merge(table, short)
+    total = merge(table, short)
     if not sentences and not done:
         raise InputError("The corpus has no text; check the file, or choose another column with --column.")
-    if not whole.counted:
+    if not total.counted:
         raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")
     store.scan.commit(waiting, _pack(table), facts)
-    return whole, counts
+    return total, counts
 
 
 def _pack(table: ScanSummary) -> dict[str, bytes]:
@@ -205,9 +205,9 @@ def _unpack(packed: dict[str, bytes]) -> ScanSummary:
 
 def _columns(table: ScanSummary, model: Model, sites: Sequence[str]) -> dict[str, Sequence[Any]]:
     """Return the columns of the table of neurons."""
-    places = [(layer, site, i) for site in sites for layer in range(model.layers) for i in range(model.width(site))]
-    layers, names, indices = zip(*places, strict=True)
-    columns: dict[str, Sequence[Any]] = {"id": range(len(places)), "layer": layers, "site": names, "idx": indices}
+    neurons = [(layer, site, i) for site in sites for layer in range(model.layers) for i in range(model.width(site))]
+    layers, names, indices = zip(*neurons, strict=True)
+    columns: dict[str, Sequence[Any]] = {"id": range(len(neurons)), "layer": layers, "site": names, "idx": indices}
     for name, statistic in STATISTICS.items():
         columns |= statistic.columns(table.statistics[name], table.counted)
     return columns
@@ -216,10 +216,10 @@ def _columns(table: ScanSummary, model: Model, sites: Sequence[str]) -> dict[str
 def _examples(table: ScanSummary) -> Iterator[tuple]:
     """Yield the rows of the table of examples."""
     parts = [part.transpose(0, 1).split(4096) for part in (table.values, table.sentences, table.tokens)]
-    first = 0
+    start = 0
     for values, sentences, tokens in zip(*parts, strict=True):  # (n, 2, k) each
-        neurons, polarities, ranks = place = (values > 0).nonzero(as_tuple=True)
-        signed = (1 - 2 * polarities) * values[place]
-        columns = (first + neurons, polarities, ranks, sentences[place], tokens[place], signed)
+        neurons, polarities, ranks = entries = (values > 0).nonzero(as_tuple=True)
+        signed = (1 - 2 * polarities) * values[entries]
+        columns = (start + neurons, polarities, ranks, sentences[entries], tokens[entries], signed)
         yield from zip(*(column.tolist() for column in columns), strict=True)
-        first += len(values)
+        start += len(values)

@@ -59,5 +59,5 @@ def ensure_classes(store: Store) -> None:
         ids.append(identity)
         starts.append(len(flat))
         flat += [codes.setdefault(token.strip().lower(), len(codes)) for token in tokens]
-    places = np.array(starts)[np.searchsorted(np.array(ids), sentences)]
-    store.neurons.set_classes(classify(keys, np.array(flat)[places + positions], positions, store.neurons.largest()))
+    offsets = np.array(starts)[np.searchsorted(np.array(ids), sentences)]
+    store.neurons.set_classes(classify(keys, np.array(flat)[offsets + positions], positions, store.neurons.largest()))

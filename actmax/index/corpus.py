@@ -26,7 +26,8 @@ from icebear.paths import check_text, existing, kind, local, opened
 from icebear.records import Sentence
 from icebear.values import check_int, shown, typed
 
-WIKI, REVIEWS = "wiki-summaries", "imdb-reviews"
+WIKI = "wiki-summaries"
+REVIEWS = "imdb-reviews"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
 LONGEST = 2000
 """Longer pieces, in characters, are not taken for sentences (the longest of the summaries has 840)."""
@@ -91,10 +92,10 @@ class Corpus:
             if not text.strip():
                 counts["without text"] += 1
                 continue
-            place = 0
+            end = 0
             for piece in segment(self.facts["language"], text):
-                start = text.find(piece, place)
-                place = start + len(piece)
+                start = text.find(piece, end)
+                end = start + len(piece)
                 sentence = piece.strip()
                 start += len(piece) - len(piece.lstrip())
                 if not sentence:
@@ -119,8 +120,8 @@ class Seen:
 
     def add(self, number: int) -> bool:
         """Add a number and return whether it is new."""
-        place = np.searchsorted(self.sorted, number)
-        if number in self.last or (place < len(self.sorted) and self.sorted[place] == number):
+        index = np.searchsorted(self.sorted, number)
+        if number in self.last or (index < len(self.sorted) and self.sorted[index] == number):
             return False
         self.last.add(number)
         if len(self.last) > max(4096, len(self.sorted) // 16):

@@ -86,10 +86,10 @@ def _scattered(ray: Any, actors: list[Any], shards: Shards, threshold: Callable[
     running: dict[Any, tuple[int, list[Sentence], Any]] = {}
 
     def finished() -> tuple[int, list[Sentence], ScanSummary, Tensor]:
-        (first,), _ = ray.wait(list(running))
-        number, shard, actor = running.pop(first)
+        (task,), _ = ray.wait(list(running))
+        number, shard, actor = running.pop(task)
         idle.append(actor)
-        return number, shard, *ray.get(first)
+        return number, shard, *ray.get(task)
 
     for number, shard in shards:
         while not idle:

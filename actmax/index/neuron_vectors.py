@@ -36,11 +36,11 @@ def ensure_vectors(model: Model, store: Store) -> None:
     }
     neurons, words = store.count("neurons"), vocabulary(model).shape[0]
     counts = {"w_out": neurons, "lens": neurons, "w_in": neurons, "examples": 2 * neurons, "tokens": words}
-    made = [name for name in makers if not _usable(store, name, counts[name])]
+    missing = [name for name in makers if not _usable(store, name, counts[name])]
     for name, make in makers.items():
-        if name in made:
+        if name in missing:
             store.vectors.save(name, make(), unit=name != "tokens")
-    ceilings = lens and [one and one.ceiling for one in lens.reliability]
+    ceilings = lens and [measured and measured.ceiling for measured in lens.reliability]
     if ceilings != store.facts.all().get("ceilings"):
         store.facts.set({"ceilings": ceilings})
     if not store.count("w_out_norms"):
@@ -52,7 +52,7 @@ def ensure_vectors(model: Model, store: Store) -> None:
         own_outputs = len(model.labels) == words  # a vocabulary other than that of the input
         text, count = (model.answer_text, words) if own_outputs else (model.text, model.config.vocab_size)
         store.refill("tokens", ((token, text(token)) for token in range(count)))
-    if made or store.controls.get("nearest") is None:
+    if missing or store.controls.get("nearest") is None:
         measure_chance(store)
 
 
@@ -60,9 +60,9 @@ def gated(model: Model) -> bool:
     """Return whether the FFN is gated: whether its activation is a product of two linear maps of the input."""
     if model.family.experts:
         return True
-    first = model.layers_with("ffn")[0]
-    layer, last = model.layer_modules[first], model.site_module("ffn", first)
-    name = next(name for name in model.family_at(first).ffn_in.split() if name in dict(layer.named_modules()))
+    number = model.layers_with("ffn")[0]
+    layer, last = model.layer_modules[number], model.site_module("ffn", number)
+    name = next(name for name in model.family_at(number).ffn_in.split() if name in dict(layer.named_modules()))
     beside = layer.get_submodule(name.rpartition(".")[0]).children()
     maps = [Linear(module) for module in beside if Linear.reads(module) and module is not last]
     return sum(linear.shape[0] for linear in maps) > model.width("ffn")
@@ -110,9 +110,9 @@ def _example_vectors(store: Store) -> Iterator[np.ndarray]:
     store.facts.set({"center": center.tolist(), "spread": spread.tolist()})
     weight = (weight - center) / spread
     keys, sentences, _ = store.example_tables.keys()  # in order of key
-    places = torch.from_numpy(np.searchsorted(ids[order], sentences))
+    examples = torch.from_numpy(np.searchsorted(ids[order], sentences))
     starts = torch.from_numpy(np.searchsorted(keys, np.arange(2 * store.count("neurons") + 1)))
-    for first in range(0, len(starts) - 1, BLOCK):
-        bounds = starts[first : first + BLOCK + 1]
-        inside = places[bounds[0] : bounds[-1]]
+    for start in range(0, len(starts) - 1, BLOCK):
+        bounds = starts[start : start + BLOCK + 1]
+        inside = examples[bounds[0] : bounds[-1]]
         yield F.embedding_bag(inside, weight, bounds[:-1] - bounds[0], mode="mean").numpy()

@@ -71,7 +71,7 @@ def scan_shard(
     sums: whether means, standard deviations and histograms include these sentences, see `sums_up`.
     on_batch: called with the sentences of each batch that is read.
     """
-    rows = [(place, model.token_ids(sentence.text, settings.max_tokens)) for place, sentence in enumerate(sentences)]
+    rows = [(index, model.token_ids(sentence.text, settings.max_tokens)) for index, sentence in enumerate(sentences)]
     special = model.special_ids()
     lengths = [counted_length(ids, special) for _, ids in rows]
     rows = sorted(
@@ -84,8 +84,8 @@ def scan_shard(
     size = batch_size or (BATCH if settings.by == "activation" else RELEVANCE_BATCH)
     for numbers in model.batches([len(ids) for _, ids in rows], size):
         part = [rows[number] for number in numbers]
-        vectors[[place for place, _ in part]] = reader.read([(sentences[place].id, ids) for place, ids in part])
-        on_batch([sentences[place] for place, _ in part])
+        vectors[[index for index, _ in part]] = reader.read([(sentences[index].id, ids) for index, ids in part])
+        on_batch([sentences[index] for index, _ in part])
     return reader.summary(settings.k), vectors
 
 
@@ -94,7 +94,7 @@ class _Reader:
 
     def __init__(self, model: Model, settings: Settings, count: int, threshold: Tensor | None, sums: bool):
         self.model, self.settings, self.summing = model, settings, sums
-        self.places = [(site, layer) for site in settings.sites for layer in model.layers_with(site)]
+        self.site_layers = [(site, layer) for site in settings.sites for layer in model.layers_with(site)]
         starts, self.columns = 0, {}
         for site, layer in ((site, layer) for site in settings.sites for layer in range(model.layers)):
             self.columns[site, layer] = slice(starts, starts + model.width(site))
@@ -103,7 +103,7 @@ class _Reader:
         self.ids = torch.zeros(count, dtype=torch.int64)
         self.values = torch.full((2, count, starts), -torch.inf)  # by sentence; what cannot enter stays -inf
         self.tokens = torch.zeros(2, count, starts, dtype=torch.int16)
-        self.statistics = {name: one.empty(starts) for name, one in STATISTICS.items()}
+        self.statistics = {name: statistic.empty(starts) for name, statistic in STATISTICS.items()}
         self.token_count = self.done = 0
 
     def read(self, rows: Sequence[tuple[int, list[int]]]) -> Tensor:
@@ -132,7 +132,7 @@ class _Reader:
             else:
                 x.register_hook(lambda g: self._enter(columns, values * g.float(), batch, span))
 
-        with self.model.lock, hooks(self.model, self.places, visit):
+        with self.model.lock, hooks(self.model, self.site_layers, visit):
             stream = self._pass(read).detach().float()  # (B, T, D)
         weights = batch.mask[:, 1:, None].float()
         return ((stream[:, 1:] * weights).sum(1) / weights.sum(1)).half().cpu()
@@ -154,7 +154,7 @@ class _Reader:
             row, neuron = entering.nonzero(as_tuple=True)
             entry = best[polarity][row, neuron]
             self.values[polarity, span, columns][row, neuron] = entry
-            self.tokens[polarity, span, columns][row, neuron] = _place(x, row, neuron, sign * entry)
+            self.tokens[polarity, span, columns][row, neuron] = _position(x, row, neuron, sign * entry)
 
     def summary(self, k: int) -> ScanSummary:
         """Return the summary of the shard, with sums in fixed point so that merging is exact."""
@@ -169,7 +169,7 @@ class _Reader:
             values=values,
             sentences=ids,
             tokens=tokens,
-            statistics={name: one.exact(self.statistics[name]) for name, one in STATISTICS.items()},
+            statistics={name: statistic.exact(self.statistics[name]) for name, statistic in STATISTICS.items()},
             token_count=self.token_count,
             counted=self.token_count if self.summing else 0,
         )
@@ -214,23 +214,23 @@ def _largest(x: Tensor, batch: Batch) -> Tensor:
     """Return the largest x and -x over the counted tokens (2, B, N). The batch is sorted by length."""
     best = torch.full((2, len(x), x.shape[2]), -torch.inf, device=x.device)
     start = 1
-    for first, length in enumerate(batch.lengths):  # slices, because a mask would cost a copy
+    for row, length in enumerate(batch.lengths):  # slices, because a mask would cost a copy
         if length > start:
-            part, into = x[first:, start:length], best[:, first:]
+            part, into = x[row:, start:length], best[:, row:]
             torch.maximum(into, torch.stack((part.amax(1), -part.amin(1))), out=into)
             start = length
     return best.cpu()
 
 
-def _place(x: Tensor, row: Tensor, neuron: Tensor, extreme: Tensor) -> Tensor:
+def _position(x: Tensor, row: Tensor, neuron: Tensor, extreme: Tensor) -> Tensor:
     """Return the first counted position where x[row, :, neuron] is its extreme (M,), as int16."""
-    places = torch.empty(len(row), dtype=torch.int16)
+    positions = torch.empty(len(row), dtype=torch.int16)
     for start in range(0, len(row), 1 << 20):
         part = slice(start, start + (1 << 20))
         equal = x[row[part], :, neuron[part]].cpu() == extreme[part, None]  # (M, T)
         equal[:, 0] = False  # padding may be equal, too, but comes later
-        places[part] = equal.byte().argmax(1).to(torch.int16)  # the first of ties
-    return places
+        positions[part] = equal.byte().argmax(1).to(torch.int16)  # the first of ties
+    return positions
 
 
 def _hash(seed: int, purpose: str, identity: int) -> int:

@@ -108,14 +108,14 @@ def score_label(
     Its words are the tokens that the label is true at, with or without a space before them. Raises `InputError` for a
     text without words.
     """
-    own = re.findall(r"\w+", text.lower())
-    if not own:
+    words = re.findall(r"\w+", text.lower())
+    if not words:
         raise InputError("A label without words cannot be scored; give a label with words.")
     store.check_activations(model.fingerprint, model.name, model.dtype_name)
     parts = prepare_samples(model, store, seed)
     advance = _counting(sum(len(sample.ids) for sample in parts.values()), on_progress)
     values, known = measure_activations(model, store, parts, [neuron], seed, advance)
-    label = Label.of("tokens", "here", [form for word in own for form in (word, f" {word}")])
+    label = Label.of("tokens", "here", [form for word in words for form in (word, f" {word}")])
     return [score_candidates(side, lambda: [label], known) for side in sides(store, parts, [neuron], values)]
 
 
@@ -127,23 +127,23 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
     if not side.active:
         return Meaning(side.neuron, side.polarity, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
     chosen = choose_label(candidates(), side.fired)
-    own, label, by = side.fired["test"], chosen.label, chosen.by
+    test, label, by = side.fired["test"], chosen.label, chosen.by
     by_chance = nulls(known, side.neuron)
     others = other_labels(known["labels"], side, chosen)
     record = {
         **CONVERTER.unstructure(chosen),
-        **scores.responsiveness(label, own, by),
-        "similar_sentences": scores.similar_sentences_auroc(label, own, by),
-        "token_mean": scores.token_mean_baseline([side.fired["train"], side.fired["validation"]], own)["token"],
-        "auroc": scores.label_auroc(label, own),
+        **scores.responsiveness(label, test, by),
+        "similar_sentences": scores.similar_sentences_auroc(label, test, by),
+        "token_mean": scores.token_mean_baseline([side.fired["train"], side.fired["validation"]], test)["token"],
+        "auroc": scores.label_auroc(label, test),
         "other_neuron": score_parts(others[0], by, side.fired).test if others else None,
         "thresholds": {
             name: 0.5 + float(np.quantile(null, 0.95)) * (THRESHOLDS[by] - 0.5)
             for name, null in by_chance.items()
             if null
         },
-        "sentences": {part: len(one.sample.ids) for part, one in side.fired.items()},
-        "examples": test_examples(label, own),
+        "sentences": {part: len(fired.sample.ids) for part, fired in side.fired.items()},
+        "examples": test_examples(label, test),
     }
     text, passes = kinds.of(label).text(label), significant(chosen, by_chance)
     p = p_value(chosen, by_chance)
@@ -167,13 +167,13 @@ def test_examples(label: Label, fired: TopActivations) -> dict[str, list[dict[st
 def _extremes(fired: TopActivations, where: np.ndarray, sign: int) -> Iterator[dict[str, Any]]:
     """Yield the tokens with the most extreme activations, at most one of each sentence."""
     sample, seen = fired.sample, set[int]()
-    places = np.flatnonzero(where)
-    for place in places[np.argsort(sign * fired.values[places], kind="stable")]:
-        number = int(sample.sentence[place])
+    tokens = np.flatnonzero(where)
+    for token in tokens[np.argsort(sign * fired.values[tokens], kind="stable")]:
+        number = int(sample.sentence[token])
         if number not in seen and len(seen) < SHOWN:
             seen.add(number)
             yield {
                 "sentence": sample.sentences[number].id,
-                "token": int(sample.position[place]),
-                "value": round(float(fired.values[place]), 4),
+                "token": int(sample.position[token]),
+                "value": round(float(fired.values[token]), 4),
             }

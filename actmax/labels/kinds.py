@@ -20,16 +20,16 @@ import numpy as np
 from icebear.actmax.labels.sample import Sample, distinctive
 from icebear.values import one_of
 
-TOKENS = 0.01
+TOP_TOKENS = 0.01
 """The share of tokens that are positives."""
-SENTENCES = 0.05
+TOP_SENTENCES = 0.05
 """The share of sentences that are positives."""
 FEWEST = 8
 """The smallest number of tokens with an activation above zero for a label."""
 
-TokenPlace = tuple[tuple[str, ...], int]
+SentenceToken = tuple[tuple[str, ...], int]
 """The tokens of a sentence, and a position among them."""
-PLACES = {"here": "{}", "before": "after {}", "after": "before {}"}
+WHERE = {"here": "{}", "before": "after {}", "after": "before {}"}
 """Where a label looks, relative to a token -> the label in words. ``before`` is the token before."""
 STEPS = {"here": 0, "before": -1, "after": 1}
 
@@ -42,16 +42,16 @@ class Evidence:
     """The train sample."""
     values: np.ndarray
     """(N,) activations in the sample; negated for polarity ``-``."""
-    examples: tuple[TokenPlace, ...] = ()
+    examples: tuple[SentenceToken, ...] = ()
     """Maximally activating examples from train documents."""
     writes: tuple[str, ...] = ()
     """Tokens that the neuron promotes; empty for a site without W_out."""
 
     @cached_property
-    def places(self) -> list[TokenPlace]:
+    def strongest(self) -> list[SentenceToken]:
         """Where it is most active: in the sample, and in the index."""
-        own = top(self.values, self.sample.counted, TOKENS)
-        return [*(self.sample.place(token) for token in own), *self.examples]
+        tokens = top(self.values, self.sample.counted, TOP_TOKENS)
+        return [*(self.sample.sentence_token(token) for token in tokens), *self.examples]
 
 
 def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:
@@ -63,9 +63,9 @@ def top(values: np.ndarray, counted: np.ndarray, share: float) -> np.ndarray:
     return able[np.argsort(-values[able], kind="stable")[:wanted]]
 
 
-def tokens_at(places: Iterable[TokenPlace], step: int) -> list[str]:
-    """Return the token `step` tokens after each place, in lower case."""
-    rows = ((pieces, place + step) for pieces, place in places)
+def tokens_at(tokens: Iterable[SentenceToken], step: int) -> list[str]:
+    """Return the token `step` tokens after each of these, in lower case."""
+    rows = ((pieces, position + step) for pieces, position in tokens)
     return [pieces[at].lower() for pieces, at in rows if 0 <= at < len(pieces)]
 
 
@@ -76,7 +76,7 @@ class Label:
     kind: str
     """A key of `KINDS`."""
     where: str
-    """A key of `PLACES`, or ``sentence``."""
+    """A key of `WHERE`, or ``sentence``."""
     items: tuple[tuple[str, ...], ...]
     """Tokens, the name of a category, or the words of a topic, each alone; any of them makes the label true."""
 
@@ -87,7 +87,7 @@ class Label:
 
     @property
     def texts(self) -> list[str]:
-        return ["".join(item) for item in self.items]
+        return ["".join(pieces) for pieces in self.items]
 
 
 class LabelKind(ABC):
@@ -110,7 +110,7 @@ class LabelKind(ABC):
         return sample.means(self.true(label, sample))
 
     def text(self, label: Label) -> str:
-        return PLACES[label.where].format(", ".join(map(repr, label.texts)))
+        return WHERE[label.where].format(", ".join(map(repr, label.texts)))
 
 
 class Tokens(LabelKind):
@@ -121,15 +121,15 @@ class Tokens(LabelKind):
     def candidates(self, evidence: Evidence) -> list[Label]:
         sample, labels = evidence.sample, []
         for where, step in STEPS.items():
-            best = distinctive(tokens_at(evidence.places, step), sample.token_counts, len(sample), 8)
+            best = distinctive(tokens_at(evidence.strongest, step), sample.token_counts, len(sample), 8)
             labels += [Label.of(self.name, where, best[:size]) for size in (1, 2, 3, 5, 8) if size <= len(best)]
         if evidence.writes:  # neurons of the last layers are active before the tokens that they promote
             labels += [Label.of(self.name, where, map(str.lower, evidence.writes)) for where in ("here", "after")]
         return labels
 
     def true(self, label: Label, sample: Sample) -> np.ndarray:
-        here = sample.codes.chosen(sample.codes.tokens, label.texts)[sample.token]
-        return sample.beside(here, STEPS[label.where])
+        matching = sample.codes.chosen(sample.codes.tokens, label.texts)[sample.token]
+        return sample.beside(matching, STEPS[label.where])
 
 
 class Categories(LabelKind):
@@ -148,10 +148,10 @@ class Categories(LabelKind):
     def true(self, label: Label, sample: Sample) -> np.ndarray:
         name = label.texts[0]
         if name not in sample.seen:
-            sample.seen[name] = self._here(name, sample)
+            sample.seen[name] = self._members(name, sample)
         return sample.beside(sample.seen[name], STEPS[label.where])
 
-    def _here(self, name: str, sample: Sample) -> np.ndarray:
+    def _members(self, name: str, sample: Sample) -> np.ndarray:
         """Return which tokens belong to the category (N,)."""
         if name.startswith("-"):
             ending, words = name[1:], sample.codes.words
@@ -161,7 +161,7 @@ class Categories(LabelKind):
         return np.array([known[piece] for piece in sample.pieces])
 
     def text(self, label: Label) -> str:
-        return PLACES[label.where].format(label.texts[0])
+        return WHERE[label.where].format(label.texts[0])
 
 
 class TopicLabels(LabelKind):

@@ -22,7 +22,7 @@ from icebear.records import Neuron
 PROMOTED = 5
 CONTROLS = 100
 """The number of random neurons that the nulls are made from."""
-DRAWS = 5
+NULL_DRAWS = 5
 """The number of shifts, and of other labels, of each random neuron and polarity."""
 NEAR = 300
 """The number of draws that a label is compared with."""
@@ -43,7 +43,7 @@ class Side:
     @property
     def active(self) -> bool:
         """Whether the neuron is active at this polarity in each part."""
-        return all(one.active for one in self.fired.values())
+        return all(fired.active for fired in self.fired.values())
 
     def candidates(self) -> list[Label]:
         return [label for kind in kinds.KINDS.values() for label in kind.candidates(self.evidence)]
@@ -53,14 +53,14 @@ class Side:
         name = f"{self.neuron} {self.polarity} {seed}"
         generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
         fired = {}
-        for part, one in self.fired.items():
-            moved, counted = one.values.copy(), one.sample.counted
+        for part, top in self.fired.items():
+            moved, counted = top.values.copy(), top.sample.counted
             count = int(counted.sum())
             moved[counted] = np.roll(moved[counted], int(generator.integers(count // 4, 3 * count // 4)))
-            fired[part] = scores.top_activations(one.sample, moved)
+            fired[part] = scores.top_activations(top.sample, moved)
         sample, evidence = fired["train"].sample, self.evidence
         rows = generator.choice(np.flatnonzero(sample.counted), len(evidence.examples))
-        examples = tuple(sample.place(row) for row in rows)
+        examples = tuple(sample.sentence_token(row) for row in rows)
         evidence = replace(evidence, values=fired["train"].values, examples=examples)
         return replace(self, fired=fired, evidence=evidence)
 
@@ -78,9 +78,9 @@ def sides(
             }
             examples = store.examples(neuron, polarity) if neuron.site != "head" else []  # an index has no heads
             examples = [example for example in examples if part_of(example.sentence.title) == "train"]
-            places = tuple((example.sentence.tokens, example.token) for example in examples)
+            strongest = tuple((example.sentence.tokens, example.token) for example in examples)
             train, writes = fired["train"], tuple(token.text for token in promoted[polarity])
-            evidence = Evidence(train.sample, train.values, places, writes)
+            evidence = Evidence(train.sample, train.values, strongest, writes)
             yield Side(neuron, polarity, fired, evidence)
 
 
@@ -107,7 +107,7 @@ def random_neurons(model: Model, store: Store, seed: int, heads: bool) -> list[N
     """Return random neurons of all layers and sites of the index, or random heads of the model."""
     if heads:
         every = [Neuron(layer, "head", head) for layer in model.layers_with("attn") for head in range(model.heads)]
-        return [every[place] for place in sorted(np.random.default_rng(seed).permutation(len(every))[:CONTROLS])]
+        return [every[index] for index in sorted(np.random.default_rng(seed).permutation(len(every))[:CONTROLS])]
     count = store.count("neurons")
     ids = np.random.default_rng(seed).choice(count, min(CONTROLS, count), replace=False)
     return list(store.neurons.of(sorted(ids.tolist())).values())
@@ -123,17 +123,17 @@ def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
     shifts = [
         (side.neuron.layer, choose_label(moved.candidates(), moved.fired).margin)
         for side in drawn
-        for moved in (side.shifted(f"{seed} {draw}") for draw in range(DRAWS))
+        for moved in (side.shifted(f"{seed} {draw}") for draw in range(NULL_DRAWS))
         if moved.active
     ]
     labels = []
-    for side, one in chosen:
-        names = {"neuron": str(side.neuron), "polarity": side.polarity, "share": share(one.label, side)}
-        labels.append({**CONVERTER.unstructure(one), **names})
+    for side, choice in chosen:
+        names = {"neuron": str(side.neuron), "polarity": side.polarity, "share": share(choice.label, side)}
+        labels.append({**CONVERTER.unstructure(choice), **names})
     others = [
-        (side.neuron.layer, score_parts(other, one.by, side.fired).margin)
-        for side, one in chosen
-        for other in other_labels(labels, side, one)
+        (side.neuron.layer, score_parts(other, choice.by, side.fired).margin)
+        for side, choice in chosen
+        for other in other_labels(labels, side, choice)
     ]
     return {"labels": labels, "circular_shift": shifts, "other_neuron": others}
 
@@ -147,8 +147,8 @@ def share(label: Label, side: Side) -> float:
 def other_labels(labels: Sequence[dict[str, Any]], side: Side, chosen: Chosen) -> list[Label]:
     """Return `DRAWS` labels of other random neurons, of the same kind and near in layer and frequency, the
     nearest first."""
-    same, own = (chosen.label.kind, chosen.by), CONVERTER.unstructure(chosen.label)
-    rows = [row for row in labels if (row["label"]["kind"], row["by"]) == same and row["label"] != own]
+    same, record = (chosen.label.kind, chosen.by), CONVERTER.unstructure(chosen.label)
+    rows = [row for row in labels if (row["label"]["kind"], row["by"]) == same and row["label"] != record]
     frequency = share(chosen.label, side)
 
     def distance(row: dict[str, Any]) -> float:
@@ -156,4 +156,4 @@ def other_labels(labels: Sequence[dict[str, Any]], side: Side, chosen: Chosen) -
         return apart + 3 * abs(float(np.log((row["share"] + 1e-4) / (frequency + 1e-4))))
 
     nearest = (CONVERTER.structure(row["label"], Label) for row in sorted(rows, key=distance))
-    return list(dict.fromkeys(nearest))[:DRAWS]
+    return list(dict.fromkeys(nearest))[:NULL_DRAWS]

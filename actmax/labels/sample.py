@@ -85,8 +85,8 @@ class Sample:
         self.word = np.full(len(self.pieces), -1)
         """The code of the word that ends with this token; -1 inside words and elsewhere."""
         for start, sentence in zip(self.starts, self.sentences, strict=True):
-            for word, place in words(sentence.tokens):
-                self.word[start + place] = codes.words.setdefault(word, len(codes.words))
+            for word, last in words(sentence.tokens):
+                self.word[start + last] = codes.words.setdefault(word, len(codes.words))
 
         self.topics: dict[tuple[str, ...], np.ndarray] = {}
         """The words of a topic -> its cosine with each sentence (S,)."""
@@ -98,7 +98,7 @@ class Sample:
     def __len__(self) -> int:
         return len(self.sentence)
 
-    def place(self, token: int) -> tuple[tuple[str, ...], int]:
+    def sentence_token(self, token: int) -> tuple[tuple[str, ...], int]:
         """Return the tokens of the sentence of a token, and its position among them."""
         return self.sentences[self.sentence[token]].tokens, int(self.position[token])
 
@@ -113,8 +113,8 @@ class Sample:
     def _outside(self, steps: int) -> np.ndarray:
         """Return the tokens whose sentence has no token `steps` tokens after them."""
         if steps not in self.seen:
-            there = self.position + steps
-            self.seen[steps] = np.flatnonzero((there < 0) | (there >= (self.ends - self.starts)[self.sentence]))
+            position = self.position + steps
+            self.seen[steps] = np.flatnonzero((position < 0) | (position >= (self.ends - self.starts)[self.sentence]))
         return self.seen[steps]
 
     @cached_property
@@ -124,16 +124,16 @@ class Sample:
 
     def means(self, x: np.ndarray) -> np.ndarray:
         """Return the mean (S,) of x (N,) over the counted tokens of each sentence."""
-        places, sentences = self._counted_places
+        tokens, sentences = self._counted_tokens
         if x.dtype == bool:  # counting is faster than adding
-            return np.bincount(sentences[x[places]], minlength=len(self.ids)) / self.weights
-        return np.bincount(sentences, x[places], len(self.ids)) / self.weights
+            return np.bincount(sentences[x[tokens]], minlength=len(self.ids)) / self.weights
+        return np.bincount(sentences, x[tokens], len(self.ids)) / self.weights
 
     @cached_property
-    def _counted_places(self) -> tuple[np.ndarray, np.ndarray]:
+    def _counted_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """The counted tokens, and the sentence of each."""
-        places = np.flatnonzero(self.counted)
-        return places, self.sentence[places]
+        tokens = np.flatnonzero(self.counted)
+        return tokens, self.sentence[tokens]
 
 
 @lru_cache(maxsize=4096)
@@ -150,14 +150,14 @@ def distinctive(items: Iterable[Any], background: Counter, total: int, k: int) -
     counts = Counter(items)
     n = sum(counts.values())
 
-    def z(item: Any) -> float:
-        here, there = counts[item], background[item]
-        odds = (here + 0.5) / (n - here + 0.5)
-        other = (there + 0.5) / (total - there + 0.5)
-        return math.log(odds / other) / math.sqrt(1 / (here + 0.5) + 1 / (there + 0.5))
+    def z(term: Any) -> float:
+        count, background_count = counts[term], background[term]
+        odds = (count + 0.5) / (n - count + 0.5)
+        other = (background_count + 0.5) / (total - background_count + 0.5)
+        return math.log(odds / other) / math.sqrt(1 / (count + 0.5) + 1 / (background_count + 0.5))
 
-    able = [item for item, count in counts.items() if count > 1 and z(item) > 1.96]
-    return sorted(able, key=lambda item: (-z(item), str(item)))[:k]
+    able = [term for term, count in counts.items() if count > 1 and z(term) > 1.96]
+    return sorted(able, key=lambda term: (-z(term), str(term)))[:k]
 
 
 def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
@@ -215,8 +215,8 @@ def _topics(store: Store) -> dict[str, Any]:
     total = sum(background.values())
     names = []
     for topic in range(count):
-        own = [word for row in np.flatnonzero(nearest == topic) for word in vocabularies[row]]
-        names.append(tuple(distinctive(own, background, total, TOPIC_WORDS)))
+        topic_words = [word for row in np.flatnonzero(nearest == topic) for word in vocabularies[row]]
+        names.append(tuple(distinctive(topic_words, background, total, TOPIC_WORDS)))
     able = [number for number, name in enumerate(names) if name]
     return {"words": [names[number] for number in able], "centers": centers[able].astype(float).round(5).tolist()}
 
@@ -248,7 +248,7 @@ def read_activations(
     activations = np.zeros((len(neurons), len(sample)), dtype=np.float32)
     order = sorted(range(len(sample.ids)), key=lambda number: len(sample.ids[number]))
     parts = model.batches([len(sample.ids[number]) for number in order], BATCH)
-    batches = [[order[place] for place in part] for part in parts]
+    batches = [[order[index] for index in part] for part in parts]
     with ExitStack() as stack:
         stack.enter_context(model.lock)
         stack.enter_context(torch.no_grad())
@@ -264,16 +264,16 @@ def read_activations(
 
 
 def _fired(model: Model, sample: Sample, neurons: Sequence[Neuron], part: list[int], activations: np.ndarray) -> None:
-    places = by_site_layer(neurons)
+    by_layer = by_site_layer(neurons)
 
     def visit(site: str, layer: int, x: Tensor) -> None:
-        rows = places[site, layer]
-        values = x[..., [neurons[row].index for row in rows]].float().cpu().numpy()  # (B, T, P of the place)
+        rows = by_layer[site, layer]
+        values = x[..., [neurons[row].index for row in rows]].float().cpu().numpy()  # (B, T, P of the layer)
         for row, number in enumerate(part):
             span = slice(sample.starts[number], sample.ends[number])
             activations[rows, span] = values[row, : span.stop - span.start].T
 
-    with hooks(model, places, visit):
+    with hooks(model, by_layer, visit):
         model.final_stream(model.read([sample.ids[number] for number in part]))
 
 
@@ -285,6 +285,6 @@ def _attended(model: Model, sample: Sample, heads: Sequence[Neuron], part: list[
         span = slice(sample.starts[number], sample.ends[number])
         count = span.stop - span.start
         later = torch.arange(count - 1, -1, -1).clamp(min=1)
-        for place, head in enumerate(heads):
+        for index, head in enumerate(heads):
             weights = maps[head.layer][row, head.index, :count, :count].float().cpu()
-            activations[place, span] = ((weights.tril(-1).sum(0)) / later).numpy()
+            activations[index, span] = ((weights.tril(-1).sum(0)) / later).numpy()

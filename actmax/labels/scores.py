@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from icebear.actmax.labels import kinds
-from icebear.actmax.labels.kinds import FEWEST, SENTENCES, TOKENS, Label, top
+from icebear.actmax.labels.kinds import FEWEST, TOP_SENTENCES, TOP_TOKENS, Label, top
 from icebear.actmax.labels.meanings import THRESHOLDS, margin
 from icebear.actmax.labels.sample import PARTS, Sample
 from icebear.concepts.statistics import auroc
@@ -71,16 +71,16 @@ class TopActivations:
 
 def mean_ranks(scores: np.ndarray) -> np.ndarray:
     """Return the rank of each score, from 1; ties have their mean rank."""
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    return (count.cumsum() - (count - 1) / 2)[place]
+    _, inverse, count = np.unique(scores, return_inverse=True, return_counts=True)
+    return (count.cumsum() - (count - 1) / 2)[inverse]
 
 
 def top_activations(sample: Sample, values: np.ndarray) -> TopActivations:
     means = sample.means(values)
     tokens, sentences = np.zeros(len(sample), dtype=bool), np.zeros(len(means), dtype=bool)
-    tokens[top(values, sample.counted, TOKENS)] = True
+    tokens[top(values, sample.counted, TOP_TOKENS)] = True
     # The mean of a sentence may be below zero although the neuron is active in it, so only the order counts.
-    sentences[np.argsort(-means, kind="stable")[: math.ceil(SENTENCES * len(means))]] = True
+    sentences[np.argsort(-means, kind="stable")[: math.ceil(TOP_SENTENCES * len(means))]] = True
     return TopActivations(sample, values, tokens[sample.counted], means, sentences)
 
 
@@ -101,11 +101,11 @@ def label_auroc(label: Label, fired: TopActivations) -> dict[str, float]:
     """Return, for each unit, the AUROC of the label for the top tokens or sentences."""
     true, count, ranks = label_truth(label, fired.sample)
     hits, positive, tokens = np.count_nonzero(true[fired.top_tokens]), len(fired.top_tokens), len(fired.tokens)
-    first, sentences = len(fired.top_sentences), len(fired.sentences)
-    below = ranks[fired.top_sentences].sum() - first * (first + 1) / 2
+    top_count, sentences = len(fired.top_sentences), len(fired.sentences)
+    below = ranks[fired.top_sentences].sum() - top_count * (top_count + 1) / 2
     return {
         "token": float(0.5 + hits / positive / 2 - (count - hits) / (tokens - positive) / 2),
-        "sentence": float(below / (first * (sentences - first))),
+        "sentence": float(below / (top_count * (sentences - top_count))),
     }
 
 
@@ -143,8 +143,8 @@ def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations)
 
     learnt: the samples that the table is made from.
     """
-    tokens = np.concatenate([one.sample.token[one.sample.counted] for one in learnt])
-    values = np.concatenate([one.values[one.sample.counted] for one in learnt])
+    tokens = np.concatenate([part.sample.token[part.sample.counted] for part in learnt])
+    values = np.concatenate([part.values[part.sample.counted] for part in learnt])
     sample, size = fired.sample, len(fired.sample.codes.tokens)
     sums, counts = np.bincount(tokens, values, size), np.bincount(tokens, minlength=size)
     means = ((sums + SMOOTHING * values.mean()) / (counts + SMOOTHING))[sample.token]
@@ -204,7 +204,7 @@ def choose_label(labels: Sequence[Label], fired: dict[str, TopActivations]) -> C
 def better_of(candidates: dict[str, tuple[Label, float]], fired: dict[str, TopActivations]) -> Chosen:
     passing = [by for by, (_, worth) in candidates.items() if worth >= 1]
     able = [score_parts(candidates[by][0], by, fired) for by in passing or candidates]
-    return max(able, key=lambda one: one.validation if passing else margin(one.by, one.validation))
+    return max(able, key=lambda choice: choice.validation if passing else margin(choice.by, choice.validation))
 
 
 def best_of(labels: Sequence[Label], fired: TopActivations, responding: bool = True) -> dict[str, tuple[Label, float]]:
@@ -216,9 +216,9 @@ def best_of(labels: Sequence[Label], fired: TopActivations, responding: bool = T
     detected = [(label, label_auroc(label, fired)) for label in labels]
     for by in THRESHOLDS:
         worth = [margin(by, score[by]) - SHORTER * (len(label.items) - 1) for label, score in detected]
-        for place in sorted(range(len(labels)), key=lambda place: -worth[place]):
-            if not responding or responds(labels[place], fired, by):
-                best[by] = labels[place], worth[place]
+        for index in sorted(range(len(labels)), key=lambda index: -worth[index]):
+            if not responding or responds(labels[index], fired, by):
+                best[by] = labels[index], worth[index]
                 break
     return best
 

@@ -124,8 +124,8 @@ class Verb(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, advanced in (("Options", False), ("Advanced", True)):
-            shown = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-            rows = [one.get_help_record(ctx) for one in shown if getattr(one, "advanced", False) is advanced]
+            shown = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+            rows = [option.get_help_record(ctx) for option in shown if getattr(option, "advanced", False) is advanced]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl([row for row in rows if row])
@@ -151,8 +151,8 @@ def option(help: str | None = None, default: Any = ..., **how: Any) -> Any:
 
     how: the arguments of `click.Option`, and `advanced`.
     """
-    own = {} if help is None else {"help": help}
-    return field(metadata={**own, **({} if default is ... else {"default": default}), **how})
+    text = {} if help is None else {"help": help}
+    return field(metadata={**text, **({} if default is ... else {"default": default}), **how})
 
 
 def argument(**how: Any) -> Any:
@@ -183,9 +183,9 @@ def verb(options: type[Record], group: click.Group | None = None) -> Callable[[C
 def parameters(options: Any) -> list[click.Parameter]:
     hints = get_type_hints(options)
     rows: list[click.Parameter] = []
-    for one in fields(options):
-        kind = hints[one.name]
-        rows += parameters(kind) if is_dataclass(kind) else [_parameter(one, kind)]
+    for declared in fields(options):
+        kind = hints[declared.name]
+        rows += parameters(kind) if is_dataclass(kind) else [_parameter(declared, kind)]
     return rows
 
 
@@ -200,13 +200,13 @@ def click_type(kind: Any) -> dict[str, Any]:
     return {"type": kind} if kind in (int, float) else {}
 
 
-def _parameter(one: Any, kind: Any) -> click.Parameter:
-    how = dict(one.metadata)
+def _parameter(declared: Any, kind: Any) -> click.Parameter:
+    how = dict(declared.metadata)
     if how.pop("argument", False):
-        return click.Argument([one.name], **with_type(how))
-    flag = f"--{one.name.strip('_').replace('_', '-')}"
+        return click.Argument([declared.name], **with_type(how))
+    flag = f"--{declared.name.strip('_').replace('_', '-')}"
     how = {**click_type(kind), **({} if "help" in how else OPTIONS[flag]), **how}
-    return Option([flag, one.name], **{"show_default": "default" in how, **with_type(how)})
+    return Option([flag, declared.name], **{"show_default": "default" in how, **with_type(how)})
 
 
 def with_type(how: dict[str, Any]) -> dict[str, Any]:

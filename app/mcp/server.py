@@ -97,9 +97,9 @@ def _lacks_id(message: SessionMessage) -> bool:
 
 def _one_line(error: ValidationError) -> str:
     parts = [
-        f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
-        + ("" if one["type"] == "missing" else f", not {shown(one['input'])}")
-        for one in error.errors()
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        + ("" if problem["type"] == "missing" else f", not {shown(problem['input'])}")
+        for problem in error.errors()
     ]
     return "; ".join(parts) + "."
 
@@ -107,7 +107,7 @@ def _one_line(error: ValidationError) -> str:
 def _refusal(error: Exception) -> JSONRPCError:
     """Return the answer to a line that is no message, with the line's id if it has one."""
     errors = error.errors() if isinstance(error, ValidationError) else []
-    message = next((one["input"] for one in errors if isinstance(one["input"], dict)), {})
+    message = next((problem["input"] for problem in errors if isinstance(problem["input"], dict)), {})
     if errors and errors[0]["type"] == "json_invalid":
         try:
             message = json.loads(errors[0]["input"])

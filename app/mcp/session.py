@@ -110,7 +110,7 @@ class Session:
             )
         return self.results[handle]
 
-    def place(self, name: str) -> Path:
+    def path_of(self, name: str) -> Path:
         """Return a path in the folder. Raises `InputError` for a name outside of it, and if there is no folder."""
         if self.folder is None:
             raise InputError("This server reads and writes no files; the user can start it with --folder.")
@@ -125,6 +125,6 @@ class Session:
 
     def write(self, name: str, text: str) -> Path:
         """Write a new file; no file is overwritten. Raises `InputError`."""
-        place = self.place(name)
-        write_file(place, text, new=True)
-        return place
+        path = self.path_of(name)
+        write_file(path, text, new=True)
+        return path

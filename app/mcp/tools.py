@@ -18,7 +18,7 @@ from pydantic import Field
 
 from icebear.actmax.card import describe
 from icebear.actmax.labels.meanings import label_title
-from icebear.actmax.writes import FEW
+from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.session import Session
 from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
 from icebear.concepts.attribution.attribute import attribute
@@ -27,6 +27,8 @@ from icebear.concepts.circuits.drawing import summary
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, objective_text, token_removal_control
 from icebear.concepts.passes.run import Checked
 from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.stages.stage_sentences import stage_lines
+from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import BY, absence, absent, by_words
 from icebear.edits import parse_edits
@@ -62,7 +64,7 @@ Name = Annotated[str, Field(max_length=200)]
 Texts = Annotated[list[str], Field(min_length=FEWEST, max_length=500)]
 Answer = dict[str, Any]
 SIMILAR = "Found by similarity, which is no cause; steer measures what a neuron does."
-ROWS = 8
+TOP_ROWS = 8
 """Rows of a list in an answer; its handle has all."""
 RANKED = 200
 """Rows behind the handle of a ranking."""
@@ -112,10 +114,10 @@ def _for_agents(sentence: str, arguments: Collection[str]) -> str:
     return re.sub(r"icebear [a-z]+ [^;,]*|--([a-z][a-z-]*)", name, sentence)
 
 
-def reporting(ctx: Context, before: int = 0, whole: int | None = None) -> Callable[..., None]:
+def reporting(ctx: Context, before: int = 0, steps: int | None = None) -> Callable[..., None]:
     """Return a function that reports progress to the client, and ends the work if the client has cancelled it.
 
-    before, whole: for work of several parts, the steps before this one and of all.
+    before, steps: for work of several parts, the steps before this one and of all.
     """
     most = before
 
@@ -124,7 +126,7 @@ def reporting(ctx: Context, before: int = 0, whole: int | None = None) -> Callab
         anyio.from_thread.check_cancelled()
         if before + done > most:
             most = before + done
-            anyio.from_thread.run(ctx.report_progress, most, whole or total)
+            anyio.from_thread.run(ctx.report_progress, most, steps or total)
 
     return report
 
@@ -141,7 +143,7 @@ class Tools:
     ) -> Answer:
         """Return the most probable next tokens, and the greedy continuation."""
         model, read = self.session.model, _read(prompt, chat)
-        report = reporting(ctx, whole=max_new_tokens)
+        report = reporting(ctx, steps=max_new_tokens)
         text = model.generate(read, max_new_tokens, on_token=report) if model.task.generates else ""
         return {"next": list(map(vars, model.predict(read, k))), "continuation": text}
 
@@ -154,6 +156,33 @@ class Tools:
         return {"counterfactuals": [{name: getattr(row, name) for name in names} for row in suggestions]}
 
     @tool
+    def explain(
+        self,
+        ctx: Context,
+        prompt: Prompt,
+        counterfactual: Counterfactual,
+        target: Word = None,
+        contrast: Word = None,
+        chat: IsChat = False,
+    ) -> Answer:
+        """Show how the answer is computed, compared with another prompt: which token is read, which attention heads
+        move its information to the last token, and which neurons write the answer. Every share is an intervention, with
+        random parts in brackets as its control. Ask this first."""
+        model, read = self.session.model, _read(prompt, chat)
+        other = other_prompt(read, counterfactual)
+        relevance = attribute(model, read, target, contrast, counterfactual=other, sites=stage_sites(model))
+        stages = stages_of(model, relevance, reporting(ctx))
+        document = stages.to_dict()
+        lists = {"heads": document["heads"], "neurons": document["neurons"], "swaps": document["swaps"]}
+        numbers = ("kind", "reached", "alone", "without", "random", "most_changed", "moved", "everything", "difference")
+        return {
+            "summary": [line.text for line in stage_lines(stages) if line.text],
+            **{name: document[name] for name in numbers},
+            "whole": document["whole"],
+            "handle": self.session.keep("stages", stages, lists, json=stages.to_json, html=stages.to_html),
+        }
+
+    @tool
     def attribute(
         self,
         prompt: Prompt,
@@ -161,7 +190,7 @@ class Tools:
         contrast: Word = None,
         counterfactual: Counterfactual | None = None,
         chat: IsChat = False,
-        k: Count = ROWS,
+        k: Count = TOP_ROWS,
     ) -> Answer:
         """Show how much each token of the prompt contributes to the next token (AttnLRP relevance), or with
         `counterfactual` to the difference to another prompt. The control removes the two tokens that contribute most,
@@ -184,7 +213,7 @@ class Tools:
         counterfactual: Counterfactual | None = None,
         site: Annotated[Literal["ffn", "attn", "head"], Field(description="MLP, attention, or heads.")] = "ffn",
         chat: IsChat = False,
-        k: Count = ROWS,
+        k: Count = TOP_ROWS,
     ) -> Answer:
         """List the neurons that contribute most to the next token, or with `counterfactual` to the difference to
         another prompt, with the likely next words that each raises and lowers here, and groups of them by these words.
@@ -207,7 +236,7 @@ class Tools:
         return self._explained("neurons", explanation, control, **rows)
 
     @tool
-    def compare_models(self, prompt: Prompt, target: Word = None, contrast: Word = None, k: Count = ROWS) -> Answer:
+    def compare_models(self, prompt: Prompt, target: Word = None, contrast: Word = None, k: Count = TOP_ROWS) -> Answer:
         """Show which changed weights caused the difference between this model's answer and its base model's. The
         control restores the first changes to the base model's weights, and as many with the largest norms."""
         model, base = self.session.model, self.session.base_model
@@ -227,7 +256,7 @@ class Tools:
     def _explained(self, kind: str, explanation: Explanation, control: RandomControl | None, **rows: Any) -> Answer:
         """Return the answer about an explanation; the file behind its handle has the controls too."""
         relevance = explanation.relevance
-        groups = [{"nodes": [node.to_dict() for node in one.group.nodes]} for one in explanation.groups]
+        groups = [{"nodes": [node.to_dict() for node in explained.group.nodes]} for explained in explanation.groups]
         lists = {"neurons": list(map(_node, explanation.nodes)), "tokens": explanation.tokens, "groups": groups}
         lists = {name: every for name, every in lists.items() if every}
         files = {"json": explanation.to_json, "html": explanation.to_html}
@@ -257,14 +286,14 @@ class Tools:
         model, read = self.session.model, _read(prompt, chat)
         other = other_prompt(read, counterfactual)
         graph = circuit(model, read, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx))
-        checked = CheckedCircuit.of(graph, ROWS)
+        checked = CheckedCircuit.of(graph, TOP_ROWS)
         groups = checked.to_dict()["without"]
         for row, group in zip(groups, graph.groups, strict=False):
-            row["nodes"], row["score"] = [node.id for node in group.nodes[:ROWS]], group.score
+            row["nodes"], row["score"] = [node.id for node in group.nodes[:TOP_ROWS]], group.score
         lists = {
             "nodes": graph.nodes_frame().to_dict("records"),
             "edges": graph.to_frame().to_dict("records"),
-            "groups": [{"name": one.name, "nodes": [node.id for node in one.nodes]} for one in graph.groups],
+            "groups": [{"name": group.name, "nodes": [node.id for node in group.nodes]} for group in graph.groups],
         }
         return {
             "summary": summary(graph),
@@ -282,7 +311,7 @@ class Tools:
         model, wanted = self.session.model, Neuron.parse(neuron)
         model.check(wanted)
         with self.session.store() as store:
-            card = describe(store, wanted, model, 20, places=FEW) if store else None
+            card = describe(store, wanted, model, 20, effect_sentences=PAGE_SENTENCES) if store else None
         words = card.projection if card else both_projections(model, wanted, 20)[0]
         about = words and (words.about if words.has_words else words.no_words)
         words = words if words and words.has_words else None
@@ -292,21 +321,21 @@ class Tools:
         labels = (
             [f"{sign}: {label_title(card.meanings.get(sign))}" for sign in "+-"] if card else ["no index, no texts"]
         )
-        writes = {sign: one.to_dict() for sign, one in card.writes.items()} if card else {}
-        places = [{"polarity": sign, **place} for sign, one in writes.items() for place in one.pop("places")]
+        writes = {sign: effects.to_dict() for sign, effects in card.writes.items()} if card else {}
+        measured = [{"polarity": sign, **text} for sign, effects in writes.items() for text in effects.pop("places")]
         return {
             "neuron": str(wanted),
             "meaning": labels,
             "writes": writes,
-            "promotes": [token["text"] for token in tokens["promoted"][:ROWS]],
-            "suppresses": [token["text"] for token in tokens["suppressed"][:ROWS]],
-            "examples": [row for sign in "+-" for row in [one for one in rows if one["polarity"] == sign][:k]],
+            "promotes": [token["text"] for token in tokens["promoted"][:TOP_ROWS]],
+            "suppresses": [token["text"] for token in tokens["suppressed"][:TOP_ROWS]],
+            "examples": [text for sign in "+-" for text in [row for row in rows if row["polarity"] == sign][:k]],
             "note": f"promoted at + and suppressed at -; {about}" if words else about or "writes nothing",
-            "handle": self.session.keep("neuron", card, {"examples": rows, "places": places, **tokens}, **files),
+            "handle": self.session.keep("neuron", card, {"examples": rows, "places": measured, **tokens}, **files),
         }
 
     @tool
-    def search(self, text: Annotated[str, Field(min_length=1, max_length=500)], k: Count = ROWS) -> Answer:
+    def search(self, text: Annotated[str, Field(min_length=1, max_length=500)], k: Count = TOP_ROWS) -> Answer:
         """Find neurons that are related to some words: by their maximally activating texts and labels; then, apart from
         these, by the tokens they promote. Needs an index."""
         with self.session.store("Searching neurons by words") as store:
@@ -337,12 +366,12 @@ class Tools:
         """Generate with edited neurons (set, scaled, added to) and without. The control makes the same edits to random
         neurons of the same layers; the side effects are changes in unrelated texts."""
         model, read, parsed = self.session.model, _read(prompt, chat), parse_edits(edits)
-        whole = RANDOM_DRAWS + 2 * max_new_tokens
+        steps = RANDOM_DRAWS + 2 * max_new_tokens
         with self.session.store() as store:
             statistic = store.neurons.statistic if store else None
             raw = [edit.in_raw_units(statistic) for edit in parsed]
-        control = random_edit_control(model, read, raw, target, contrast, on_progress=reporting(ctx, 0, whole))
-        comparison = compare(model, read, raw, max_new_tokens, on_token=reporting(ctx, RANDOM_DRAWS, whole))
+        control = random_edit_control(model, read, raw, target, contrast, on_progress=reporting(ctx, 0, steps))
+        comparison = compare(model, read, raw, max_new_tokens, on_token=reporting(ctx, RANDOM_DRAWS, steps))
         kl, count = self.session.held_out.off_target_kl(raw), len(self.session.held_out.contexts)
         sides = {"plain": comparison.plain, "steered": comparison.steered}
         return {
@@ -367,11 +396,11 @@ class Tools:
     ) -> Answer:
         """Find a small set of neuron edits that makes another token (or phrase) come next, and its side effects. The
         control sets random neurons of the same layers to the same values, twenty times. It takes up to a minute."""
-        model, read, whole = self.session.model, _read(prompt, chat), max_neurons + STEPS
-        report = reporting(ctx, 0, whole)
+        model, read, steps = self.session.model, _read(prompt, chat), max_neurons + STEPS
+        report = reporting(ctx, 0, steps)
         with self.session.store() as store:
             recipe = flip(model, read, to, other_prompt(read, source), max_neurons, store=store, on_progress=report)
-        report = reporting(ctx, max_neurons, whole)
+        report = reporting(ctx, max_neurons, steps)
         outcome = outcome_of(model, recipe, self.session.held_out, on_progress=report)
         recipe = recipe.noting(**outcome.provenance())
         lines = [str(edit) for edit in recipe]
@@ -399,7 +428,7 @@ class Tools:
         rows = [part.to_dict() for part in concept.parts]
         score = {part: concept.provenance[part] for part in ("auroc", "error")}
         handle = self.session.keep("concept", concept, {"neurons": rows}, json=concept.to_json)
-        return {"name": name, "neurons": rows[:ROWS], "about": concept.about, **score, "handle": handle}
+        return {"name": name, "neurons": rows[:TOP_ROWS], "about": concept.about, **score, "handle": handle}
 
     @tool
     def concept_measure(self, concept: Name, text: Prompt) -> Answer:
@@ -407,10 +436,10 @@ class Tools:
         index, or a .json file in the server's folder."""
         measured = self._concept(concept).measure(self.session.model, text)
         rows: list[dict[str, Any]] = [
-            {"position": place, "token": token, "value": value, "counted": place not in measured.excluded}
-            for place, (token, value) in enumerate(zip(measured.tokens, measured.values, strict=True))
+            {"position": position, "token": token, "value": value, "counted": position not in measured.excluded}
+            for position, (token, value) in enumerate(zip(measured.tokens, measured.values, strict=True))
         ]
-        return {"value": measured.value, "tokens": sorted(rows, key=lambda row: -abs(row["value"]))[:ROWS]}
+        return {"value": measured.value, "tokens": sorted(rows, key=lambda row: -abs(row["value"]))[:TOP_ROWS]}
 
     @tool
     def concept_steer(
@@ -444,7 +473,7 @@ class Tools:
                 raise InputError(f"{name} is not a concept; give the handle of one.")
             return value
         if name.endswith(".json"):
-            return Concept.load(self.session.place(name))
+            return Concept.load(self.session.path_of(name))
         with self.session.store("A concept by its name") as store:
             assert store is not None
             return Concept.from_dict(store.concepts.get(name))
@@ -473,12 +502,12 @@ class Tools:
     ) -> Answer:
         """Save an earlier answer, by its handle, as .json, or as a page .html if it has one, in the folder that the
         user named."""
-        result, suffix = self.session.result(handle), self.session.place(file).suffix.removeprefix(".")
+        result, suffix = self.session.result(handle), self.session.path_of(file).suffix.removeprefix(".")
         if suffix not in result.files:
-            ways = " or ".join(f".{one}" for one in result.files) or "nothing"
+            ways = " or ".join(f".{way}" for way in result.files) or "nothing"
             raise InputError(f"{handle} cannot be saved as .{suffix}; it can be saved as {ways}.")
-        place = self.session.write(file, result.files[suffix]())
-        return {"file": place.name, "bytes": place.stat().st_size}
+        path = self.session.write(file, result.files[suffix]())
+        return {"file": path.name, "bytes": path.stat().st_size}
 
 
 def _node(node: ExplainedNode) -> Answer:
@@ -491,10 +520,11 @@ def _groups(explanation: Explanation) -> Answer:
     if not explanation.groups:
         return {}
     rows = []
-    for one in explanation.groups:
-        raises, lowers = one.group.words()
-        about = " ".join(filter(None, [sentences.group_text(one), sentences.sum_text(one)]))
-        rows.append({"raises": raises, "lowers": lowers, "about": about, "strongest": list(map(_node, one.strongest))})
+    for explained in explanation.groups:
+        raises, lowers = explained.group.words()
+        about = " ".join(filter(None, [sentences.group_text(explained), sentences.sum_text(explained)]))
+        strongest = list(map(_node, explained.strongest))
+        rows.append({"raises": raises, "lowers": lowers, "about": about, "strongest": strongest})
     together, reach = sentences.together_sentence(explanation), sentences.reach_sentence(explanation)
     parts = [together, sentences.GROUPS_ABOUT, reach, sentences.limits_sentence(explanation)]
     note = " ".join(filter(None, parts))

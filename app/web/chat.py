@@ -51,17 +51,17 @@ def show() -> None:
     left, right = st.columns([3, 2], gap="large")
     with left:
         _messages(chat, turn, span, live=not answering)
-        place = st.container()
+        slot = st.container()
         _field("Reply")
         options = _tools(chat)
     if answering:
         right.empty()  # in the places of what is below
         st.empty()
-        _answer(place, chat, options)
+        _answer(slot, chat, options)
         return
     if chat.messages[-1]["role"] != "assistant":
-        place.caption("There is no answer yet.")
-        place.button("Answer", key="ask", on_click=_request_answer)
+        slot.caption("There is no answer yet.")
+        slot.button("Answer", key="ask", on_click=_request_answer)
     with right.container(key="beside"):
         st.html(STICKY)
         if span is None:
@@ -120,10 +120,10 @@ def _forget() -> None:
 
 
 def _before_the_first_message() -> None:
-    place = st.empty()
+    slot = st.empty()
     reason = _no_template()
     if reason is None:
-        with place.container():
+        with slot.container():
             st.markdown("#### Talk to the model, and click a word of an answer to see why the model wrote it.")
             _field("Write to the model")
             st.caption("Or ask:")
@@ -133,7 +133,7 @@ def _before_the_first_message() -> None:
     jobs.model()
     reason = _no_template()  # the model was waited for
     if reason:
-        place.info(markdown.message(reason))
+        slot.info(markdown.message(reason))
 
 
 def _no_template() -> str | None:
@@ -172,21 +172,21 @@ def _tools(chat: Chat) -> dict[str, Any]:
 def _messages(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -> None:
     """Show the last messages. live: with words to click on."""
     count = len(chat.messages)
-    first = max(0, count - LAST - st.session_state.setdefault("earlier", 0))
-    first = first if span is None else min(first, turn)
+    earliest = max(0, count - LAST - st.session_state.setdefault("earlier", 0))
+    earliest = earliest if span is None else min(earliest, turn)
 
     def show_earlier() -> None:
         st.session_state["earlier"] += LAST
 
-    if first:
-        st.button(f"Show earlier messages ({first})", key="show_earlier", on_click=show_earlier)
-    for place in range(first, count):
-        role = chat.messages[place]["role"]
+    if earliest:
+        st.button(f"Show earlier messages ({earliest})", key="show_earlier", on_click=show_earlier)
+    for number in range(earliest, count):
+        role = chat.messages[number]["role"]
         known = role in ("user", "assistant")
         with st.chat_message(role) if known else st.chat_message("other", avatar=":material/settings:"):
             if not known:
                 st.caption(markdown.plain(role))
-            _message(chat, place, span if place == turn else None, live)
+            _message(chat, number, span if number == turn else None, live)
 
 
 def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -> None:
@@ -207,10 +207,10 @@ def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) ->
         words.draw(words.words_of(words.split(content)), None, f"turn {turn}", _select_alternative)
 
 
-def _answer(place: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
+def _answer(slot: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
     """Show the answer token by token; then the page is drawn again."""
     loaded = jobs.model()
-    with place:
+    with slot:
         with st.chat_message("assistant"):
             shown = st.empty()
         st.button("Stop", key="stop_answer")  # any click ends this run at the next token; what was written is kept
@@ -251,15 +251,15 @@ def _selected(chat: Chat) -> tuple[int, tuple[int, int] | None]:
     return 0, None
 
 
-def _select(turn: int, first: int, stop: int, text: str) -> None:
+def _select(turn: int, start: int, stop: int, text: str) -> None:
     if chat_sources.selects_alternative():
-        _select_alternative(first, stop, text)
+        _select_alternative(start, stop, text)
         return
-    links.to_url(turn=str(turn), span=f"{first}-{stop}")
+    links.to_url(turn=str(turn), span=f"{start}-{stop}")
     st.session_state["rather"] = ""
 
 
-def _select_alternative(first: int, stop: int, text: str) -> None:
+def _select_alternative(start: int, stop: int, text: str) -> None:
     st.session_state["rather"] = text.strip()
     st.session_state["clicks"] = chat_sources.WORD
 

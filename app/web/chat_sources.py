@@ -17,7 +17,8 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Chat
 
-WORD, ALTERNATIVE = "word", "alternative"
+WORD = "word"
+ALTERNATIVE = "alternative"
 UNWRITTEN = {"template": "Chat template", "sinks": "Attention sinks"}
 """Parts that nobody wrote."""
 NAMES = UNWRITTEN | {
@@ -117,8 +118,8 @@ def sentence(sources: SourceBreakdown) -> str:
     if best.total <= 0:
         return "No message supports it."
     apart = {*relevance.prompt.template, *relevance.prompt.sinks}
-    places = [place for place in range(len(relevance.tokens)) if place not in apart]
-    top = max(places, key=lambda place: relevance.tokens[place].item())
+    written = [position for position in range(len(relevance.tokens)) if position not in apart]
+    top = max(written, key=lambda position: relevance.tokens[position].item())
     word, others = relevance.prompt.strings[top].strip(), markdown.plain(contrast.strip()) or "the other likely words"
     name = part_name(best)
     behind = "" if sources.target > 0 else f" But the model prefers {others} here."
@@ -132,7 +133,7 @@ def sentence(sources: SourceBreakdown) -> str:
 
 def _circuit(before: Chat, answer: Answer, start: int, sources: SourceBreakdown) -> None:
     """Offer the circuit behind the difference to the same conversation with another last message of the user."""
-    users = [place for place, message in enumerate(before.messages) if message["role"] == "user"]
+    users = [number for number, message in enumerate(before.messages) if message["role"] == "user"]
     if not users or sources.relevance.target is None:
         return
     st.markdown("#### How is it computed?")

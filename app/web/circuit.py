@@ -20,7 +20,7 @@ from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.nodes.controls import Ablation
 from icebear.errors import need
 
-NODES = 25
+CIRCUIT_NODES = 25
 """The nodes of a circuit at first."""
 LITTLE = 0.2
 """Circuits of less sufficiency are called a small part of the computation."""
@@ -78,7 +78,7 @@ def _settings() -> tuple[str | None, str | None, int, bool]:
     with st.popover("Settings", icon=":material/tune:"):
         target = links.bound(st.text_input, "Target token (empty: the most probable)", "target")
         contrast = links.bound(st.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
-        count = links.bound(st.slider, "Nodes", "nodes", 5, 150, NODES, step=5)
+        count = links.bound(st.slider, "Nodes", "nodes", 5, 150, CIRCUIT_NODES, step=5)
         heads = links.bound(st.toggle, "Include attention heads", "heads")
     return target or None, contrast or None, count, heads
 
@@ -88,7 +88,7 @@ def _started(
     name: str, prompt: str, counterfactual: str, target: str | None, contrast: str | None, nodes: int, heads: bool
 ) -> Job:
     """Return the job that finds a circuit, or has found it, for all visitors."""
-    loaded, here, there = jobs.model(), markdown.read_prompt(prompt), markdown.read_prompt(counterfactual)
+    loaded, read, compared = jobs.model(), markdown.read_prompt(prompt), markdown.read_prompt(counterfactual)
 
     def find(job: Job) -> Graph:
         begun = monotonic()
@@ -99,7 +99,7 @@ def _started(
             job.doing = "Finding the circuit" + (f": about {left:.0f} s left" if left > 2 else "")
 
         graph = circuit(
-            loaded, here, target, contrast, counterfactual=there, nodes=nodes, heads=heads, on_progress=step
+            loaded, read, target, contrast, counterfactual=compared, nodes=nodes, heads=heads, on_progress=step
         )
         job.doing = "Naming its groups"
         assert graph.groups  # computed here, not while the page is drawn
@@ -149,7 +149,7 @@ def _checks(graph: Graph, request: tuple) -> None:
     with st.expander("All checks"):
         if st.toggle("Also run the model along the edges alone", key="measure"):
             edges = jobs.awaited(_along_edges, request, graph)
-            table = [(f"the {one.edges} strongest edges", one.sufficiency, one.random_sufficiency) for one in edges]
+            table = [(f"the {row.edges} strongest edges", row.sufficiency, row.random_sufficiency) for row in edges]
             _table(["along these edges alone", "recovered", "along random edges into the same targets"], table)
         rows = [
             (f"these {nodes.nodes} {parts}", nodes.sufficiency, nodes.necessity),
@@ -176,17 +176,17 @@ def percent(share: float) -> str:
 
 
 def sentence(measured: Ablation, parts: str) -> str:
-    """Say how much of the difference the nodes recover and how much is lost without them, beside random ones."""
+    """Say how much of the difference the nodes recover and how much is lost without them, with a random control."""
     share, random = measured.sufficiency, measured.random_sufficiency
     these, others = f"These {measured.nodes} {parts}", f"{measured.nodes} random ones"
     if share <= random + 0.01:
-        first = f"{these} alone recover no more of the difference than {others} ({percent(share)})"
+        recovered = f"{these} alone recover no more of the difference than {others} ({percent(share)})"
     else:
         only = "only " if share < LITTLE else ""
-        first = f"{these} recover {only}{percent(share)} of the difference; {others} {percent(random)}"
+        recovered = f"{these} recover {only}{percent(share)} of the difference; {others} {percent(random)}"
     little = ": most of the computation is not in this picture" if share < LITTLE else ""
     lost, lost_at_random = percent(measured.necessity), percent(measured.random_necessity)
-    return f"**{first}{little}.** Without them {lost} is lost; without {others} {lost_at_random}."
+    return f"**{recovered}{little}.** Without them {lost} is lost; without {others} {lost_at_random}."
 
 
 def measures(measured: Ablation, parts: str) -> list[Bar]:

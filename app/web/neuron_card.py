@@ -17,7 +17,7 @@ from icebear.actmax.index.annotation import annotate
 from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.page import Card
-from icebear.actmax.writes import FEW, writes
+from icebear.actmax.writes import PAGE_SENTENCES, writes
 from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import SITES, Job
 from icebear.app.web.shared.header import no_store_yet, offer_sites
@@ -30,7 +30,10 @@ from icebear.errors import IcebearError, InputError, ModelError
 from icebear.models.model import Model
 from icebear.records import FEW_WORDS, Neuron, Projection, Writes
 
-EXAMPLES, WORDS = 8, 5
+EXAMPLES = 8
+"""The examples of each polarity, and the words of a vocabulary projection that stands alone."""
+TOP_WORDS = 5
+"""The words of a vocabulary projection above examples."""
 STYLED = Markup('<style>{}</style><div class="card">{}</div>')
 TO_TOP = "<script>document.querySelector('[data-testid=stMain]').scrollTo(0, 0)  // {}</script>"
 """Runs when its text changes, which is when another card is opened; else the scroll of the search would stay."""
@@ -105,11 +108,11 @@ def _vocabulary(neuron: Neuron, polarity: str) -> None:
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     model = jobs.loaded(opened)
     reading = model if model and mean_lens(model) else None  # else the lens of the neuron would take seconds
-    card = describe(opened, neuron, reading, EXAMPLES, places=0)
+    card = describe(opened, neuron, reading, EXAMPLES, effect_sentences=0)
     if card.left_out:
         size = f"{opened.vectors.size() / 1e9:.0f} GB"
         if st.button(f"Vocabulary and similar neurons (reads {size})", icon=":material/hub:", key="whole_card"):
-            card = describe(opened, neuron, reading, EXAMPLES, whole=True, places=0)
+            card = describe(opened, neuron, reading, EXAMPLES, search_vectors=True, effect_sentences=0)
     if card.title:
         st.markdown(f"**{markdown.plain(card.title)}**")
     if card.by == "relevance":
@@ -120,20 +123,20 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     if worded:
         without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
         projections = card.projections if card.other else without_model
-        first = [replace(row, promoted=row.promoted[:WORDS], suppressed=row.suppressed[:WORDS]) for row in projections]
-        _styled(page.projections_html(first, polarity))
+        shown = [replace(p, promoted=p.promoted[:TOP_WORDS], suppressed=p.suppressed[:TOP_WORDS]) for p in projections]
+        _styled(page.projections_html(shown, polarity))
     sides = (polarity, "-" if polarity == "+" else "+")
-    places = {
+    slots = {
         side: _side(card, side, column, worded is not None) for side, column in zip(sides, st.columns(2), strict=True)
     }
-    if card.by == "activation" and any(one.relevance is None for rows in card.examples.values() for one in rows):
+    if card.by == "activation" and any(e.relevance is None for rows in card.examples.values() for e in rows):
         _annotating(opened, neuron)
     _about(opened, card, polarity, worded is not None)
     actions = st.container()
     if model:  # after all that is there at once
-        with places[polarity][0]:
+        with slots[polarity][0]:
             card = replace(card, writes=_writes(str(neuron), str(opened.path), opened.made_with(), opened, model))
-        for side, (written, sentences) in places.items():
+        for side, (written, sentences) in slots.items():
             measured = card.writes.get(side)
             _styled(page.writes_html(card, side), written)
             _styled(page.examples_html(card.examples[side], measured.places if measured else ()), sentences)
@@ -152,7 +155,7 @@ def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
 
 
 def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:
-    """Show a side of a card. Return the places of what the neuron writes, which is last if a lens has its words, and of
+    """Show a side of a card. Return the slots of what the neuron writes, which is last if a lens has its words, and of
     its sentences."""
     with column:
         st.markdown(f"##### {page.heading(card, side)}")
@@ -160,8 +163,8 @@ def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:
             _styled(page.meaning_html(card, side))
         if card.kind[side] != OTHER:
             st.caption(markdown.plain(f"class: {class_name(card.kind[side])}"))
-        first, second = st.empty(), st.empty()
-        written, sentences = (second, first) if worded else (first, second)
+        upper, lower = st.empty(), st.empty()
+        written, sentences = (lower, upper) if worded else (upper, lower)
         if card.examples[side]:
             _styled(page.examples_html(card.examples[side]), sentences)
         else:
@@ -184,12 +187,12 @@ def _nearest(opened: Store, card: Card, polarity: str) -> None:
 
 @st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)
 def _writes(neuron: str, path: str, index: dict[str, Any], _opened: Store, _model: Model) -> dict[str, Writes]:
-    return writes(_model, _opened, Neuron.parse(neuron), FEW)
+    return writes(_model, _opened, Neuron.parse(neuron), PAGE_SENTENCES)
 
 
-def _styled(html: Markup, place: Any = st) -> None:
+def _styled(html: Markup, slot: Any = st) -> None:
     if html:
-        place.html(STYLED.format(Markup(page.STYLE), html))
+        slot.html(STYLED.format(Markup(page.STYLE), html))
 
 
 def _annotating(opened: Store, neuron: Neuron) -> None:

@@ -19,8 +19,14 @@ from icebear.db.store import Store
 from icebear.records import Hit, Neuron
 
 HOW = ("words", "similar to a neuron", "statistics")
-HITS, PAGE, SENTENCES, SIMILAR = 50, 10, 2, 3
-"""The results of a search, those that a page shows, and the sentences of each side and similar neurons of each."""
+HITS = 50
+"""The results of a search."""
+PAGE_HITS = 10
+"""The results that the page shows, and then adds on each click."""
+SENTENCES = 2
+"""The sentences of each polarity of a result."""
+SIMILAR = 3
+"""The similar neurons of a result."""
 
 
 def show() -> None:
@@ -70,10 +76,10 @@ def _words() -> None:
         elif not hits:
             st.info(NO_NEURON)
         for by, heading in BY.items():
-            own = [hit for hit in hits if hit.by == by]
-            if own:
+            by_kind = [hit for hit in hits if hit.by == by]
+            if by_kind:
                 st.markdown(f"##### {heading}")
-                _show(opened, own, f"{by} {text}")
+                _show(opened, by_kind, f"{by} {text}")
 
 
 def _similar() -> None:
@@ -98,11 +104,11 @@ def _similar() -> None:
 
 def _show(opened: Store, hits: list[Hit], search: str) -> None:
     """Show the first results as cards, and more of them on a click."""
-    shown = st.session_state.get("shown", {}).get(search, PAGE)
+    shown = st.session_state.get("shown", {}).get(search, PAGE_HITS)
     for hit in hits[:shown]:
         _result(opened, hit)
     if shown < len(hits):
-        more = {"shown": {search: shown + PAGE}}
+        more = {"shown": {search: shown + PAGE_HITS}}
         st.button(
             "More", key=f"more {search}", icon=":material/expand_more:", on_click=st.session_state.update, args=(more,)
         )
@@ -129,7 +135,7 @@ def _result(opened: Store, hit: Hit) -> None:
         if similar:
             tables.neuron_pills(
                 "Similar output (+ at high, - at low activation)",
-                [(Neuron.parse(one), sign) for one, sign in similar],
+                [(Neuron.parse(name), sign) for name, sign in similar],
                 f"similar {hit}",
             )
 
@@ -154,7 +160,7 @@ def _content(path: str, changed: int, name: str, side: str) -> tuple[str, list[t
             hits = nearest(opened, neuron, SIMILAR, "writes", side)
             similar = [(str(hit.neuron), hit.polarity) for hit in hits]
         order = (side, "-" if side == "+" else "+")
-        sides = [(f"Sentences with {neuron_card.SIDES[one]}", opened.examples(neuron, one, SENTENCES)) for one in order]
+        sides = [(f"Sentences with {neuron_card.SIDES[s]}", opened.examples(neuron, s, SENTENCES)) for s in order]
     return str(neuron_card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar
 
 

@@ -3,11 +3,11 @@
 from icebear.claims.kind import Kind
 from icebear.claims.kinds import edits, meanings, predictions
 
-_CLASSES = [one for module in (edits, meanings, predictions) for one in vars(module).values() if isinstance(one, type)]
+_CLASSES = [cls for module in (edits, meanings, predictions) for cls in vars(module).values() if isinstance(cls, type)]
 KINDS: dict[str, type[Kind]] = {
     kind.kind: kind
     for kind in sorted(
-        (one for one in _CLASSES if issubclass(one, Kind) and "kind" in vars(one)), key=lambda one: one.kind
+        (cls for cls in _CLASSES if issubclass(cls, Kind) and "kind" in vars(cls)), key=lambda cls: cls.kind
     )
 }
 """Name -> class."""

@@ -9,7 +9,7 @@ from math import sqrt
 from statistics import fmean
 from typing import Any
 
-from icebear.claims.kind import DRAWS, Draft, Kind, Measured, PromptText, text_of
+from icebear.claims.kind import RANDOM_DRAWS, Draft, Kind, Measured, PromptText, text_of
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -40,8 +40,8 @@ class FlipClaim(Kind):
     def measure(self, model: Model, seed: int = 0) -> Measured:
         edits, phrase = list(self.edits), wanted_ids(model, self.to, self.prompt)
         value = phrase_probability(model, edits, self.prompt, phrase)
-        drawn = random_edits(model, edits, DRAWS, seed)
-        control = fmean(phrase_probability(model, some, self.prompt, phrase) for some in drawn) if drawn else 1.0
+        drawn = random_edits(model, edits, RANDOM_DRAWS, seed)
+        control = fmean(phrase_probability(model, draw, self.prompt, phrase) for draw in drawn) if drawn else 1.0
         kl = HeldOutContexts(model).off_target_kl(edits)
         why = ""
         if not flip_holds(model, edits, self.prompt, phrase):
@@ -84,7 +84,7 @@ class SteerClaim(Kind):
     def measure(self, model: Model, seed: int = 0) -> Measured:
         edits = list(self.edits)
         value = self._share(model, edits)
-        drawn = [self._share(model, some) for some in random_edits(model, edits, TEXT_DRAWS, seed)]
+        drawn = [self._share(model, draw) for draw in random_edits(model, edits, TEXT_DRAWS, seed)]
         control = max(self._share(model, []), fmean(drawn) if drawn else 1.0)
         return Measured(value, control, sqrt(value * (1 - value) / len(self.prompts)))
 

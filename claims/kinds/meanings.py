@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any, Literal
 
@@ -52,10 +53,10 @@ class LabelClaim(Kind):
         neurons = [model.check(self.neuron), *others_of(model, self.neuron, seed, OTHERS)]
         activations = read_activations(model, sample, neurons) * (1 if self.polarity == "+" else -1)
         each = [top_activations(sample, row) for row in activations]
-        own, *others = [label_auroc(self.label, one)[self.by] if one.active else 0.5 for one in each]
+        score, *others = [label_auroc(self.label, top)[self.by] if top.active else 0.5 for top in each]
         units = each[0].tokens if self.by == "token" else each[0].sentences
         positive = max(1, int(units.sum()))
-        return Measured(own, fmean(others), auroc_error(own, positive, len(units) - positive))
+        return Measured(score, fmean(others), auroc_error(score, positive, len(units) - positive))
 
     @classmethod
     def of(cls, path: str, meanings: Iterable[Meaning]) -> list[Draft]:
@@ -88,13 +89,13 @@ class ConceptClaim(Kind):
     def measure(self, model: Model, seed: int = 0) -> Measured:
         if not (self.parts and self.examples and self.others):
             raise InputError("A claim of a concept needs neurons, and texts with and without the concept; add them.")
-        own = [model.check(part.neuron) for part in self.parts]
-        drawn = [others_of(model, neuron, seed + place, SETS) for place, neuron in enumerate(own)]
+        neurons = [model.check(part.neuron) for part in self.parts]
+        drawn = [others_of(model, neuron, seed + number, SETS) for number, neuron in enumerate(neurons)]
         sets = list(zip(*drawn, strict=False))
-        seen = read(model, [*self.examples, *self.others], [*own, *(neuron for some in sets for neuron in some)])
+        seen = read(model, [*self.examples, *self.others], [*neurons, *chain(*sets)])
         positive = np.arange(len(seen.means)) < len(self.examples)
         weights = np.array([part.sign * part.weight / part.std for part in self.parts])
-        count = len(own)
+        count = len(neurons)
         score = auroc(seen.means[:, :count] @ weights, positive)
         random = []
         for start in range(count, seen.means.shape[1], count):
@@ -109,8 +110,8 @@ class ConceptClaim(Kind):
     def of(cls, concept: Concept, examples: Sequence[str], others: Sequence[str], seed: int) -> list[Draft]:
         """Return the claim of a concept on the texts that test it."""
         texts, positive, part = prepared(examples, others, seed)
-        tests = [(text, own) for text, own, number in zip(texts, positive, part, strict=True) if number == 2]
-        with_it, without = (tuple(text for text, own in tests if bool(own) is kind) for kind in (True, False))
+        tested = [number for number in range(len(texts)) if part[number] == 2]
+        with_it, without = (tuple(texts[i] for i in tested if bool(positive[i]) is kind) for kind in (True, False))
         return [(cls(concept.name, concept.parts, with_it, without), None)]
 
     def __str__(self) -> str:

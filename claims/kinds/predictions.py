@@ -34,8 +34,14 @@ if TYPE_CHECKING:
 
 CONTEXTS = 16
 """Held-out contexts after which the answer's probability is measured."""
-TOKENS, NODES, EDGES, WORDS = 2, 3, 3, 4
-"""How many tokens, nodes and edges are claimed of a result, and words of each side of a node."""
+CLAIMED_TOKENS = 2
+"""Tokens of a relevance that are claimed, the most relevant ones."""
+CLAIMED_NODES = 3
+"""Nodes of a ranking or circuit that are claimed."""
+CLAIMED_EDGES = 3
+"""Edges of a circuit that are claimed."""
+CLAIMED_WORDS = 4
+"""Words that a node raises, and that it lowers, that are claimed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +92,8 @@ class AnswerClaim(Kind):
     def measure(self, model: Model, seed: int = 0) -> Measured:
         phrase = wanted_ids(model, self.answer, self.prompt)
         contexts = HeldOutContexts(model).contexts
-        some = contexts[:: max(1, len(contexts) // CONTEXTS)]
-        control = fmean(phrase_probability(model, [], context, phrase) for context in some)
+        spaced = contexts[:: max(1, len(contexts) // CONTEXTS)]
+        control = fmean(phrase_probability(model, [], context, phrase) for context in spaced)
         return Measured(phrase_probability(model, [], self.prompt, phrase), control)
 
     @classmethod
@@ -141,9 +147,9 @@ class RelevanceClaim(Explained):
     def of_tokens(cls, relevance: Relevance, about: dict[str, Any]) -> list[Draft]:
         """Return the claims of the tokens with the largest relevance."""
         excluded = {*relevance.prompt.sinks, *relevance.prompt.template}
-        scores = {place: score for place, score in enumerate(relevance.tokens.tolist()) if place not in excluded}
-        first = sorted((place for place in scores if scores[place] > 1e-6), key=lambda place: -scores[place])[:TOKENS]
-        return [(cls(**about, token=place, text=relevance.prompt.strings[place]), None) for place in first]
+        scores = {at: score for at, score in enumerate(relevance.tokens.tolist()) if at not in excluded}
+        largest = sorted((at for at in scores if scores[at] > 1e-6), key=lambda at: -scores[at])[:CLAIMED_TOKENS]
+        return [(cls(**about, token=at, text=relevance.prompt.strings[at]), None) for at in largest]
 
     def __str__(self) -> str:
         what = repr(self.text) if self.node is None else str(self.node)
@@ -239,19 +245,19 @@ class EdgeClaim(Explained):
         for node in ends:
             check_node(model, relevance, node)
         others = others_of(model, self.source.neuron, seed)
-        places = [
+        nodes = [
             *((node.neuron, node.position) for node in ends),
             *((other, self.source.position) for other in others),
         ]
-        row = contribution_shares(model, relevance, places)[1 if len(ends) == 2 else len(places)]
+        row = contribution_shares(model, relevance, nodes)[1 if len(ends) == 2 else len(nodes)]
         shares = row[len(relevance.tokens) :].tolist()
-        return Measured(shares[0], fmean(map(abs, shares[len(ends) : len(places)])))
+        return Measured(shares[0], fmean(map(abs, shares[len(ends) : len(nodes)])))
 
     @classmethod
     def of(cls, graph: Graph, about: dict[str, Any]) -> list[Draft]:
         """Return the claims of the first edges between nodes."""
         rows = [edge for edge in graph.edges if edge.contribution_share > 0]
-        ends = [(edge.source, edge.target) for edge in rows if isinstance(edge.source, Node)][:EDGES]
+        ends = [(edge.source, edge.target) for edge in rows if isinstance(edge.source, Node)][:CLAIMED_EDGES]
         return [
             (cls(**about, source=NodeId.of(source), into=NodeId.of(into) if isinstance(into, Node) else "answer"), None)
             for source, into in ends
@@ -290,8 +296,8 @@ class EffectClaim(Explained):
         for words, sign in ((raised, 1), (lowered, -1)):
             if words:
                 values += sign * matrix[:, [ids.index(word) for word in words]].mean(1)
-        own, *random = values.tolist()
-        return Measured(own, fmean(map(abs, random)))
+        value, *random = values.tolist()
+        return Measured(value, fmean(map(abs, random)))
 
     @classmethod
     def of(cls, model: Model, node: ExplainedNode, about: dict[str, Any]) -> list[Draft]:
@@ -320,8 +326,8 @@ def subject(model: Model, relevance: Relevance) -> dict[str, Any]:
             "leave out --claim."
         )
     prompt, others = request.prompt, request.counterfactuals
-    own = relevance.contrast.text if relevance.contrast else None
-    contrast = _token(model, relevance.contrast, prompt) if own else (other.contrasts[0] if other else None)
+    text = relevance.contrast.text if relevance.contrast else None
+    contrast = _token(model, relevance.contrast, prompt) if text else (other.contrasts[0] if other else None)
     return {
         "prompt": text_of(prompt),
         "target": _token(model, relevance.target, prompt),
@@ -354,9 +360,9 @@ def of_ranking(model: Model, explanation: Explanation) -> list[Draft]:
     """Return claims of the first nodes of a ranking, and of the sufficiency and necessity that were measured."""
     relevance = explanation.relevance
     about, by = subject(model, relevance), explanation.ranking.by
-    drafts = _of_nodes(model, explanation.nodes[:NODES], about)
-    for one in explanation.ablations:
-        drafts += _of_ablation(one, most_relevant(relevance, one.site, one.nodes, by), about)
+    drafts = _of_nodes(model, explanation.nodes[:CLAIMED_NODES], about)
+    for measured in explanation.ablations:
+        drafts += _of_ablation(measured, most_relevant(relevance, measured.site, measured.nodes, by), about)
     return drafts
 
 
@@ -369,17 +375,17 @@ def of_graph(model: Model, graph: Graph, ablation: Ablation | None) -> list[Draf
 
 def _of_nodes(model: Model, nodes: Sequence[ExplainedNode], about: dict[str, Any]) -> list[Draft]:
     drafts: list[Draft] = []
-    for one in nodes:
-        if one.ranked.relevance > 0:
-            drafts.append((RelevanceClaim(**about, node=NodeId.of(one.ranked)), None))
-        drafts += EffectClaim.of(model, one, about)
+    for node in nodes:
+        if node.ranked.relevance > 0:
+            drafts.append((RelevanceClaim(**about, node=NodeId.of(node.ranked)), None))
+        drafts += EffectClaim.of(model, node, about)
     return drafts
 
 
 def _readable(model: Model, words: Sequence[str]) -> tuple[str, ...]:
     """Return the words that are one token, with the space before them where they have one."""
     tokens = []
-    for word in words[:WORDS]:
+    for word in words[:CLAIMED_WORDS]:
         for text in (f" {word}", word) if not model.labels else (word,):
             try:
                 model.answer_id(text)
@@ -390,6 +396,6 @@ def _readable(model: Model, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(tokens)
 
 
-def _of_ablation(one: Ablation, nodes: tuple[NodeId, ...], about: dict[str, Any]) -> list[Draft]:
+def _of_ablation(measured: Ablation, nodes: tuple[NodeId, ...], about: dict[str, Any]) -> list[Draft]:
     kinds: tuple[type[NodesClaim], ...] = (SufficiencyClaim, NecessityClaim)
-    return [(kind(**about, nodes=nodes), kind.of_ablation(one)) for kind in kinds]
+    return [(kind(**about, nodes=nodes), kind.of_ablation(measured)) for kind in kinds]

@@ -1,4 +1,4 @@
-"""The number of random draws of every control, and the random control of removed tokens."""
+"""The number of random draws of every control, and the random controls of removed tokens and of effects."""
 
 from __future__ import annotations
 
@@ -10,14 +10,41 @@ from math import comb
 import torch
 
 from icebear.concepts.methods.common import explained_numbers, measure_without
+from icebear.concepts.results.effects import Effects, Patched
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
-from icebear.records import RandomControl, TokenScore
+from icebear.records import Neuron, RandomControl, Ranked, TokenScore
 
 RANDOM_DRAWS = 20
 """Random draws: enough for p < 0.05."""
+
+
+def effects_on_answer(effects: Effects, target: TokenScore | None) -> list[float | None]:
+    """Return what each node does to the explained answer: in logits, relative to the other likely tokens; of a phrase,
+    in nats."""
+    if effects.phrase is not None:
+        return effects.phrase.tolist()  # type: ignore[no-any-return]
+    if target is None or target.id not in effects.token_ids:
+        return [None] * len(effects.nodes)
+    return effects.matrix[:, effects.token_ids.index(target.id)].tolist()  # type: ignore[no-any-return]
+
+
+def random_effects(patched: Patched, rows: Sequence[Ranked], target: TokenScore | None, seed: int = 0) -> list[float]:
+    """Return what `RANDOM_DRAWS` random nodes, each of the layer and token of a ranked one, do to the answer."""
+    generator, taken = random.Random(seed), {(row.neuron, row.position) for row in rows}
+    drawn: list[Ranked] = []
+    for draw in range(RANDOM_DRAWS):
+        row = rows[draw % len(rows)]
+        width = patched.model.width(row.neuron.site)
+        others = [
+            Neuron(row.neuron.layer, row.neuron.site, index) for index in generator.sample(range(width), min(width, 9))
+        ]
+        free = [neuron for neuron in others if (neuron, row.position) not in taken]
+        drawn += [Ranked(neuron, row.position, None, 0.0) for neuron in free[:1]]
+    effects = effects_on_answer(patched.measure(drawn), target) if drawn else []
+    return [effect for effect in effects if effect is not None]
 
 
 def objective_text(target: TokenScore | None, contrast: TokenScore | None) -> str:

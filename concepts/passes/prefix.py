@@ -54,6 +54,14 @@ class Prefix:
         ]
         return prefix if are_exact and all(are_exact) else None
 
+    def extended(self, ids: Tensor) -> Prefix:
+        """Return a prefix with a row for each of token ids (N, S) after the first row of this one."""
+        longer = copy.copy(self)
+        longer.length = self.length + ids.shape[1]
+        with self.model.lock, torch.no_grad():
+            longer.cache = self.model.net.base_model(**self.after(ids), use_cache=True).past_key_values
+        return longer
+
     def inputs(self, ids: Tensor, rows: Sequence[int], starts: Sequence[int]) -> dict[str, Any]:
         """Return the inputs of a pass over token ids (N, S), each after the first tokens of a row of the prefix.
 

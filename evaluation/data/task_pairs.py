@@ -25,7 +25,7 @@ log = logging.getLogger("icebear")
 
 MARGIN = 0.5
 """The least logit difference by which a model must be right on both prompts."""
-WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+LEXICON = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -40,31 +40,34 @@ class Pair:
 
 def _agreement(frames: Sequence[str], nouns: Sequence[Sequence[str]]) -> list[Pair]:
     """Return pairs of a plural and a singular subject in each frame."""
-    return [Pair(frame.format(many), frame.format(one), " are", " is") for frame, (one, many) in product(frames, nouns)]
+    filled = product(frames, nouns)
+    return [Pair(frame.format(plural), frame.format(noun), " are", " is") for frame, (noun, plural) in filled]
 
 
 def _within_a_clause() -> list[Pair]:
     """Return pairs that differ in the subject of a relative clause."""
     pairs = []
-    for number, (first, (one, many)) in enumerate(product(WORDS["objects"], WORDS["people"])):
-        plural, singular = WORDS["verbs"][number % len(WORDS["verbs"])]
-        pairs.append(Pair(f"The {first} that the {many}", f"The {first} that the {one}", f" {plural}", f" {singular}"))
+    for number, (thing, (noun, nouns)) in enumerate(product(LEXICON["objects"], LEXICON["people"])):
+        plural, singular = LEXICON["verbs"][number % len(LEXICON["verbs"])]
+        prompt, other = (f"The {thing} that the {form}" for form in (nouns, noun))
+        pairs.append(Pair(prompt, other, f" {plural}", f" {singular}"))
     return pairs
 
 
 def _across_a_clause() -> list[Pair]:
     """Return pairs that have a relative clause between the subject and its verb."""
     pairs = []
-    for noun, (one, many), (plural, singular) in product(WORDS["people"], WORDS["people"], WORDS["verbs"]):
-        if noun[0] != one:
-            pairs += _agreement([f"The {{}} that the {one} {singular}", f"The {{}} that the {many} {plural}"], [noun])
+    for subject, (noun, nouns), (plural, singular) in product(LEXICON["people"], LEXICON["people"], LEXICON["verbs"]):
+        if subject[0] != noun:
+            frames = [f"The {{}} that the {noun} {singular}", f"The {{}} that the {nouns} {plural}"]
+            pairs += _agreement(frames, [subject])
     return pairs
 
 
 def _indirect_object() -> list[Pair]:
     """Return pairs in which one of two people gives a thing to the other."""
     pairs = []
-    for thing, (a, b) in product(WORDS["gifts"], permutations(WORDS["names"], 2)):
+    for thing, (a, b) in product(LEXICON["gifts"], permutations(LEXICON["names"], 2)):
         start = f"When {a} and {b} went to the store,"
         pairs.append(Pair(f"{start} {b} gave {thing} to", f"{start} {a} gave {thing} to", f" {a}", f" {b}"))
     return pairs
@@ -73,7 +76,7 @@ def _indirect_object() -> list[Pair]:
 def _greater_than() -> list[Pair]:
     """Return pairs about an end year with a larger third digit than the start year."""
     pairs = []
-    for thing, century, late, early, last in product(WORDS["events"], (16, 17, 18), (6, 7, 8), (1, 2, 3), (2, 5)):
+    for thing, century, late, early, last in product(LEXICON["events"], (16, 17, 18), (6, 7, 8), (1, 2, 3), (2, 5)):
         start, end = f"The {thing} lasted from the year {century}", f"{last} to the year {century}"
         pairs.append(Pair(f"{start}{late}{end}", f"{start}{early}{end}", str(late + 1), str(early + 1)))
     return pairs
@@ -84,17 +87,17 @@ def _looked_up(frame: str, known: Mapping[str, str]) -> list[Pair]:
 
 
 TASKS: dict[str, list[Pair]] = {
-    "simple": _agreement(WORDS["starts"], WORDS["nouns"]),
-    "phrase": _agreement(WORDS["phrases"], WORDS["nouns"]),
+    "simple": _agreement(LEXICON["starts"], LEXICON["nouns"]),
+    "phrase": _agreement(LEXICON["phrases"], LEXICON["nouns"]),
     "within-clause": _within_a_clause(),
     "across-clause": _across_a_clause(),
     "indirect-object": _indirect_object(),
     "greater-than": _greater_than(),
-    "capitals": _looked_up("The capital of {} is", WORDS["capitals"]),
-    "opposites": _looked_up("The opposite of {} is", WORDS["opposites"]),
+    "capitals": _looked_up("The capital of {} is", LEXICON["capitals"]),
+    "opposites": _looked_up("The opposite of {} is", LEXICON["opposites"]),
     "pronouns": [
         Pair(f"The {woman} {deed}", f"The {man} {deed}", " she", " he")
-        for woman, man, deed in product(WORDS["women"], WORDS["men"], WORDS["deeds"])
+        for woman, man, deed in product(LEXICON["women"], LEXICON["men"], LEXICON["deeds"])
     ],
 }
 
@@ -141,8 +144,8 @@ def usable_by_task(
 
 def answers(model: Model, pair: Pair) -> tuple[int, int]:
     """Return the first tokens of the answer and of the counterfactual prompt's answer."""
-    own, other = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.counterfactual_answer))
-    return own, other
+    answer, other = (model.continuation(text, pair.prompt)[0] for text in (pair.answer, pair.counterfactual_answer))
+    return answer, other
 
 
 def relevance_of(
@@ -163,5 +166,5 @@ def is_usable(model: Model, pair: Pair) -> bool:
         return False
     objective = objective_of(model, [pair.prompt, pair.counterfactual], answers[0][0], answers[1][0])
     with model.lock, torch.no_grad():
-        _, (own, other) = objective.evaluate(model.logits(objective.batch, objective.all_positions))
-    return bool(own > MARGIN and other < -MARGIN)
+        _, (margin, other_margin) = objective.evaluate(model.logits(objective.batch, objective.all_positions))
+    return bool(margin > MARGIN and other_margin < -MARGIN)

@@ -53,33 +53,33 @@ def topics(rows: Sequence[Row], names: Sequence[str], seed: int = 0) -> TopicSen
     """Collect the sentences of concepts. Raises `InputError` for too few sentences."""
     order = np.random.default_rng(seed).permutation(len(rows))
     words_of = {text: set(re.findall(r"[a-z]+", text.lower())) for _, text in rows}
-    first: dict[str, set[str]] = {}
+    leads: dict[str, set[str]] = {}
     for title, text in rows:
-        first.setdefault(title, words_of[text])
+        leads.setdefault(title, words_of[text])
     every = {word for words in CONCEPTS.values() for word in words.split()}
     others: dict[str, list[str]] = {part: [] for part in PARTS}
-    for place in order.tolist():
-        title, text = rows[place]
-        if not (words_of[text] | first[title]) & every:
+    for number in order.tolist():
+        title, text = rows[number]
+        if not (words_of[text] | leads[title]) & every:
             others[split_of(title)].append(text)
     others = {part: texts[: 2 * ENOUGH[part]] for part, texts in others.items()}
-    return TopicSentences([_topic(name, rows, order.tolist(), words_of, first) for name in names], others)
+    return TopicSentences([_topic(name, rows, order.tolist(), words_of, leads) for name in names], others)
 
 
 def _topic(
-    name: str, rows: Sequence[Row], order: Sequence[int], words_of: dict[str, set[str]], first: dict[str, set[str]]
+    name: str, rows: Sequence[Row], order: Sequence[int], words_of: dict[str, set[str]], leads: dict[str, set[str]]
 ) -> Topic:
     words = CONCEPTS[name].split()
     known, held_out = words[::2], words[1::2]
     sentences: dict[str, list[str]] = {part: [] for part in PARTS}
     silent = []
-    for place in order:
-        title, text = rows[place]
-        part, own = split_of(title), words_of[text]
+    for number in order:
+        title, text = rows[number]
+        part, present, lead = split_of(title), words_of[text], leads[title]
         wanted, unwanted = (held_out, known) if part == "report" else (known, held_out)
-        if own & set(wanted) and not own & set(unwanted):
+        if present & set(wanted) and not present & set(unwanted):
             sentences[part].append(text)
-        elif part == "report" and not own & set(words) and first[title] & set(held_out) and own != first[title]:
+        elif part == "report" and not present & set(words) and lead & set(held_out) and present != lead:
             silent.append(text)
     sentences = {part: texts[: ENOUGH[part]] for part, texts in sentences.items()}
     least = min(map(len, sentences.values()))

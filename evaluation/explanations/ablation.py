@@ -30,7 +30,7 @@ from icebear.models.objective import objective_of
 
 SIZES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 """Numbers of nodes; all nodes, where there are fewer."""
-COLUMNS = {
+METRICS = {
     "distance": "mean |1 - F| over the sizes (a log axis), these nodes alone, lower is better",
     "remaining": "mean |F| over the sizes, without these nodes, lower is better",
     "sufficiency_100": "median [quartiles] of F of 100 nodes alone: 1 is the whole answer",
@@ -133,8 +133,8 @@ def ablate(
         sufficiency, remaining = recovered_shares(nodes, choices, ends)
         row = {"distance": fmean(abs(1 - x) for x in sufficiency), "remaining": fmean(map(abs, remaining))}
         for size in (100, 1000):
-            place = SIZES.index(size)
-            row |= {f"sufficiency_{size}": sufficiency[place], f"remaining_{size}": abs(remaining[place])}
+            index = SIZES.index(size)
+            row |= {f"sufficiency_{size}": sufficiency[index], f"remaining_{size}": abs(remaining[index])}
         results[name] = {**row, "curve_sufficiency": sufficiency, "curve_remaining": remaining}
     return {**vars(pair), "difference": ends[0] - ends[1], "methods": results}
 
@@ -154,8 +154,8 @@ def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[i
     """Return number of tokens -> mean activations (L, T, N) of the site over all prompts of that length."""
     by_length: dict[int, list[Tensor]] = {}
     for prompt in [text for pair in pairs for text in (pair.prompt, pair.counterfactual)]:
-        one = objective_of(model, [prompt])
-        by_length.setdefault(one.batch.lengths[0], []).append(activations(model, one, neuron_site(site)))
+        objective = objective_of(model, [prompt])
+        by_length.setdefault(objective.batch.lengths[0], []).append(activations(model, objective, neuron_site(site)))
     return {length: torch.stack(rows).mean(0) for length, rows in by_length.items()}
 
 
@@ -170,8 +170,8 @@ def patching_correlations(model: Model, pair: Pair, methods: Mapping[str, Method
     drawn = _patched_nodes(list(scores.values()), torch.Generator().manual_seed(0))
     chosen = torch.ones(1 + len(drawn), *nodes.shape, dtype=torch.bool)
     chosen[1:].flatten(1)[range(len(drawn)), drawn] = False
-    whole, *without = nodes.numbers(list(chosen))
-    effects = pandas.Series([whole - number for number in without])
+    complete, *without = nodes.numbers(list(chosen))
+    effects = pandas.Series([complete - number for number in without])
     rows = {name: correlations(pandas.Series(x.flatten()[drawn].numpy()), effects) for name, x in scores.items()}
     return {**vars(pair), "methods": rows}
 
@@ -180,7 +180,7 @@ def _patched_nodes(scores: Sequence[Tensor], generator: torch.Generator) -> Tens
     """Return the places of `DRAWN` nodes of the union of each score's `DRAWN` largest, and of as many others."""
     union = torch.stack([largest(values, DRAWN) for values in scores]).any(0).flatten()
     draws = torch.rand(2, len(union), generator=generator)
-    return torch.cat([(draws[row] * some).topk(DRAWN).indices for row, some in enumerate((union, ~union))])
+    return torch.cat([(draws[row] * nodes).topk(DRAWN).indices for row, nodes in enumerate((union, ~union))])
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class AblationCurves(MethodEvaluation):
             measure = patching_correlations if self.patching else partial(ablate, means=means)
             note = f"{task}: the model is right on {len(usable)} of {tried} pairs"
             yield Part(
-                PATCHED if self.patching else COLUMNS,
+                PATCHED if self.patching else METRICS,
                 usable,
                 partial(measure, model, methods=methods, site=self.site),
                 name=task,

@@ -29,7 +29,7 @@ from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
 from icebear.evaluation.protocol import Evaluation, Lines, Pairs, Part, Seed, Setting, Table, Tasks
 from icebear.models.model import Model
 
-EDGES = (30, 100, 300, 1000)
+EDGE_COUNTS = (30, 100, 300, 1000)
 """Numbers of edges that a graph is run by."""
 READINGS = {"effect": ("effect", "one_sided"), "contribution": ("contribution", "two_sided")}
 """The columns of `Graph.interventions` with a prediction, and with the measurement that judges it."""
@@ -61,7 +61,7 @@ FEWEST = 10
 """The least number of nodes of a circuit that is judged."""
 LEARN = 10
 """Pairs that a task's circuit is made of."""
-NODES = (100, 1000)
+NODE_COUNTS = (100, 1000)
 """Numbers of nodes of a task's circuit."""
 
 
@@ -120,10 +120,10 @@ def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     """Return all `PARTS` of a pair's circuit, and `moments` for correlations over all pairs; JSON-ready."""
     target, contrast = answers(model, pair)
     graph = circuit(
-        model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, nodes=nodes, edges=EDGES[-1]
+        model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, nodes=nodes, edges=EDGE_COUNTS[-1]
     )
     measured = graph.interventions()
-    rows = zip((f"{count} edges" for count in EDGES), checks.faithfulness(graph, EDGES), strict=True)
+    rows = zip((f"{count} edges" for count in EDGE_COUNTS), checks.faithfulness(graph, EDGE_COUNTS), strict=True)
     return {
         **vars(pair),
         "edges": {name: _edges(measured, *columns) for name, columns in READINGS.items()},
@@ -140,7 +140,7 @@ def between(edges: pandas.DataFrame) -> pandas.DataFrame:
 
 def _edges(edges: pandas.DataFrame, of: str, truth: str) -> dict[str, float]:
     neurons, tokens = between(edges), edges[edges.source.str.startswith("token")]
-    by_target = [some[of].corr(some[truth]) for _, some in neurons.groupby("target") if len(some) > 4]
+    by_target = [group[of].corr(group[truth]) for _, group in neurons.groupby("target") if len(group) > 4]
     return {
         **correlations(neurons[of], neurons[truth]),
         "by_target": median(value for value in by_target if value == value),
@@ -163,12 +163,12 @@ def pooled(lines: Sequence[dict[str, Any]], name: str) -> float:
 def _groups(graph: Graph, edges: pandas.DataFrame) -> dict[str, dict[str, float]]:
     """Measure the graph's groups of two and more nodes, and random groups of the same nodes and sizes."""
     effects = edges.pivot(index="source", columns="target", values="one_sided").fillna(0)
-    own = [group.nodes for group in graph.groups if len(group.nodes) > 1]
-    order = [node for nodes in own for node in nodes]
+    grouped = [group.nodes for group in graph.groups if len(group.nodes) > 1]
+    order = [node for nodes in grouped for node in nodes]
     random.Random(0).shuffle(order)
     shuffled = iter(order)
-    drawn = [tuple(islice(shuffled, len(nodes))) for nodes in own]
-    return {"groups": _alike(graph, own, effects), "drawn": _alike(graph, drawn, effects)}
+    drawn = [tuple(islice(shuffled, len(nodes))) for nodes in grouped]
+    return {"groups": _alike(graph, grouped, effects), "drawn": _alike(graph, drawn, effects)}
 
 
 def _alike(graph: Graph, groups: Sequence[Sequence[Node]], effects: pandas.DataFrame) -> dict[str, float]:
@@ -197,13 +197,13 @@ def task_circuit(model: Model, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     """
     by_shape: dict[tuple[int, ...], list[Relevance]] = {}
     for pair in pairs:
-        one = relevance_of(model, pair, answers(model, pair), "ffn")
-        by_shape.setdefault(tuple(one.ffn.shape), []).append(one)
+        relevance = relevance_of(model, pair, answers(model, pair), "ffn")
+        by_shape.setdefault(tuple(relevance.ffn.shape), []).append(relevance)
     most = max(by_shape.values(), key=len)
     if len(most) < 2 * LEARN:
         return []
     scores = torch.stack([relevance.ffn for relevance in most[:LEARN]]).mean(0)
-    choices = {count: largest(scores, count) for count in NODES}
+    choices = {count: largest(scores, count) for count in NODE_COUNTS}
     generator = torch.Generator().manual_seed(0)
     lines = []
     for relevance in most[LEARN:]:

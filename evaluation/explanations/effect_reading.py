@@ -38,7 +38,7 @@ PARAPHRASES = {
 }
 """A beginning for each task that leaves the answer as it is."""
 THIRDS = ("first", "middle", "last")
-PLACES = ("last-token", "earlier-token")
+POSITIONS = ("last-token", "earlier-token")
 PREDICTED = ("direct", "mean", "effect", "unrelated prompt", "random neuron")
 """Logit lens, mean Jacobian lens, the effect in the first prompt; as controls the same neuron's effect in an unrelated
 prompt, and the effect of a random neuron of the same layer."""
@@ -46,8 +46,10 @@ CORRELATION = {
     "mean": "mean over a pair's nodes of the correlation with the effect in the paraphrase",
     "median": "median [quartiles] over pairs of the median over nodes of the same",
 }
-EACH, SHOWN = 2, 10
-"""Nodes of each third of the layers, at the last and at earlier tokens; and nodes with the largest relevance of all."""
+THIRD_NODES = 2
+"""Nodes of each third of the layers, at the last token and at earlier ones."""
+SHOWN_NODES = 10
+"""Nodes with the largest relevance of all."""
 Change = tuple[Neuron, int, float]
 """A neuron, a position, and what is added to its activation there."""
 
@@ -88,11 +90,11 @@ class EffectsHold(Evaluation):
         for task, usable, _ in task_pairs.usable_by_task(
             model, task_pairs.pairs_of(self.tasks), 2 * self.samples, self.seed
         ):
-            own = [pair for pair in usable if is_paraphrased(model, task, pair)]
-            notes.append(f"{task}: {len(own)} of {len(usable)} pairs are answered in the paraphrase too")
-            chosen += [(task, pair) for pair in own[: self.samples]]
+            kept_pairs = [pair for pair in usable if is_paraphrased(model, task, pair)]
+            notes.append(f"{task}: {len(kept_pairs)} of {len(usable)} pairs are answered in the paraphrase too")
+            chosen += [(task, pair) for pair in kept_pairs[: self.samples]]
         random.Random(self.seed).shuffle(chosen)
-        samples = [Sample(*own, _other(chosen, number)) for number, own in enumerate(chosen)]
+        samples = [Sample(*sample, _other(chosen, number)) for number, sample in enumerate(chosen)]
         yield Part(
             {},
             samples,
@@ -123,7 +125,7 @@ def is_paraphrased(model: Model, task: str, pair: Pair) -> bool:
     """Return whether the paraphrases of both prompts have the same tokens from the second on, and the same answers."""
     texts = [(text, paraphrase(task, text)) for text in (pair.prompt, pair.counterfactual)]
     ids = [(model.token_ids(text), model.token_ids(longer)) for text, longer in texts]
-    same = all(longer[1 - len(own) :] == own[1:] for own, longer in ids)
+    same = all(longer[1 - len(short) :] == short[1:] for short, longer in ids)
     return same and task_pairs.is_usable(model, Pair(texts[0][1], texts[1][1], pair.answer, pair.counterfactual_answer))
 
 
@@ -131,11 +133,11 @@ def measured(model: Model, sample: Sample) -> Line:
     """Return the correlations of a pair's nodes; JSON-ready."""
     pair, generator = sample.pair, random.Random(sample.pair.prompt)
     relevance = relevance_of(model, pair, answers(model, pair), "ffn")
-    rows = [row for cell in product(range(3), PLACES) for row in chosen_nodes(model, relevance, *cell)]
+    rows = [row for cell in product(range(3), POSITIONS) for row in chosen_nodes(model, relevance, *cell)]
     shown_from = len(rows)
-    rows += relevance.top(SHOWN, "ffn", position="all")
+    rows += relevance.top(SHOWN_NODES, "ffn", position="all")
     tokens = likely(model, pair)
-    here, longer, elsewhere = (
+    ids, longer_ids, other_ids = (
         model.token_ids(text) for text in (pair.prompt, paraphrase(sample.task, pair.prompt), sample.other.prompt)
     )
     changes = [(row.neuron, row.position, change_of(relevance, row.neuron, row.position)) for row in rows]
@@ -145,17 +147,17 @@ def measured(model: Model, sample: Sample) -> Line:
     ]
     predicted = {
         **projections(model, changes, tokens),
-        "effect": changed(model, here, changes, tokens),
-        "unrelated prompt": changed(model, elsewhere, _moved(changes, here, elsewhere), tokens),
-        "random neuron": changed(model, here, drawn, tokens),
+        "effect": changed(model, ids, changes, tokens),
+        "unrelated prompt": changed(model, other_ids, _moved(changes, ids, other_ids), tokens),
+        "random neuron": changed(model, ids, drawn, tokens),
     }
-    truth = changed(model, longer, _moved(changes, here, longer), tokens)
+    truth = changed(model, longer_ids, _moved(changes, ids, longer_ids), tokens)
     results = [
         {
             "neuron": str(row.neuron),
             "position": row.position,
             "third": THIRDS[third_of(model, row.neuron.layer)],
-            "place": PLACES[row.position < len(here) - 1],
+            "place": POSITIONS[row.position < len(ids) - 1],
             "shown": at >= shown_from,
             "correlation": {name: correlate(predicted[name][at], truth[at]) for name in PREDICTED},
         }
@@ -171,25 +173,25 @@ def third_of(model: Model, layer: int) -> int:
     return 3 * layer // model.layers
 
 
-def chosen_nodes(model: Model, relevance: Relevance, third: int, place: str) -> list[Ranked]:
+def chosen_nodes(model: Model, relevance: Relevance, third: int, where: str) -> list[Ranked]:
     """Return the nodes with the largest relevance in a third of the layers, at the last or at earlier tokens."""
     layers = [layer for layer in range(model.layers) if third_of(model, layer) == third]
     last = relevance.predicted_at
-    positions = [last] if place == PLACES[0] else [at for at in range(last) if at not in relevance.prompt.sinks]
-    rows = [row for at in positions for row in relevance.top(EACH, "ffn", position=at, layers=layers)]
+    positions = [last] if where == POSITIONS[0] else [at for at in range(last) if at not in relevance.prompt.sinks]
+    rows = [row for at in positions for row in relevance.top(THIRD_NODES, "ffn", position=at, layers=layers)]
     rows = [row for row in rows if row.activation != row.counterfactual]
-    return sorted(rows, key=lambda row: -row.relevance)[:EACH]
+    return sorted(rows, key=lambda row: -row.relevance)[:THIRD_NODES]
 
 
 def change_of(relevance: Relevance, neuron: Neuron, position: int) -> float:
     """Return the activation in the counterfactual prompt minus that in the prompt."""
-    scores, place = relevance.neurons, (neuron.layer, position, neuron.index)
-    return (scores.counterfactual["ffn"][place] - scores.activation["ffn"][place]).item()
+    scores, at = relevance.neurons, (neuron.layer, position, neuron.index)
+    return (scores.counterfactual["ffn"][at] - scores.activation["ffn"][at]).item()
 
 
-def _moved(changes: Sequence[Change], here: Sequence[int], there: Sequence[int]) -> list[Change]:
+def _moved(changes: Sequence[Change], ids: Sequence[int], other_ids: Sequence[int]) -> list[Change]:
     """Return the changes at the tokens of another prompt that are as far from its end, but not at the first one."""
-    return [(neuron, max(1, at + len(there) - len(here)), change) for neuron, at, change in changes]
+    return [(neuron, max(1, at + len(other_ids) - len(ids)), change) for neuron, at, change in changes]
 
 
 def likely(model: Model, pair: Pair) -> list[int]:
@@ -209,8 +211,8 @@ def changed(model: Model, ids: Sequence[int], changes: Sequence[Change], tokens:
                 x[row, position, neuron.index] += change
         return x
 
-    places = dict.fromkeys(("ffn", neuron.layer) for neuron, _, _ in changes)
-    with model.lock, hooks(model, places, visit):
+    layers = dict.fromkeys(("ffn", neuron.layer) for neuron, _, _ in changes)
+    with model.lock, hooks(model, layers, visit):
         logits = model.logits(batch, [len(ids) - 1])[:, 0, list(tokens)].float().cpu()
     return logits[0] - logits[1:]
 
@@ -236,22 +238,22 @@ def correlate(x: Tensor, y: Tensor) -> float:
 def _tables(lines: Lines) -> dict[str, Table]:
     tables = {}
     for third in THIRDS:
-        for place in PLACES:
-            tables[f"{third}-third-{place}"] = Table(CORRELATION, _lines(lines, third, place))
+        for where in POSITIONS:
+            tables[f"{third}-third-{where}"] = Table(CORRELATION, _lines(lines, third, where))
         tables[f"shown-{third}-third"] = Table(CORRELATION, _lines(lines, third, None, shown=True))
     return {name: table for name, table in tables.items() if table.lines}
 
 
-def _nodes(line: Line, third: str | None, place: str | None, shown: bool) -> list[Line]:
-    fits = {"third": third, "place": place, "shown": shown}
-    return [one for one in line["nodes"] if all(value in (None, one[name]) for name, value in fits.items())]
+def _nodes(line: Line, third: str | None, where: str | None, shown: bool) -> list[Line]:
+    fits = {"third": third, "place": where, "shown": shown}
+    return [node for node in line["nodes"] if all(value in (None, node[name]) for name, value in fits.items())]
 
 
-def _lines(lines: Lines, third: str, place: str | None, shown: bool = False) -> list[Line]:
+def _lines(lines: Lines, third: str, where: str | None, shown: bool = False) -> list[Line]:
     """Return a line for each pair that has such nodes."""
     result = []
     for line in lines:
-        if nodes := _nodes(line, third, place, shown):
+        if nodes := _nodes(line, third, where, shown):
             values = {name: [node["correlation"][name] for node in nodes] for name in PREDICTED}
             methods = {name: {"mean": fmean(row), "median": median(row)} for name, row in values.items()}
             result.append({**line, "methods": methods})
@@ -261,9 +263,9 @@ def _lines(lines: Lines, third: str, place: str | None, shown: bool = False) -> 
 def _listings(lines: Lines) -> dict[str, list[Line]]:
     """Return the medians over all nodes."""
     rows = []
-    for shown, third, place in product((False, True), THIRDS, PLACES):
-        nodes = [node for line in lines for node in _nodes(line, third, place, shown)]
+    for shown, third, where in product((False, True), THIRDS, POSITIONS):
+        nodes = [node for line in lines for node in _nodes(line, third, where, shown)]
         if nodes:
             medians = {name: median(node["correlation"][name] for node in nodes) for name in PREDICTED}
-            rows.append({"layers": third, "position": place, "shown": shown, "nodes": len(nodes), **medians})
+            rows.append({"layers": third, "position": where, "shown": shown, "nodes": len(nodes), **medians})
     return {"median correlation over nodes": rows}

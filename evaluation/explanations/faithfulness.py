@@ -23,7 +23,7 @@ from icebear.models.objective import Objective, objective_of
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares of the tokens that are removed (rounded), by setting their embeddings to zero."""
 TUNING_SAMPLES = 10
-COLUMNS = {
+METRICS = {
     "delta_a": "Delta A^F = Delta A^I (logit), higher is better",
     "delta_p": "the same of the probability, higher is better",
     "auac": "AUAC in generation (probability), higher is better",
@@ -65,7 +65,7 @@ class Faithfulness(MethodEvaluation):
         if self.tune:
             methods = tuned(model, questions[self.samples :], methods)
         yield Part(
-            COLUMNS,
+            METRICS,
             questions[: self.samples],
             partial(sample, model, methods=methods),
             methods=methods,
@@ -122,7 +122,7 @@ def _answer(model: Model, plan: Objective) -> Tensor:
     """Return (N, 2) the mean logit and probability of the answer's tokens, for N variants of one prompt."""
     targets, (positions, *_) = list(plan.targets[0] or ()), plan.positions
     logits = model.logits(plan.batch, plan.all_positions).float()[
-        :, [plan.all_positions.index(place) for place in positions]
+        :, [plan.all_positions.index(position) for position in positions]
     ]
-    own = logits[:, range(len(targets)), targets]
-    return torch.stack((own.mean(1), (own - logits.logsumexp(-1)).exp().mean(1)), 1)
+    answer = logits[:, range(len(targets)), targets]
+    return torch.stack((answer.mean(1), (answer - logits.logsumexp(-1)).exp().mean(1)), 1)

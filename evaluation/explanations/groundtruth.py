@@ -22,9 +22,9 @@ from icebear.paths import read_text
 
 BATCH_SIZE = 16
 """Prompts in one pass take about half the time of one by one."""
-WORDS = json.loads((Path(__file__).parents[1] / "data" / "words.json").read_text(encoding="utf-8"))
+LEXICON = json.loads((Path(__file__).parents[1] / "data" / "words.json").read_text(encoding="utf-8"))
 """The openings vary because otherwise the subject would always be the second token."""
-COLUMNS = {
+METRICS = {
     "pointing": "pointing game: the largest score is evidence, higher is better",
     "mrr": "mean reciprocal rank of the evidence, it first in ties, higher is better",
     "mrr_worst": "the same, it last in ties, higher is better",
@@ -35,7 +35,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Item:
+class Question:
     """A prompt, its target and contrast, the characters of the evidence, and where a question's text ends."""
 
     prompt: str
@@ -45,21 +45,21 @@ class Item:
     context: int | None = None
 
 
-def subject_verb(count: int, seed: int = 0) -> list[Item]:
+def subject_verb(count: int, seed: int = 0) -> list[Question]:
     """Return sentences whose verb agrees with a subject before a noun of the other number (an attractor)."""
     return [
         _sentence(opening, noun, middle, (" are", " is") if noun != singular else (" is", " are"))
-        for opening, singular, noun, middle in _subjects(count, seed, WORDS["things"])
+        for opening, singular, noun, middle in _subjects(count, seed, LEXICON["things"])
     ]
 
 
-def reflexive(count: int, seed: int = 0) -> list[Item]:
+def reflexive(count: int, seed: int = 0) -> list[Question]:
     """Return sentences whose reflexive pronoun agrees with a subject before an attractor."""
-    items, persons = [], WORDS["persons"]
-    for opening, singular, noun, middle in _subjects(count, seed, {one: many for one, (many, _) in persons.items()}):
-        verb = random.Random(f"{seed} {noun} {middle}").choice(WORDS["reflexive_verbs"])
-        own, plural = f" {persons[singular][1]}", " themselves"
-        answers = (plural, own) if noun != singular else (own, plural)
+    items, persons = [], LEXICON["persons"]
+    for opening, singular, noun, middle in _subjects(count, seed, {noun: many for noun, (many, _) in persons.items()}):
+        verb = random.Random(f"{seed} {noun} {middle}").choice(LEXICON["reflexive_verbs"])
+        pronoun, plural = f" {persons[singular][1]}", " themselves"
+        answers = (plural, pronoun) if noun != singular else (pronoun, plural)
         items.append(_sentence(opening, noun, f"{middle} {verb}", answers))
     return items
 
@@ -71,23 +71,23 @@ def _subjects(count: int, seed: int, plurals: Mapping[str, str]) -> Iterator[tup
         singular, attractor = generator.sample(list(plurals), 2)
         is_plural = generator.random() < 0.5
         verbs = {"likes": "likes", "sees": "sees"} if is_plural else {"likes": "like", "sees": "see"}
-        middle = generator.choice(WORDS["attractors"]).format(attractor if is_plural else plurals[attractor], **verbs)
-        yield generator.choice(WORDS["openings"]), singular, plurals[singular] if is_plural else singular, middle
+        middle = generator.choice(LEXICON["attractors"]).format(attractor if is_plural else plurals[attractor], **verbs)
+        yield generator.choice(LEXICON["openings"]), singular, plurals[singular] if is_plural else singular, middle
 
 
-def _sentence(opening: str, noun: str, middle: str, answers: tuple[str, str]) -> Item:
+def _sentence(opening: str, noun: str, middle: str, answers: tuple[str, str]) -> Question:
     start = len(opening) + 1
-    return Item(f"{opening} {noun} {middle}", *answers, (start, start + len(noun)))
+    return Question(f"{opening} {noun} {middle}", *answers, (start, start + len(noun)))
 
 
-def facts(count: int, seed: int = 0) -> list[Item]:
+def facts(count: int, seed: int = 0) -> list[Question]:
     """Return questions about one of four facts in the context."""
     items = []
     for context, person, city, cities in homes(count, seed):
         start = context.index(f"in {city}.") + 3
         other = cities[(cities.index(city) + 1) % 4]
         prompt = f"{context}\nQuestion: Where does {person} live?\nAnswer: {person} lives in"
-        items.append(Item(prompt, f" {city}", f" {other}", (start, start + len(city)), len(context)))
+        items.append(Question(prompt, f" {city}", f" {other}", (start, start + len(city)), len(context)))
     return items
 
 
@@ -95,16 +95,16 @@ def homes(count: int, seed: int) -> Iterator[tuple[str, str, str, list[str]]]:
     """Yield a text about where four people live, one of the people, the person's city and the four cities."""
     generator = random.Random(seed)
     for _ in range(count):
-        people, cities = generator.sample(WORDS["residents"], 4), generator.sample(WORDS["cities"], 4)
-        place = generator.randrange(4)
+        people, cities = generator.sample(LEXICON["residents"], 4), generator.sample(LEXICON["cities"], 4)
+        number = generator.randrange(4)
         context = " ".join(f"{person} lives in {city}." for person, city in zip(people, cities, strict=True))
-        yield context, people[place], cities[place], cities
+        yield context, people[number], cities[number], cities
 
 
 TASKS = {"agreement": subject_verb, "anaphora": reflexive, "qa": facts}
 
 
-def read_items(path: str, count: int, seed: int = 0) -> list[Item]:
+def read_items(path: str, count: int, seed: int = 0) -> list[Question]:
     """Read a BLiMP file (JSON lines with a common prefix) or a SQuAD file (JSON). Raises `InputError`."""
     try:
         text = read_text(path)
@@ -119,18 +119,18 @@ def read_items(path: str, count: int, seed: int = 0) -> list[Item]:
     return random.Random(seed).sample(items, min(count, len(items)))
 
 
-def _blimp(row: dict[str, Any]) -> Item:
+def _blimp(row: dict[str, Any]) -> Question:
     """Return an item whose evidence is the first word of the prefix that is no determiner."""
     prefix, end = row["one_prefix_prefix"], 0
     for word in prefix.split():
         start = prefix.index(word, end)
         end = start + len(word)
-        if word.lower() not in WORDS["determiners"]:
+        if word.lower() not in LEXICON["determiners"]:
             break
-    return Item(prefix, f" {row['one_prefix_word_good']}", f" {row['one_prefix_word_bad']}", (start, end))
+    return Question(prefix, f" {row['one_prefix_word_good']}", f" {row['one_prefix_word_bad']}", (start, end))
 
 
-def _squad(articles: list[dict[str, Any]]) -> list[Item]:
+def _squad(articles: list[dict[str, Any]]) -> list[Question]:
     items = []
     for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
         context = paragraph["context"]
@@ -138,7 +138,7 @@ def _squad(articles: list[dict[str, Any]]) -> list[Item]:
             for answer in question["answers"][:1]:
                 prompt = f"{context}\nQuestion: {question['question']}\nAnswer:"
                 start, end = answer["answer_start"], answer["answer_start"] + len(answer["text"])
-                items.append(Item(prompt, f" {answer['text']}", "", (start, end), len(context)))
+                items.append(Question(prompt, f" {answer['text']}", "", (start, end), len(context)))
     return items
 
 
@@ -170,25 +170,25 @@ class GroundTruth(MethodEvaluation):
         items = read_items(self.data, self.samples, self.seed) if self.data else make(self.samples, self.seed)
         methods, unable = able_and_unable(model, items[0].prompt, self.chosen())
         yield Part(
-            COLUMNS,
+            METRICS,
             items,
             lambda group: score_items(model, group, methods, not self.no_contrast),
             batch_size=BATCH_SIZE,
             methods=methods,
             unable=unable,
-            tables=lambda lines: {"": Table(COLUMNS, [x for x in counted(lines, self.tokens) if x["counts"]])},
+            tables=lambda lines: {"": Table(METRICS, [x for x in counted(lines, self.tokens) if x["counts"]])},
             notes=lambda lines: [*accuracy(counted(lines, self.tokens)), f"tokens that count: {self.tokens}"],
         )
 
 
 def score_items(
-    model: Model, items: Sequence[Item], methods: Mapping[str, Any], contrastive: bool = True
+    model: Model, items: Sequence[Question], methods: Mapping[str, Any], contrastive: bool = True
 ) -> list[dict[str, Any]]:
     """Return each method's scores on each item that the model predicts; JSON-ready.
 
     All items share their passes. contrastive: explain the target against the contrast.
     """
-    answers = [(_first(model, item.prompt, item.target), _first(model, item.prompt, item.contrast)) for item in items]
+    answers = [(_token(model, q.prompt, q.target), _token(model, q.prompt, q.contrast)) for q in items]
     lines = [_judged(model, *row) for row in zip(items, answers, _logits(model, items), strict=True)]
     predicted = [row for row, line in enumerate(lines) if line["correct"]]
     if not predicted:
@@ -208,43 +208,43 @@ def counted(lines: Sequence[dict[str, Any]], part: str = "all") -> list[dict[str
     """
     results = []
     for line in lines:
-        places = line["parts"].get(part, []) if line["correct"] else []
-        if line["correct"] and not places:
+        tokens = line["parts"].get(part, []) if line["correct"] else []
+        if line["correct"] and not tokens:
             raise InputError(
                 "These prompts have no context (questions about a text have one); use --tokens all or inner."
             )
-        evidence = [number for number, place in enumerate(places) if place in line["evidence"]]
+        evidence = [number for number, token in enumerate(tokens) if token in line["evidence"]]
         if not evidence:
             results.append({**line, "counts": False})
             continue
         methods = {}
-        for name, one in line["methods"].items():
-            scores = [one["scores"][place] for place in places]
+        for name, scored in line["methods"].items():
+            scores = [scored["scores"][token] for token in tokens]
             methods[name] = {**localization_metrics(scores, evidence), "scores": scores}
         results.append({**line, "counts": True, "evidence": evidence, "methods": methods})
     return results
 
 
-def _judged(model: Model, item: Item, answers: tuple[int | None, int | None], logits: Tensor) -> dict[str, Any]:
+def _judged(model: Model, question: Question, answers: tuple[int | None, int | None], logits: Tensor) -> dict[str, Any]:
     """Return whether the model predicts an item, with its evidence and the tokens of each part; logits (V,)."""
     target, contrast = answers
     if target is None or target == contrast:
         return {"correct": None, "why": "target and contrast begin with the same token"}
     if not (logits[target] > logits[contrast] if contrast is not None else logits.argmax() == target):
         return {"correct": False}
-    ids = objective_of(model, [item.prompt]).batch.row_ids(0)
+    ids = objective_of(model, [question.prompt]).batch.row_ids(0)
     parts = {
         "all": list(range(len(ids))),
-        "inner": [place for place, token in enumerate(ids) if place > 0 and token not in model.special_ids()],
-        "context": [] if item.context is None else tokens_between(model, item.prompt, 0, item.context),
+        "inner": [position for position, token in enumerate(ids) if position > 0 and token not in model.special_ids()],
+        "context": [] if question.context is None else tokens_between(model, question.prompt, 0, question.context),
     }
-    evidence = tokens_between(model, item.prompt, *item.evidence)
-    return {"correct": True, "prompt": item.prompt, "evidence": evidence, "parts": parts, "methods": {}}
+    evidence = tokens_between(model, question.prompt, *question.evidence)
+    return {"correct": True, "prompt": question.prompt, "evidence": evidence, "parts": parts, "methods": {}}
 
 
-def _logits(model: Model, items: Sequence[Item]) -> Tensor:
+def _logits(model: Model, items: Sequence[Question]) -> Tensor:
     """Return the logits (B, V) where each item's answer is predicted."""
-    objective = objective_of(model, [item.prompt for item in items])
+    objective = objective_of(model, [question.prompt for question in items])
     with model.lock, torch.no_grad():
         logits = model.logits(objective.batch, objective.all_positions)
     columns = [objective.all_positions.index(at) for (at,) in objective.positions]
@@ -254,8 +254,8 @@ def _logits(model: Model, items: Sequence[Item]) -> Tensor:
 def tokens_between(model: Model, text: str, start: int, end: int) -> list[int]:
     """Return the tokens that have characters of text[start:end]."""
     offsets = model.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
-    return [place for place, (a, b) in enumerate(offsets) if a < end and b > start and text[a:b].strip()]
+    return [position for position, (a, b) in enumerate(offsets) if a < end and b > start and text[a:b].strip()]
 
 
-def _first(model: Model, prompt: str, text: str) -> int | None:
+def _token(model: Model, prompt: str, text: str) -> int | None:
     return model.continuation(text, prompt)[0] if text else None

@@ -23,7 +23,7 @@ from icebear.models.objective import Objective, objective_of
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Shares of all neurons (or heads) that are pruned."""
-COLUMNS = {
+METRICS = {
     "delta_a": "area with the least relevant pruned first, minus that with the most relevant first, higher is better",
     "least": "mean log-probability of the answer, least relevant pruned first, higher is better",
     "most": "the same, most relevant pruned first, lower is better",
@@ -60,12 +60,12 @@ class Pruning(MethodEvaluation):
         prompts, reference = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
         note = f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(SHARES)} of all."
         yield Part(
-            COLUMNS,
+            METRICS,
             list(methods.values()),
             lambda method: curves(model, prompts, reference, method, self.site, self.seed),
             methods=methods,
             settings={"corpus": corpus},
-            tables=lambda lines: {"": Table(COLUMNS, prompt_lines(prompts, dict(zip(methods, lines, strict=True))))},
+            tables=lambda lines: {"": Table(METRICS, prompt_lines(prompts, dict(zip(methods, lines, strict=True))))},
             notes=lambda _: [note],
         )
 
@@ -108,9 +108,9 @@ def answer_curves(model: Model, prompts: Sequence[Any], site: str, order: Tensor
         gone = rank < round(share * order.numel())  # (L, N)
         if site == "head":
             gone = gone.repeat_interleave(model.head_dim, 1)
-        places = [(neuron_site(site), layer) for layer in range(model.layers) if gone[layer].any()]
+        layers = [(neuron_site(site), layer) for layer in range(model.layers) if gone[layer].any()]
         prune = lambda site, layer, x: x.masked_fill(gone[layer].to(x.device), 0)  # noqa: B023, E731
-        with model.lock, torch.no_grad(), hooks(model, places, prune):
+        with model.lock, torch.no_grad(), hooks(model, layers, prune):
             for row, objective in enumerate(plans):
                 curves[row].append(log_probability(model, objective)[0].item())
     return curves

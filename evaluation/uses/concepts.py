@@ -21,7 +21,7 @@ from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc
 from icebear.errors import InputError
 from icebear.evaluation import report
-from icebear.evaluation.data.task_pairs import WORDS
+from icebear.evaluation.data.task_pairs import LEXICON
 from icebear.evaluation.data.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.evaluation.explanations.questions import CORPORA
 from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table, named
@@ -40,16 +40,20 @@ TOLERANCE = 0.05
 SIZES = (1, 5, 20, 100)
 STEERED_SIZES = (5, 20)
 WAYS = ("means", "cna", "w_out", "relevance")
-VECTOR, PROMPT, PLAIN = "residual stream", "prompt", "plain"
+VECTOR = "residual stream"
+PROMPT = "prompt"
+PLAIN = "plain"
 CONTROLS = ("random neurons", "wrong sign", "noise")
 METHODS = (*(f"{way} {size}" for way in WAYS for size in STEERED_SIZES), VECTOR, *CONTROLS)
-OPENINGS = WORDS["plain_openings"]
+OPENINGS = LEXICON["plain_openings"]
 """Prompts of the generated texts: none is about a concept, none is a held-out context."""
 NEW_TOKENS = 30
 BATCH_SIZE = 12
-LAYER_STEP, LAYER_KL = 4, 0.1
-"""The vector's layer is chosen among every fourth layer, at 0.1 nats."""
-COLUMNS = {
+LAYER_STEP = 4
+"""The vector's layer is chosen among every fourth layer."""
+LAYER_KL = 0.1
+"""Nats of off-target KL at which it is chosen."""
+METRICS = {
     "score": "share of the texts that the frozen classifier takes for the concept's",
     "words": "rise of the mean log-probability of the concept's held-out words at held-out contexts, in nats",
     "perplexity": "of the generated texts, under the plain model, lower is better",
@@ -144,12 +148,12 @@ class ConceptData:
     def __init__(self, ground: Ground, topic: Topic) -> None:
         model, others, find = ground.model, ground.others, ground.others["find"]
         texts = {part: rows for part, rows in {**topic.sentences, "silent": topic.silent}.items() if rows}
-        own = {part: read(model, rows, find.neurons) for part, rows in texts.items()}
+        seen_in = {part: read(model, rows, find.neurons) for part, rows in texts.items()}
         self.topic, self.centre, self.spread = topic, find.means.mean(0), find.means.std(0)
         self.x: dict[str, np.ndarray] = {}
         self.stream: dict[str, np.ndarray] = {}
         self.positive: dict[str, np.ndarray] = {}
-        for part, seen in own.items():
+        for part, seen in seen_in.items():
             without = "report" if part == "silent" else part
             means = np.concatenate([seen.means, others[without].means])
             self.x[part] = (means - self.centre) / np.where(self.spread > 0, self.spread, 1)
@@ -157,10 +161,10 @@ class ConceptData:
             self.positive[part] = np.arange(len(means)) < len(seen.means)
         both = Read(
             find.neurons,
-            np.concatenate([own["find"].means, find.means]),
-            np.concatenate([own["find"].last, find.last]),
-            np.minimum(own["find"].low, find.low),
-            np.maximum(own["find"].high, find.high),
+            np.concatenate([seen_in["find"].means, find.means]),
+            np.concatenate([seen_in["find"].last, find.last]),
+            np.minimum(seen_in["find"].low, find.low),
+            np.maximum(seen_in["find"].high, find.high),
         )
         self.material = Material(
             model,
@@ -229,11 +233,11 @@ def classifier_of(ground: Ground, topic: Topic) -> tuple[Any, dict[str, float]]:
     from sklearn.pipeline import make_pipeline
 
     others = ground.topics.others
-    own = [*topic.sentences["find"], *topic.sentences["choose"]]
-    texts = [*own, *others["find"], *others["choose"]]
+    examples = [*topic.sentences["find"], *topic.sentences["choose"]]
+    texts = [*examples, *others["find"], *others["choose"]]
     words = TfidfVectorizer(stop_words=list(topic.known), sublinear_tf=True)
     model = make_pipeline(words, LogisticRegression(C=10, class_weight="balanced", max_iter=2000))
-    model.fit(texts, np.arange(len(texts)) < len(own))
+    model.fit(texts, np.arange(len(texts)) < len(examples))
     aurocs = {}
     for name, rows in zip(DETECTED, (topic.sentences["report"], topic.silent), strict=True):
         if rows:
@@ -251,10 +255,10 @@ def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direct
     generator = np.random.default_rng([seed, stable_hash(data.topic.name)])
     best = concepts[f"means {STEERED_SIZES[-1]}"]
     by_layer = by_site_layer(seen.neurons)
-    places = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
+    random_neurons = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
     signs = np.zeros(len(seen.neurons))
-    signs[places] = generator.choice((-1.0, 1.0), len(places)) * [part.weight for part in best.parts]
-    concepts["random neurons"] = data.concept("random neurons", np.unique(places), signs)
+    signs[random_neurons] = generator.choice((-1.0, 1.0), len(random_neurons)) * [part.weight for part in best.parts]
+    concepts["random neurons"] = data.concept("random neurons", np.unique(random_neurons), signs)
     layer = vector_layer(ground, data)
     vector = torch.tensor(data.difference(layer), dtype=torch.float32)
     noise = torch.tensor(generator.standard_normal(len(vector)), dtype=torch.float32)
@@ -307,7 +311,7 @@ def steered(ground: Ground, data: ConceptData, classifier: Any, seed: int) -> di
     return {kl: {**cells, PROMPT: prompted, PLAIN: plain} for kl, cells in rows.items()}
 
 
-def _at(kl: float, direction: Direction, ground: Ground, first: float) -> tuple[float, float, Tensor]:
+def _at(kl: float, direction: Direction, ground: Ground, start: float) -> tuple[float, float, Tensor]:
     """Return the strength at an off-target KL, the KL, and the change (P, V) of log-probabilities at held-out contexts.
 
     A direction that cannot reach the KL is measured at the strength `first`.
@@ -319,9 +323,9 @@ def _at(kl: float, direction: Direction, ground: Ground, first: float) -> tuple[
         return float(-(ground.plain.exp() * rises[strength]).sum(-1).mean())
 
     try:
-        strength, reached = strength_at(kl, divergence, first, TOLERANCE)
+        strength, reached = strength_at(kl, divergence, start, TOLERANCE)
     except InputError:
-        strength, reached = first, divergence(first)
+        strength, reached = start, divergence(start)
     return strength, reached, rises[strength]
 
 
@@ -353,7 +357,7 @@ def tables(lines: Lines) -> dict[str, Table]:
     detected = [{"concept": line["concept"], "methods": line["detection"]} for line in lines]
     by_kl = {
         f"{kl} nats": Table(
-            COLUMNS, [{"concept": line["concept"], "methods": line["steered"][f"{kl}"]} for line in lines]
+            METRICS, [{"concept": line["concept"], "methods": line["steered"][f"{kl}"]} for line in lines]
         )
         for kl in KLS
     }
@@ -371,8 +375,8 @@ def steering_notes(lines: Lines) -> list[str]:
             best = medians["residual stream, logistic"]
             text = ", ".join(f"{name} {value:.3f} ({value / best:.2f})" for name, value in medians.items())
             texts.append(f"median AUROC, {column} (and the ratio to a logistic model of the residual stream): {text}")
-            own = np.median([line["classifier"][column] for line in able])
-            texts.append(f"the frozen classifier's own AUROC, {column}: median {own:.3f}")
+            median = np.median([line["classifier"][column] for line in able])
+            texts.append(f"the frozen classifier's own AUROC, {column}: median {median:.3f}")
     for kl in KLS:
         cells = [(name, cell) for line in lines for name, cell in line["steered"][f"{kl}"].items()]
         reached = [(name, cell["off_target_kl"]) for name, cell in cells if "off_target_kl" in cell]

@@ -40,9 +40,9 @@ from icebear.steering.side_effects import HeldOutContexts
 
 LIMITS = ("bounded", "unbounded")
 """Whether edits keep neurons inside their activation range."""
-COLUMNS = {"flipped": "share of the pairs that flip"}
+METRICS = {"flipped": "share of the pairs that flip"}
 MEDIANS = ("neurons", "after", "off_target_kl")
-ROWS = (48, 96, 192, 288, 384, 480, 960)
+ROW_COUNTS = (48, 96, 192, 288, 384, 480, 960)
 """Numbers of edited rows of the prompt after which flips are counted; a round has 48."""
 
 
@@ -104,7 +104,7 @@ class Flips(Evaluation):
         pairs = [replace(pair, source=None) if self.no_source else pair for pair in read_flips(self.data)]
         choosers, contexts = list(CHOOSERS)[: None if self.controls else 1], HeldOutContexts(model)
         yield Part(
-            COLUMNS,
+            METRICS,
             pairs,
             lambda pair: try_flips(model, pair, choosers, self.max_neurons, contexts),
             methods={f"{choose}, {limit}": choose for limit in LIMITS for choose in choosers},
@@ -191,9 +191,9 @@ def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
         )
     record.check(model)
     with steer(model, recipe):
-        first = model.predict(record.prompt, record.top_k or 1)
+        probable = model.predict(record.prompt, record.top_k or 1)
     holds = flip_holds(model, recipe, record.prompt, record.phrase, record.top_k)
-    return {"prompt": record.prompt, "holds": holds, "first": [vars(row) for row in first]}
+    return {"prompt": record.prompt, "holds": holds, "first": [vars(row) for row in probable]}
 
 
 def write_recipes(folder: Path, lines: Lines) -> None:
@@ -237,6 +237,6 @@ def flip_medians(lines: Lines) -> list[dict[str, Any]]:
     for (limit, choose), tried in runs.items():
         done = [run for run in tried if run["flipped"]]
         medians = {f"median {name}": median(run[name] for run in done) if done else None for name in MEDIANS}
-        within = {f"within {most} rows": sum(run["rows"] <= most for run in done) for most in ROWS}
+        within = {f"within {most} rows": sum(run["rows"] <= most for run in done) for most in ROW_COUNTS}
         rows.append({"limit": limit, "chosen_by": choose, "flipped": len(done), **medians, **within})
     return rows

@@ -24,11 +24,13 @@ from icebear.models.model import Model
 from icebear.records import Neuron
 
 THIRDS = ("first third", "middle third", "last third")
-SHIFT, OTHER, TABLE = "circular shift", "other neuron", "token-mean table"
+SHIFT = "circular shift"
+OTHER = "other neuron"
+TABLE = "token-mean table"
 METHODS = ("label", *kinds.KINDS, SHIFT, OTHER, TABLE)
 """The chosen label, the best label of each kind, both nulls, and the upper baseline."""
 BARS = (0.6, 0.7, 0.8)
-COLUMNS = {
+METRICS = {
     "token": "AUROC for the 1 % of tokens with the largest activations, of the best candidate by token",
     "sentence": "AUROC for the 5 % of sentences with the largest means, of the best candidate by sentence",
     "passes": "share of significant labels: above the bar (0.85 by token, 0.70 by sentence) and 95 % of both nulls",
@@ -36,7 +38,7 @@ COLUMNS = {
     "train": "that score on the train documents",
     "validation": "that score on the validation documents",
 }
-NO_LABEL = dict.fromkeys(COLUMNS, 0.0) | dict.fromkeys(("token", "sentence", "train", "validation"), 0.5)
+NO_LABEL = dict.fromkeys(METRICS, 0.0) | dict.fromkeys(("token", "sentence", "train", "validation"), 0.5)
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,14 @@ class Labels(Evaluation):
             samples, index = prepare_samples(model, store, self.seed), store.made_with()["index"]
             for third, drawn in neurons(store, self.neurons, self.seed).items():
                 yield Part(
-                    COLUMNS,
+                    METRICS,
                     drawn,
                     partial(label_lines, model, store, samples, seed=self.seed),
                     name=third,
                     batch_size=self.neurons,
                     methods={name: name for name in METHODS},
                     settings={"index": index},
-                    tables=lambda lines: {"": Table(COLUMNS, pairs(lines))},
+                    tables=lambda lines: {"": Table(METRICS, pairs(lines))},
                     notes=label_notes,
                 )
 
@@ -80,9 +82,9 @@ def neurons(store: Store, samples: int, seed: int) -> dict[str, list[Neuron]]:
     generator, drawn = np.random.default_rng(seed), {}
     for number, name in enumerate(THIRDS):
         able = [n for n in every if number * last <= 3 * n.layer < (number + 1) * last]
-        places = generator.permutation(len(able))[:samples]
+        drawn_order = generator.permutation(len(able))[:samples]
         if able:
-            drawn[name] = [able[place] for place in sorted(places.tolist())]
+            drawn[name] = [able[index] for index in sorted(drawn_order.tolist())]
     return drawn
 
 

@@ -132,10 +132,11 @@ def forward_past(
         mine = _row_choices(top_k_index, top_k_weights) if paired else torch.ones_like(top_k_index, dtype=torch.bool)
         runs = torch.zeros(len(x), count(experts), dtype=torch.bool, device=x.device)
         runs = runs.scatter(1, top_k_index, mine)  # (B * T, E)
-        chosen = [rows.nonzero().flatten() for rows in (runs | partner(runs) if paired else runs).unbind(1)]
-        weights = torch.zeros(len(x), len(chosen), dtype=top_k_weights.dtype, device=x.device)
+        weights = torch.zeros(*runs.shape, dtype=top_k_weights.dtype, device=x.device)
         weights = weights.scatter_add(1, top_k_index, top_k_weights)
         weights = visited("router", weights)  # (B * T, E)
+        runs = runs if paired else runs | (weights != 0)  # a hook may give another expert a weight
+        chosen = [rows.nonzero().flatten() for rows in (runs | partner(runs) if paired else runs).unbind(1)]
         parts = []
         for expert, rows in enumerate(chosen):
             with on_part(rows, len(x)):

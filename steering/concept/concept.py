@@ -228,22 +228,22 @@ class Concept(Saved, Tabled):
 
         see_each(model, rows, [part.neuron for part in self.parts], see)
         measured = []
-        for ids, places, own in zip(rows, counted, values, strict=True):
-            excluded = tuple(sorted(set(range(len(ids))) - set(places)))
-            mean = float(own[places].mean())
-            measured.append(Measured(self.name, model.pieces(ids), tuple(own.tolist()), mean, excluded))
+        for ids, positions, measures in zip(rows, counted, values, strict=True):
+            excluded = tuple(sorted(set(range(len(ids))) - set(positions)))
+            mean = float(measures[positions].mean())
+            measured.append(Measured(self.name, model.pieces(ids), tuple(measures.tolist()), mean, excluded))
         return measured
 
     def through(self, model: Model, prompt: PromptLike) -> PassThrough:
         """Measure how much of the logit of the most probable next token passes through the concept's neurons."""
         self.check(model)
         neurons = [part.neuron for part in self.parts]
-        places = by_site_layer(neurons).items()
-        blocked = BlockedNeurons({place: [neurons[c].index for c in columns] for place, columns in places})
-        whole, past, target = Inputs(), Inputs(), Logits(objective_of(model, [prompt]))
-        logit = forward_backward(model, target, [whole], CP_LRP)[0][0].item()
+        by_layer = by_site_layer(neurons).items()
+        blocked = BlockedNeurons({layer: [neurons[c].index for c in columns] for layer, columns in by_layer})
+        inputs, past, target = Inputs(), Inputs(), Logits(objective_of(model, [prompt]))
+        logit = forward_backward(model, target, [inputs], CP_LRP)[0][0].item()
         forward_backward(model, target, [past, blocked], CP_LRP)
-        passing = whole.relevance()[0].sum().item() - past.relevance()[0].sum().item()
+        passing = inputs.relevance()[0].sum().item() - past.relevance()[0].sum().item()
         (token,) = target.targets[0]
         where = f"position:1-{len(model.ids(prompt))}"
         with steer(model, [Edit(part.neuron, "set", part.mean, where=where) for part in self.parts]):
@@ -327,22 +327,22 @@ class ConceptSimilarity:
 
 
 def concept_similarity(
-    one: tuple[Model, Concept], other: tuple[Model, Concept], texts: Sequence[str]
+    left: tuple[Model, Concept], right: tuple[Model, Concept], texts: Sequence[str]
 ) -> ConceptSimilarity:
     """Compare two concepts, each with its model, on some texts."""
-    values = [[row.value for row in concept.measures(model, texts)] for model, concept in (one, other)]
+    values = [[row.value for row in concept.measures(model, texts)] for model, concept in (left, right)]
     measures = float(np.asarray(np.corrcoef(values))[0, 1])
-    if one[1].model_fingerprint != other[1].model_fingerprint:
+    if left[1].model_fingerprint != right[1].model_fingerprint:
         return ConceptSimilarity(None, None, measures)
     mine, theirs = (
         torch.stack([p.sign * p.weight * p.std * direct_row(model, p.neuron) for p in concept.parts]).sum(0)
-        for model, concept in (one, other)
+        for model, concept in (left, right)
     )  # (D,)
-    return ConceptSimilarity(overlap(one[1], other[1]), torch.cosine_similarity(mine, theirs, dim=0).item(), measures)
+    return ConceptSimilarity(overlap(left[1], right[1]), torch.cosine_similarity(mine, theirs, dim=0).item(), measures)
 
 
-def overlap(one: Concept, other: Concept) -> float:
-    mine, theirs = ({(part.neuron, part.polarity) for part in concept.parts} for concept in (one, other))
+def overlap(left: Concept, right: Concept) -> float:
+    mine, theirs = ({(part.neuron, part.polarity) for part in concept.parts} for concept in (left, right))
     return len(mine & theirs) / len(mine | theirs) if mine | theirs else 0.0
 
 

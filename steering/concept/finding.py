@@ -39,10 +39,13 @@ PENALTIES = tuple(10 ** (step / 4) for step in range(-8, 5))
 """`C` of scikit-learn: the smaller, the fewer neurons."""
 TOLERANCE = 0.01
 """The AUROC may fall by this much for fewer neurons."""
-UNIVERSAL, EVERYWHERE = 0.001, 0.8
-"""A universal neuron is among this share of the largest activations in this share of all texts (CNA)."""
-EXPLAINED, TOGETHER = 32, 4
-"""A ranking by relevance explains this many examples, and this many in one pass."""
+UNIVERSAL_NEURONS = 0.001
+"""A universal neuron is among this share of the largest activations, in `UNIVERSAL_TEXTS` of all texts (CNA)."""
+UNIVERSAL_TEXTS = 0.8
+EXPLAINED_TEXTS = 32
+"""Examples that a ranking by relevance explains."""
+PASS_TEXTS = 4
+"""Examples in one of its passes, which keep the activations of all layers."""
 Ranking = tuple[np.ndarray, np.ndarray]
 """Columns, the best first; and the weights (N,) of all standardized activations."""
 FEWEST = 16
@@ -73,9 +76,9 @@ def separation(x: np.ndarray, positive: np.ndarray) -> np.ndarray:
 def universal(values: np.ndarray) -> np.ndarray:
     """(N,) bool: the universal neurons, by activations (S, N) on texts without the concept (CNA, arXiv 2605.12290)."""
     size = np.abs(values)
-    count = max(1, round(UNIVERSAL * values.shape[1]))
+    count = max(1, round(UNIVERSAL_NEURONS * values.shape[1]))
     bars = np.partition(size, -count, axis=1)[:, -count]
-    return (size >= bars[:, None]).mean(0) >= EVERYWHERE
+    return (size >= bars[:, None]).mean(0) >= UNIVERSAL_TEXTS
 
 
 def choose(
@@ -109,9 +112,7 @@ def choose(
         chosen = np.flatnonzero(coefficients)
         if 0 < len(chosen) <= max_neurons:
             tried.append(("logistic", candidates[chosen], coefficients[chosen]))
-    choices = [
-        Choice(detector, columns, own, auroc(test[0][:, columns] @ own, test[1])) for detector, columns, own in tried
-    ]
+    choices = [Choice(detector, columns, w, auroc(test[0][:, columns] @ w, test[1])) for detector, columns, w in tried]
     bar = max(choice.auroc for choice in choices) - TOLERANCE
     near = [choice for choice in choices if choice.auroc >= bar]
     return min(near, key=lambda choice: (len(choice.columns), -choice.auroc)), choices
@@ -169,22 +170,22 @@ def cna(data: Material) -> Ranking:
 def relevance(data: Material) -> Ranking:
     """Rank by AttnLRP's relevance for the concept's words as the next token of examples: for the sum of their centered
     logits, with each neuron compared with its mean over the tokens of texts without the concept."""
-    model, ids, places = data.model, word_ids(data.model, data.words), by_site_layer(data.seen.neurons)
+    model, ids, columns_of = data.model, word_ids(data.model, data.words), by_site_layer(data.seen.neurons)
     reference = data.seen.means[data.rank[~data.positive[data.rank]]].mean(0)
-    texts = [data.texts[row] for row in data.rank if data.positive[row]][:EXPLAINED]
+    texts = [data.texts[row] for row in data.rank if data.positive[row]][:EXPLAINED_TEXTS]
     rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
     scores = np.zeros(len(reference))
 
     def compared(site: str, layer: int, activation: Tensor) -> Tensor:
-        return activation - torch.as_tensor(reference[places[site, layer]]).to(activation)
+        return activation - torch.as_tensor(reference[columns_of[site, layer]]).to(activation)
 
-    for part in model.batches(list(map(len, rows)), TOGETHER):
+    for part in model.batches(list(map(len, rows)), PASS_TEXTS):
         batch = model.read([rows[number] for number in part])
-        neurons = AllNeurons(model, batch, dict.fromkeys(site for site, _ in places), compared=compared)
+        neurons = AllNeurons(model, batch, dict.fromkeys(site for site, _ in columns_of), compared=compared)
         forward_backward(model, CenteredLogits(batch, ids), [Inputs(), neurons], ATTNLRP)
         for row, length in enumerate(batch.lengths):
             by_site = neurons.row(row)[0]
-            for (site, layer), columns in places.items():
+            for (site, layer), columns in columns_of.items():
                 scores[columns] += by_site[site][layer, 1:length].sum(0).double().numpy()
     return data.ordered(scores), data.mean_differences
 
@@ -221,7 +222,7 @@ def search(data: Material) -> Ranking:
     """Take the neurons that the store's search finds for the words."""
     if data.store is None or not data.words:
         raise InputError("Finding a concept by search needs an index and the concept's words; give both.")
-    column = {neuron: place for place, neuron in enumerate(data.seen.neurons) if not data.excluded[place]}
+    column = {neuron: column for column, neuron in enumerate(data.seen.neurons) if not data.excluded[column]}
     hits = dict.fromkeys(hit.neuron for hit in data.store.search(" ".join(data.words), 200))
     columns = [column[neuron] for neuron in hits if neuron in column]
     if not columns:
@@ -316,7 +317,7 @@ def find_concept(
         "auroc": score,
         "error": auroc_error(score, *tested_on),
         "tested_on": tested_on,
-        "path": [{"detector": one.detector, "neurons": len(one.columns), "auroc": one.auroc} for one in tried],
+        "path": [{"detector": c.detector, "neurons": len(c.columns), "auroc": c.auroc} for c in tried],
         "universal": [str(seen.neurons[column]) for column in np.flatnonzero(everywhere)],
         "examples": int(positive.sum()),
         "others": int((~positive).sum()),

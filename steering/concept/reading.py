@@ -38,8 +38,8 @@ class Read:
 
 def neurons_of(model: Model, sites: Sequence[str]) -> tuple[Neuron, ...]:
     """Return all neurons of these sites, by site and layer."""
-    places = [(site, layer) for site in sites for layer in model.layers_with(site)]
-    return tuple(Neuron(layer, site, index) for site, layer in places for index in range(model.width(site)))
+    layers = [(site, layer) for site in sites for layer in model.layers_with(site)]
+    return tuple(Neuron(layer, site, index) for site, layer in layers for index in range(model.width(site)))
 
 
 def read(
@@ -74,15 +74,15 @@ def see_each(
     activations at the tokens that count."""
     if not neurons:
         return
-    columns = {place: np.array(own) for place, own in by_site_layer(neurons).items()}
-    indices = {place: torch.tensor([neurons[column].index for column in own]) for place, own in columns.items()}
+    columns = {layer: np.array(numbers) for layer, numbers in by_site_layer(neurons).items()}
+    indices = {layer: torch.tensor([neurons[number].index for number in columns[layer]]) for layer in columns}
     counted = [counts(model, ids) for ids in rows]
 
     def visit(part: list[int], site: str, layer: int, x: Tensor) -> None:
-        here = columns[site, layer]
+        layer_columns = columns[site, layer]
         values = x[..., indices[site, layer].to(x.device)].float().cpu().numpy()  # (B, T, n)
         for row, number in enumerate(part):
-            see(number, here, values[row, counted[number]])
+            see(number, layer_columns, values[row, counted[number]])
 
     done = 0
     with model.lock:
@@ -97,21 +97,21 @@ def batches(model: Model, rows: Sequence[list[int]]) -> list[list[int]]:
     """Return the numbers of the rows in batches, the shortest rows first."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
     parts = model.batches([len(rows[number]) for number in order], BATCH)
-    return [[order[place] for place in part] for part in parts]
+    return [[order[index] for index in part] for part in parts]
 
 
 def counts(model: Model, ids: Sequence[int]) -> list[int]:
     """Return the positions that count: all but the first, which is a sink, and special tokens. Raises `InputError`
     where there are none."""
     special = model.special_ids()
-    places = [place for place, token in enumerate(ids) if place and token not in special]
-    if not places:
+    positions = [position for position, token in enumerate(ids) if position and token not in special]
+    if not positions:
         text = "".join(model.pieces(ids))
         raise InputError(
             f"The text {text[:40]!r} has only a first token, and concepts are read at later tokens; give whole "
             "sentences."
         )
-    return places
+    return positions
 
 
 @torch.no_grad()
@@ -131,8 +131,8 @@ def stream_means(model: Model, texts: Sequence[str]) -> np.ndarray:
             seen.clear()
             model.final_stream(model.read([rows[number] for number in part]))
             for row, number in enumerate(part):
-                places = counts(model, rows[number])
-                means[number] = np.stack([x[row, places].mean(0) for x in seen])
+                positions = counts(model, rows[number])
+                means[number] = np.stack([x[row, positions].mean(0) for x in seen])
     return np.stack([means[number] for number in range(len(rows))])
 
 

@@ -29,7 +29,7 @@ from icebear.models.text.prompts import Prompt, PromptLike, prompt_json, prompt_
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import steer
-from icebear.steering.flipping.last_token import Edits, LastToken, Paraphrases, Place, as_edit, edits_by_place
+from icebear.steering.flipping.last_token import Edits, LastToken, NeuronStep, Paraphrases, as_edit, values_by_step
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.provenance import EditedNeuron, FlipRecord
 from icebear.values import check_int, several, typed
@@ -88,8 +88,8 @@ class SearchState:
     def activations(self, edits: Edits) -> Tensor:
         """(L, F, S) under edits."""
         values = self.now.clone()
-        for place, value in edits.items():
-            values[place] = value
+        for neuron_step, value in edits.items():
+            values[neuron_step] = value
         return values
 
     def limits(self, up: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class _Result:
     """Edits, their margin (see `margins`), and for each round of the search the total of edited rows (each round has a
     gradient pass as well) and the margin."""
 
-    edits: dict[Place, float]
+    edits: dict[NeuronStep, float]
     margin: float
     rounds: tuple[tuple[int, float], ...] = ()
 
@@ -211,7 +211,7 @@ def flip_by(ways: Sequence[Chooser], request: FlipRequest) -> Recipe:
     wanted = _wanted(request)
     if store:
         store.check(model.fingerprint, model.name)
-    paraphrases = [Prompt.of(one) for one in request.paraphrases]
+    paraphrases = [Prompt.of(text) for text in request.paraphrases]
     if paraphrases and (wanted is None or suppress or len(wanted) > 1):
         raise InputError("Paraphrases work only for a single wanted token; make `to` one token.")
     top_k = request.top_k if suppress else None
@@ -354,11 +354,11 @@ def _steps(state: SearchState, proposals: Sequence[Edits]) -> Tensor:
     """(N, S) each wanted logit minus the largest other one; with `top_k`, the k-th largest other one minus it."""
     logits = state.last.logits(proposals)
     steps = range(len(state.tokens))
-    own = logits[:, steps, state.tokens].clone()
+    wanted = logits[:, steps, state.tokens].clone()
     logits[:, steps, state.tokens] = -torch.inf
     if state.top_k:
-        return logits.topk(state.top_k).values[..., -1] - own
-    return own - logits.amax(-1)
+        return logits.topk(state.top_k).values[..., -1] - wanted
+    return wanted - logits.amax(-1)
 
 
 def _holds(state: SearchState, edits: Edits) -> bool:
@@ -366,17 +366,17 @@ def _holds(state: SearchState, edits: Edits) -> bool:
     return bool((steps > 0).any() if state.top_k else (steps > 0).all())
 
 
-def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[Place, float]]:
+def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[NeuronStep, float]]:
     """Return the edits with one more neuron (or one of them moved further), at several strengths."""
     score, limits = choose(state, edits)
     score = score.nan_to_num(0.0, 0.0, 0.0)
     best = score.flatten().topk(min(CANDIDATES, score.numel())).indices
-    places = list(zip(*(axis.tolist() for axis in torch.unravel_index(best, score.shape)), strict=True))
-    places += [(neuron.layer, neuron.index, step) for neuron in state.prefer for step in range(score.shape[2])]
+    neuron_steps = list(zip(*(axis.tolist() for axis in torch.unravel_index(best, score.shape)), strict=True))
+    neuron_steps += [(neuron.layer, neuron.index, step) for neuron in state.prefer for step in range(score.shape[2])]
     return [
-        {**edits, place: (state.now + level * (limits - state.now))[place].item()}
-        for place in dict.fromkeys(places)
-        if score[place] > 0
+        {**edits, neuron_step: (state.now + level * (limits - state.now))[neuron_step].item()}
+        for neuron_step in dict.fromkeys(neuron_steps)
+        if score[neuron_step] > 0
         for level in LEVELS
     ]
 
@@ -399,10 +399,10 @@ def _gradients(state: SearchState, edits: Edits, method: AttnLRP | None) -> Tens
     return state.last.gradients(edits, margin, method)
 
 
-def _pruned(state: SearchState, edits: dict[Place, float]) -> dict[Place, float]:
+def _pruned(state: SearchState, edits: dict[NeuronStep, float]) -> dict[NeuronStep, float]:
     """Remove the edits that are not needed, the least needed first."""
     while len(edits) > 1:
-        fewer = [{place: value for place, value in edits.items() if place != gone} for gone in edits]
+        fewer = [{neuron_step: value for neuron_step, value in edits.items() if neuron_step != gone} for gone in edits]
         reached = margins(state, fewer)
         best = int(reached.argmax())
         if reached[best] < MARGIN:
@@ -411,32 +411,32 @@ def _pruned(state: SearchState, edits: dict[Place, float]) -> dict[Place, float]
     return edits
 
 
-def _weakened(state: SearchState, edits: dict[Place, float]) -> dict[Place, float]:
+def _weakened(state: SearchState, edits: dict[NeuronStep, float]) -> dict[NeuronStep, float]:
     """Scale all edits together towards the plain activations, as far as the flip holds."""
-    here = {place: state.now[place].item() for place in edits}
+    plain = {at: state.now[at].item() for at in edits}
     weaker = [
-        {place: round(here[place] + step / 20 * (value - here[place]), 4) for place, value in edits.items()}
-        for step in range(1, 21)
+        {at: round(plain[at] + share / 20 * (value - plain[at]), 4) for at, value in edits.items()}
+        for share in range(1, 21)
     ]
     reached = margins(state, weaker).tolist()
-    return next((some for some, margin in zip(weaker, reached, strict=True) if margin >= MARGIN), edits)
+    return next((scaled for scaled, margin in zip(weaker, reached, strict=True) if margin >= MARGIN), edits)
 
 
 def _edits(edits: Edits) -> list[Edit]:
-    return [as_edit(place, value) for place, value in sorted(edits.items())]
+    return [as_edit(neuron_step, value) for neuron_step, value in sorted(edits.items())]
 
 
 def _neurons(state: SearchState, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
     method = None if state.model.has_scan else ATTNLRP
     relevance, rows = state.now * _gradients(state, {}, method), []
-    values = edits_by_place(edits)
-    for edit, place, (raises, lowers) in zip(edits, values, _moved_words(state, values), strict=True):
+    values = values_by_step(edits)
+    for edit, neuron_step, (raises, lowers) in zip(edits, values, _moved_words(state, values), strict=True):
         examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
         row = EditedNeuron(
             edit.neuron,
-            round(state.now[place].item(), 4),
-            relevance[place].item(),
-            calibrate(state.model).share(place[:2], edit.value),
+            round(state.now[neuron_step].item(), 4),
+            relevance[neuron_step].item(),
+            calibrate(state.model).share(neuron_step[:2], edit.value),
             tuple(raises),
             tuple(lowers),
             tuple(example.sentence.text for example in examples if example.by == "activation"),
@@ -448,7 +448,7 @@ def _neurons(state: SearchState, edits: Sequence[Edit], store: Store | None) -> 
 def _moved_words(state: SearchState, edits: Edits) -> list[tuple[list[str], list[str]]]:
     """Return the likely next words that each edit alone raises and lowers at its step. The likely words are those
     without edits and with all of them."""
-    plain, edited, *each = state.last.logits([{}, edits, *({place: value} for place, value in edits.items())])
+    plain, edited, *each = state.last.logits([{}, edits, *(dict([edit]) for edit in edits.items())])
     words = []
     for (_, _, step), alone in zip(edits, each, strict=True):
         likely = likely_ids(torch.stack([plain[step], edited[step]]))
@@ -458,25 +458,25 @@ def _moved_words(state: SearchState, edits: Edits) -> list[tuple[list[str], list
 
 
 def _failure(state: SearchState, edits: Edits, source: bool) -> str:
-    model, place = state.model, state.top_k or 1
+    model, k = state.model, state.top_k or 1
     worst = int(_steps(state, [edits])[0].argmax() if state.top_k else _steps(state, [edits])[0].argmin())
     with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):
-        tokens = model.predict(state.last.before(worst), place, [state.tokens[worst]], -1)
-    own = next(token for token in tokens if token.id == state.tokens[worst])
+        tokens = model.predict(state.last.before(worst), k, [state.tokens[worst]], -1)
+    token = next(token for token in tokens if token.id == state.tokens[worst])
     phrase = f" of {state.text!r}" if state.last.steps > 1 else ""
     within = "" if state.unbounded else " inside their activation range"
     further = [] if state.unbounded else ["activations outside their range (unbounded)"]
     if state.top_k:
         return (
-            f"No edits of at most {state.max_neurons} neurons{within} take {own.text!r}{phrase} out of the {place} "
-            f"most probable tokens. With {len(edits)} edits, its probability is {own.probability:.3f}. Try "
+            f"No edits of at most {state.max_neurons} neurons{within} take {token.text!r}{phrase} out of the {k} "
+            f"most probable tokens. With {len(edits)} edits, its probability is {token.probability:.3f}. Try "
             f"{_or('a larger max_neurons', 'a smaller top_k', *further)}."
         )
-    other = "another source prompt" if source else f"a source prompt after which the model predicts {own.text!r}"
+    other = "another source prompt" if source else f"a source prompt after which the model predicts {token.text!r}"
     return (
-        f"No flip to {own.text!r}{phrase} was found with at most {state.max_neurons} neurons{within}. "
-        f"With {len(edits)} edits, the probability of {own.text!r} is {own.probability:.3f}, and {tokens[0].text!r} "
-        f"has {tokens[0].probability:.3f}. Try {_or('a larger max_neurons', other, *further)}."
+        f"No flip to {token.text!r}{phrase} was found with at most {state.max_neurons} neurons{within}. "
+        f"With {len(edits)} edits, the probability of {token.text!r} is {token.probability:.3f}, and "
+        f"{tokens[0].text!r} has {tokens[0].probability:.3f}. Try {_or('a larger max_neurons', other, *further)}."
     )
 
 

@@ -19,33 +19,34 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Neuron
 
-Place = tuple[int, int, int]
+NeuronStep = tuple[int, int, int]
 """Layer and index of an FFN neuron, and the step: 0 at the last token, s at the s-th token of the phrase after it."""
-Edits = Mapping[Place, float]
+Edits = Mapping[NeuronStep, float]
 """The values that activations are set to."""
 
-TOKENS = 8192
+PASS_TOKENS = 8192
 """Tokens in all copies of a prompt in one pass; bounds the memory of their keys and values."""
-ROWS = 64
+PASS_ROWS = 64
+"""Copies of a prompt in one pass; bounds the memory of their logits."""
 
 
-def edits_by_place(edits: Iterable[Edit]) -> dict[Place, float]:
-    """Return the edits of a flip as values by place. Raises `InputError` for other edits."""
+def values_by_step(edits: Iterable[Edit]) -> dict[NeuronStep, float]:
+    """Return the edits of a flip as values by neuron and step. Raises `InputError` for other edits."""
     values = {}
     for edit in edits:
         step = "0" if edit.where == "last" else edit.where.removeprefix("step:")
-        place = edit.neuron.layer, edit.neuron.index, int(step) if step.isdecimal() else 0
-        if edit != as_edit(place, edit.value):
+        neuron_step = edit.neuron.layer, edit.neuron.index, int(step) if step.isdecimal() else 0
+        if edit != as_edit(neuron_step, edit.value):
             raise InputError(
                 f"{edit} is not an edit that flip makes; choose edits that set FFN neurons at the last token or a step "
                 "after it."
             )
-        values[place] = edit.value
+        values[neuron_step] = edit.value
     return values
 
 
-def as_edit(place: Place, value: float) -> Edit:
-    layer, index, step = place
+def as_edit(neuron_step: NeuronStep, value: float) -> Edit:
+    layer, index, step = neuron_step
     return Edit(Neuron(layer, "ffn", index), "set", value, where=f"step:{step}" if step else "last")
 
 
@@ -58,12 +59,12 @@ class LastToken:
         self.model, self.ids = model, list(ids)
         self.read = [self.ids[-1], *phrase[:-1]]
         self.steps = len(self.read)
-        self.rows = max(1, min(ROWS, TOKENS // (len(self.ids) + self.steps)))
+        self.rows = max(1, min(PASS_ROWS, PASS_TOKENS // (len(self.ids) + self.steps)))
         cached = len(self.ids) > 1 and model.task.is_causal and "mixer" not in model.sites
         self.prefix = Prefix(model, [self.ids[:-1]]) if cached else None
         self.again = [] if self.prefix else self.ids[:-1]
         """The tokens before, which are read in every pass if later tokens have an influence on them."""
-        self.own = slice(len(self.again), None)
+        self.predicting = slice(len(self.again), None)
 
     def before(self, step: int) -> list[int]:
         """Return the token ids before the prediction of a step."""
@@ -81,10 +82,10 @@ class LastToken:
         values = torch.zeros(self.model.layers, self.model.width("ffn"), self.steps)
 
         def visit(site: str, layer: int, x: Tensor) -> None:
-            values[layer] = x[0, self.own].float().cpu().T
+            values[layer] = x[0, self.predicting].float().cpu().T
 
-        places = [("ffn", layer) for layer in self.model.layers_with("ffn")]
-        with self.model.lock, torch.no_grad(), hooks(self.model, places, visit):
+        ffn_layers = [("ffn", layer) for layer in self.model.layers_with("ffn")]
+        with self.model.lock, torch.no_grad(), hooks(self.model, ffn_layers, visit):
             self.model.net(**self._inputs(1))
         return values
 
@@ -96,19 +97,19 @@ class LastToken:
             part = proposals[start : start + self.rows]
             edits = _Edited(part, len(self.again))
             with self.model.lock, hooks(self.model, [("ffn", layer) for layer in edits.by_layer], edits.set):
-                logits.append(self.model.net(**self._inputs(len(part))).logits[:, self.own].float().cpu())
+                logits.append(self.model.net(**self._inputs(len(part))).logits[:, self.predicting].float().cpu())
         return torch.cat(logits)
 
     def gradients(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
         """(L, F, S) the gradient of `explained` (a number of the logits (S, V)) at each FFN neuron, under edits, by the
         rules of a method; None is the plain gradient. Activation x gradient is the relevance."""
         model, edited = self.model, _Edited([edits], len(self.again))
-        margin = _Margin(self._inputs(1), lambda logits: explained(logits[self.own]))
+        margin = _Margin(self._inputs(1), lambda logits: explained(logits[self.predicting]))
         forward_backward(model, margin, [Inputs(), edited], method)
         gradients = torch.zeros(model.layers, model.width("ffn"), self.steps)
         for layer, gradient in zip(model.layers_with("ffn"), edited.gradients, strict=True):
             if gradient is not None:
-                gradients[layer] = gradient[0, self.own].float().cpu().T
+                gradients[layer] = gradient[0, self.predicting].float().cpu().T
         return gradients.nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -125,12 +126,12 @@ class _Margin(Target):
 class _Edited:
     """Sets FFN neurons of each row to the values of its edits, and records the gradient at all of them."""
 
-    def __init__(self, rows: Sequence[Edits], first: int) -> None:
-        """first: the position of step 0 in a pass."""
+    def __init__(self, rows: Sequence[Edits], step_0: int) -> None:
+        """step_0: its position in a pass."""
         self.by_layer: dict[int, list[tuple[int, int, int, float]]] = {}
         for row, edits in enumerate(rows):
             for (layer, index, step), value in edits.items():
-                self.by_layer.setdefault(layer, []).append((row, first + step, index, value))
+                self.by_layer.setdefault(layer, []).append((row, step_0 + step, index, value))
         self.leaves: list[Tensor] = []
         self.gradients: Sequence[Tensor | None] = ()
 
@@ -170,17 +171,17 @@ class Paraphrases:
 
     def logits(self, proposals: Sequence[Edits]) -> Tensor:
         """(N, P, V) of the next tokens, under each of the proposed edits."""
-        return torch.cat([one.logits(proposals) for one in self.each], 1)
+        return torch.cat([prompt.logits(proposals) for prompt in self.each], 1)
 
     def gradients(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
         """(L, F, 1) the sum over prompts of the gradients of `explained`, a number of all their logits (P, V)."""
         rows = self.logits([edits])[0]
         total = torch.zeros(self.model.layers, self.model.width("ffn"), 1)
-        for number, one in enumerate(self.each):
+        for number, prompt in enumerate(self.each):
 
-            def of_one(own: Tensor, number: int = number) -> Tensor:
-                others = rows.to(own)
-                return explained(torch.cat([others[:number], own, others[number + 1 :]]))
+            def of_prompt(prompt_logits: Tensor, number: int = number) -> Tensor:
+                others = rows.to(prompt_logits)
+                return explained(torch.cat([others[:number], prompt_logits, others[number + 1 :]]))
 
-            total += one.gradients(edits, of_one, method)
+            total += prompt.gradients(edits, of_prompt, method)
         return total

@@ -42,8 +42,8 @@ def flip_holds(
 ) -> bool:
     """Return whether the greedy continuation under edits begins with a phrase; with `top_k`, whether one of its tokens,
     each after the ones before it, is not among the `top_k` most probable ones."""
-    first = phrase_logits(model, edits, prompt, phrase).topk(top_k or 1).indices.tolist()
-    inside = [token in ids for token, ids in zip(phrase, first, strict=True)]
+    top_ids = phrase_logits(model, edits, prompt, phrase).topk(top_k or 1).indices.tolist()
+    inside = [token in ids for token, ids in zip(phrase, top_ids, strict=True)]
     return not all(inside) if top_k else all(inside)
 
 

@@ -31,11 +31,11 @@ PROJECTED_TOKENS = 10
 def projections_report(projections: Sequence[Projection], rows: int | None = None) -> list[Table | Text]:
     """The first tokens by the better lens as a table, the other lens as one line, and how reliable the table is."""
     parts: list[Table | Text] = []
-    for first in projections[:1]:
-        shown = replace(first, promoted=first.promoted[:rows], suppressed=first.suppressed[:rows], reliability=None)
-        parts.append(projection_table(shown) if first.has_words else Text(first.no_words, "dim"))
-        parts += [Text(f"Reliability in this layer: {first.reliability}.", "dim")] if first.reliability else []
-    return parts + [Text(visible(one.line), "dim") for one in projections[1:]]
+    for best in projections[:1]:
+        shown = replace(best, promoted=best.promoted[:rows], suppressed=best.suppressed[:rows], reliability=None)
+        parts.append(projection_table(shown) if best.has_words else Text(best.no_words, "dim"))
+        parts += [Text(f"Reliability in this layer: {best.reliability}.", "dim")] if best.reliability else []
+    return parts + [Text(visible(projection.line), "dim") for projection in projections[1:]]
 
 
 def projection_table(projection: Projection) -> Table:
@@ -86,9 +86,9 @@ def card_report(card: icebear.Card) -> Group:
         parts.append(Text(RELMAX, "dim"))
     for polarity, examples in card.examples.items():
         parts.append(label_report(polarity, card.meanings.get(polarity), card.held_out.get(polarity, {})))
-        places = card.writes[polarity].places if polarity in card.writes else ()
+        effects = card.writes[polarity].places if polarity in card.writes else ()
         title = f"class: {class_name(card.kind[polarity])}"
-        parts.append(_examples_table(f">{card.by}", "sentence", examples, title, places))
+        parts.append(_examples_table(f">{card.by}", "sentence", examples, title, effects))
     for by, nearest in card.nearest.items():
         names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
         parts.append(Text(f"{nearest_title(by, card.nearest_by_chance[by])}: {names or NOT_NEAR}", "dim"))
@@ -118,14 +118,14 @@ def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, lis
 
 
 def _examples_table(
-    value: str, heading: str, examples: Sequence[Example], title: str = "", places: Sequence[SentenceEffects] = ()
+    value: str, heading: str, examples: Sequence[Example], title: str = "", effects: Sequence[SentenceEffects] = ()
 ) -> Table:
-    """Sentences, and at places what the neuron writes there."""
+    """Sentences, and the measured effects of the neuron in the first of them."""
     rows = []
-    for example, place in zip_longest(examples, places[: len(examples)]):
+    for example, effect in zip_longest(examples, effects[: len(examples)]):
         text = _highlighted(example)
-        if place:
-            words = (", ".join(map(visible, side)) for side in (place.raises, place.lowers))
+        if effect:
+            words = (", ".join(map(visible, side)) for side in (effect.raises, effect.lowers))
             text.append("\nraises {}; lowers {}".format(*words), "dim")
         rows.append((f"{example.value:+.2f}", text))
     return grid(value, heading, rows=rows, title=title)
@@ -161,8 +161,8 @@ def hits_report(
     if absent:
         yield Text(absence(absent))
     for by, title in BY.items():
-        own = [hit for hit in hits if hit.by == by]
-        rows = [(str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in own]
+        by_kind = [hit for hit in hits if hit.by == by]
+        rows = [(str(hit.neuron), hit.polarity, "; ".join(hit.why), labels.get(hit) or "") for hit in by_kind]
         if rows:
             yield grid("neuron", "sign", "why", "label", rows=rows, title=title)
     if not hits and not absent:

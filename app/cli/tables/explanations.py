@@ -15,7 +15,8 @@ from icebear.app.cli.tables.cards import labels_table
 from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
 from icebear.app.cli.tables.nodes import Words, ablation_table, groups_table, nodes_table
 from icebear.concepts.circuits.drawing import summary
-from icebear.explanation.sentences import WIDTH, Line, lines
+from icebear.explanation.sentences import lines
+from icebear.lines import WIDTH, Line
 from icebear.render import normalized, visible
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
 
 def changes_tables(changes: ExplainedChanges) -> list[Any]:
     """What changed weights caused, and what restoring them undoes."""
-    causes = [(str(one), f"{one.caused:+.3f}") for one in changes.changes]
-    shares = [(f"{one.changes:,}", f"{one.undone:z.0%}", f"{one.largest:z.0%}") for one in changes.restorations]
+    causes = [(str(change), f"{change.caused:+.3f}") for change in changes.changes]
+    shares = [(f"{row.changes:,}", f"{row.undone:z.0%}", f"{row.largest:z.0%}") for row in changes.restorations]
     title = "Share of the difference that is undone when the first changes take the base model's weights"
     return [
         grid("change", ">caused", rows=causes, title="Changed rows that caused most"),
@@ -121,14 +122,17 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
 
 def explanation_screen(explanation: icebear.Explanation, units: Table | None = None) -> Constrain:
     """At most 40 lines of 100 columns. units: a table in place of the tokens."""
-    prompt, (before, after) = explanation.relevance.prompt, lines(explanation)
-    tokens = units or heatmap(prompt.strings, explanation.relevance.tokens.tolist(), prompt.template)
-    return Constrain(Group(*map(_shown, before), Padding(tokens, (1, 2)), *map(_shown, after)), WIDTH)
+    relevance, (before, after) = explanation.relevance, lines(explanation)
+    tokens: list[Any] = [Padding(units, (1, 2))] if units else []
+    if after and not units:
+        picture = heatmap(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
+        tokens = [Padding(picture, (1, 2))]
+    return Constrain(Group(*map(_shown, before), *tokens, *map(_shown, after)), WIDTH)
 
 
 def _shown(line: Line) -> Text:
     cut = {} if line.wraps else {"no_wrap": True, "overflow": "ellipsis"}
-    return Text(line.text, line.style, **cut)  # type: ignore[arg-type]
+    return Text(str(line) if line.indent else line.text, line.style, **cut)  # type: ignore[arg-type]
 
 
 def probabilities(answer: icebear.Answer) -> Text:

@@ -42,19 +42,19 @@ def nodes_table(explanation: icebear.Explanation, title: str = "", words: Words 
     return grid(*names, rows=rows, title=title or _nodes_title(explanation))
 
 
-FIRST = {
+TITLES = {
     "positive": "Most relevant neurons",
     "negative": "Neurons with the most negative relevance",
     "absolute": "Neurons with the largest absolute relevance",
 }
-"""How neurons are ranked -> what the first ones are."""
+"""How neurons are ranked -> the title of their table."""
 
 
 def _nodes_title(explanation: icebear.Explanation) -> str:
     relevance, ranking, position = explanation.relevance, explanation.ranking, explanation.ranking.position
     where = {"all": "at all tokens", "last": "at the predicting token"}.get(str(position), f"at position {position}")
     compared = relevance.counterfactual
-    title = f"Neurons that pass most on, {where}" if compared and compared.model else f"{FIRST[ranking.by]} {where}"
+    title = f"Neurons that pass most on, {where}" if compared and compared.model else f"{TITLES[ranking.by]} {where}"
     if position == "all" and not ranking.include_sinks:
         title += f", attention sinks excluded: {list(relevance.prompt.sinks)}"
     if position == "all" and relevance.prompt.turns and not ranking.include_template:

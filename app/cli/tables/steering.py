@@ -192,11 +192,11 @@ def _tried(row: Any) -> str:
 def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
     rows = []
     for record in records:
-        made = record["provenance"]
-        tested = score_of(made)
+        provenance = record["provenance"]
+        tested = score_of(provenance)
         score = f"{tested.auroc:.3f} ± {tested.error:.3f}" if tested else "-"
-        row = (record["name"], str(len(record["parts"])), score, str(made.get("found_by", "")), record["model_name"])
-        rows.append(row)
+        method = str(provenance.get("found_by", ""))
+        rows.append((record["name"], str(len(record["parts"])), score, method, record["model_name"]))
     return grid("concept", ">neurons", ">AUROC", "found by", "model", rows=rows)
 
 
@@ -212,11 +212,11 @@ def similarity_table(similarity: ConceptSimilarity, texts: int) -> Table:
 
 def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None) -> Group:
     maps = [heatmap(row.tokens, list(row.values), row.excluded) for row in rows]
-    first = rows[0]
+    measured = rows[0]
     if len(rows) > 1:
         values = ((f"{row.value:+.2f}", text) for row, text in zip(rows, maps, strict=True))
-        return Group(grid(f">{first.concept}", "text", rows=values), Text(DEVIATIONS, "dim"))
-    title = Text.assemble((first.concept, "bold"), f" {first.value:+.2f}")
+        return Group(grid(f">{measured.concept}", "text", rows=values), Text(DEVIATIONS, "dim"))
+    title = Text.assemble((measured.concept, "bold"), f" {measured.value:+.2f}")
     parts: list[RenderableType] = [title, Padding(maps[0], (1, 2)), Text(DEVIATIONS, "dim")]
     if passing:
         share = f"{passing.relevance:+.1%} of the logit {passing.logit:.2f} of {passing.target!r}"

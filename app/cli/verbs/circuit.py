@@ -56,17 +56,17 @@ def circuit(options: Options) -> None:
     from icebear.app.cli.tables.cards import labels_table
     from icebear.app.cli.tables.nodes import circuit_report
 
-    single = options.prompt.prompt is not None or options.prompt.messages is not None
-    if single is (options.file is not None):
+    has_prompt = options.prompt.prompt is not None or options.prompt.messages is not None
+    if has_prompt is (options.file is not None):
         raise click.UsageError("Give exactly one of a PROMPT, --messages and --file.")
-    if single and len(options.counterfactual) != 1:
+    if has_prompt and len(options.counterfactual) != 1:
         raise click.UsageError(
             "A circuit needs one counterfactual prompt; give --counterfactual once, such as the same prompt with "
             "another name in it."
         )
     if named("nodes") and options.sufficiency is not None:
         raise click.UsageError("--nodes and --sufficiency both choose the size of the circuit; give one of them.")
-    prompt = options.prompt.read() if single else None
+    prompt = options.prompt.read() if has_prompt else None
     need("circuits")
     model = options.model.load()
     pairs = _pairs(options) if options.file else _pair(model, prompt, options)

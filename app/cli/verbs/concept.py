@@ -265,10 +265,10 @@ def compare(options: Compare) -> None:
 
     concepts = [_read(name, options.store) for name in options.names]
     texts = lines(options.on)
-    models = {name: icebear.load_model(name) for name in {one.model_name for one in concepts}}
-    one, other = ((models[concept.model_name], concept) for concept in concepts)
-    result = concept_similarity(one, other, texts)
-    document = {"concepts": [one.name for one in concepts], "texts": len(texts), **vars(result)}
+    models = {name: icebear.load_model(name) for name in {concept.model_name for concept in concepts}}
+    left, right = ((models[concept.model_name], concept) for concept in concepts)
+    result = concept_similarity(left, right, texts)
+    document = {"concepts": [concept.name for concept in concepts], "texts": len(texts), **vars(result)}
     show(options.json, document, similarity_table(result, len(texts)))
 
 

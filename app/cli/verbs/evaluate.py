@@ -77,33 +77,34 @@ def command(kind: type[protocol.Evaluation]) -> click.Command:
     output = OutputAndModel if kind.needs_model else Output
 
     def run(**values: Any) -> None:
-        evaluation = kind(**{one.name: values[one.name] for one in fields(kind)})
+        evaluation = kind(**{declared.name: values[declared.name] for declared in fields(kind)})
         for extra in kind.needs:
             need(extra)
         _run(evaluation, filled(output, values))
 
-    params = [*(_click_option(one, hints[one.name]) for one in fields(kind)), *parameters(output)]
+    params = [*(_click_option(declared, hints[declared.name]) for declared in fields(kind)), *parameters(output)]
     return Verb(kind.name, params=params, help=help_of(kind), callback=run)
 
 
-def _click_option(one: Field[Any], hint: Any) -> Option:
+def _click_option(declared: Field[Any], hint: Any) -> Option:
     kind, option = get_args(hint)
-    flag = f"--{one.name.replace('_', '-')}"
-    shown = one.default is not False and one.default not in (MISSING, None)
+    flag = f"--{declared.name.replace('_', '-')}"
+    shown = declared.default is not False and declared.default not in (MISSING, None)
     how: dict[str, Any] = {**OPTIONS.get(flag, {}), "advanced": False, "show_default": shown}
     if option.help:
         how["help"] = option.help
-    if one.default is MISSING:
+    if declared.default is MISSING:
         how["required"] = True
-    elif one.default is not None:
-        how["default"] = one.default
+    elif declared.default is not None:
+        how["default"] = declared.default
     if option.is_file:
         how["type"] = "file"
     elif option.least is not None:
         how["type"] = (click.IntRange if kind is int else click.FloatRange)(option.least)
     elif "type" not in how or get_origin(kind) is Literal:
         how = {**click_type(kind), **how}
-    return Option([f"{flag}/--no-{flag[2:]}" if kind is bool and one.default else flag, one.name], **with_type(how))
+    negation = f"/--no-{flag[2:]}" if kind is bool and declared.default else ""
+    return Option([flag + negation, declared.name], **with_type(how))
 
 
 def _run(evaluation: protocol.Evaluation, output: Output) -> None:

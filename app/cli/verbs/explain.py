@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 import icebear
-from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, named, option, record, recorded, verb
+from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, named, option, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
@@ -25,7 +26,9 @@ class Options:
     site: str | None = option(show_default="ffn")
     position: Any
     top: int = option(
-        "Number of neurons to list. The screen shows this list only if it shows no groups.", default=10, type="count"
+        "Number of neurons to rank.",
+        default=10,
+        type="count",
     )
     sources: bool = option(
         "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
@@ -43,6 +46,17 @@ class Options:
     units: Literal["word", "sentence", "turn", "document"] | None = option(
         "Sum the relevance of tokens by word, sentence, ...", show_default="token", advanced=True
     )
+    details: bool = option("Also group the 100 most relevant nodes by their effects.")
+    paraphrase: tuple[tuple[str, str], ...] = option(
+        "Also measure the heads and neurons that compute the answer on another pair of prompts. You can give this "
+        "option several times.",
+        nargs=2,
+        multiple=True,
+        metavar="PROMPT OTHER",
+        default=(),
+        show_default=False,
+        advanced=True,
+    )
     nodes: int | None = option(
         "Find a circuit with this many nodes (a node is a neuron at a token). The page of --html then shows it.",
         type="count",
@@ -59,14 +73,15 @@ class Options:
 
 @verb(Options)
 def explain(options: Options) -> None:
-    """Explain the prediction after PROMPT: show the tokens and the neurons that contributed.
+    """Explain the prediction after PROMPT.
 
-    With --counterfactual, explain the difference between two prompts. With several counterfactuals, all results are
-    means over them. With --base-model, show which weights caused the difference between the predictions of two models.
-    With --span, explain words of the model's answer.
+    With --counterfactual, show how the answer is computed: the tokens that are read, the attention heads that move
+    their information to the last token, and the neurons that write the answer. Without it, show the tokens and the
+    neurons that contributed. With --base-model, show which weights caused the difference between two models. With
+    --span, explain words of the model's answer.
 
     Example:
-      icebear explain "The ice bear lives in the" --contrast " desert"
+      icebear explain "The capital of France is" --counterfactual "The capital of Japan is"
       icebear explain --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
     if options.file:
@@ -79,7 +94,7 @@ def explain(options: Options) -> None:
         units_table,
     )
     from icebear.concepts.results.ranking import Ranking
-    from icebear.explanation.explanation import CARDS, GROUPS, controlled
+    from icebear.explanation.explanation import CARDS, GROUPS, controlled, sites_of
 
     if options.nodes:
         need("circuits")
@@ -89,20 +104,21 @@ def explain(options: Options) -> None:
         relevance = graph.relevances[0]
     else:
         graph, method = None, arguments["method"]
-        site = options.site or (
-            model.main_site if model.has_family and (method is None or method.scores_neurons) else None
-        )
-        relevance = icebear.attribute(model, **arguments, **recorded(site, options.top, None))
+        is_pair = bool(attribution.counterfactual) and arguments["base_model"] is None
+        sites = sites_of(model, options.site or model.main_site, is_pair, method)
+        relevance = icebear.attribute(model, **arguments, sites=sites)
     ranking = Ranking(options.top, options.site or model.main_site, position=position)
     with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
-        cards = CARDS if options.html or options.json else 0
-        groups = 0 if options.units or options.sources else GROUPS
-        explanation = controlled(model, relevance, ranking, store=store, graph=graph, cards=cards, groups=groups)
+        shown = {"cards": CARDS if options.html or options.json else 0}
+        shown["groups"] = 0 if options.units or options.sources else GROUPS
+        explanation = controlled(model, relevance, ranking, store=store, graph=graph, details=options.details, **shown)  # type: ignore[arg-type]
+        explanation = replace(explanation, transfers=_transfers(explanation, options.paraphrase))
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
-    report = explanation_screen if explanation.groups else explanation_report
+    is_screen = explanation.groups or explanation.stages or explanation.random_effects
+    report = explanation_screen if is_screen else explanation_report
     tables: list[Any] = [report(explanation, units_table(units) if units else None)]
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
@@ -122,6 +138,16 @@ def explain(options: Options) -> None:
         from icebear.claims.kinds.predictions import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation))
+
+
+def _transfers(
+    explanation: icebear.Explanation, pairs: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, icebear.StageShares], ...]:
+    """Measure the heads and neurons on other pairs. Raises `UsageError` without any."""
+    stages = explanation.stages
+    if pairs and (stages is None or not stages.heads):
+        raise click.UsageError("--paraphrase needs heads that compute the answer; compare with --counterfactual.")
+    return tuple((prompt, stages.transfer(prompt, other)) for prompt, other in pairs) if stages else ()
 
 
 def _sources(model: icebear.Model, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:

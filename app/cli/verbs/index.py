@@ -14,7 +14,8 @@ from icebear.app.cli.stores import neurons_named, store_if_any
 from icebear.errors import InputError, need
 from icebear.records import LENSES
 
-WIKI, SITES = "wiki-summaries", ("ffn", "attn", "q", "k", "v", "mixer")
+WIKI = "wiki-summaries"
+SITES = ("ffn", "attn", "q", "k", "v", "mixer")
 
 
 @record
@@ -129,10 +130,10 @@ def _lens(options: Options) -> None:
         if store:
             ensure_vectors(model, store)
     rows = [
-        {"layer": layer, "lens": name, **one._asdict()}
+        {"layer": layer, "lens": name, **reliability._asdict()}
         for layer, both in enumerate(zip(lens.direct, lens.reliability, strict=True))
-        for name, one in zip(LENSES, both, strict=True)
-        if one
+        for name, reliability in zip(LENSES, both, strict=True)
+        if reliability
     ]
     show(options.json, {**lens.made_with, "file": str(lens.file), "reliability": rows}, reliability_table(lens))
 

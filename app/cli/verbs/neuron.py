@@ -81,7 +81,7 @@ def _card(model: icebear.Model | None, wanted: Neuron, store: icebear.Store, opt
     if model and options.annotate:
         annotating(model, store, [wanted], options.top)
     with waiting("Measuring effects") if model else nullcontext():
-        card = icebear.describe(store, wanted, model, options.top, whole=True)
+        card = icebear.describe(store, wanted, model, options.top, search_vectors=True)
     write_page(options.html, card.to_html)
     show(options.json, card.to_dict(), card_report(card), *([] if model else [STORE_ALONE]))
 
@@ -92,8 +92,8 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
     from icebear.concepts.weights.changed_weights import neuron_similarity
 
     words = both_projections(model, wanted, options.top)
-    first, other = (*(projection.to_dict() for projection in words), None)[:2]
-    document: dict[str, Any] = {"neuron": str(wanted), "vocabulary": first, "other_lens": other}
+    projection, other = (*(projection.to_dict() for projection in words), None)[:2]
+    document: dict[str, Any] = {"neuron": str(wanted), "vocabulary": projection, "other_lens": other}
     tables: list[Any] = [*projections_report(words), *([] if words[0].reliability else [NOT_MEASURED])]
     if options.base_model is not None:
         base = options.model.load(options.base_model)

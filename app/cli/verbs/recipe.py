@@ -60,8 +60,8 @@ def check(options: Check) -> None:
     rows = [{"file": file, **first_tokens(model, saved)} for file, saved in recipes.items()]
     lines = []
     for row in rows:
-        first = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
-        lines.append(f"{'holds' if row['holds'] else 'FAILS'}  {row['file']}  {row['prompt']} → {first}")
+        probable = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
+        lines.append(f"{'holds' if row['holds'] else 'FAILS'}  {row['file']}  {row['prompt']} → {probable}")
     show(options.json, {**model.made_with, "recipes": rows}, *lines)
     if not all(row["holds"] for row in rows):
         raise SystemExit(1)
@@ -82,8 +82,8 @@ def combine(options: Combine) -> None:
     Example:
       icebear recipe combine examples/ice-bear-to-desert.json --share 0.5 --save half.json
     """
-    first, *others = (icebear.Recipe.load(file) for file in options.files)
-    total = sum(others, start=first)
+    recipe, *others = (icebear.Recipe.load(file) for file in options.files)
+    total = sum(others, start=recipe)
     combined = total * options.share if options.share != 1 else total
     combined.save(options.save, overwrite=True)
     click.echo(f"Wrote {options.save}", err=True)

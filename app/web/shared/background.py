@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from icebear.models.model import Model
     from icebear.records import Sentence
 
-SMALLER, LARGER = 300, 3000
-"""Summaries in the small index, and in the larger one."""
+SMALL_INDEX = 300
+"""Summaries in the small index, which the app builds in the background."""
+LARGE_INDEX = 3000
+"""Summaries in the larger one, which the visitor starts."""
 SITES = ("ffn", "attn")
 """Whose neurons the app indexes: all that it ranks and links to."""
 ROOM = 1 << 30
@@ -174,7 +176,7 @@ class Shared:
             before = self.builds.get(path)
             if before is None or before.error:
                 self.builds[path] = Job(
-                    f"Building an index of {LARGER:,} summaries" if path else "Building the small index",
+                    f"Building an index of {LARGE_INDEX:,} summaries" if path else "Building the small index",
                     lambda job: _build(job, model, path),
                 )
 
@@ -186,9 +188,7 @@ class Shared:
             result = make()
         with self._lock:
             self._relevances[key] = result
-            while (
-                len(self._relevances) > 1 and sum(one.neurons.nbytes for one in self._relevances.values()) > self.room
-            ):
+            while len(self._relevances) > 1 and sum(r.neurons.nbytes for r in self._relevances.values()) > self.room:
                 del self._relevances[next(iter(self._relevances))]
         return result
 
@@ -216,11 +216,11 @@ def loading(name: str, **options: Any) -> Job:
 
 def fetched(folder: Path, size: int) -> float:
     """Return which share of a download of `size` bytes, and of its copy on the way into `folder`, is there."""
-    there = 0
+    size_there = 0
     for path in partial_folder(folder).rglob("*"):
         with suppress(OSError):  # it was moved meanwhile
-            there += path.stat().st_size
-    return min(1.0, there / size)
+            size_there += path.stat().st_size
+    return min(1.0, size_there / size)
 
 
 def small_index(model: str) -> list[Path]:
@@ -259,7 +259,7 @@ def _build(job: Job, loading: Job, path: Path | None) -> Path:
         calibrate(model)
     job.step(0, 1)
     job.doing = "fetching the summaries"
-    corpus = read_corpus("wiki-summaries", limit=LARGER if path else SMALLER)
+    corpus = read_corpus("wiki-summaries", limit=LARGE_INDEX if path else SMALL_INDEX)
     name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-v{VERSION}.db"
     path = path or cache_folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)

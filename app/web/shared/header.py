@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import LARGER, SMALLER, Job, shared
+from icebear.app.web.shared.background import LARGE_INDEX, SMALL_INDEX, Job, shared
 from icebear.cache import cache_folder
 from icebear.errors import StoreError
 
@@ -42,7 +42,7 @@ def _label(ready: bool) -> str:
         return (
             served.named_store().name
             if served.store_path() == served.named_store()
-            else f"{SMALLER} Wikipedia summaries"
+            else f"{SMALL_INDEX} Wikipedia summaries"
         )
     job = shared().builds.get(None)
     return "being built" if job and job.is_alive() else "none"
@@ -66,7 +66,7 @@ def _about(ready: bool) -> None:
             st.caption(
                 f"A larger one is written to {markdown.plain(str(served.named_store().absolute()))}. You can stop it."
             )
-            _button(f"Build a larger index ({LARGER:,} articles, {time})", "build_larger", served.named_store())
+            _button(f"Build a larger index ({LARGE_INDEX:,} articles, {time})", "build_larger", served.named_store())
 
 
 @st.fragment(run_every=1.0)
@@ -108,8 +108,8 @@ def _offer(where: str) -> None:
     time = TIMES.get(served.model_name(), UNKNOWN_TIME)[0]
     st.markdown(WHAT_FOR)
     st.markdown(
-        f"The model reads {SMALLER} Wikipedia summaries, which takes {time}. Meanwhile you can use the app, and you "
-        "can stop and continue. The index stays on this computer, and is built only once."
+        f"The model reads {SMALL_INDEX} Wikipedia summaries, which takes {time}. Meanwhile you can use the app, and "
+        "you can stop and continue. The index stays on this computer, and is built only once."
     )
     _button("Continue" if job else "Build the index", f"build_small_{where}", None)
     st.caption(markdown.plain(f"It is written to {cache_folder()}."))

@@ -60,14 +60,14 @@ def base_model() -> Model:
 
 def waited(job: Job, stops: bool = False) -> Any:
     """Return the job's result. Until then the page shows the progress, and any click ends this run."""
-    place = st.empty()
+    slot = st.empty()
     if visitor() in job.left and not job.stopped:  # others wait for it
         job.left.discard(visitor())
         raise IcebearError(STOPPED)
     job.enter(visitor())
     job.join(QUICK)
     if job.is_alive():
-        with place.container():
+        with slot.container():
             bar = st.progress(0.0)
             if stops:
                 _stop(job)
@@ -75,7 +75,7 @@ def waited(job: Job, stops: bool = False) -> Any:
         while job.is_alive():
             bar.progress(job.share, f"{markdown.plain(doing(job))} ...")
             job.join(0.2)
-        place.empty()
+        slot.empty()
     return job.outcome()
 
 
@@ -153,12 +153,12 @@ def awaited(start: Any, *request: Any, stops: bool = False) -> Any:
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[int, int], Any]]:
     """Show a progress bar and yield the function that moves it; any click ends this run at its next step."""
-    place = st.empty()
-    with place.container():
+    slot = st.empty()
+    with slot.container():
         bar = st.progress(0.0, text)
         st.button("Stop", key=f"stop {text}")
     yield lambda done, total: bar.progress(min(1.0, done / max(total, 1)), text)
-    place.empty()
+    slot.empty()
 
 
 def fitting(opened: Store) -> Model:

@@ -23,7 +23,7 @@ FORMATS: dict[str, Any] = {
     "label": st.column_config.TextColumn(width=380),
 }
 """How columns of tables of neurons are shown."""
-ROWS = 10
+TABLE_ROWS = 10
 """Rows that a table shows before it scrolls."""
 
 
@@ -48,15 +48,15 @@ def node_table(explanation: Explanation, key: str, columns: Sequence[str], **val
         st.caption(f"Raises, lowers: {IN_PROMPT.lower()}, each node alone, among the likely next words.")
     else:
         st.caption(f"Promotes: {BY_LENS['direct'][0].lower()}{BY_LENS['direct'][1:]}.")
-    first = explanation.nodes[0].ranked.neuron
+    neuron = explanation.nodes[0].ranked.neuron
     with st.container(horizontal=True):
-        whole = partial(explanations.with_groups, explanation)  # when it is downloaded
-        downloads(key, {"html": lambda: whole().to_html(), "json": lambda: whole().to_json()})
+        complete = partial(explanations.with_groups, explanation)  # when it is downloaded
+        downloads(key, {"html": lambda: complete().to_html(), "json": lambda: complete().to_json()})
         st.button(
-            f"Switch off {first} in {links.VIEWS['steer'].title}",
+            f"Switch off {neuron} in {links.VIEWS['steer'].title}",
             key=f"{key}_steer",
             on_click=links.to_steer,
-            args=(first,),
+            args=(neuron,),
             kwargs=values,
         )
 
@@ -89,7 +89,7 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
 
 def data_table(
     table: pandas.DataFrame,
-    rows: int = ROWS,
+    rows: int = TABLE_ROWS,
     *,
     shares: Sequence[str] = (),
     column_config: Mapping[str, Any] | None = None,

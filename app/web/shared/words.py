@@ -11,12 +11,12 @@ import streamlit as st
 Word = tuple[str, int, int]
 """A text, and its tokens, half open."""
 
-HERE = files("icebear.app.web.shared")
+FOLDER = files("icebear.app.web.shared")
 component = st.components.v2.component(
     "icebear_words",
     html='<div class="words"></div>',
-    css=HERE.joinpath("words.css").read_text(encoding="utf-8"),
-    js=HERE.joinpath("words.js").read_text(encoding="utf-8"),
+    css=FOLDER.joinpath("words.css").read_text(encoding="utf-8"),
+    js=FOLDER.joinpath("words.js").read_text(encoding="utf-8"),
 )
 
 
@@ -42,9 +42,9 @@ def draw(
 def words_of(pieces: Sequence[str]) -> list[Word]:
     """Return the words of tokens; a character of several tokens is one word, which stands for all of them."""
     words: list[Word] = []
-    for place, piece in enumerate(pieces):
+    for index, piece in enumerate(pieces):
         if piece:
-            words.append((piece, words[-1][2] if words else 0, place + 1))
+            words.append((piece, words[-1][2] if words else 0, index + 1))
     return words
 
 

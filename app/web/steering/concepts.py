@@ -95,10 +95,10 @@ def _examples() -> None:
         st.button("Find", type="primary", key="find_concept", **start)
 
 
-def _lines(place: Any, label: str, key: str) -> list[str]:
-    text = place.text_area(label, key=key, height=160, persist_state="session")
+def _lines(slot: Any, label: str, key: str) -> list[str]:
+    text = slot.text_area(label, key=key, height=160, persist_state="session")
     lines = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-    place.caption(f"{len(lines)} of at least {FEWEST}")
+    slot.caption(f"{len(lines)} of at least {FEWEST}")
     return lines
 
 

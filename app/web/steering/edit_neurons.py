@@ -117,7 +117,7 @@ def sentence(edit: Edit) -> str:
 
 def _write(edits: list[Edit], number: int, changed: Edit | None) -> None:
     """Replace or remove an edit; for callbacks."""
-    lines = [changed if place == number else edit for place, edit in enumerate(edits)]
+    lines = [changed if index == number else edit for index, edit in enumerate(edits)]
     st.session_state["edits"] = "\n".join(str(edit) for edit in lines if edit)
 
 
@@ -136,12 +136,12 @@ def _controls(edits: list[Edit], number: int) -> None:
         return {"key": key, "on_change": change, "args": (key, field)}
 
     units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_labels() else [""])]))
-    places = list(dict.fromkeys([edit.where, *TOKEN_GROUPS]))
+    wheres = list(dict.fromkeys([edit.where, *TOKEN_GROUPS]))
     st.selectbox("Operation", list(SYMBOLS), list(SYMBOLS).index(edit.op), **options("op"))
     st.slider("Value", -largest, largest, edit.value, **options("value"))
     if edit.op != "scale":
         st.selectbox("Unit", units, format_func=UNITS.__getitem__, **options("unit"))
-    st.selectbox("Where", places, format_func=lambda where: WHERE.get(where, where), **options("where"))
+    st.selectbox("Where", wheres, format_func=lambda where: WHERE.get(where, where), **options("where"))
     card = (str(edit.neuron), "+" if edit.value >= 0 else "-")
     st.button("The neuron's card", key=f"card {number}", on_click=links.open_card, args=card)
 

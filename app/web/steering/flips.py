@@ -120,7 +120,7 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
         if wanted and outcome.off_target_kl is None:
             st.info(markdown.message(started(*wanted).error or STOPPED))
             st.button("Measure the rest", key="flip_measure", on_click=resume, args=(wanted,))
-    pairs = [(one.neuron, "+" if one.value >= 0 else "-") for one in recipe]
+    pairs = [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe]
     tables.neuron_pills("The edited neurons (+ set to a positive value, - to a negative one)", pairs, "flip_neurons")
     with st.expander("What each edit does"):
         _edits(recipe, record)
@@ -181,10 +181,10 @@ def _edits(recipe: Recipe, record: FlipRecord) -> None:
     """Show a table of the edits, with the words that each of them alone raises and lowers."""
     neurons = {row.neuron: row for row in record.neurons}
     rows: list[dict[str, Any]] = []
-    for one in recipe:
-        row = neurons.get(one.neuron)
-        numbers = {"neuron": str(one.neuron), "sign": "+" if one.value >= 0 else "-"}
-        rows.append({**numbers, "value": row and row.activation, "set to": one.value, "at": one.where})
+    for edit in recipe:
+        row = neurons.get(edit.neuron)
+        numbers = {"neuron": str(edit.neuron), "sign": "+" if edit.value >= 0 else "-"}
+        rows.append({**numbers, "value": row and row.activation, "set to": edit.value, "at": edit.where})
         if row:
             rows[-1] |= {"raises": ", ".join(row.raises), "lowers": ", ".join(row.lowers)}
     formats = {name: st.column_config.NumberColumn(format="%+.2f") for name in ("value", "set to")}
@@ -209,8 +209,8 @@ def differences(plain: str, edited: str) -> tuple[Markup, Markup]:
     words = [re.findall(r"\s*\S+|\s+", text) for text in (plain, edited)]
     out: tuple[list[Markup], list[Markup]] = ([], [])
     for same, *bounds in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
-        for side, (first, last) in enumerate((bounds[:2], bounds[2:])):
-            text = "".join(words[side][first:last])
+        for side, (start, stop) in enumerate((bounds[:2], bounds[2:])):
+            text = "".join(words[side][start:stop])
             space, word = text[: len(text) - len(text.lstrip())], text.lstrip()
             out[side].append(Markup("{}<mark>{}</mark>" if word and same != "equal" else "{}{}").format(space, word))
     return Markup().join(out[0]), Markup().join(out[1])

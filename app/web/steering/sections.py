@@ -16,13 +16,13 @@ def _flip() -> None:
     label = "Source prompt (optional): one that the model continues with this word"
     source = links.bound(right.text_input, label, "source", placeholder="The camel lives in the")
     with st.container(horizontal=True):
-        place = st.container(width="content")
+        slot = st.container(width="content")
         with st.popover("Advanced", icon=":material/tune:"):
             most = links.bound(st.number_input, "Edits at most", "most", 1, 50, flips.MOST)
             unbounded = links.bound(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
     request = (served.model_name(), prompt, to, source or None, most, unbounded)
     why = None if to.strip() else "Write the word that the model should say."
-    if place.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=why):
+    if slot.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=why):
         flips.resume(request)  # only a click starts it again, not each run of the page
         links.to_url(run="flip")
     if not to.strip():

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import streamlit as st
@@ -45,28 +46,28 @@ def known(prompt: str, counterfactual: str | None) -> Example | None:
     """Return the example with these prompts, if the app shows its model."""
     if served.model_name() != MODEL:
         return None
-    return next((one for one in map(example, NAMES) if one.fields == (prompt, counterfactual)), None)
+    return next((shown for shown in map(example, NAMES) if shown.fields == (prompt, counterfactual)), None)
 
 
 def show() -> None:
     """Offer every example; a click shows it in place of what is shown."""
     st.markdown("#### Examples")
     columns = st.columns(3)
-    for place, one in enumerate(map(example, NAMES)):
-        with columns[place % 3].container(border=True):
-            st.markdown(f"**{markdown.plain(one.title)}**")
-            st.html(markdown.HEAT.format(_picture(one.explanation)))
-            st.caption(markdown.plain(one.about))
-            st.button("Show", key=f"example_{place}", on_click=_take, args=(one,))
+    for number, shown in enumerate(map(example, NAMES)):
+        with columns[number % 3].container(border=True):
+            st.markdown(f"**{markdown.plain(shown.title)}**")
+            st.html(markdown.HEAT.format(_picture(shown.explanation)))
+            st.caption(markdown.plain(shown.about))
+            st.button("Show", key=f"example_{number}", on_click=_take, args=(shown,))
 
 
 def _picture(explanation: SavedExplanation) -> Markup:
     """Return the heatmap with a space in place of the chat template between two messages."""
-    places = [place for place in range(len(explanation.tokens)) if place not in explanation.template]
-    sinks = [number for number, place in enumerate(places) if place in explanation.sinks]
-    before = [places[0] - 1, *places]
-    texts = [" " * (place - last > 1) + explanation.tokens[place] for last, place in zip(before, places, strict=False)]
-    return heatmap(texts, [explanation.relevance[place] for place in places], sinks)
+    positions = [position for position in range(len(explanation.tokens)) if position not in explanation.template]
+    sinks = [number for number, position in enumerate(positions) if position in explanation.sinks]
+    before = [positions[0] - 1, *positions]
+    texts = [" " * (position - last > 1) + explanation.tokens[position] for last, position in pairwise(before)]
+    return heatmap(texts, [explanation.relevance[position] for position in positions], sinks)
 
 
 def _take(example: Example) -> None:

@@ -27,8 +27,10 @@ from icebear.steering.apply import steer
 from icebear.steering.flipping.phrases import likelier_form
 from icebear.steering.provenance import number_text
 
-LONG, SAMPLE = 512, 64
-"""Tokens of a prompt that is explained without a question, and of a part of it that is timed for the question."""
+LONG_TOKENS = 512
+"""The largest number of tokens of a prompt that is explained without a question."""
+TIMED_TOKENS = 64
+"""Tokens of a longer prompt that are timed for the question."""
 PEAK = {False: 5, True: 15}
 """The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
 SMALL = 0.01
@@ -46,28 +48,29 @@ def answers(prompt: str, counterfactual: str | None) -> Answers:
 def is_short(request: Request) -> bool:
     """Return whether to explain the prompt at once; else offer to explain a part of it."""
     ids = jobs.model().ids(markdown.read_prompt(request.prompt))
-    if len(ids) <= LONG or st.session_state.get("whole") == request.prompt:
+    if len(ids) <= LONG_TOKENS or st.session_state.get("whole") == request.prompt:
         return True
     seconds, size = _cost(tuple(ids), request.counterfactual is not None)
     duration = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
-    st.info(f"{len(ids):,} tokens: about {duration} and {size:.1f} GB of memory. Explain the last {LONG} instead?")
+    cost = f"about {duration} and {size:.1f} GB of memory"
+    st.info(f"{len(ids):,} tokens: {cost}. Explain the last {LONG_TOKENS} instead?")
     with st.container(horizontal=True):
-        part = jobs.model().tokenizer.decode(ids[-LONG:], skip_special_tokens=True)
+        part = jobs.model().tokenizer.decode(ids[-LONG_TOKENS:], skip_special_tokens=True)
         shorten = partial(st.session_state.update, prompt=part, counterfactual="")
-        st.button(f"Explain the last {LONG} tokens", key="shorten", type="primary", on_click=shorten)
-        whole = partial(st.session_state.update, whole=request.prompt)
-        st.button("Explain all of it", key="whole_prompt", on_click=whole)
+        st.button(f"Explain the last {LONG_TOKENS} tokens", key="shorten", type="primary", on_click=shorten)
+        explain_all = partial(st.session_state.update, whole=request.prompt)
+        st.button("Explain all of it", key="whole_prompt", on_click=explain_all)
     return False
 
 
 @st.cache_data(max_entries=16, show_spinner="Estimating how long this takes ...")
 def _cost(ids: tuple[int, ...], compared: bool) -> tuple[float, float]:
     """Return about how many seconds an explanation takes, and how many GB, from that of a part of the prompt."""
-    part, begun = list(ids[:SAMPLE]), time.monotonic()
-    first, second = (token.id for token in jobs.model().predict(part, 2))
+    part, begun = list(ids[:TIMED_TOKENS]), time.monotonic()
+    target, contrast = (token.id for token in jobs.model().predict(part, 2))
     other = [*part[:-1], part[0]] if compared else None
-    relevance = attribute(jobs.model(), part, first, second, counterfactual=other)
-    scale = len(ids) / SAMPLE
+    relevance = attribute(jobs.model(), part, target, contrast, counterfactual=other)
+    scale = len(ids) / TIMED_TOKENS
     return (time.monotonic() - begun) * scale, PEAK[compared] * relevance.neurons.nbytes * scale / 1e9
 
 
@@ -155,15 +158,15 @@ def fine_tuning(request: Request) -> None:
     compared = relevance.counterfactual
     assert compared is not None
     predictions = relevance.predictions, compared.predictions
-    for place, title, name, likely in zip(st.columns(2), ("Model", "Base model"), names, predictions, strict=True):
+    for slot, title, name, likely in zip(st.columns(2), ("Model", "Base model"), names, predictions, strict=True):
         listed = ", ".join(f"{token.text!r} {token.number}" for token in likely[:3])
-        place.markdown(f"**{title}** {markdown.plain(name)}: {markdown.plain(listed)}")
+        slot.markdown(f"**{title}** {markdown.plain(name)}: {markdown.plain(listed)}")
     st.caption(markdown.plain(f"{relevance.conservation_text()}."))
     if changes is None:
         st.info("Both models give the same number here, so there is no difference to explain.")
         return
     st.markdown("#### Weights that caused the difference")
-    causes = [{"changed row": str(one), "caused": one.caused} for one in changes.changes]
+    causes = [{"changed row": str(change), "caused": change.caused} for change in changes.changes]
     tables.data_table(pandas.DataFrame(causes), column_config={"caused": tables.SIGNED})
     st.markdown("#### What restoring them undoes")
     st.caption(
@@ -179,7 +182,7 @@ def fine_tuning(request: Request) -> None:
 def method(request: Request) -> None:
     """Say how the numbers were made, and whether they add up; offer other methods."""
     relevance = relevance_of(request)
-    usable = [name for name, one in METHODS.items() if one.scores_neurons]
+    usable = [name for name, kind in METHODS.items() if kind.scores_neurons]
     names = [name for name in usable if request.counterfactual or not METHODS[name].needs_counterfactual]
     links.bound(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
     st.caption("Red supports the answer, blue opposes it; dotted tokens are attention sinks, which are ignored.")

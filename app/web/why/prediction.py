@@ -94,12 +94,12 @@ def _forget() -> None:
     st.session_state.update(counterfactual="", target=None, contrast=None, switch=False)
 
 
-def _chip(place: Any, label: str, key: str, tokens: Sequence[TokenScore], default: str | None) -> str | None:
+def _chip(slot: Any, label: str, key: str, tokens: Sequence[TokenScore], default: str | None) -> str | None:
     """Draw a chip with probable tokens; another one can be typed. None is the default."""
     # A link has these names.
     texts = {f"{token.text.strip() or repr(token.text)} {token.number}": token.text for token in tokens}
     chosen = links.bound(
-        place.selectbox,
+        slot.selectbox,
         label,
         key,
         list(texts),
@@ -120,15 +120,15 @@ def _page(
     switched = st.container()
     with right:
         _switch(request, begun.contrast, flip, switched)
-    place = st.container()
+    slot = st.container()
     _folded(request)
-    with place:
+    with slot:
         with st.container():
             explanation = finished()
         _cards(explanation, partial(_set, request), _foot)
 
 
-def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | None, place: Any) -> None:
+def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | None, slot: Any) -> None:
     """Offer to change the answer to the word that it is explained against."""
     if not contrast:
         st.caption("To make the model say another word, choose it under “Rather than”.")
@@ -137,7 +137,7 @@ def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | N
     again = partial(st.session_state.pop, "flip_of", None)  # after Stop
     if not links.bound(st.toggle, f"**Make it say {word}**", "switch", on_change=again):
         return
-    with place.container(border=True):
+    with slot.container(border=True):
         if recorded:
             _module("steering.flips").show(Recipe.from_dict(recorded))
         else:
@@ -232,5 +232,5 @@ def _sentences(node: SavedNode) -> list[tuple[str, float, Markup]]:
 def _cropped(example: Example) -> Markup:
     """Return the tokens around the peak of a sentence, the peak marked."""
     cut = excerpt(example, AROUND, AROUND)
-    tokens, place = cut.sentence.tokens, cut.token
-    return Markup("{}<mark>{}</mark>{}").format("".join(tokens[:place]), tokens[place], "".join(tokens[place + 1 :]))
+    tokens, peak = cut.sentence.tokens, cut.token
+    return Markup("{}<mark>{}</mark>{}").format("".join(tokens[:peak]), tokens[peak], "".join(tokens[peak + 1 :]))

@@ -18,7 +18,8 @@ from icebear.render import NEGATIVE, POSITIVE, hexadecimal
 
 SITES = {"MLP and attention": None, "MLP": "ffn", "attention": "attn", "attention heads": "head"}
 """As they are named in links -> the site that is ranked."""
-BLUE, RED = map(hexadecimal, (NEGATIVE, POSITIVE))
+COLORS = [hexadecimal(NEGATIVE), "#ffffff", hexadecimal(POSITIVE)]
+"""From the most negative number to the most positive one."""
 
 
 def show(relevance: Relevance, prompt: str, target: str) -> None:
@@ -78,9 +79,7 @@ def _effects(explanation: Explanation) -> None:
         for node, values in zip(nodes, effects.matrix.tolist(), strict=True)
         for word, effect in zip(effects.words, values, strict=True)
     ]
-    scale = alt.Scale(
-        domain=[-effects.full, 0, effects.full], range=[BLUE, "#ffffff", RED], interpolate="rgb", clamp=True
-    )
+    scale = alt.Scale(domain=[-effects.full, 0, effects.full], range=COLORS, interpolate="rgb", clamp=True)
     st.markdown("#### What each node does to each likely word")
     st.caption(f"{IN_PROMPT}, in logits. The first number is the group; the largest 5% of effects have the full color.")
     chart = alt.Chart(pandas.DataFrame(rows), height=alt.Step(18)).mark_rect()
@@ -105,7 +104,7 @@ def _map(relevance: Relevance) -> None:
     names = list(map(str, table.columns))
     rows = table.rename_axis("layer").reset_index().melt("layer", var_name=across, value_name="relevance")
     largest = rows["relevance"].abs().max() or 1.0
-    scale = alt.Scale(domain=[-largest, 0, largest], range=[BLUE, "#ffffff", RED], interpolate="rgb")
+    scale = alt.Scale(domain=[-largest, 0, largest], range=COLORS, interpolate="rgb")
     chart = alt.Chart(rows, title=f"{title} (attention sinks ignored)", height=330).mark_rect()
     st.altair_chart(
         chart.encode(

@@ -16,8 +16,8 @@ from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Set
 from icebear.evaluation.truth.judge import true_edges, true_flips, variables
 from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of, read_pairs
 from icebear.evaluation.truth.judge.judging import (
-    COLUMNS,
     CONTROLS,
+    METRICS,
     SITES,
     Judge,
     candidates_of,
@@ -110,7 +110,7 @@ class KnownMechanisms(MethodEvaluation):
         for part, samples in (("compiled", known), ("trained", learnt)):
             if samples:
                 yield Part(
-                    COLUMNS,
+                    METRICS,
                     samples,
                     partial(measure, methods=methods, count=self.samples, seed=self.seed),
                     name=part,
@@ -120,15 +120,15 @@ class KnownMechanisms(MethodEvaluation):
                     listings=listings,
                 )
         yield Part(
-            true_edges.COLUMNS,
+            true_edges.METRICS,
             known,
             partial(measure_model, measured=true_edges.measured, seed=self.seed),
             name="edges",
-            settings={"pairs of a model": true_edges.PAIRS, "nodes": true_edges.NODES},
-            tables=lambda lines: {"": Table(true_edges.COLUMNS, by_program(lines))},
+            settings={"pairs of a model": true_edges.PAIRS, "nodes": true_edges.GRAPH_NODES},
+            tables=lambda lines: {"": Table(true_edges.METRICS, by_program(lines))},
         )
         yield Part(
-            true_flips.COLUMNS,
+            true_flips.METRICS,
             [sample for sample in (*known, *learnt) if true_flips.can_flip(PROGRAMS[sample[0]])],
             partial(measure_model, measured=true_flips.measured, seed=self.seed),
             name="flips",
@@ -137,12 +137,12 @@ class KnownMechanisms(MethodEvaluation):
             listings=lambda lines: {"by program and variant": true_flips.by_model(lines)},
         )
         yield Part(
-            variables.COLUMNS,
+            variables.METRICS,
             known,
             partial(measure_model, measured=variables.measured, seed=self.seed),
             name="variables",
             settings={"texts of a kind": variables.TEXTS},
-            tables=lambda lines: {"": Table(variables.COLUMNS, by_program(lines))},
+            tables=lambda lines: {"": Table(variables.METRICS, by_program(lines))},
             listings=lambda lines: {"by program and variant": variables.by_model(lines)},
         )
 
@@ -150,7 +150,7 @@ class KnownMechanisms(MethodEvaluation):
         model = load_model(source, device="cpu")
         pairs = dict(enumerate(read_pairs(model, file)))
         return Part(
-            COLUMNS,
+            METRICS,
             list(pairs),
             lambda number: measured(str(number), "own", Compiled(model), [pairs[number]], methods, self.seed),
             name="own",
@@ -165,8 +165,8 @@ def flip_tables(lines: Lines) -> Mapping[str, Table]:
     trained_lines = [line for line in lines if line["variant"] == TRAINED]
     others = [line for line in lines if line["variant"] != TRAINED]
     return {
-        "compiled": Table(true_flips.COLUMNS, by_program(others)),
-        "trained": Table(true_flips.COLUMNS, by_program(trained_lines)),
+        "compiled": Table(true_flips.METRICS, by_program(others)),
+        "trained": Table(true_flips.METRICS, by_program(trained_lines)),
     }
 
 
@@ -174,39 +174,39 @@ def measure(sample: Sample, methods: Mapping[str, Method | str], count: int, see
     """Compile or load a model and return its numbers by pair; JSON-ready."""
     name, variant = sample
     chosen = islice(pairs_of(PROGRAMS[name], seed), count)
-    return measured(name, variant, made_of(name, variant, seed), chosen, methods, seed)
+    return measured(name, variant, model_of(name, variant, seed), chosen, methods, seed)
 
 
 def measure_model(sample: Sample, measured: Callable[[Program, Compiled, int], Line], seed: int) -> Line:
     """Compile or load a model and return what is measured of it; JSON-ready."""
     name, variant = sample
-    return {"program": name, "variant": variant, **measured(PROGRAMS[name], made_of(name, variant, seed), seed)}
+    return {"program": name, "variant": variant, **measured(PROGRAMS[name], model_of(name, variant, seed), seed)}
 
 
-def made_of(name: str, variant: str, seed: int) -> Compiled:
+def model_of(name: str, variant: str, seed: int) -> Compiled:
     """Compile a program in a variant, or load its trained model."""
     return trained(PROGRAMS[name]) if variant == TRAINED else VARIANTS[variant](PROGRAMS[name], seed)
 
 
 def measured(
-    name: str, variant: str, made: Compiled, chosen: Iterable[Pair], methods: Mapping[str, Method | str], seed: int
+    name: str, variant: str, compiled: Compiled, chosen: Iterable[Pair], methods: Mapping[str, Method | str], seed: int
 ) -> Line:
     generator = torch.Generator().manual_seed(seed)
-    rows = [row for pair in chosen for row in judged(made, pair, methods, generator)]
+    rows = [row for pair in chosen for row in judged(compiled, pair, methods, generator)]
     return {"program": name, "variant": variant, "counts": bool(rows), "pairs": rows, "methods": {}}
 
 
 def judged(
-    made: Compiled, pair: Pair, methods: Mapping[str, Method | str], generator: torch.Generator
+    compiled: Compiled, pair: Pair, methods: Mapping[str, Method | str], generator: torch.Generator
 ) -> Iterator[dict[str, Any]]:
     """Yield the truth about a pair and each method's numbers, for the neurons and for neurons and heads."""
-    by_method = relevances(made.model, pair, methods)
-    for name in sites_of(made.model):
-        candidates = candidates_of(made.model, pair, SITES[name])
+    by_method = relevances(compiled.model, pair, methods)
+    for name in sites_of(compiled.model):
+        candidates = candidates_of(compiled.model, pair, SITES[name])
         if candidates is None:
             continue
         truth = truth_of(candidates)
-        judge = Judge(candidates, truth, decoys_of(candidates, made))
+        judge = Judge(candidates, truth, decoys_of(candidates, compiled))
         scores = scores_of(candidates, methods, by_method, generator)
         yield {
             "sites": name,

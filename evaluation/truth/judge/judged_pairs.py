@@ -51,8 +51,8 @@ def one_changed(program: Program, random: Random, prompt: Sequence[str]) -> list
     """Return the prompt with another word in a place."""
     special = {BOS, END, PAD}
     changed = list(prompt)
-    place = random.choice([place for place, word in enumerate(prompt) if word not in special])
-    changed[place] = random.choice([word for word in program.words if word not in {*special, changed[place]}])
+    position = random.choice([position for position, word in enumerate(prompt) if word not in special])
+    changed[position] = random.choice([word for word in program.words if word not in {*special, changed[position]}])
     return changed
 
 
@@ -61,12 +61,12 @@ def drawn_pair(program: Program, random: Random, change: Any) -> Pair:
         prompt = program.sample(random)
         other = change(program, random, prompt)
         answers = list(zip(program.answers(prompt), program.answers(other), strict=True))
-        places = [at for at, (a, b) in enumerate(answers) if a and b and a != b]
-        if places:
-            position = random.choice(places)
+        differing = [at for at, (a, b) in enumerate(answers) if a and b and a != b]
+        if differing:
+            position = random.choice(differing)
             target, contrast = (program.outputs.index(word or "") for word in answers[position])
-            own, there = (tuple(program.words.index(word) for word in words) for words in (prompt, other))
-            return Pair(own, there, position, target, contrast)
+            ids, other_ids = (tuple(program.words.index(word) for word in words) for words in (prompt, other))
+            return Pair(ids, other_ids, position, target, contrast)
 
 
 def read_pairs(model: Model, path: str) -> list[Pair]:
@@ -91,24 +91,24 @@ def read_pairs(model: Model, path: str) -> list[Pair]:
 
 
 def pair_of(model: Model, entry: Mapping[str, Any]) -> Pair:
-    own, there = (ids_of(model, entry[name]) for name in ("prompt", "counterfactual"))
-    if len(own) != len(there):
-        raise ValueError(f"{len(own)} and {len(there)} tokens")
-    position = range(len(own))[entry.get("position", -1)]
+    ids, other_ids = (ids_of(model, entry[name]) for name in ("prompt", "counterfactual"))
+    if len(ids) != len(other_ids):
+        raise ValueError(f"{len(ids)} and {len(other_ids)} tokens")
+    position = range(len(ids))[entry.get("position", -1)]
     with torch.no_grad(), model.lock:
-        rows = model.net(torch.tensor([own, there], device=model.device)).logits[:, position]
+        rows = model.net(torch.tensor([ids, other_ids], device=model.device)).logits[:, position]
     answers = rows.argmax(-1).tolist()
     labels = {text: n for n, text in model.labels.items()} if model.labels else getattr(model.tokenizer, "ids", {})
     named = [entry.get(name, answer) for name, answer in zip(("target", "contrast"), answers, strict=True)]
-    target, contrast = (labels[one] if isinstance(one, str) else one for one in named)
+    target, contrast = (labels[name] if isinstance(name, str) else name for name in named)
     if rows.shape[-1] == 1:  # a single number has no contrast
-        return Pair(own, there, position, 0, None)
+        return Pair(ids, other_ids, position, 0, None)
     if target == contrast:
         raise ValueError("both prompts have the same answer")
-    return Pair(own, there, position, target, contrast)
+    return Pair(ids, other_ids, position, target, contrast)
 
 
 def ids_of(model: Model, prompt: str | Sequence[str | int]) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return tuple(model.token_ids(prompt))
-    return tuple(model.tokenizer.ids[one] if isinstance(one, str) else int(one) for one in prompt)
+    return tuple(model.tokenizer.ids[word] if isinstance(word, str) else int(word) for word in prompt)

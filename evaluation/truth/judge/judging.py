@@ -26,17 +26,19 @@ from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.decoys import KINDS
 from icebear.models.model import Model
 
-ROWS = 1024
+PASS_SETS = 1024
 """Sets of nodes that go through the model at once."""
-MOST_SETS, FEW_SETS = 30_000, 3_000
-"""All sets of a size are tried if there are at most so many; few, where this cannot prove that a set is smallest."""
+PROOF_SETS = 30_000
+"""All sets of a size are tried if there are at most this many, which proves that a set is smallest."""
+SEARCHED_SETS = 3_000
+"""The same, where a size with more sets makes a proof impossible."""
 TOLERANCE = 0.1
 """A set is sufficient if it recovers the difference up to this share."""
 SAME = 1e-3
 """Nodes whose change is below this share of the largest change of their site count as equal in both prompts."""
 SITES = {"neurons": ("ffn",), "neurons and heads": ("ffn", "head"), "heads": ("head",)}
 """The last one is judged in models of attention only."""
-COLUMNS = {
+METRICS = {
     "at_k": "recovered with the first k nodes, recomputed; k: size of a smallest sufficient set, higher is better",
     "at_2k": "recovered with the first 2k nodes, higher is better",
     "area": "area under recovered by number of nodes, as a share of that of the best order, higher is better",
@@ -85,7 +87,7 @@ class Candidates:
         self.nodes, self.position = nodes, position
         widths = nodes.change().split(nodes.widths, -1)
         differs = torch.cat([x > SAME * x.max() for x in widths], -1)
-        self.places = differs.flatten().nonzero()[:, 0]
+        self.entries = differs.flatten().nonzero()[:, 0]
         """(n,) their places in a flat mask of all nodes."""
         layer, token, _ = differs.nonzero().T
         reach = (layer < nodes.shape[0] - 1) | (token == position)
@@ -93,28 +95,28 @@ class Candidates:
         """The candidates that are connected to the answer at all: in the last layer, only those at its token."""
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.entries)
 
     def recovered(self, sets: Tensor) -> Tensor:
         """Return F (S,) of sets (S, n): the share of the difference between the prompts with these nodes alone."""
-        whole, none = self.ends
-        return (self._numbers(sets) - none) / (whole - none)
+        with_all, with_none = self.ends
+        return (self._numbers(sets) - with_none) / (with_all - with_none)
 
     @cached_property
     def ends(self) -> tuple[float, float]:
         """The logit difference with all candidates, and with none."""
         sets = torch.stack((torch.ones(len(self), dtype=torch.bool), torch.zeros(len(self), dtype=torch.bool)))
-        whole, none = self._numbers(sets).tolist()
-        return whole, none
+        with_all, with_none = self._numbers(sets).tolist()
+        return with_all, with_none
 
     def _numbers(self, sets: Tensor) -> Tensor:
         """Return the logit difference (S,) with each set (S, n); one batch is faster than `Nodes.numbers`."""
-        model, one = self.nodes.model, self.nodes.objective
-        (target,), contrast, numbers = one.targets[0] or (0,), one.contrasts[0], []
-        for some in sets.split(ROWS):
-            masks = torch.zeros(len(some), prod(self.nodes.shape), dtype=torch.bool)
-            masks[:, self.places] = some
-            ids = one.batch.ids.expand(len(some), -1)
+        model, objective = self.nodes.model, self.nodes.objective
+        (target,), contrast, numbers = objective.targets[0] or (0,), objective.contrasts[0], []
+        for part in sets.split(PASS_SETS):
+            masks = torch.zeros(len(part), prod(self.nodes.shape), dtype=torch.bool)
+            masks[:, self.entries] = part
+            ids = objective.batch.ids.expand(len(part), -1)
             with torch.no_grad(), self.nodes.patched(masks.view(-1, *self.nodes.shape), self.nodes.counterfactual):
                 logits = model.net(ids, logits_to_keep=torch.tensor([self.position])).logits[:, 0]
             other = 0.0 if contrast is None else logits[:, contrast]
@@ -124,8 +126,8 @@ class Candidates:
     def of(self, numbers: Sequence[Sequence[int]]) -> Tensor:
         """Return sets (S, n) of candidates by their numbers."""
         sets = torch.zeros(len(numbers), len(self), dtype=torch.bool)
-        for row, some in enumerate(numbers):
-            sets[row, list(some)] = True
+        for row, members in enumerate(numbers):
+            sets[row, list(members)] = True
         return sets
 
     def prefixes(self, order: Sequence[int]) -> Tensor:
@@ -142,14 +144,14 @@ def truth_of(candidates: Candidates) -> Truth:
     size = 1 + int((curve <= TOLERANCE).nonzero()[0, 0])
     smallest, proved = smaller(candidates, order[:size])
     rest = [number for number in order if number not in set(smallest)]
-    single = torch.eye(len(candidates), dtype=torch.bool)
+    singles = torch.eye(len(candidates), dtype=torch.bool)
     return Truth(
         smallest,
         proved,
         exchangeable(candidates, smallest),
         (*smallest, *rest),
-        candidates.recovered(single),
-        1 - candidates.recovered(~single),
+        candidates.recovered(singles),
+        1 - candidates.recovered(~singles),
     )
 
 
@@ -173,19 +175,19 @@ def eliminated(candidates: Candidates) -> list[int]:
 def smaller(candidates: Candidates, sufficient: Sequence[int]) -> tuple[tuple[int, ...], bool]:
     """Try all smaller sets, where there are few enough of a size. Returns a smallest set, and whether it is proved."""
     smallest, counts = tuple(sufficient), [comb(len(candidates.reaching), size) for size in range(len(sufficient))]
-    proved = max(counts) <= MOST_SETS
+    proved = max(counts) <= PROOF_SETS
     for size in range(1, len(smallest)):
-        if not proved and counts[size] > FEW_SETS:
+        if not proved and counts[size] > SEARCHED_SETS:
             return smallest, False
-        for some in _batches(combinations(candidates.reaching, size)):
-            errors = (1 - candidates.recovered(candidates.of(some))).abs()
+        for batch in _batches(combinations(candidates.reaching, size)):
+            errors = (1 - candidates.recovered(candidates.of(batch))).abs()
             if errors.min() <= TOLERANCE:
-                return some[int(errors.argmin())], True
+                return batch[int(errors.argmin())], True
     return smallest, proved
 
 
 def _batches(sets: Iterator[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    while batch := list(islice(sets, ROWS)):
+    while batch := list(islice(sets, PASS_SETS)):
         yield batch
 
 
@@ -236,22 +238,22 @@ class Judge:
         """Return `COLUMNS` of scores (n,)."""
         order, sizes = ranked(scores, generator), self.sizes()
         curve, best = self.curve(order), self.curve(self.truth.order)
-        first, second = set(order[: self.k]), set(order[: 2 * self.k])
-        places = self.truth.exchangeable.values()
+        top, top_2k = set(order[: self.k]), set(order[: 2 * self.k])
+        alternatives = self.truth.exchangeable.values()
         return {
             "at_k": curve[sizes.index(self.k)],
             "at_2k": curve[sizes.index(min(2 * self.k, len(self.candidates)))],
             "area": area(curve, sizes) / area(best, sizes) if len(sizes) > 1 else curve[0] / best[0],
-            "precision": len(first & self.truth.nodes) / self.k,
-            "recall": fmean(bool(second.intersection(some)) for some in places),
+            "precision": len(top & self.truth.nodes) / self.k,
+            "recall": fmean(bool(top_2k.intersection(group)) for group in alternatives),
             "zero": fmean((scores.abs() <= ZERO * scores.abs().max())[list(self.truth.smallest)].tolist()),
         }
 
     def first_decoys(self, scores: Tensor, generator: torch.Generator) -> dict[str, float]:
         """Return the rank of the first decoy of each kind that differs in this pair, over k."""
-        rank = {number: place + 1 for place, number in enumerate(ranked(scores, generator))}
-        groups = {kind: [max(rank[n] for n in group) for group in some] for kind, some in self.decoys.items()}
-        return {kind: min(ranks) / self.k for kind, ranks in groups.items() if ranks}
+        rank = {number: position + 1 for position, number in enumerate(ranked(scores, generator))}
+        ranks = {kind: [max(rank[n] for n in group) for group in groups] for kind, groups in self.decoys.items()}
+        return {kind: min(values) / self.k for kind, values in ranks.items() if values}
 
 
 def ranked(scores: Tensor, generator: torch.Generator) -> list[int]:
@@ -262,17 +264,17 @@ def ranked(scores: Tensor, generator: torch.Generator) -> list[int]:
     return mixed[rounded[mixed].argsort(descending=True, stable=True)].tolist()
 
 
-def decoys_of(candidates: Candidates, made: Compiled) -> dict[str, list[tuple[int, ...]]]:
+def decoys_of(candidates: Candidates, compiled: Compiled) -> dict[str, list[tuple[int, ...]]]:
     """Return the candidates that are decoys by construction, see `Judge.decoys`."""
     _, tokens, width = candidates.nodes.shape
     neurons = candidates.nodes.widths[0]
-    numbers = {place: number for number, place in enumerate(candidates.places.tolist())}
+    numbers = {entry: number for number, entry in enumerate(candidates.entries.tolist())}
     groups: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
-    for place, number in numbers.items():
-        layer, index = place // (tokens * width), place % width
-        kind = made.units.get((layer, index)) if index < neurons else made.heads.get((layer, index - neurons))
+    for entry, number in numbers.items():
+        layer, index = entry // (tokens * width), entry % width
+        kind = compiled.units.get((layer, index)) if index < neurons else compiled.heads.get((layer, index - neurons))
         if kind == "redundant":
-            original = numbers.get(place - index + made.copies[layer, index][1])
+            original = numbers.get(entry - index + compiled.copies[layer, index][1])
             groups[kind] += [] if original is None else [(number, original)]
         elif kind in KINDS:
             groups[kind].append((number,))
@@ -307,7 +309,7 @@ def scores_of(
             values = nodes.change()
         else:
             values = torch.rand(nodes.shape, generator=generator)
-        result[name] = values.flatten()[candidates.places].float()
+        result[name] = values.flatten()[candidates.entries].float()
     return result
 
 
@@ -322,6 +324,6 @@ def candidates_of(model: Model, pair: Pair, sites: Sequence[str]) -> Candidates 
     candidates = Candidates(nodes_of(model, relevance, *sites), pair.position)
     if not len(candidates):
         return None
-    whole, none = candidates.ends
+    with_all, with_none = candidates.ends
     difference = relevance.conservation().target
-    return candidates if (whole - none) * difference > difference**2 / 2 else None
+    return candidates if (with_all - with_none) * difference > difference**2 / 2 else None

@@ -20,11 +20,13 @@ from icebear.evaluation.truth.judge.truth_tables import means
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.program import Program
 
-NODES, PAIRS = 20, 3
-"""The nodes of a graph, and its pairs for each model."""
+GRAPH_NODES = 20
+"""Nodes of a graph."""
+PAIRS = 3
+"""Pairs of each model, a graph each."""
 TRUE = 0.1
 """An edge is true if patching it changes its target by this share of what the target's largest edge does."""
-COLUMNS = {
+METRICS = {
     "auroc": "probability that a true edge has a larger score than another edge, higher is better",
     "precision": "of as many first edges as there are true ones, the share that is true, higher is better",
     "recovered": "recovered along as many edges as there are true ones, the most influential first, higher is better",
@@ -33,18 +35,18 @@ READINGS = ("contribution", "effect", "random")
 """Edges by difference rules, by the gradient, and at random."""
 
 
-def measured(program: Program, made: Compiled, seed: int) -> dict[str, Any]:
+def measured(program: Program, compiled: Compiled, seed: int) -> dict[str, Any]:
     """Return the means of `COLUMNS` over pairs by reading; JSON-ready."""
-    rows = [judged(graph_of(made, pair), seed) for pair in islice(pairs_of(program, seed), PAIRS)]
+    rows = [judged(graph_of(compiled, pair), seed) for pair in islice(pairs_of(program, seed), PAIRS)]
     return {"methods": means(rows)}
 
 
-def graph_of(made: Compiled, pair: Pair) -> Graph:
+def graph_of(compiled: Compiled, pair: Pair) -> Graph:
     """Return the circuit of the nodes with the largest absolute relevance: a program's nodes may have either sign."""
     options: dict[str, Any] = {"counterfactual": pair.counterfactual, "position": pair.position}
-    relevance = attribute(made.model, pair.prompt, pair.target, pair.contrast, **options)
-    scores = scored(made.model, relevance, heads=True)
-    return graph_of_nodes(made.model, [relevance], scores, largest(scores, NODES), heads=True)
+    relevance = attribute(compiled.model, pair.prompt, pair.target, pair.contrast, **options)
+    scores = scored(compiled.model, relevance, heads=True)
+    return graph_of_nodes(compiled.model, [relevance], scores, largest(scores, GRAPH_NODES), heads=True)
 
 
 def judged(graph: Graph, seed: int) -> dict[str, dict[str, dict[str, float]]]:
@@ -55,8 +57,8 @@ def judged(graph: Graph, seed: int) -> dict[str, dict[str, dict[str, float]]]:
     result: dict[str, dict[str, float]] = {}
     for name in READINGS:
         scores = relative(edges, edges[name].abs()).to_numpy()
-        first = np.argsort(-scores, kind="stable")[: is_true.sum()]
-        result[name] = {"auroc": auroc(scores, is_true), "precision": float(is_true[first].mean())}
+        best = np.argsort(-scores, kind="stable")[: is_true.sum()]
+        result[name] = {"auroc": auroc(scores, is_true), "precision": float(is_true[best].mean())}
     graph = replace(graph, edge_count=int(is_true.sum()))
     by_contribution = graph.faithfulness(seed=seed)
     by_effect = replace(graph, contribution=graph.effect).faithfulness(seed=seed)

@@ -22,7 +22,7 @@ from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.program import PROGRAM, Program
 from icebear.evaluation.uses.flips import CHOOSERS
 from icebear.steering.flipping.flip import CANDIDATES, LEVELS, MARGIN, FlipRequest, flip_by
-from icebear.steering.flipping.last_token import Edits, LastToken, edits_by_place
+from icebear.steering.flipping.last_token import Edits, LastToken, values_by_step
 from icebear.steering.provenance import FlipRecord
 
 PAIRS = 10
@@ -34,7 +34,7 @@ FACTS = ("edits", "smallest", "passes", "on program", "random on program")
 """Of a flip: its edits, those of the smallest flip known, the edited passes of the search, and the share of edits that
 are of the program's neurons, and of random edits."""
 CHANCES = ("chance 0", "chance 1", "chance 2")
-COLUMNS = {
+METRICS = {
     "flipped": "share of the pairs that flip, higher is better",
     "fewest": "share that flip with as few edits as the smallest flip that is known, higher is better",
 }
@@ -49,14 +49,14 @@ def can_flip(program: Program) -> bool:
 class Ask:
     """A prompt, a source prompt of equal length, and the wanted answer: the one of the source prompt."""
 
-    made: Compiled
+    compiled: Compiled
     prompt: tuple[int, ...]
     source: tuple[int, ...]
     wanted: int
 
     @cached_property
     def last(self) -> LastToken:
-        return LastToken(self.made.model, self.prompt)
+        return LastToken(self.compiled.model, self.prompt)
 
     @cached_property
     def now(self) -> Tensor:
@@ -67,10 +67,10 @@ class Ask:
     def values(self) -> Tensor:
         """(6, L, F) values that a neuron may be set to: the one in the source prompt, zero, both ends of its activation
         range, and half way to them."""
-        seen = calibrate(self.made.model)
+        seen = calibrate(self.compiled.model)
         ends = torch.minimum(seen.low, self.now), torch.maximum(seen.high, self.now)
-        there = LastToken(self.made.model, self.source).activations()[..., 0]
-        return torch.stack([there, torch.zeros_like(there), *ends, *((self.now + end) / 2 for end in ends)])
+        source = LastToken(self.compiled.model, self.source).activations()[..., 0]
+        return torch.stack([source, torch.zeros_like(source), *ends, *((self.now + end) / 2 for end in ends)])
 
     @cached_property
     def singles(self) -> list[Edits]:
@@ -81,25 +81,25 @@ class Ask:
     def margins(self, proposals: Sequence[Edits]) -> Tensor:
         """(N,) the logit of the wanted answer minus the largest other one, under each of the proposed edits."""
         logits = self.last.logits(proposals)[:, 0]
-        own = logits[:, self.wanted].clone()
+        wanted = logits[:, self.wanted].clone()
         logits[:, self.wanted] = -torch.inf
-        return own - logits.amax(-1)
+        return wanted - logits.amax(-1)
 
 
-def asks_of(program: Program, made: Compiled, seed: int) -> Iterator[Ask]:
+def asks_of(program: Program, compiled: Compiled, seed: int) -> Iterator[Ask]:
     """Yield pairs of a program without end on which the model is right; prompts of causal models end at the answer."""
     for pair in pairs_of(program, seed):
         end = pair.position + 1
         if not (program.causal or end == program.length):
             continue
-        ask = Ask(made, pair.prompt[:end], pair.counterfactual[:end], pair.contrast or 0)
+        ask = Ask(compiled, pair.prompt[:end], pair.counterfactual[:end], pair.contrast or 0)
         if ask.margins([{}])[0] < 0:
             yield ask
 
 
-def measured(program: Program, made: Compiled, seed: int) -> dict[str, Any]:
+def measured(program: Program, compiled: Compiled, seed: int) -> dict[str, Any]:
     """Return the means of `COLUMNS` over pairs by method, and a row for each pair; JSON-ready."""
-    rows = [judged(ask, Random(seed)) for ask in islice(asks_of(program, made, seed), PAIRS)]
+    rows = [judged(ask, Random(seed)) for ask in islice(asks_of(program, compiled, seed), PAIRS)]
     return {"methods": means(rows), "pairs": rows}
 
 
@@ -113,29 +113,29 @@ def judged(ask: Ask, random: Random) -> dict[str, Any]:
     others = [flipped(ask, chance)[0] for chance in CHANCES]
     count = len(edits) or 1
     drawn = (ask.margins([drawn_edits(ask, count, random) for _ in range(passes)]) >= MARGIN).float()
-    sizes = [len(some) for some in (edits, by_source, *others) if some] + [count] * bool(drawn.any())
+    sizes = [len(flip) for flip in (edits, by_source, *others) if flip] + [count] * bool(drawn.any())
     smallest = min([size for size in (exhaustive(ask), *sizes) if size], default=0)
 
-    def numbers(some: Edits) -> dict[str, float]:
-        return {"flipped": float(bool(some)), "fewest": float(bool(some) and len(some) == smallest)}
+    def numbers(edits: Edits) -> dict[str, float]:
+        return {"flipped": float(bool(edits)), "fewest": float(bool(edits) and len(edits) == smallest)}
 
     def at_random(share: float) -> dict[str, float]:
         return {"flipped": share, "fewest": share * (count == smallest)}
 
-    by_chance = [numbers(some) for some in others]
+    by_chance = [numbers(edits) for edits in others]
     methods = {
         "flip": numbers(edits),
         "flip with a source prompt": numbers(by_source),
-        "the same search, random candidates": {name: fmean(row[name] for row in by_chance) for name in COLUMNS},
+        "the same search, random candidates": {name: fmean(row[name] for row in by_chance) for name in METRICS},
         "random edits, as many passes": at_random(float(drawn.any())),
         "random edits, one pass": at_random(drawn.mean().item()),
     }
-    own, drawn_from = of_program(ask, [edits]), of_program(ask, ask.singles)
+    on_program, drawn_from = of_program(ask, [edits]), of_program(ask, ask.singles)
     facts = {
         "edits": len(edits),
         "smallest": smallest,
         "passes": passes,
-        "on program": own,
+        "on program": on_program,
         "random on program": drawn_from,
     }
     return {**facts, "methods": methods}
@@ -143,18 +143,18 @@ def judged(ask: Ask, random: Random) -> dict[str, Any]:
 
 def of_program(ask: Ask, each: Sequence[Edits]) -> float | None:
     """Return the share of edits of neurons that are no decoys, other than redundant ones; None if it is not known."""
-    kinds = [ask.made.units.get((layer, index), "") for edits in each for layer, index, _ in edits]
-    return fmean(kind in (PROGRAM, "redundant") for kind in kinds) if kinds and ask.made.units else None
+    kinds = [ask.compiled.units.get((layer, index), "") for edits in each for layer, index, _ in edits]
+    return fmean(kind in (PROGRAM, "redundant") for kind in kinds) if kinds and ask.compiled.units else None
 
 
 def flipped(ask: Ask, choose: str, source: Sequence[int] | None = None) -> tuple[Edits, int]:
     """Return the edits of a flip, none if there is no flip, and the edited passes of its search."""
     try:
-        recipe = flip_by(CHOOSERS[choose], FlipRequest(ask.made.model, ask.prompt, ask.wanted, source, MAX_NEURONS))
+        recipe = flip_by(CHOOSERS[choose], FlipRequest(ask.compiled.model, ask.prompt, ask.wanted, source, MAX_NEURONS))
     except InputError:
         return {}, MAX_NEURONS * CANDIDATES * len(LEVELS)
     record = FlipRecord.of(recipe)
-    return edits_by_place(recipe), record.rounds[-1][0] if record else 0
+    return values_by_step(recipe), record.rounds[-1][0] if record else 0
 
 
 def exhaustive(ask: Ask) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from icebear.concepts.statistics import holm, paired_p
 from icebear.evaluation.protocol import Lines, Table
-from icebear.evaluation.truth.judge.judging import COLUMNS, SITES
+from icebear.evaluation.truth.judge.judging import METRICS, SITES
 from icebear.evaluation.truth.programs.decoys import KINDS
 
 RESAMPLES = 2000
@@ -27,9 +27,9 @@ def rows_of(lines: Lines, sites: str, only_hard: bool) -> dict[str, list[dict[st
     """Return program -> its pairs in all variants."""
     result: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
-        some = [row for row in line["pairs"] if row["sites"] == sites and (row["hard"] or not only_hard)]
-        if some:
-            result.setdefault(line["program"], []).extend(some)
+        rows = [row for row in line["pairs"] if row["sites"] == sites and (row["hard"] or not only_hard)]
+        if rows:
+            result.setdefault(line["program"], []).extend(rows)
     return result
 
 
@@ -46,7 +46,7 @@ def tables(lines: Lines) -> dict[str, Table]:
     """Return a table of hard pairs and one of all pairs, of neurons and of neurons and heads; a line is a program."""
     return {
         f"{sites}, {'hard' if only_hard else 'all'} pairs": Table(
-            COLUMNS,
+            METRICS,
             [{"program": name, "methods": means(rows)} for name, rows in rows_of(lines, sites, only_hard).items()],
         )
         for sites in sites_in(lines)
@@ -87,10 +87,10 @@ def intervals(lines: Lines) -> list[dict[str, Any]]:
     generator, result = np.random.default_rng(0), []
     for sites in sites_in(lines):
         programs = [means(rows) for rows in rows_of(lines, sites, True).values()]
-        first, *others = programs[0] if programs else [""]
+        best, *others = programs[0] if programs else [""]
         rows: list[dict[str, Any]] = [{"sites": sites, "method": method} for method in others]
         for column in ("at_2k", "area") if others else ():
-            gains = np.array([[row[first][column] - row[method][column] for row in programs] for method in others])
+            gains = np.array([[row[best][column] - row[method][column] for row in programs] for method in others])
             drawn = gains[:, generator.integers(len(programs), size=(RESAMPLES, len(programs)))].mean(-1)
             low, high = np.quantile(drawn, (0.025, 0.975), axis=1).tolist()
             numbers = zip(gains.mean(1).tolist(), low, high, holm(paired_p(gains)), strict=True)
@@ -106,10 +106,10 @@ def by_model(lines: Lines) -> list[dict[str, Any]]:
     for line, sites in product(lines, sites_in(lines)):
         rows = [row for row in line["pairs"] if row["sites"] == sites and row["hard"]]
         if rows:
-            first, numbers = next(iter(means(rows).items()))
+            method, numbers = next(iter(means(rows).items()))
             facts = {name: fmean(row[name] for row in rows) for name in ("differ", "k", "proved")}
             row = {"program": line["program"], "variant": line["variant"], "sites": sites, "pairs": len(rows), **facts}
-            result.append({**row, "method": first, **{name: numbers[name] for name in ("at_k", "at_2k", "area")}})
+            result.append({**row, "method": method, **{name: numbers[name] for name in ("at_k", "at_2k", "area")}})
     return result
 
 

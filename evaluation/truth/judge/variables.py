@@ -15,13 +15,13 @@ from icebear.evaluation.truth.programs.program import PROGRAM, Feature, Program,
 from icebear.steering.concept.finding import find_concept
 from icebear.steering.concept.reading import neurons_of, read
 
-Place = tuple[int, int]
+LayerIndex = tuple[int, int]
 """Layer and index of an FFN neuron."""
 TEXTS = 64
 """Prompts of each kind, with the variable and without it."""
-DRAWS = 4096
+DRAWN_PROMPTS = 4096
 """Prompts that are drawn; so many of them are different that there are enough of both kinds."""
-COLUMNS = {
+METRICS = {
     "first": "share where the first neuron computes the variable, higher is better",
     "share": "of as many neurons as find_concept chooses, the share that computes the variable, higher is better",
 }
@@ -76,17 +76,17 @@ VARIABLES = {
 }
 
 
-def measured(program: Program, made: Compiled, seed: int) -> dict[str, Any]:
+def measured(program: Program, compiled: Compiled, seed: int) -> dict[str, Any]:
     """Return `COLUMNS` by method, the number of neurons that `find_concept` chooses, and of those that compute the
     variable; JSON-ready. A decoy that is redundant computes it too."""
     variable = VARIABLES[program.name]
     texts = texts_of(program, variable, seed)
-    concept = find_concept(made.model, *texts, name=variable.about, sites=("ffn",), seed=seed)
+    concept = find_concept(compiled.model, *texts, name=variable.about, sites=("ffn",), seed=seed)
     chosen = [(part.neuron.layer, part.neuron.index) for part in concept.parts]
     kinds = (PROGRAM, "redundant")
-    true = {place for place, unit in made.neurons.items() if unit.kind in kinds and variable.computes(unit)}
-    by_difference = [place for place in differing(made, texts) if place in made.neurons][: len(chosen)]
-    share = len(true) / len(made.neurons)
+    true = {neuron for neuron, unit in compiled.neurons.items() if unit.kind in kinds and variable.computes(unit)}
+    by_difference = [neuron for neuron in differing(compiled, texts) if neuron in compiled.neurons][: len(chosen)]
+    share = len(true) / len(compiled.neurons)
     methods = {
         "find_concept": numbers(chosen, true),
         "size of the activation difference": numbers(by_difference, true),
@@ -99,21 +99,21 @@ def measured(program: Program, made: Compiled, seed: int) -> dict[str, Any]:
 def texts_of(program: Program, variable: Variable, seed: int) -> tuple[list[str], list[str]]:
     """Return different prompts with the variable and without it."""
     random = Random(f"{program.name} {seed}")
-    prompts = dict.fromkeys(tuple(program.sample(random)) for _ in range(DRAWS))
+    prompts = dict.fromkeys(tuple(program.sample(random)) for _ in range(DRAWN_PROMPTS))
     kinds = [[" ".join(prompt) for prompt in prompts if variable.holds(prompt) is holds] for holds in (True, False)]
     return kinds[0][:TEXTS], kinds[1][:TEXTS]
 
 
-def differing(made: Compiled, texts: tuple[list[str], list[str]]) -> list[Place]:
+def differing(compiled: Compiled, texts: tuple[list[str], list[str]]) -> list[LayerIndex]:
     """Return neurons by the size of the difference of their mean activations, the largest first."""
-    means = [read(made.model, some, neurons_of(made.model, ("ffn",))) for some in texts]
+    means = [read(compiled.model, prompts, neurons_of(compiled.model, ("ffn",))) for prompts in texts]
     sizes = np.abs(means[0].means.mean(0) - means[1].means.mean(0))
     neurons = [means[0].neurons[column] for column in np.argsort(-sizes, kind="stable")]
     return [(neuron.layer, neuron.index) for neuron in neurons]
 
 
-def numbers(chosen: Sequence[Place], true: set[Place]) -> dict[str, float]:
-    return {"first": float(chosen[0] in true), "share": sum(place in true for place in chosen) / len(chosen)}
+def numbers(chosen: Sequence[LayerIndex], true: set[LayerIndex]) -> dict[str, float]:
+    return {"first": float(chosen[0] in true), "share": sum(neuron in true for neuron in chosen) / len(chosen)}
 
 
 def by_model(lines: Lines) -> list[dict[str, Any]]:

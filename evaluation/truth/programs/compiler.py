@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from icebear.evaluation.truth.programs.program import ONE, Circuitry, Feature, Head, Program, Unit, Vector
+from icebear.evaluation.truth.programs.program import ONES, Circuitry, Feature, Head, Program, Unit, Vector
 from icebear.models.loading import hooked
 from icebear.models.loading.hooked_model import HookedConfig
 from icebear.models.model import Model
@@ -44,7 +44,7 @@ class Compiled:
     @property
     def units(self) -> dict[tuple[int, int], str]:
         """(layer, neuron) -> kind."""
-        return {place: unit.kind for place, unit in self.neurons.items()}
+        return {key: unit.kind for key, unit in self.neurons.items()}
 
 
 def compiled(circuitry: Circuitry, name: str, norm_prompts: Sequence[Sequence[int]] = (), seed: int = 0) -> Compiled:
@@ -63,16 +63,16 @@ def compiled(circuitry: Circuitry, name: str, norm_prompts: Sequence[Sequence[in
     return Compiled(
         Model(net, Words(words), name),
         basis.units,
-        {place: head.kind for place, head in basis.heads.items()},
+        {key: head.kind for key, head in basis.heads.items()},
         _copies(basis.units),
     )
 
 
 def _copies(units: Mapping[tuple[int, int], Unit]) -> dict[tuple[int, int], tuple[int, int]]:
-    originals = {place: unit for place, unit in units.items() if unit.kind != "redundant"}
+    originals = {key: unit for key, unit in units.items() if unit.kind != "redundant"}
     return {
-        place: next(other for other, own in originals.items() if replace(own, kind=unit.kind) == unit)
-        for place, unit in units.items()
+        key: next(other for other, original in originals.items() if replace(original, kind=unit.kind) == unit)
+        for key, unit in units.items()
         if unit.kind == "redundant"
     }
 
@@ -83,7 +83,7 @@ class Basis:
     def __init__(self, circuitry: Circuitry, norm: bool, seed: int) -> None:
         self.units: dict[tuple[int, int], Unit] = _placed(circuitry.units, circuitry.layers)
         self.heads: dict[tuple[int, int], Head] = _placed(circuitry.heads, circuitry.layers)
-        vectors: list[Vector] = [*circuitry.tokens, *circuitry.positions, ONE, *circuitry.answers]
+        vectors: list[Vector] = [*circuitry.tokens, *circuitry.positions, ONES, *circuitry.answers]
         vectors += [vector for unit in circuitry.units for vector in (unit.read, unit.write)]
         vectors += [v for head in circuitry.heads for pair in (*head.match, *head.copy) for v in pair]
         vectors += [SCALE] * norm
@@ -111,34 +111,35 @@ def rotation(size: int, generator: torch.Generator) -> Tensor:
 
 def _placed(parts: Sequence[Any], layers: int) -> dict[tuple[int, int], Any]:
     by_layer = [[part for part in parts if part.layer == layer] for layer in range(layers)]
-    return {(layer, number): part for layer, some in enumerate(by_layer) for number, part in enumerate(some)}
+    return {(layer, number): part for layer, placed in enumerate(by_layer) for number, part in enumerate(placed)}
 
 
 def network(circuitry: Circuitry, basis: Basis, divisors: Sequence[float], norm: str | None) -> hooked.Hooked:
     """Return the network. divisors: what the norm before each attention, FFN and the unembedding divides by."""
     state = {
         "embed.W_E": basis.rows(
-            [{**word, **ONE, **({("scale", 0): SIZE} if basis.norm else {})} for word in circuitry.tokens]
+            [{**word, **ONES, **({("scale", 0): SIZE} if basis.norm else {})} for word in circuitry.tokens]
         ),
         "pos_embed.W_pos": basis.rows(circuitry.positions),
         "unembed.W_U": LOGIT * divisors[-1] * basis.rows(circuitry.answers).T,
     }
-    head_counts, unit_counts = ([layer for layer, _ in places] for places in (basis.heads, basis.units))
+    head_counts, unit_counts = ([layer for layer, _ in keys] for keys in (basis.heads, basis.units))
     heads, units = (max(map(counts.count, counts), default=0) or 1 for counts in (head_counts, unit_counts))
     width = max((max(len(head.match), len(head.copy)) for head in circuitry.heads), default=1)
     for layer in range(circuitry.layers):
-        own = [basis.heads.get((layer, number), Head(layer, (), ())) for number in range(heads)]
+        layer_heads = [basis.heads.get((layer, number), Head(layer, (), ())) for number in range(heads)]
+        scale = divisors[2 * layer]
         attention = {
-            "W_Q": torch.stack([divisors[2 * layer] * basis.rows([q for q, _ in head.match], width).T for head in own]),
-            "W_K": torch.stack([divisors[2 * layer] * basis.rows([k for _, k in head.match], width).T for head in own]),
-            "W_V": torch.stack([divisors[2 * layer] * basis.rows([v for v, _ in head.copy], width).T for head in own]),
-            "W_O": torch.stack([basis.rows([o for _, o in head.copy], width) for head in own]),
+            "W_Q": torch.stack([scale * basis.rows([q for q, _ in head.match], width).T for head in layer_heads]),
+            "W_K": torch.stack([scale * basis.rows([k for _, k in head.match], width).T for head in layer_heads]),
+            "W_V": torch.stack([scale * basis.rows([v for v, _ in head.copy], width).T for head in layer_heads]),
+            "W_O": torch.stack([basis.rows([o for _, o in head.copy], width) for head in layer_heads]),
         }
         state |= {f"blocks.{layer}.attn.{name}": x for name, x in attention.items()}
-        some = [basis.units.get((layer, number), Unit(layer, {}, 0.0, {})) for number in range(units)]
-        state[f"blocks.{layer}.mlp.W_in"] = divisors[2 * layer + 1] * basis.rows([unit.read for unit in some]).T
-        state[f"blocks.{layer}.mlp.b_in"] = torch.tensor([unit.bias for unit in some])
-        state[f"blocks.{layer}.mlp.W_out"] = basis.rows([unit.write for unit in some])
+        layer_units = [basis.units.get((layer, number), Unit(layer, {}, 0.0, {})) for number in range(units)]
+        state[f"blocks.{layer}.mlp.W_in"] = divisors[2 * layer + 1] * basis.rows([unit.read for unit in layer_units]).T
+        state[f"blocks.{layer}.mlp.b_in"] = torch.tensor([unit.bias for unit in layer_units])
+        state[f"blocks.{layer}.mlp.W_out"] = basis.rows([unit.write for unit in layer_units])
     config = HookedConfig(
         n_layers=circuitry.layers,
         d_model=basis.directions.shape[1],
@@ -153,7 +154,7 @@ def network(circuitry: Circuitry, basis: Basis, divisors: Sequence[float], norm:
         use_attn_scale=False,
     )
     words, outputs = (
-        {word: number for number, word in enumerate(some)} for some in (circuitry.words, circuitry.outputs)
+        {word: number for number, word in enumerate(names)} for names in (circuitry.words, circuitry.outputs)
     )
     return hooked.network(config, state, words, outputs)
 
@@ -161,11 +162,11 @@ def network(circuitry: Circuitry, basis: Basis, divisors: Sequence[float], norm:
 def measured_divisors(net: hooked.Hooked, ids: Tensor) -> list[float]:
     """Return the mean standard deviation of the residual stream at each place of a norm, over prompts (B, T)."""
     names = [f"blocks.{layer}.{norm}" for layer in range(net.config.n_layers) for norm in ("ln1", "ln2")]
-    places = [net.model.get_submodule(name) for name in (*names, "ln_final")]
+    norms = [net.model.get_submodule(name) for name in (*names, "ln_final")]
     seen: list[float] = []
     undo = [
         norm.register_forward_hook(lambda _, args, x: seen.append(x.std(-1, correction=0).mean().item()))
-        for norm in places
+        for norm in norms
     ]
     with torch.no_grad():
         net(ids)
@@ -188,7 +189,7 @@ def config_of(program: Program) -> HookedConfig:
 
 def trained(program: Program) -> Compiled:
     """Return the trained model of a program. What its neurons are for is not known by construction."""
-    words, outputs = ({word: n for n, word in enumerate(some)} for some in (program.words, program.outputs))
+    words, outputs = ({word: n for n, word in enumerate(names)} for names in (program.words, program.outputs))
     state = {name: x.float() for name, x in load_file(FOLDER / f"{program.name}.safetensors").items()}
     return Compiled(Model(hooked.network(config_of(program), state, words, outputs), Words(words), program.name))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from icebear.evaluation.truth.programs.program import (
-    ONE,
+    ONES,
     SHARP,
     Circuitry,
     Feature,
@@ -26,9 +26,16 @@ KINDS = {
 }
 RARE = "RARE"
 """The token of "other inputs"."""
-IDLE_UNITS, IDLE_HEADS, PAIRS, OTHERS, JITTERS = 4, 1, 2, 2, 2
-"""How many there are: idle neurons and heads a layer, pairs that cancel, neurons for other inputs, neurons a layer that
-change scores."""
+IDLE_UNITS = 4
+"""Idle neurons of each layer."""
+IDLE_HEADS = 1
+"""Idle heads of each layer."""
+CANCELING_PAIRS = 2
+"""Pairs of neurons that cancel."""
+OTHER_UNITS = 2
+"""Neurons for other inputs."""
+JITTER_UNITS = 2
+"""Neurons of each layer that change scores."""
 PART = 0.3
 """What one neuron of a pair that cancels adds to an answer, which has 1. It is too little to replace the program."""
 JITTER: Vector = {("jitter", 0): 1.0}
@@ -38,12 +45,12 @@ def with_decoys(circuitry: Circuitry, seed: int = 0) -> Circuitry:
     """Return a program with decoys of all kinds, and a last layer of steps that makes redundant neurons possible."""
     random, last = Random(seed), circuitry.layers - 1
     units = [*circuitry.units, *steps(circuitry)]
-    jittery = (scaled(ONE, 0.1 * SHARP), JITTER)
+    jittery = (scaled(ONES, 0.1 * SHARP), JITTER)
     heads = [
         replace(head, match=[*head.match, jittery]) if head.chooses and head.layer else head for head in circuitry.heads
     ]
     units += [replace(unit, kind="redundant") for unit in units if is_saturating(unit, last) and random.random() < 0.5]
-    made = replace(
+    decoyed = replace(
         circuitry,
         words=(*circuitry.words, RARE),
         heads=heads,
@@ -54,21 +61,21 @@ def with_decoys(circuitry: Circuitry, seed: int = 0) -> Circuitry:
     for layer in range(last + 1):
         for _ in range(IDLE_UNITS):
             read, _ = reading(circuitry, layer, random)
-            made.units.append(Unit(layer, read, 0.0, _junk(random), "idle"))
-        made.heads += [_head(made, layer, random, "idle", _junk(random)) for _ in range(IDLE_HEADS)]
-        if any(layer < one for one in choosing):
-            made.units += [jitter(circuitry, layer, random) for _ in range(JITTERS)]
-    for _ in range(PAIRS):
-        made.units += cancelling_units(circuitry, random)
+            decoyed.units.append(Unit(layer, read, 0.0, _junk(random), "idle"))
+        decoyed.heads += [_head(decoyed, layer, random, "idle", _junk(random)) for _ in range(IDLE_HEADS)]
+        if any(layer < later for later in choosing):
+            decoyed.units += [jitter(circuitry, layer, random) for _ in range(JITTER_UNITS)]
+    for _ in range(CANCELING_PAIRS):
+        decoyed.units += cancelling_units(circuitry, random)
     write = direction(circuitry, random)
-    one = _head(made, last + 1, random, "cancelling", write)
-    made.heads += [one, replace(one, copy=[(read, scaled(write, -1)) for read, _ in one.copy])]
-    for _ in range(OTHERS):
+    head = _head(decoyed, last + 1, random, "cancelling", write)
+    decoyed.heads += [head, replace(head, copy=[(read, scaled(write, -1)) for read, _ in head.copy])]
+    for _ in range(OTHER_UNITS):
         read, _ = reading(circuitry, last, random)
-        made.units.append(Unit(last, read, 0.0, {("rare", 0): 1.0}, "other inputs"))
-    gate = total({("rare", 0): 1.0}, scaled(made.word(RARE), 20.0))
-    made.units.append(Unit(last + 1, gate, -20.0, {("answer", 0): 1.0}, "other inputs"))
-    return made
+        decoyed.units.append(Unit(last, read, 0.0, {("rare", 0): 1.0}, "other inputs"))
+    gate = total({("rare", 0): 1.0}, scaled(decoyed.word(RARE), 20.0))
+    decoyed.units.append(Unit(last + 1, gate, -20.0, {("answer", 0): 1.0}, "other inputs"))
+    return decoyed
 
 
 def steps(circuitry: Circuitry) -> list[Unit]:

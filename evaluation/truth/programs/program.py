@@ -19,11 +19,13 @@ SHARP = 30.0
 """The difference of attention scores between a key that matches and one that does not."""
 EVEN = 12.0
 """The same where attention is the mean over all keys that match, whose scores must be equal."""
-ONE: Vector = {("one", 0): 1.0}
+ONES: Vector = {("one", 0): 1.0}
 """1 at every token."""
 PROGRAM = "program"
 Variables = dict[str, list[Any]]
-BOS, END, PAD = "BOS", "END", "PAD"
+BOS = "BOS"
+END = "END"
+PAD = "PAD"
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Circuitry:
             change = total(writes[number], scaled(writes[number - 1], -1))
             for sign in (1, -1):
                 self.unit(layer, {share: -slope}, slope * middle + sign / 2, scaled(change, sign))
-        self.unit(layer, ONE, 0.0, writes[0])
+        self.unit(layer, ONES, 0.0, writes[0])
 
 
 def scaled(vector: Vector, factor: float) -> Vector:
@@ -161,9 +163,9 @@ class Program:
         return self.variables(prompt)["output"]
 
     def circuitry(self) -> Circuitry:
-        made = Circuitry(self.words, self.outputs, self.length, self.causal)
-        self.build(made)
-        return made
+        circuit = Circuitry(self.words, self.outputs, self.length, self.causal)
+        self.build(circuit)
+        return circuit
 
 
 def letters(count: int) -> tuple[str, ...]:
@@ -179,7 +181,14 @@ def at_the_end(value: Any, prompt: Sequence[str]) -> list[Any]:
     return [None] * (len(prompt) - 1) + [value]
 
 
-def answer(made: Circuitry, layer: int, block: str, words: Sequence[str]) -> None:
+def answer(circuit: Circuitry, layer: int, block: str, words: Sequence[str]) -> None:
     """Write the word that a block has to the output, with a neuron for each word."""
-    features, outputs = made.block(block, len(made.words)), made.block("out", len(made.outputs))
-    made.look_up(layer, [([features[made.words.index(word)]], outputs[made.outputs.index(word)]) for word in words])
+    features, outputs = circuit.block(block, len(circuit.words)), circuit.block("out", len(circuit.outputs))
+    ids = [(circuit.words.index(word), circuit.outputs.index(word)) for word in words]
+    circuit.look_up(layer, [([features[number]], outputs[output]) for number, output in ids])
+
+
+def answer_matched(circuit: Circuitry, layer: int, match: Sequence[tuple[Vector, Vector]]) -> None:
+    """Write the word that a head attends to to the output."""
+    circuit.head(layer, match, copying(circuit.tokens, circuit.block("read", len(circuit.words))))
+    answer(circuit, layer, "read", circuit.outputs)

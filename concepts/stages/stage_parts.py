@@ -1,0 +1,131 @@
+"""Parts of a model in words that fit any pair of prompts, and the share of the difference that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.stages.patched_pair import KINDS, PatchedPair, State
+from icebear.models.model import Model
+from icebear.models.parts.linear import Linear
+from icebear.records import Neuron
+
+WholeParts = frozenset[tuple[str, str]]
+"""Whole parts, such as ``("ffn", "differing")``: attention or the FFN of all layers at the ``differing`` tokens, the
+tokens ``between`` them and the explained one, all ``other`` tokens, or the ``last`` token, which is explained."""
+HEAD_SITES = KINDS["attn"]
+OTHERS: WholeParts = frozenset({("attn", "other"), ("ffn", "other")})
+LAST: WholeParts = frozenset({("attn", "last"), ("ffn", "last")})
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Whole parts, and nodes of the last token, that are recomputed."""
+
+    free: WholeParts = frozenset()
+    nodes: Mapping[str, Tensor] = field(default_factory=dict)
+    """Site -> (L, W)."""
+
+    def state(self, pair: PatchedPair) -> State:
+        tokens = {
+            "differing": pair.differing,
+            "between": pair.between,
+            "other": pair.all_tokens - {pair.explained},
+            "last": frozenset({pair.explained}),
+        }
+        attn, ffn = (frozenset().union(*(tokens[where] for part, where in self.free if part == kind)) for kind in KINDS)
+        return State(attn, ffn, self.nodes)
+
+
+class Network:
+    """The heads and neurons of a model at the token that is explained."""
+
+    def __init__(self, model: Model, stack: int) -> None:
+        """stack: that of the explained token."""
+        self.model = model
+        at = {site: [n for n in model.layers_with(site) if model.stack_of(n) == stack] for site in model.sites}
+        self.layers = {site: at[site] for sites in KINDS.values() for site in sites if at.get(site)}
+        self.head_sites = [site for site in HEAD_SITES if site in self.layers]
+
+    def width(self, site: str) -> int:
+        return self.model.heads if site in HEAD_SITES else self.model.width(site)
+
+    def masks(self, nodes: Sequence[Neuron]) -> dict[str, Tensor]:
+        """Return site -> (L, W) of nodes; a head of the site ``attn`` is named by the site ``head``."""
+        masks: dict[str, Tensor] = {}
+        for node in nodes:
+            site = "attn" if node.site == "head" else node.site
+            empty = torch.zeros(self.model.layers, self.width(site), dtype=torch.bool)
+            masks.setdefault(site, empty)[node.layer, node.index] = True
+        return masks
+
+    def without(self, nodes: Sequence[Neuron]) -> Parts:
+        """Return everything but some nodes."""
+        every = {site: torch.ones(self.model.layers, self.width(site), dtype=torch.bool) for site in self.layers}
+        for site, mask in self.masks(nodes).items():
+            every[site] &= ~mask
+        return Parts(OTHERS, every)
+
+    def heads(self) -> list[Neuron]:
+        """Return all heads at the explained token."""
+        return [
+            Neuron(layer, "head" if site == "attn" else site, index)
+            for site in self.head_sites
+            for layer in self.layers[site]
+            for index in range(self.model.heads)
+        ]
+
+    def random(self, nodes: Sequence[Neuron], generator: torch.Generator) -> list[Neuron]:
+        """Draw as many heads, of all layers, and as many neurons in each layer, as there are nodes; none of them."""
+        taken, drawn = set(nodes), []
+        free = [head for head in self.heads() if head not in taken]
+        count = sum(node.site in ("head", *HEAD_SITES) for node in nodes)
+        drawn += [free[index] for index in torch.randperm(len(free), generator=generator)[:count].tolist()]
+        neurons = [(node.layer, node.site) for node in nodes if node.site not in ("head", *HEAD_SITES)]
+        for layer, site in dict.fromkeys(neurons):
+            order = torch.randperm(self.model.width(site), generator=generator).tolist()
+            chosen = {node.index for node in nodes if (node.layer, node.site) == (layer, site)}
+            others = [index for index in order if index not in chosen]
+            drawn += [Neuron(layer, site, index) for index in others[: len(chosen)]]
+        return drawn
+
+    def most_changed(self, pairs: Sequence[PatchedPair], taken: Sequence[Neuron], count: int) -> list[Neuron]:
+        """Return the heads, none of them taken, for which what they write changes most between the prompts."""
+        sizes: dict[Neuron, float] = {}
+        for site in self.head_sites:
+            for layer in self.layers[site]:
+                changes = fmean_of(self._written_change(pair, site, layer) for pair in pairs)
+                name = "head" if site == "attn" else site
+                sizes |= {Neuron(layer, name, index): size for index, size in enumerate(changes)}
+        return sorted(sizes.keys() - set(taken), key=lambda head: (-sizes[head], head))[:count]
+
+    def _written_change(self, pair: PatchedPair, site: str, layer: int) -> list[float]:
+        """Return the norm of W_O times the change of each head."""
+        prompt, counterfactual = (x[layer] for x in pair.at_explained(site))
+        change = prompt - counterfactual
+        weights = Linear(self.model.site_module(site, layer)).columns(dtype=change.dtype).to(change.device)
+        written = (weights * change).unflatten(-1, (self.model.heads, -1)).sum(-1)  # (D, H)
+        return [float(size) for size in written.norm(dim=0)]
+
+
+def fmean_of(rows: Iterable[list[float]]) -> list[float]:
+    return [fmean(column) for column in zip(*rows, strict=True)]
+
+
+class Shares:
+    """The share of the difference that parts give, the mean over pairs of prompts."""
+
+    def __init__(self, pairs: Sequence[PatchedPair]) -> None:
+        self.pairs = pairs
+
+    def of(self, parts: Sequence[Parts]) -> list[float]:
+        return self.of_states([[part.state(pair) for part in parts] for pair in self.pairs])
+
+    def of_states(self, states: Sequence[Sequence[State]]) -> list[float]:
+        """states: of each pair."""
+        each = [pair.shares(pair.logits(part)) for pair, part in zip(self.pairs, states, strict=True)]
+        return fmean_of(each)

@@ -1,0 +1,84 @@
+"""Stages as a picture: the causal trace, heads as arrows from the token that they read, and the written words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from icebear.concepts.stages import stage_sentences
+from icebear.concepts.stages.stage_sentences import percent, summary, swap_text
+from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
+
+if TYPE_CHECKING:
+    from icebear.concepts.stages.stage_records import StageRecord, StageShares
+
+COLUMN_WIDTH = 84
+"""The width of a token's column, in pixels."""
+ROW_HEIGHT = 30
+"""The height of a layer's row, in pixels."""
+APART = 6
+"""Pixels between two heads of one layer."""
+SHOWN_HEADS = 12
+"""The largest number of heads with an arrow, those that were found first."""
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """A head: from the token that it fetches most from to the last one, at its layer."""
+
+    name: str
+    title: str
+    source: float
+    """The column of the token, and of the last token; columns count from 0."""
+    target: float
+    height: float
+    """0 for the first layer, 1 for the last one."""
+    shift: int
+    """Pixels below this height, so that arrows of one layer stand apart."""
+
+
+def arrows(stages: StageRecord) -> list[Arrow]:
+    """Return the heads; without sources they come from the first token that differs."""
+    columns = {position: column for column, position in enumerate(stages.trace.positions)}
+    last, top = len(columns) - 1, max(stages.trace.layers, default=0) or 1
+    strongest = max(stages.sources, key=lambda source: source.share, default=None)
+    source = columns.get(strongest.position, 0) if strongest else 0
+    titles = {swap.neuron: swap_text(stages, swap) for swap in stages.swaps}
+    result: list[Arrow] = []
+    for head in stages.heads[:SHOWN_HEADS]:
+        beside = sum(known.height == head.neuron.layer / top for known in result)  # heads of the same layer
+        name, title = str(head.neuron), titles.get(head.neuron, "")
+        result.append(Arrow(name, title, source, last, head.neuron.layer / top, APART * beside))
+    return result
+
+
+def stage_picture(stages: StageRecord) -> Markup:
+    """Return the picture, in the colors of its page."""
+    trace = stages.trace
+    rows = list(zip(trace.layers, zip(*trace.shares, strict=True), strict=True))
+    words = sorted(stages.words, key=lambda word: -word.effect)
+    return render(
+        "icebear.concepts/stages.svg",
+        stages=stages,
+        rows=rows[::-1],
+        tokens=[stages.prompt.tokens[position] for position in trace.positions],
+        arrows=arrows(stages),
+        words=words,
+        summary=summary(stages),
+        percent=percent,
+        column=COLUMN_WIDTH,
+        row=ROW_HEIGHT,
+        positive=hexadecimal(POSITIVE),
+        negative=hexadecimal(NEGATIVE),
+    )
+
+
+def stage_fragment(stages: StageRecord, transfers: Sequence[tuple[str, StageShares]] = ()) -> Markup:
+    """Return what stages say, with the picture, as HTML."""
+    picture = stage_picture(stages)
+    return render(
+        "icebear.concepts/stages.html", stages=stages, text=stage_sentences, picture=picture, transfers=transfers
+    )

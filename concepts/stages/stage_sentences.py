@@ -1,0 +1,298 @@
+"""What stages say: the lines of a screen, which page, chat and report show too.
+
+Probabilities come first, then logits, then shares; whatever the search left out of its set is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from icebear.concepts.stages.stage_records import OVERSHOOT, SMALL
+from icebear.lines import Line
+
+if TYPE_CHECKING:
+    from icebear.concepts.stages.stage_records import Answers, Control, StageRecord, StageShares, Swap, WholePart
+    from icebear.records import Ranked
+
+LOW_NECESSITY = 0.6
+"""Of less than this share that is lost without the set, other parts take over."""
+FEW_HEADS = 12
+"""The heads of a small set, at most."""
+FEW_NEURONS = 50
+"""The neurons of a small set, at most."""
+INDENT = 11
+"""The columns of a stage's name."""
+PROMPT_WIDTH = 44
+"""The characters of a prompt in a line."""
+SHOWN_SWAPS = 3
+"""The number of heads whose swap is shown, those that change the probability of the target most."""
+SHOWN_CHANGE = 0.05
+"""A smaller change of the target's probability by a swap is not shown."""
+FETCHED = 0.2
+"""A token with at least this share as the only source is one that heads fetch from."""
+
+
+def question(stages: StageRecord) -> str:
+    against = f", not {stages.contrast.text!r}" if stages.contrast else ""
+    return f"Why {stages.target.text!r}{against}?"
+
+
+def answer_lines(stages: StageRecord) -> list[str]:
+    """Return each prompt with the probabilities of target and contrast, and their logits' difference."""
+    rows = [(text_of(answers, stages), answers) for answers in (stages.prompt, stages.counterfactual)]
+    width = max(len(text) for text, _ in rows)
+    return [f"{text:<{width}}   {_probabilities(stages, answers)}" for text, answers in rows]
+
+
+def text_of(answers: Answers, stages: StageRecord) -> str:
+    """Return a prompt in a line; of a long one, its end from the first token that differs on."""
+    text = "".join(answers.tokens).replace("\n", " ")
+    if len(text) <= PROMPT_WIDTH:
+        return text
+    begin = max(0, min(stages.differing, default=stages.position) - 2)
+    end = "".join(answers.tokens[begin:]).replace("\n", " ")
+    return f"...{end[: PROMPT_WIDTH - 3]}" if len(end) < len(text) else f"{end[: PROMPT_WIDTH - 3]}..."
+
+
+def _probabilities(stages: StageRecord, answers: Answers) -> str:
+    tokens = [stages.target, *([stages.contrast] if stages.contrast else [])]
+    known = [
+        (token.text, p) for token, p in zip(tokens, (answers.target, answers.contrast), strict=False) if p is not None
+    ]
+    known.sort(key=lambda pair: -pair[1])
+    shown = ", ".join(f"{text!r} {p:.2f}" for text, p in known)
+    number = f"{answers.number:+.1f} logits"
+    return f"{shown}   ({number})" if shown else number
+
+
+def summary(stages: StageRecord) -> str:
+    """Say which parts give how much of the difference, what else is recomputed, and the control."""
+    if stages.kind == "last token":
+        return (
+            f"The last tokens of the prompts differ ({stages.prompt.tokens[stages.position]!r} and "
+            f"{stages.counterfactual.tokens[-1]!r}): one token is read and the answer is written there, so that no "
+            "heads need to move anything."
+        )
+    if stages.alone is None:
+        return "No head or neuron of the last token has a positive relevance for the difference."
+    at, held = _at(stages), _held(stages)
+    if stages.says_little:
+        return f"{_little(stages)} The search named {set_text(stages)} at {at}."
+    give = _verb(stages, "give")
+    return (
+        f"{set_text(stages)} at {at}{_with_whole(stages)} {give} {percent(stages.alone)} of the difference, {held} "
+        f"[random {_kinds(stages)} {percent(stages.random)}]. Without {_pronoun(stages)}, {percent(stages.without)} "
+        "is lost."
+    )
+
+
+def _little(stages: StageRecord) -> str:
+    if abs(stages.difference) < SMALL:
+        return f"The difference is only {stages.difference:+.2g} logits: shares of it mean little, and none is shown."
+    return (
+        f"{stages.target.text!r} is not the likeliest token ({stages.prompt.likeliest.text!r} is): shares of the "
+        "difference mean little, and none is shown."
+    )
+
+
+def set_text(stages: StageShares) -> str:
+    heads, neurons = len(stages.heads), len(stages.neurons)
+    parts = [f"{heads} head{'s' * (heads != 1)}"]
+    if neurons:
+        parts.append(f"{neurons} FFN neuron{'s' * (neurons != 1)}")
+    return " and ".join(parts)
+
+
+def _kinds(stages: StageShares) -> str:
+    return "heads and neurons" if stages.neurons else "heads"
+
+
+def _verb(stages: StageShares, verb: str) -> str:
+    return verb if len(stages.heads) + len(stages.neurons) > 1 else f"{verb}s"
+
+
+def _pronoun(stages: StageShares) -> str:
+    return "them" if len(stages.heads) + len(stages.neurons) > 1 else "it"
+
+
+def _held(stages: StageRecord) -> str:
+    """Say what was held."""
+    if stages.kind == "cut":
+        return f"the other heads at {_at(stages)} held at their counterfactual values, everything else recomputed"
+    return "all other heads and neurons held at their counterfactual values"
+
+
+def _with_whole(stages: StageRecord) -> str:
+    return f", with {' and '.join(whole_texts(stages, stages.whole))}," if stages.whole else ""
+
+
+def whole_texts(stages: StageRecord, parts: Sequence[WholePart]) -> list[str]:
+    """Name whole parts, such as "attention and the FFN at ' France'"."""
+    kinds: dict[tuple[int, ...], list[str]] = {}
+    for part in sorted(parts, key=lambda part: part.positions):
+        kinds.setdefault(part.positions, []).append("attention" if part.kind == "attn" else "the FFN")
+    return [f"{' and '.join(names)} at {tokens_text(stages, positions)}" for positions, names in kinds.items()]
+
+
+def tokens_text(stages: StageRecord, positions: Sequence[int]) -> str:
+    quoted = [repr(stages.prompt.tokens[position]) for position in positions]
+    if len(quoted) > 4:
+        return f"the {len(quoted)} tokens from {quoted[0]} to {quoted[-1]}"
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+
+
+def _at(stages: StageRecord) -> str:
+    return repr(stages.prompt.tokens[stages.position])
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{share:z.0%}"
+
+
+def trace_lines(stages: StageRecord) -> list[str]:
+    """Return the causal trace as a table."""
+    trace = stages.trace
+    if not trace.positions or stages.says_little:
+        return []
+    names = [repr(stages.prompt.tokens[position]) for position in trace.positions]
+    title = "Share that each token brings back, after layer"
+    width = max(len(title), *(len(name) + 2 for name in names))
+    rows = [
+        f"  {name:<{width - 2}}" + "".join(f"{100 * share:>5.0f}" for share in row)
+        for name, row in zip(names, trace.shares, strict=True)
+    ]
+    return [
+        f"{title:<{width}}" + "".join(f"{layer:>5}" for layer in trace.layers),
+        *(row.replace("   -0", "    0") for row in rows),
+    ]
+
+
+def stage_sentences(stages: StageRecord) -> list[tuple[str, list[str]]]:
+    """Return the stages by name, each with its lines."""
+    if not stages.heads:
+        return []
+    read = [part for part in stages.whole if part.kind == "ffn" and part.where == "differing"]
+    others = [part for part in stages.whole if part not in read]
+    more = [
+        f"{_capital(text)} {'are' if ' and the FFN' in text else 'is'} recomputed, too."
+        for text in whole_texts(stages, others)
+    ]
+    named = [("Read", [f"The FFN reads {tokens_text(stages, part.positions)}." for part in read] + more)]
+    named.append(("Moved", [_moved(stages), *(swap_text(stages, swap) for swap in shown_swaps(stages))]))
+    if stages.neurons:
+        named.append(("Written", [_written(stages), _words(stages)]))
+    if not stages.says_little and stages.everything is not None:
+        named.append(
+            ("", [f"Everything else at {_at(stages)} -> {percent(stages.everything)}, the rest of the model -> 100%"])
+        )
+    return [(name, lines) for name, lines in named if lines]
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def layers_text(nodes: Sequence[Ranked]) -> str:
+    layers = [node.neuron.layer for node in nodes]
+    lowest, highest = min(layers), max(layers)
+    return f"layer {lowest}" if lowest == highest else f"layers {lowest} to {highest}"
+
+
+def _arrow(stages: StageRecord, share: float | None, control: Control | None, what: str) -> str:
+    if stages.says_little or share is None:
+        return ""
+    return f" -> {percent(share)} [{what} {percent(control.median)}]" if control else f" -> {percent(share)}"
+
+
+def _moved(stages: StageRecord) -> str:
+    count = len(stages.heads)
+    sources = [source.position for source in stages.sources if source.share >= FETCHED]
+    is_single = count == 1
+    fetch = (
+        f" fetch{'es' * is_single} it from {tokens_text(stages, sources)}" if sources else f" move{'s' * is_single} it"
+    )
+    text = f"{count} head{'s' * (not is_single)} at {_at(stages)}, {layers_text(stages.heads)},{fetch}"
+    return text + _arrow(stages, stages.moved, stages.moved_random, "random heads")
+
+
+def shown_swaps(stages: StageRecord) -> list[Swap]:
+    """Return the heads whose swap changes the probability of the target most."""
+    known = [swap for swap in stages.swaps if swap.after and swap.after[0] is not None]
+    known.sort(key=_change, reverse=True)
+    return [swap for swap in known[:SHOWN_SWAPS] if _change(swap) >= SHOWN_CHANGE] or known[:1]
+
+
+def _change(swap: Swap) -> float:
+    return abs((swap.before[0] or 0) - (swap.after[0] or 0))
+
+
+def swap_text(stages: StageRecord, swap: Swap) -> str:
+    tokens = [stages.target, *([stages.contrast] if stages.contrast else [])]
+    changes = [
+        f"{token.text!r} {before:.2f} -> {after:.2f}"
+        for token, before, after in zip(tokens, swap.before, swap.after, strict=False)
+        if before is not None and after is not None
+    ]
+    return f"{swap.neuron} set to its counterfactual value: {', '.join(changes)}"
+
+
+def _written(stages: StageRecord) -> str:
+    count = len(stages.neurons)
+    text = f"{count} FFN neuron{'s' * (count != 1)} at {_at(stages)}, {layers_text(stages.neurons)}"
+    return text + _arrow(stages, stages.alone, stages.written_random, "random neurons")
+
+
+def _words(stages: StageRecord) -> str:
+    """Say which likely words the neurons raise and lower, by how many logits. A word with and without space is one."""
+    effects: dict[str, float] = {}
+    for word in sorted(stages.words, key=lambda word: -abs(word.effect)):
+        effects.setdefault(word.text.strip() or repr(word.text), word.effect)
+    raised, lowered = (
+        ", ".join(f"{text} {effect:+.1f}" for text, effect in effects.items() if (effect > 0) is sign)
+        for sign in (True, False)
+    )
+    parts = [f"{verb} {words}" for verb, words in (("raise", raised), ("lower", lowered)) if words]
+    return f"Together they {'; '.join(parts)} (logits)"
+
+
+def warnings(stages: StageRecord) -> list[str]:
+    """Return what fails, each kind in a sentence."""
+    if stages.alone is None or stages.says_little:
+        return []
+    heads, neurons = len(stages.heads), len(stages.neurons)
+    lines = []
+    if not stages.reached:
+        nearest = "overshoots" if stages.alone > OVERSHOOT else "falls short"
+        lines.append(f"No set of heads and neurons that was tried gives 80 to 125%; the nearest {nearest}.")
+    if heads > FEW_HEADS or neurons > FEW_NEURONS:
+        lines.append(f"No small set carries this answer: it takes {set_text(stages)}.")
+    for left in stages.left_out:
+        effect = "works against the answer" if left.change < 0 else "adds to it"
+        name = _capital(whole_texts(stages, [left.part])[0])
+        lines.append(f"{name} {effect}: it is held, and recomputed it changes the share by {left.change:+.0%}.")
+    if stages.without is not None and stages.without < LOW_NECESSITY:
+        lines.append(f"Without the set only {percent(stages.without)} is lost: other heads or neurons take over.")
+    if stages.most_changed is not None and stages.most_changed > stages.alone / 2:
+        lines.append(f"The other heads that change most between the prompts give {percent(stages.most_changed)}, too.")
+    return lines
+
+
+def transfer_text(text: str, transfer: StageShares) -> str:
+    """Say what the same parts give on another pair. text: its prompt."""
+    return (
+        f"After {text!r} the same heads and neurons give {percent(transfer.alone)} "
+        f"[random {percent(transfer.random)}]; without them, {percent(transfer.without)} is lost."
+    )
+
+
+def stage_lines(stages: StageRecord, transfers: Sequence[tuple[str, StageShares]] = ()) -> list[Line]:
+    """Return the lines of a screen. transfers: other prompts, and what the same parts give there."""
+    lines = [Line(question(stages), "bold"), *(Line(text, wraps=False) for text in answer_lines(stages)), Line("")]
+    lines.append(Line(summary(stages)))
+    lines += [Line(text, wraps=False) for text in trace_lines(stages)]
+    for number, (name, texts) in enumerate(stage_sentences(stages), 1):
+        heads = [f"{number} {name}" if name else ""] + [""] * (len(texts) - 1)
+        lines += [Line(f"{head:<{INDENT}}{text}", indent=INDENT + 2) for head, text in zip(heads, texts, strict=True)]
+    lines += [Line(text, "yellow") for text in warnings(stages)]
+    return lines + [Line(transfer_text(text, transfer)) for text, transfer in transfers]
