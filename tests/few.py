@@ -14,7 +14,6 @@ FEW = {
     "icebear.explanation.explanation.GROUPED_TOKENS": 60,
     "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
     "icebear.app.web.neuron_card.PAGE_SENTENCES": 2,
-    "icebear.concepts.answers.counterfactuals.TRIED": 12,
     "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,
     "icebear.concepts.nodes.controls.RANDOM_DRAWS": 1,
     "icebear.concepts.nodes.controls.RANDOM_HEAD_DRAWS": 1,
