@@ -260,7 +260,7 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
             "prompt": "a",
             "counterfactual": "b",
             "nodes": ["L2.head.0", "L1.ffn.3"],
-            "whole": ["ffn:differing"],
+            "parts": ["ffn:differing"],
         },
         "steer": {"prompts": ["a"], "edits": ["L1.ffn.3*0"], "words": ["b"]},
     }
