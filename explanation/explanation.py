@@ -30,8 +30,8 @@ from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stage_picture import stage_fragment
+from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stages import Stages, stage_sites, stages_of, why_no_stages
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.lens import mean_lens

@@ -15,7 +15,7 @@ from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
 if TYPE_CHECKING:
     from icebear.concepts.stages.stage_records import StageRecord, StageShares
 
-COLUMN_WIDTH = 84
+COLUMN_WIDTH = 68
 """The width of a token's column, in pixels."""
 ROW_HEIGHT = 30
 """The height of a layer's row, in pixels."""

@@ -92,7 +92,11 @@ def tokens(request: Request) -> SavedExplanation:
 
 
 def staged(request: Request, begun: SavedExplanation) -> SavedExplanation:
-    return explanations.staged(begun, relevance_of(request))
+    relevance = relevance_of(request)
+    if not relevance.sites:
+        st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
+        return begun
+    return explanations.staged(begun, relevance)
 
 
 def swapped(request: Request, saved: StageRecord, nodes: tuple[Neuron, ...]) -> tuple[float | None, float | None]:
@@ -110,7 +114,6 @@ def _swapped(request: Request, nodes: tuple[Neuron, ...], _stages: Stages) -> tu
 def with_groups(request: Request, begun: SavedExplanation) -> SavedExplanation:
     relevance = relevance_of(request)
     if not relevance.sites:
-        st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
         return begun
     return explanations.grouped(begun, relevance, "ffn" if "ffn" in relevance.sites else "head")
 

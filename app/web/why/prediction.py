@@ -39,7 +39,7 @@ AROUND = 10
 """Tokens of a sentence that are shown on each side of its peak."""
 DrawPart = Callable[[int, SavedGroup], None]
 """Draws a part of the card of a group, by its number."""
-STAGES = "p,ul{margin:.6rem 0}td{padding:0 1.5rem .2rem 0;vertical-align:top}"
+STAGES = "p,ul{margin:.6rem 0}table{border-spacing:0}td{padding:0 1.5rem .2rem 0;vertical-align:top}"
 fragment = st.components.v2.component(  # st.html removes pictures
     "icebear_stages",
     html='<div class="place"></div>',
@@ -254,7 +254,7 @@ def _effects(explanation: SavedExplanation) -> None:
     title, *nodes = (markdown.plain(_quoted(line)) for line in explanation.effects or ("",))
     st.markdown("\n".join([title, "", *(f"- {node}" for node in nodes)]))
     if explanation.advice:
-        st.info(markdown.plain(explanation.advice))
+        st.markdown(f"**{markdown.plain(explanation.advice)}**")
 
 
 def _quoted(text: str) -> str:
