@@ -36,29 +36,29 @@ def seconds(act: Callable[[], Any], wait: Callable[[], Any]) -> float:
 
 
 def first_paint(page: Any, address: str) -> tuple[float, float]:
-    """Return the times until the example's sentence and until its cards are seen."""
+    """Return the times until the example's sentence and until its stages are seen."""
     page.goto("about:blank")
     begun = time.perf_counter()
     page.goto(address)
     page.locator(".heat").first.wait_for()
     sentence = time.perf_counter() - begun
-    page.locator(".group").nth(2).wait_for()
+    page.locator("svg.stages").wait_for()
     return sentence, time.perf_counter() - begun
 
 
 def own(page: Any, address: str, pair: tuple[str, str]) -> tuple[float, float, float]:
-    """Return the times from a prompt's link until its cards, and from the switch until the flip with random edits, and
+    """Return the times from a prompt's link until its stages, and from the switch until the flip with random edits, and
     until its side effects."""
     prompt, counterfactual = map(quote, pair)
     link = f"{address}/?prompt={prompt}&counterfactual={counterfactual}"
-    cards = seconds(lambda: page.goto(link), lambda: page.locator(".group").nth(2).wait_for(timeout=60_000))
+    staged = seconds(lambda: page.goto(link), lambda: page.locator("svg.stages").wait_for(timeout=60_000))
     settled(page)
     begun = time.perf_counter()
     page.get_by_text("Make it say").click()
     page.get_by_text("Random edits", exact=True).wait_for(timeout=120_000)
     flipped = time.perf_counter() - begun
     page.get_by_text("Side effects are").wait_for(timeout=120_000)
-    return cards, flipped, time.perf_counter() - begun
+    return staged, flipped, time.perf_counter() - begun
 
 
 def line(name: str, times: list[float]) -> str:
@@ -72,7 +72,7 @@ if __name__ == "__main__":
         paints = [first_paint(page, address) for _ in PAIRS]
         owns = [own(page, address, pair) for pair in PAIRS]
     print(line("the sentence of the example", [one for one, _ in paints]))
-    print(line("its cards", [one for _, one in paints]))
-    print(line("a prompt's cards", [one for one, _, _ in owns]))
+    print(line("its stages", [one for _, one in paints]))
+    print(line("a prompt's stages", [one for one, _, _ in owns]))
     print(line("another answer, with random edits", [one for _, one, _ in owns]))
     print(line("and with side effects", [one for _, _, one in owns]))

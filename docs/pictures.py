@@ -47,7 +47,7 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
     for name, query in VIEWS.items():
         open_view(page, address, query)
         if name == "why":
-            page.locator(".group").nth(2).wait_for()
+            page.locator("svg.stages").wait_for()
         if name == "view-circuit":
             page.locator(".circuit .node[data-id^='L24.ffn.299']").last.click(timeout=120_000)
             settled(page)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_picture import stage_fragment
-from icebear.concepts.stages.stages import stage_sites, stages_of, why_no_stages
+from icebear.concepts.stages.stage_records import StageRecord
+from icebear.concepts.stages.stages import Stages, stage_sites, stages_of, why_no_stages
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import projections
@@ -358,7 +359,7 @@ def can_group(relevance: Relevance, site: str) -> bool:
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)
 
 
-# --- as plain values: the tokens at once, the groups when they are measured --------------------------------
+# --- as plain values: the tokens at once, stages and groups when they are measured --------------------------------
 
 
 def saved_tokens(
@@ -381,6 +382,29 @@ def saved_tokens(
         sentences.margins_sentence(relevance),
         relevance.made_with,
     )
+
+
+def saved_stages(
+    begun: SavedExplanation,
+    model: Model,
+    relevance: Relevance,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> SavedExplanation:
+    """Return the explanation with its stages; else with the effects of nodes, or why it has no stages."""
+    reason = why_no_stages(model, relevance)
+    if not reason:
+        return replace(begun, stages=_saved_stages(stages_of(model, relevance, on_progress)))
+    if relevance.counterfactual:
+        return replace(begun, advice=reason)
+    lines = sentences.effect_lines(controlled(model, relevance, on_progress=on_progress))
+    effects = tuple(line.text.strip() for line in lines if line.text)
+    return replace(begun, effects=effects, advice=sentences.comparison_sentence(relevance))
+
+
+def _saved_stages(stages: Stages) -> StageRecord:
+    values = {field.name: getattr(stages, field.name) for field in fields(StageRecord)}
+    controls = ("random_sets", "moved_random", "written_random")
+    return StageRecord(**values | {name: values[name] and replace(values[name], sets=()) for name in controls})
 
 
 def saved_groups(begun: SavedExplanation, model: Model, explanation: Explanation) -> SavedExplanation:

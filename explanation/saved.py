@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from icebear.concepts.stages.stage_records import StageRecord
 from icebear.convert import Saved
 from icebear.edits import Edit
 from icebear.records import Ranked, TokenScore
@@ -62,6 +63,12 @@ class SavedExplanation(Saved):
     margins_sentence: str
     made_with: dict[str, Any]
     """See `Model.made_with`."""
+    stages: StageRecord | None = None
+    """How the answer is computed, if there is a counterfactual; without the nodes of random sets."""
+    effects: tuple[str, ...] = ()
+    """Without stages: what nodes do to the answer, above random ones; the first line is the title."""
+    advice: str = ""
+    """Without stages: why there are none, or what to compare with."""
     together_sentence: str = ""
     reach_sentence: str = ""
     groups: tuple[SavedGroup, ...] = ()

@@ -179,7 +179,7 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     nodes = [] if groups or explanation.random_effects else [_node(node) for node in explanation.nodes]
     after = [
         Line(tokens_sentence(explanation.relevance)),
-        *_effects(explanation),
+        *effect_lines(explanation),
         Line(together_sentence(explanation)),
         *([Line(""), Line(title, "bold"), *groups] if groups else nodes),
         Line(""),
@@ -193,7 +193,7 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     return [*stage_lines(explanation.stages, explanation.transfers), *details], []
 
 
-def _effects(explanation: ExplainedPrediction) -> list[Line]:
+def effect_lines(explanation: ExplainedPrediction) -> list[Line]:
     """Return the nodes whose effect on the answer is larger than that of any random node."""
     if not explanation.random_effects:
         return []
@@ -209,7 +209,13 @@ def _effects(explanation: ExplainedPrediction) -> list[Line]:
 
 def comparison_hint(explanation: ExplainedPrediction) -> str:
     """Say which word to change to see how the answer is computed, as a command; empty if it was compared."""
-    relevance = explanation.relevance
+    sentence = comparison_sentence(explanation.relevance)
+    command = shlex.join(["icebear", "explain", explanation.relevance.read.text or "", "--counterfactual"])
+    return sentence and f"{sentence.removesuffix('.')}: {command} ..."
+
+
+def comparison_sentence(relevance: Relevance) -> str:
+    """Say which word to change to see how the answer is computed; empty if it was compared."""
     if relevance.counterfactual or relevance.image or relevance.prompt.turns or not relevance.read.text:
         return ""
     prompt = relevance.prompt
@@ -218,8 +224,7 @@ def comparison_hint(explanation: ExplainedPrediction) -> str:
     if not free:
         return ""
     word = prompt.strings[max(free, key=lambda position: relevance.tokens[position].item())].strip()
-    command = shlex.join(["icebear", "explain", relevance.read.text, "--counterfactual"])
-    return f"To see how the answer is computed, compare with a prompt that has another word for {word!r}: {command} ..."
+    return f"To see how the answer is computed, compare with a prompt that has another word for {word!r}."
 
 
 def screen(explanation: ExplainedPrediction) -> str:

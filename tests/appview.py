@@ -46,9 +46,10 @@ def shown(page, view):
 
 
 def text(page):
-    """Everything the page says, as Markdown and HTML."""
+    """Everything the page says, as Markdown and HTML, also in its components."""
     kinds = (page.markdown, page.caption, page.html, page.error, page.warning, page.info, page.code)
-    return "\n".join(str(getattr(element, "value", None) or element.proto.body) for kind in kinds for element in kind)
+    texts = [str(getattr(element, "value", None) or element.proto.body) for kind in kinds for element in kind]
+    return "\n".join([*texts, *(str(json.loads(element.proto.json)) for element in page.get("bidi_component"))])
 
 
 def fine(page):

@@ -309,8 +309,9 @@ def environment(folder, monkeypatch):
 
 @pytest.fixture
 def no_groups(monkeypatch):
-    """Groups and suggestions take seconds."""
+    """Stages, groups and suggestions take seconds."""
     monkeypatch.setattr("icebear.app.web.shared.explanations.GROUPS", 0)
+    monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
     monkeypatch.setattr("icebear.concepts.answers.counterfactuals.suggest_counterfactuals", lambda *arguments: [])
 
 

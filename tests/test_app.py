@@ -22,15 +22,16 @@ from conftest import ICE_BEAR
 from few import FEW
 from serving import serving, started
 
-from icebear import attribute
+from icebear import attribute, explain, stages
 from icebear.app.web.shared import jobs, markdown, served
 from icebear.app.web.shared.background import Groups, Job, Shared, shared
 from icebear.app.web.why import gallery, measuring
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.concepts.results.ranking import Ranking
+from icebear.concepts.stages.stage_picture import stage_picture
 from icebear.errors import IcebearError
-from icebear.explanation.explanation import Explanation, saved_groups, saved_tokens
+from icebear.explanation.explanation import Explanation, saved_groups, saved_stages, saved_tokens
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
@@ -46,9 +47,10 @@ def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, m
     waits = threading.Event()
     monkeypatch.setattr(loading, "load_model", lambda *arguments, **options: waits.wait())
     jobs._load.clear()
-    page = fine(visit())
+    page = fine(visit(groups_open="true"))
     explanation = gallery.example(gallery.NAMES[0]).explanation
     assert page.get_by_key("prompt").value == explanation.prompt
+    assert shapes(text(page)) == shapes(stage_picture(explanation.stages))
     for group in explanation.groups:
         assert all(f">{escape(word)}</span>" in text(page) for word in (*group.raises, *group.lowers))
     page.get_by_key("example_2").click().run()
@@ -70,9 +72,72 @@ def test_examples_are_what_the_model_computes(smol, monkeypatch):
     explanation = SavedExplanation.from_dict(record["explanation"])
     file = gallery.example("grammar").explanation
     assert explanation.relevance == pytest.approx(file.relevance, abs=1e-3)
+    assert explanation.stages.to_dict() == approximately(file.stages.to_dict())
     for measured, saved in zip(explanation.groups, file.groups, strict=True):
         assert measured.raises + measured.lowers == saved.raises + saved.lowers
         assert [edit.neuron for edit in measured.edits] == [edit.neuron for edit in saved.edits]
+
+
+def approximately(value):
+    """A nested value that equals another one with the same texts and nearly the same numbers."""
+    if isinstance(value, dict):
+        return {key: approximately(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [approximately(part) for part in value]
+    return pytest.approx(value, abs=1e-3) if isinstance(value, float) else value
+
+
+def test_what_is_switched_off_takes_its_counterfactual_value(environment, smol):
+    """In an example from a file, as its swap; and together, as with hooks in `Stages`."""
+    saved = gallery.example("geography").explanation.stages
+    page = visit()
+    assert "switched off</span>" not in text(page)
+    swap = saved.swaps[0]
+    one(page.toggle, str(swap.neuron)).set_value(False).run()
+    assert numbers(fine(page)) == [f"{value:.2f}" for value in (*swap.after,)]
+    for toggle in page.toggle[1:]:
+        toggle.set_value(False)
+    page.run()
+    found = stages(smol, FRANCE, " Paris", " Rome", "The capital of Italy is")
+    after = found.swapped([node.neuron for node in (*saved.heads, *saved.neurons)])
+    assert numbers(fine(page)) == [f"{value:.2f}" for value in after]
+
+
+def shapes(html):
+    """Those of the causal trace and of the heads, with their places and colors."""
+    return re.findall(r"<(?:rect|path) .*?>", html)
+
+
+def one(elements, label):
+    (element,) = (element for element in elements if element.label == label)
+    return element
+
+
+def numbers(page):
+    """The probabilities of the target and the contrast, with what is switched off."""
+    return re.findall(r'switched off</span><div>.*?</div><span class="[a-z]*">(.*?)</span>', text(page))
+
+
+def test_stages_of_an_own_prompt(environment, smol):
+    page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL))
+    found = stages(smol, ICE_BEAR, counterfactual=CAMEL)
+    assert shapes(text(page)) == shapes(stage_picture(found))
+    assert [toggle.label for toggle in page.toggle][1:] == [
+        *(str(head.neuron) for head in found.heads),
+        f"{len(found.neurons)} FFN neurons",
+    ]
+
+
+def test_without_a_counterfactual_effects_are_shown(environment, smol):
+    """Of the nodes above random ones; no stages."""
+    page = fine(visit(prompt=ICE_BEAR))
+    explanation = explain(smol, ICE_BEAR)
+    above = [node for node in explanation.nodes if abs(node.effect) > explanation.random_effect]
+    assert above
+    for node in explanation.nodes:
+        assert (markdown.plain(f"{node.ranked.neuron} at") in text(page)) == (node in above)
+    assert not page.toggle
+    assert not page.get("bidi_component")
 
 
 def test_an_own_prompt(environment, smol, no_groups):
@@ -114,7 +179,7 @@ def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
         after = smol.net(ids).logits[0, -1].softmax(-1)[smol.answer_id(" Paris")].item()
     for hook in hooks:
         hook.remove()
-    page = visit()
+    page = visit(groups_open="true")
     assert "goes from" not in text(page)
     page.toggle(key="set_0").set_value(True).run()
     before = smol.probability(FRANCE, " Paris")
@@ -190,7 +255,7 @@ def test_groups_are_measured_once(environment, no_groups, monkeypatch):
     name = "icebear.app.web.shared.explanations.saved_groups"
     monkeypatch.setattr(name, lambda begun, *arguments: calls.append(arguments) or begun)
     for prompt in ("A bear lives in the", "A bear lives in the", "A cat lives in the"):
-        fine(visit(prompt=prompt))
+        fine(visit(prompt=prompt, groups_open="true"))
     assert len(calls) == 2
 
 
@@ -264,10 +329,13 @@ def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, 
     assert fine(page).get_by_key("counterfactual").value == suggestion.text
 
 
-def test_groups_are_forgotten_with_their_relevance(model):
+def test_stages_and_groups_are_forgotten_with_their_relevance(model):
     relevance, known = attribute(model, "ice bear", contrast="z", counterfactual="big cats"), Shared().groups
+    begun, staged = saved_tokens(relevance, "ice bear", "big cats"), Shared().staged
+    staged[relevance] = saved_stages(begun, model, relevance)
+    assert staged[relevance].stages
     explanation = Explanation.of(model, relevance, Ranking(site="ffn"), groups=2)
-    saved = saved_groups(saved_tokens(relevance, "ice bear", "big cats"), model, explanation)
+    saved = saved_groups(begun, model, explanation)
     known[relevance] = {"ffn": Groups(explanation.together, explanation.groups, saved)}
     assert saved.groups
     del explanation
@@ -276,6 +344,7 @@ def test_groups_are_forgotten_with_their_relevance(model):
     gc.collect()
     assert forgotten() is None
     assert not known
+    assert not staged
 
 
 def test_explanations_are_kept_in_so_many_bytes(model):

@@ -26,7 +26,16 @@ SHOWN_PLAINLY = {("Selectbox", "options"), ("SliderProto", "options")}
 DRAWN = {"html", "code", "dataframe", "table", "vega_lite_chart", "bidi_component"}
 """Elements that are not Markdown: HTML of ours, in which texts are escaped, and what Streamlit draws."""
 VIEWS = {
-    "why": [{}, {"prompt": PROMPT, "counterfactual": OTHER, "details_open": "true", "method_open": "true"}],
+    "why": [
+        {},
+        {
+            "prompt": PROMPT,
+            "counterfactual": OTHER,
+            "groups_open": "true",
+            "details_open": "true",
+            "method_open": "true",
+        },
+    ],
     "chat": [{"chat": json.dumps(TALK)}, {"chat": json.dumps(TALK), "turn": "1", "span": "0-1"}],
     "circuit": [{"prompt": PROMPT, "counterfactual": OTHER}],
     "neurons": [

@@ -12,7 +12,7 @@ TALK = [
     {"role": "assistant", "content": "The capital of France is Paris.\n\n" + "=" * 200 + "\nsupercalifragilistic " * 3},
 ]
 VIEWS = (
-    "?switch=true&details_open=true&method_open=true",
+    "?switch=true&groups_open=true&details_open=true&method_open=true",
     f"chat?turn=1&span=5-6&rather=London&chat={quote(json.dumps(TALK))}",
     "circuit?nodes=20",
     "neurons?neuron=L29.ffn.860&polarity=-",
@@ -56,6 +56,8 @@ def continuations(page):
 def test_from_a_prompt_to_another_answer(chromium, address):
     """In three clicks; stopped, and found again; the link shows it in another browser."""
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address)
+    page.locator("svg.stages").wait_for()
+    page.get_by_text("Groups of neurons").click()
     page.locator(".group").nth(2).wait_for()
     assert page.get_by_text("Set the group to its values").first.is_visible()
     page.get_by_label("Prompt", exact=True).fill("The capital of Japan is")
@@ -89,7 +91,7 @@ def test_a_first_visit_with_an_empty_cache_and_no_network(chromium, tmp_path):
         address,
     ):
         page = open_view(chromium.new_page(), address)
-        assert page.locator(".group").count() == 3
+        page.locator("svg.stages").wait_for()
         page.get_by_text("Make it say").click()
         settled(page).get_by_text("draws, seed 0").first.wait_for()
         page.get_by_label("Prompt", exact=True).fill("The ice bear lives in the")
@@ -105,7 +107,7 @@ def test_two_tabs_at_once(chromium, address):
     for page, animal in zip(pages, ("lion", "shark"), strict=True):
         page.goto(f"{address}/?prompt=The+{animal}+lives+in+the&counterfactual=The+camel+lives+in+the")
     for page, animal in zip(pages, ("lion", "shark"), strict=True):
-        page.locator(".group").first.wait_for(timeout=120_000)
+        page.locator("svg.stages").wait_for(timeout=120_000)
         assert animal in page.locator(".answer").first.inner_text()
         page.close()
 

@@ -1,6 +1,7 @@
 """Stages: heads and neurons of the last token, whole parts, and the shares of the difference that they give."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -203,6 +204,18 @@ def test_one_head_says_the_other_word(france):
     assert france.trace.shares[1][-1] == pytest.approx(1, abs=0.02)
     assert {word.token_id for word in france.words} >= {france.target.id, france.contrast.id}
     assert len(france.random_sets.sets) == RANDOM_DRAWS
+
+
+def test_parts_are_swapped_together(france):
+    """One head gives its swap, the whole set what is lost without it, and nothing the prompt."""
+    for swap in france.swaps:
+        assert france.swapped([swap.neuron]) == pytest.approx(swap.after, rel=1e-4)
+    target, contrast = france.swapped([str(node.neuron) for node in (*france.heads, *france.neurons)])
+    lost = (france.prompt.number - math.log(target / contrast)) / france.difference
+    assert lost == pytest.approx(france.without, abs=1e-4)
+    assert france.swapped([]) == pytest.approx((france.prompt.target, france.prompt.contrast), rel=1e-4)
+    with pytest.raises(InputError):
+        france.swapped(["L99.head.0"])
 
 
 def test_a_transfer_to_the_same_prompts_is_the_same(france):

@@ -15,12 +15,16 @@ from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
 if TYPE_CHECKING:
     from icebear.concepts.stages.stage_records import StageRecord, StageShares
 
-COLUMN_WIDTH = 84
+COLUMN_WIDTH = 68
 """The width of a token's column, in pixels."""
 ROW_HEIGHT = 30
 """The height of a layer's row, in pixels."""
 APART = 6
 """Pixels between two heads of one layer."""
+LINE_HEIGHT = 13
+"""Pixels between the names of two heads."""
+SHOWN_SHARE = 0.05
+"""Smaller shares have no number."""
 SHOWN_HEADS = 12
 """The largest number of heads with an arrow, those that were found first."""
 
@@ -34,24 +38,26 @@ class Arrow:
     source: float
     """The column of the token, and of the last token; columns count from 0."""
     target: float
-    height: float
-    """0 for the first layer, 1 for the last one."""
-    shift: int
-    """Pixels below this height, so that arrows of one layer stand apart."""
+    y: float
+    """Pixels from the last layer's row down; arrows of one layer stand apart."""
+    name_y: float
 
 
 def arrows(stages: StageRecord) -> list[Arrow]:
-    """Return the heads; without sources they come from the first token that differs."""
+    """Return the heads, the last layer first; without sources they come from the first token that differs."""
     columns = {position: column for column, position in enumerate(stages.trace.positions)}
     last, top = len(columns) - 1, max(stages.trace.layers, default=0) or 1
     strongest = max(stages.sources, key=lambda source: source.share, default=None)
     source = columns.get(strongest.position, 0) if strongest else 0
     titles = {swap.neuron: swap_text(stages, swap) for swap in stages.swaps}
+    heads = sorted((head.neuron for head in stages.heads[:SHOWN_HEADS]), key=lambda head: -head.layer)
+    high = ROW_HEIGHT * (len(stages.trace.layers) - 1)
     result: list[Arrow] = []
-    for head in stages.heads[:SHOWN_HEADS]:
-        beside = sum(known.height == head.neuron.layer / top for known in result)  # heads of the same layer
-        name, title = str(head.neuron), titles.get(head.neuron, "")
-        result.append(Arrow(name, title, source, last, head.neuron.layer / top, APART * beside))
+    for head in heads:
+        beside = sum(known.layer == head.layer for known in heads[: len(result)])  # heads of the same layer
+        y = high * (1 - head.layer / top) + APART * beside
+        name_y = max(y, result[-1].name_y + LINE_HEIGHT) if result else y
+        result.append(Arrow(str(head), titles.get(head, ""), source, last, y, name_y))
     return result
 
 
@@ -69,6 +75,7 @@ def stage_picture(stages: StageRecord) -> Markup:
         words=words,
         summary=summary(stages),
         percent=percent,
+        least=SHOWN_SHARE,
         column=COLUMN_WIDTH,
         row=ROW_HEIGHT,
         positive=hexadecimal(POSITIVE),

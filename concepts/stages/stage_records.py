@@ -123,7 +123,8 @@ class StageShares:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
         nodes = ("heads", "neurons")
-        fields = {name: value for name, value in vars(self).items() if name not in (*nodes, "made_with", "model")}
+        left_out = (*nodes, "made_with", "model", "pairs")
+        fields = {name: value for name, value in vars(self).items() if name not in left_out}
         result: dict[str, Any] = {**converter().unstructure(fields), "difference": self.difference}
         return result | {name: [node.to_dict() for node in getattr(self, name)] for name in nodes}
 

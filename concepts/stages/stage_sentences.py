@@ -39,10 +39,15 @@ def question(stages: StageRecord) -> str:
 
 
 def answer_lines(stages: StageRecord) -> list[str]:
-    """Return each prompt with the probabilities of target and contrast, and their logits' difference."""
-    rows = [(text_of(answers, stages), answers) for answers in (stages.prompt, stages.counterfactual)]
+    rows = answer_rows(stages)
     width = max(len(text) for text, _ in rows)
-    return [f"{text:<{width}}   {_probabilities(stages, answers)}" for text, answers in rows]
+    return [f"{text:<{width}}   {numbers}" for text, numbers in rows]
+
+
+def answer_rows(stages: StageRecord) -> list[tuple[str, str]]:
+    """Return each prompt, and the probabilities of target and contrast with their logits' difference."""
+    each = (stages.prompt, stages.counterfactual)
+    return [(text_of(answers, stages), _probabilities(stages, answers)) for answers in each]
 
 
 def text_of(answers: Answers, stages: StageRecord) -> str:

@@ -43,7 +43,7 @@ from icebear.concepts.stages.stage_records import (
 from icebear.concepts.stages.stage_sentences import question, stage_lines
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import Token, joint_objective, request_of
+from icebear.models.objective import Objective, Token, joint_objective, request_of
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts
 from icebear.paths import write_file
 from icebear.records import Neuron, Ranked
@@ -79,6 +79,8 @@ class Stages(StageRecord):
     """How an answer is computed, with its model."""
 
     model: Model | None = None
+    pairs: tuple[Objective, ...] = ()
+    """The prompt with each counterfactual."""
 
     def __repr__(self) -> str:
         return "\n".join(map(str, stage_lines(self)))
@@ -92,6 +94,30 @@ class Stages(StageRecord):
         if path is not None:
             write_file(path, html)
         return html
+
+    def swapped(self, nodes: Sequence[Neuron | str]) -> tuple[float | None, float | None]:
+        """Return the probabilities of target and contrast when heads and neurons, all together, take their
+        counterfactual values at the last token, and everything else is recomputed.
+
+        Parameters
+        ----------
+        nodes : list of Neuron or str
+            A head is named by the site ``head``, such as ``L23.head.4``.
+
+        Returns
+        -------
+        tuple
+            None for a model without probabilities, and for an answer without contrast.
+
+        Raises
+        ------
+        InputError
+            If these stages have no model, or the model has no such node.
+        """
+        if self.model is None or not self.pairs:
+            raise InputError("These stages have no model that could be run again.")
+        measured = _Measured(self.model, [PatchedPair(self.model, pair) for pair in self.pairs])
+        return measured.swapped([[self.model.check(node) for node in nodes]])[0]
 
     def transfer(
         self,
@@ -271,6 +297,7 @@ class _Measured:
             words=self.words([node.neuron for node in neurons]) if neurons else (),
             made_with=self.model.made_with,
             model=self.model,
+            pairs=tuple(pair.pair for pair in self.pairs),
             **parts,
         )
         on_progress(STEPS, STEPS)
@@ -408,13 +435,15 @@ class _Measured:
 
     def swaps(self, heads: Sequence[Neuron], alone: Sequence[float]) -> tuple[Swap, ...]:
         """Step 6: give each head alone its counterfactual value."""
-        parts = [self.network.without([head]) for head in heads]
-        logits = [pair.logits([part.state(pair) for part in parts]) for pair in self.pairs]
         before = self._probabilities([pair.prompt.logits for pair in self.pairs])
-        after = [self._probabilities([x[row] for x in logits]) for row in range(len(heads))]
-        return tuple(
-            Swap(head, share, before, swapped) for head, share, swapped in zip(heads, alone, after, strict=True)
-        )
+        each = zip(heads, alone, self.swapped([[head] for head in heads]), strict=True)
+        return tuple(Swap(head, share, before, after) for head, share, after in each)
+
+    def swapped(self, sets: Sequence[Sequence[Neuron]]) -> list[tuple[float | None, float | None]]:
+        """Return the probabilities of target and contrast without each set of nodes."""
+        parts = [self.network.without(nodes) for nodes in sets]
+        logits = [pair.logits([part.state(pair) for part in parts]) for pair in self.pairs]
+        return [self._probabilities([x[row] for x in logits]) for row in range(len(sets))]
 
     def sources(self, nodes: Sequence[Neuron], tokens: Sequence[int]) -> tuple[Source, ...]:
         """Step 7: read one token from the prompt, and all other earlier ones from the counterfactual."""

@@ -165,6 +165,7 @@ class Shared:
         self._relevances: dict[tuple, Relevance] = {}  # the longest unused first
         self.groups: WeakKeyDictionary[Relevance, dict[str, Groups]] = WeakKeyDictionary()
         """By site, as long as the relevance is cached."""
+        self.staged: WeakKeyDictionary[Relevance, SavedExplanation] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def build(self, model: Job, path: Path | None = None) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import streamlit as st
 
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import Groups, shared
+from icebear.app.web.shared.background import Groups, Job, shared
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.explanation.explanation import GROUPS, Explanation, can_group, saved_groups
+from icebear.explanation.explanation import GROUPS, Explanation, can_group, saved_groups, saved_stages
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.text.answer import Answer, answer_of
 from icebear.models.text.chat import Chat
@@ -38,7 +38,7 @@ def explained(
 def _attributed(key: tuple, prompt: PromptLike | Answer, **options: Any) -> Relevance:
     """Call `attribute` in the background, or return the relevance that another visitor's call had by this key."""
     model = jobs.model()
-    make = partial(jobs.computed, "Explaining", partial(attribute, model, prompt, **options))
+    make = partial(jobs.computed, "Explaining", lambda _: attribute(model, prompt, **options))
     return shared().relevance((model, *key), make)
 
 
@@ -64,13 +64,22 @@ def explanation_of(relevance: Relevance, ranking: Ranking) -> Explanation:
         return Explanation.of(jobs.model(), relevance, ranking, store=opened)
 
 
+def staged(begun: SavedExplanation, relevance: Relevance) -> SavedExplanation:
+    """Return the explanation with its stages, measured once for all visitors."""
+    known, model = shared().staged, jobs.model()
+    if relevance not in known:
+        measure = partial(saved_stages, begun, model, relevance)
+        known[relevance] = jobs.computed("Measuring which heads and neurons compute it", lambda job: measure(job.step))
+    return known[relevance]
+
+
 def grouped(begun: SavedExplanation, relevance: Relevance, site: str) -> SavedExplanation:
     """Return the explanation with the groups of a site, measured once for all visitors."""
     known = shared().groups.setdefault(relevance, {})
     if site not in known:
         model = jobs.model()
 
-        def measure() -> Groups:
+        def measure(_: Job) -> Groups:
             count = GROUPS if can_group(relevance, site) else 0
             explanation = Explanation.of(model, relevance, Ranking(site=site), groups=count)
             return Groups(explanation.together, explanation.groups, saved_groups(begun, model, explanation))

@@ -131,9 +131,9 @@ def doing(job: Job) -> str:
     return job.doing
 
 
-def computed(what: str, make: Callable[[], Any]) -> Any:
+def computed(what: str, make: Callable[[Job], Any]) -> Any:
     """Return the result of `make`, in a thread that Stop, any other click, and leaving the page end."""
-    job = Job(what, lambda _: make())
+    job = Job(what, make)
     try:
         return waited(job, stops=True)
     finally:

@@ -18,11 +18,13 @@ from icebear.app.web.why.request import Answers, Request
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.stage_records import StageRecord
+from icebear.concepts.stages.stages import Stages
 from icebear.edits import Edit
 from icebear.explanation.explanation import Explanation, explain, saved_tokens
 from icebear.explanation.saved import SavedExplanation
 from icebear.explanation.sentences import check_sentence
-from icebear.records import TokenScore
+from icebear.records import Neuron, TokenScore
 from icebear.steering.apply import steer
 from icebear.steering.flipping.phrases import likelier_form
 from icebear.steering.provenance import number_text
@@ -84,15 +86,34 @@ def relevance_of(request: Request) -> Relevance:
 
 
 def tokens(request: Request) -> SavedExplanation:
-    """Return the explanation without its groups, which take seconds (`with_groups`)."""
+    """Return the explanation without its stages and groups, which take seconds (`staged`, `with_groups`)."""
     prompts = map(markdown.read_prompt, filter(None, (request.prompt, request.counterfactual)))
     return saved_tokens(relevance_of(request), *prompts)
+
+
+def staged(request: Request, begun: SavedExplanation) -> SavedExplanation:
+    relevance = relevance_of(request)
+    if not relevance.sites:
+        st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
+        return begun
+    return explanations.staged(begun, relevance)
+
+
+def swapped(request: Request, saved: StageRecord, nodes: tuple[Neuron, ...]) -> tuple[float | None, float | None]:
+    """Return the probabilities of both answers when the nodes take their counterfactual values."""
+    compared = relevance_of(request).counterfactual
+    assert compared is not None
+    return _swapped(request, nodes, Stages(**vars(saved), model=jobs.model(), pairs=compared.pairs))
+
+
+@st.cache_data(max_entries=256, show_spinner="Switching it off ...")
+def _swapped(request: Request, nodes: tuple[Neuron, ...], _stages: Stages) -> tuple[float | None, float | None]:
+    return _stages.swapped(nodes)
 
 
 def with_groups(request: Request, begun: SavedExplanation) -> SavedExplanation:
     relevance = relevance_of(request)
     if not relevance.sites:
-        st.info("Only the tokens of this kind of model have relevance; its neurons are not known to icebear.")
         return begun
     return explanations.grouped(begun, relevance, "ffn" if "ffn" in relevance.sites else "head")
 

@@ -1,4 +1,4 @@
-"""Why this word? One sentence with its answer, the groups of neurons behind it, and a switch to another answer."""
+"""Why this word? The stages of the answer as one picture, with a switch for each head, and one to another answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from markupsafe import Markup
 
 from icebear.actmax.page import excerpt
 from icebear.app.web.shared import background, counterfactuals, jobs, links, markdown, served
+from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.why import gallery
 from icebear.app.web.why.request import Answers, Request
 from icebear.concepts.results.effect_words import IN_PROMPT
+from icebear.concepts.stages.stage_picture import stage_fragment
+from icebear.concepts.stages.stage_records import StageRecord
 from icebear.explanation.saved import SavedExplanation, SavedGroup, SavedNode
 from icebear.recipe import Recipe
-from icebear.records import Example, TokenScore
+from icebear.records import Example, Neuron, TokenScore
 from icebear.render import heatmap, render
 
 SHARES = (
@@ -30,10 +33,18 @@ SHARES = (
 OTHER_WORDS = (
     "The card of a neuron has other words: those that it raises at its strongest sentences, and those of a lens."
 )
+SWITCHES = 6
+"""The largest number of heads with a switch, those that were found first."""
 AROUND = 10
 """Tokens of a sentence that are shown on each side of its peak."""
 DrawPart = Callable[[int, SavedGroup], None]
 """Draws a part of the card of a group, by its number."""
+STAGES = "p,ul{margin:.6rem 0}table{border-spacing:0}td{padding:0 1.5rem .2rem 0;vertical-align:top}"
+fragment = st.components.v2.component(  # st.html removes pictures
+    "icebear_stages",
+    html='<div class="place"></div>',
+    js="export default ({ data, parentElement }) => { parentElement.querySelector('.place').innerHTML = data; }",
+)
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
@@ -54,7 +65,8 @@ def show() -> None:
     request = Request(prompt, counterfactual, target, contrast, method)
     if example and request.is_default:
         shown = example.explanation
-        _page(Request(prompt, counterfactual, shown.target, shown.contrast, None), shown, lambda: shown, example.flip)
+        asked = Request(prompt, counterfactual, shown.target, shown.contrast, None)
+        _page(asked, shown, lambda: shown, example.flip)
         st.caption("Measured before, and read from a file that comes with icebear; no model was needed.")
         if jobs.loading().is_alive():
             _loading()
@@ -62,7 +74,7 @@ def show() -> None:
         with st.container():  # one element, measured or not, so that what follows keeps its place
             begun = _live().tokens(request) if _live().is_short(request) else None
         if begun:
-            _page(request, begun, partial(_live().with_groups, request, begun), None)
+            _page(request, begun, partial(_live().staged, request, begun), None)
     if counterfactual is None:
         with offered:
             counterfactuals.offer(prompt)
@@ -113,7 +125,7 @@ def _chip(slot: Any, label: str, key: str, tokens: Sequence[TokenScore], default
 def _page(
     request: Request, begun: SavedExplanation, finished: Callable[[], SavedExplanation], flip: dict[str, Any] | None
 ) -> None:
-    """Show the sentence, the switch, the cards, and what is folded. finished: measures the cards, in seconds."""
+    """Show the prompt, the switch, the stages, and what is folded. finished: measures the stages, in seconds."""
     left, right = st.columns([3, 1], vertical_alignment="top")
     with left:
         _head(begun)
@@ -121,11 +133,14 @@ def _page(
     with right:
         _switch(request, begun.contrast, flip, switched)
     slot = st.container()
-    _folded(request)
+    _folded(request, begun)
     with slot:
         with st.container():
             explanation = finished()
-        _cards(explanation, partial(_set, request), _foot)
+        if explanation.stages:
+            _stages(request, explanation.stages)
+        else:
+            _effects(explanation)
 
 
 def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | None, slot: Any) -> None:
@@ -173,31 +188,78 @@ def _foot(number: int, group: SavedGroup) -> None:
         )
 
 
-def _folded(request: Request) -> None:
-    titles = {"details": "Details", "method": "Method"}
+def _folded(request: Request, begun: SavedExplanation) -> None:
+    titles = {"groups": "Groups of neurons", "details": "Details", "method": "Method"}
     if served.base_name():
         titles = {"fine_tuning": "What fine-tuning changed", **titles}
     for name, title in titles.items():
         box = st.expander(title, key=f"{name}_open", bind="query-params")
         if box.open:
             with box:
-                getattr(_live(), name)(request)
+                if name == "groups":
+                    explanation = begun if begun.groups else _live().with_groups(request, begun)
+                    _cards(explanation, partial(_set, request), _foot)
+                else:
+                    getattr(_live(), name)(request)
 
 
 # --- what is saved, and drawn without a model --------------------------------------------------------------
 
 
 def _head(explanation: SavedExplanation) -> None:
-    """Show the sentence with its answer, and what it depends on in words."""
+    """Show the prompt with its answer."""
     rather = RATHER.format(explanation.contrast.strip() or explanation.contrast) if explanation.contrast else ""
     tokens = heatmap(list(explanation.tokens), list(explanation.relevance), explanation.sinks, explanation.template)
     st.html(ANSWER.format(tokens, explanation.target.strip() or explanation.target, rather))
+
+
+def _stages(request: Request, stages: StageRecord) -> None:
+    """Show the stages, and beside them their switches."""
+    left, right = st.columns([3, 1])
+    with right:
+        off = _switched_off(request, stages)
+    hidden = "".join(f'[data-neuron="{node}"]{{opacity:.15}}' for node in off)
+    with left:
+        fragment(data=f"<style>{STAGES}{hidden}</style>{_quoted(str(stage_fragment(stages)))}", key="stages")
+
+
+def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
+    """Draw a switch for each head, and one for the neurons together; return what is off, and show what that does."""
+    heads = [node.neuron for node in stages.heads[:SWITCHES]]
+    neurons = [node.neuron for node in stages.neurons]
+    parts = {str(head): [head] for head in heads}
+    if neurons:
+        parts[f"{len(neurons)} FFN neuron{'s' * (len(neurons) > 1)}"] = neurons
+    if not parts or stages.prompt.target is None:
+        return []
+    st.caption("A part that is switched off takes its value in the counterfactual.")
+    key = f"{request.prompt} {request.counterfactual}"
+    off = [node for name, nodes in parts.items() if not st.toggle(name, True, f"{name} {key}") for node in nodes]
+    if off:
+        after = _live().swapped(request, stages, tuple(off))
+        answers = (stages.target, stages.prompt.target, after[0]), (stages.contrast, stages.prompt.contrast, after[1])
+        rows = [
+            Bar(f"{token.text.strip() or repr(token.text)}{name}", value, f"{value:.2f}", not name)
+            for token, *values in answers
+            if token
+            for name, value in zip(("", ", switched off"), values, strict=True)
+        ]
+        st.html(bars(rows, high=1.0))
+    return off
+
+
+def _effects(explanation: SavedExplanation) -> None:
+    """Show what is known without stages: tokens, nodes with an effect above random ones, and what to compare with."""
     st.markdown(markdown.plain(_quoted(f"{explanation.tokens_sentence} {explanation.margins_sentence}")))
+    title, *nodes = (markdown.plain(_quoted(line)) for line in explanation.effects or ("",))
+    st.markdown("\n".join([title, "", *(f"- {node}" for node in nodes)]))
+    if explanation.advice:
+        st.markdown(f"**{markdown.plain(explanation.advice)}**")
 
 
 def _quoted(text: str) -> str:
-    """Return a text whose quoted tokens have no space at their beginning."""
-    return re.sub(r"' (?=[^' ]+')", "'", text)
+    """Return a text, or HTML, whose quoted tokens have no space at their beginning."""
+    return re.sub(r"('|&#39;) (?=[^'& ]+\1)", r"\1", text)
 
 
 def _cards(explanation: SavedExplanation, switch: DrawPart, foot: DrawPart) -> None:
