@@ -16,7 +16,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 from icebear import Neuron, attribute, stages
 from icebear.concepts.stages.patched_pair import CachedPasses, CompletePasses, PatchedPair, State
 from icebear.concepts.stages.stage_parts import Network, Parts, Shares
-from icebear.concepts.stages.stages import RANDOM_DRAWS
+from icebear.concepts.stages.stage_search import RANDOM_DRAWS
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
@@ -35,7 +35,9 @@ def made(name):
     net = {"bert": AutoModelForMaskedLM, "t5": AutoModelForSeq2SeqLM}[name].from_config(config).double()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, 0, 0.4)
-    return Model(net, SimpleNamespace(mask_token_id=2, all_special_ids=[], decode=str) if name == "bert" else None, name=name)
+    return Model(
+        net, SimpleNamespace(mask_token_id=2, all_special_ids=[], decode=str) if name == "bert" else None, name=name
+    )
 
 
 def pair_of(model, prompt=PROMPT, other=OTHER):
