@@ -2,7 +2,10 @@
 
 import json
 import math
+import re
+from dataclasses import replace
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -295,3 +298,12 @@ def test_a_claim_of_stages_is_measured_again(smol, france, tmp_path):
     assert check(smol, tmp_path / "c.yaml").passed
     with pytest.raises(InputError):
         StagesClaim(**about, nodes=claim.nodes, parts=("ffn:last",)).measure(smol)
+
+
+def test_hostile_words_stay_text_in_the_picture(france):
+    hostile = "\"'</title></svg><script>alert(1)</script>\x00\ud800"
+    words = tuple(replace(word, text=hostile) for word in france.words)
+    prompt = replace(france.prompt, tokens=(hostile,) * len(france.prompt.tokens))
+    page = replace(france, words=words, prompt=prompt).to_html()
+    assert "<script>alert" not in page
+    ElementTree.fromstring(re.search("<svg.*?</svg>", page, re.DOTALL)[0])

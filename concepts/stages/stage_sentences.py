@@ -21,6 +21,7 @@ FEW_HEADS = 12
 """The heads of a small set, at most."""
 FEW_NEURONS = 50
 """The neurons of a small set, at most."""
+ONE_HEAD = "With only this head at its value in the counterfactual"
 INDENT = 11
 """The columns of a stage's name."""
 PROMPT_WIDTH = 44
@@ -81,14 +82,15 @@ def summary(stages: StageRecord) -> str:
         )
     if stages.alone is None:
         return "No head or neuron of the last token has a positive relevance for the difference."
-    at, held = _at(stages), _held(stages)
+    at, nodes = _at(stages), set_text(stages)
     if stages.says_little:
-        return f"{_little(stages)} The search named {set_text(stages)} at {at}."
-    give = _verb(stages, "give")
+        return f"{_little(stages)} The search named {nodes} at {at}."
+    several = len(stages.heads) + len(stages.neurons) > 1
     return (
-        f"{set_text(stages)} at {at}{_with_whole(stages)} {give} {percent(stages.alone)} of the difference, {held} "
-        f"[random {_kinds(stages)} {percent(stages.random)}]. Without {_pronoun(stages)}, {percent(stages.without)} "
-        "is lost."
+        f"{nodes} at {at}{_with_whole(stages)} give{'' if several else 's'} {percent(stages.alone)} of the difference "
+        f"({stages.difference:+.1f} logits) while {_held(stages)} [as many random {_kinds(stages)}: "
+        f"{percent(stages.random)}]. The reverse: with only {'these' if several else 'this'} {_kinds(stages, several)} "
+        f"at {'their values' if several else 'its value'} in the counterfactual, {percent(stages.without)} is lost."
     )
 
 
@@ -109,27 +111,19 @@ def set_text(stages: StageShares) -> str:
     return " and ".join(parts)
 
 
-def _kinds(stages: StageShares) -> str:
-    return "heads and neurons" if stages.neurons else "heads"
-
-
-def _verb(stages: StageShares, verb: str) -> str:
-    return verb if len(stages.heads) + len(stages.neurons) > 1 else f"{verb}s"
-
-
-def _pronoun(stages: StageShares) -> str:
-    return "them" if len(stages.heads) + len(stages.neurons) > 1 else "it"
+def _kinds(stages: StageShares, several: bool = True) -> str:
+    return "heads and neurons" if stages.neurons else "heads" if several else "head"
 
 
 def _held(stages: StageRecord) -> str:
     """Say what was held."""
     if stages.kind == "cut":
-        return f"the other heads at {_at(stages)} held at their counterfactual values, everything else recomputed"
-    return "all other heads and neurons held at their counterfactual values"
+        return f"the other heads at {_at(stages)} are held at their values in the counterfactual, and nothing else"
+    return "every other head and neuron, at every token, is held at its value in the counterfactual prompt"
 
 
 def _with_whole(stages: StageRecord) -> str:
-    return f", with {' and '.join(whole_texts(stages, stages.whole))}," if stages.whole else ""
+    return f", together with all of {' and of '.join(whole_texts(stages, stages.whole))}," if stages.whole else ""
 
 
 def whole_texts(stages: StageRecord, parts: Sequence[WholePart]) -> list[str]:
@@ -161,7 +155,7 @@ def trace_lines(stages: StageRecord) -> list[str]:
     if not trace.positions or stages.says_little:
         return []
     names = [repr(stages.prompt.tokens[position]) for position in trace.positions]
-    title = "Share that each token brings back, after layer"
+    title = "Share that one token's state brings back, after layer"
     width = max(len(title), *(len(name) + 2 for name in names))
     rows = [
         f"  {name:<{width - 2}}" + "".join(f"{100 * share:>5.0f}" for share in row)
@@ -177,20 +171,18 @@ def stage_sentences(stages: StageRecord) -> list[tuple[str, list[str]]]:
     """Return the stages by name, each with its lines."""
     if not stages.heads:
         return []
-    read = [part for part in stages.whole if part.kind == "ffn" and part.where == "differing"]
-    others = [part for part in stages.whole if part not in read]
-    more = [
-        f"{_capital(text)} {'are' if ' and the FFN' in text else 'is'} recomputed, too."
-        for text in whole_texts(stages, others)
-    ]
-    named = [("Read", [f"The FFN reads {tokens_text(stages, part.positions)}." for part in read] + more)]
-    named.append(("Moved", [_moved(stages), *(swap_text(stages, swap) for swap in shown_swaps(stages))]))
+    free = whole_texts(stages, stages.whole)
+    named = [("Read", [f"{_capital('; '.join(free))} (free, in all layers)"] if free else [])]
+    swaps = [f"  {swap_text(stages, swap)}" for swap in shown_swaps(stages)]
+    shown = f" ({len(swaps)} of {len(stages.heads)} shown)" if 0 < len(swaps) < len(stages.heads) else ""
+    named.append(("Moved", [_moved(stages), *([f"{ONE_HEAD}{shown}:"] * bool(swaps)), *swaps]))
     if stages.neurons:
         named.append(("Written", [_written(stages), _words(stages)]))
     if not stages.says_little and stages.everything is not None:
-        named.append(
-            ("", [f"Everything else at {_at(stages)} -> {percent(stages.everything)}, the rest of the model -> 100%"])
+        more = (
+            f"With everything else at {_at(stages)} free, too: {percent(stages.everything)}; with the whole model: 100%"
         )
+        named.append(("", [more]))
     return [(name, lines) for name, lines in named if lines]
 
 
@@ -204,10 +196,10 @@ def layers_text(nodes: Sequence[Ranked]) -> str:
     return f"layer {lowest}" if lowest == highest else f"layers {lowest} to {highest}"
 
 
-def _arrow(stages: StageRecord, share: float | None, control: Control | None, what: str) -> str:
+def _share(stages: StageRecord, share: float | None, control: Control | None, what: str) -> str:
     if stages.says_little or share is None:
         return ""
-    return f" -> {percent(share)} [{what} {percent(control.median)}]" if control else f" -> {percent(share)}"
+    return f": {percent(share)} [{what} {percent(control.median)}]" if control else f": {percent(share)}"
 
 
 def _moved(stages: StageRecord) -> str:
@@ -218,7 +210,7 @@ def _moved(stages: StageRecord) -> str:
         f" fetch{'es' * is_single} it from {tokens_text(stages, sources)}" if sources else f" move{'s' * is_single} it"
     )
     text = f"{count} head{'s' * (not is_single)} at {_at(stages)}, {layers_text(stages.heads)},{fetch}"
-    return text + _arrow(stages, stages.moved, stages.moved_random, "random heads")
+    return text + _share(stages, stages.moved, stages.moved_random, "random heads")
 
 
 def shown_swaps(stages: StageRecord) -> list[Swap]:
@@ -239,13 +231,13 @@ def swap_text(stages: StageRecord, swap: Swap) -> str:
         for token, before, after in zip(tokens, swap.before, swap.after, strict=False)
         if before is not None and after is not None
     ]
-    return f"{swap.neuron} set to its counterfactual value: {', '.join(changes)}"
+    return f"{swap.neuron}: {', '.join(changes)}"
 
 
 def _written(stages: StageRecord) -> str:
     count = len(stages.neurons)
     text = f"{count} FFN neuron{'s' * (count != 1)} at {_at(stages)}, {layers_text(stages.neurons)}"
-    return text + _arrow(stages, stages.alone, stages.written_random, "random neurons")
+    return f"{text}, add to them" + _share(stages, stages.alone, stages.written_random, "the heads with random neurons")
 
 
 def _words(stages: StageRecord) -> str:
@@ -269,17 +261,21 @@ def warnings(stages: StageRecord) -> list[str]:
     lines = []
     if not stages.reached:
         nearest = "overshoots" if stages.alone > OVERSHOOT else "falls short"
-        lines.append(f"No set of heads and neurons that was tried gives 80 to 125%; the nearest {nearest}.")
+        lines.append(f"Not explained: no set that was tried gives 80 to 125%; the nearest is shown, and it {nearest}.")
     if heads > FEW_HEADS or neurons > FEW_NEURONS:
         lines.append(f"No small set carries this answer: it takes {set_text(stages)}.")
     for left in stages.left_out:
         effect = "works against the answer" if left.change < 0 else "adds to it"
         name = _capital(whole_texts(stages, [left.part])[0])
-        lines.append(f"{name} {effect}: it is held, and recomputed it changes the share by {left.change:+.0%}.")
+        points = f"{100 * left.change:+.0f} points"
+        lines.append(f"{name} {effect}: it is held; with it and all attention at {_at(stages)} free, {points}.")
     if stages.without is not None and stages.without < LOW_NECESSITY:
         lines.append(f"Without the set only {percent(stages.without)} is lost: other heads or neurons take over.")
     if stages.most_changed is not None and stages.most_changed > stages.alone / 2:
-        lines.append(f"The other heads that change most between the prompts give {percent(stages.most_changed)}, too.")
+        lines.append(
+            f"In place of these heads, as many others that change most between the prompts give "
+            f"{percent(stages.most_changed)}."
+        )
     return lines
 
 
@@ -294,10 +290,9 @@ def transfer_text(text: str, transfer: StageShares) -> str:
 def stage_lines(stages: StageRecord, transfers: Sequence[tuple[str, StageShares]] = ()) -> list[Line]:
     """Return the lines of a screen. transfers: other prompts, and what the same parts give there."""
     lines = [Line(question(stages), "bold"), *(Line(text, wraps=False) for text in answer_lines(stages)), Line("")]
-    lines.append(Line(summary(stages)))
+    lines += [Line(summary(stages)), *(Line(text, "yellow") for text in warnings(stages))]
     lines += [Line(text, wraps=False) for text in trace_lines(stages)]
     for number, (name, texts) in enumerate(stage_sentences(stages), 1):
         heads = [f"{number} {name}" if name else ""] + [""] * (len(texts) - 1)
         lines += [Line(f"{head:<{INDENT}}{text}", indent=INDENT + 2) for head, text in zip(heads, texts, strict=True)]
-    lines += [Line(text, "yellow") for text in warnings(stages)]
     return lines + [Line(transfer_text(text, transfer)) for text, transfer in transfers]
