@@ -54,8 +54,6 @@ from icebear.steering.random_edits import random_edit_control
 from icebear.values import typed
 
 LOOK = files("icebear.explanation").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
-SIZES = (100, 1000)
-"""The numbers of nodes whose sufficiency and necessity are measured."""
 GROUPED_NODES = 100
 """The number of nodes that are grouped by their effects, each with a copy of the prompt."""
 GROUPED_TOKENS = 2400
@@ -86,7 +84,6 @@ class Explanation(ExplainedPrediction):
         store: Store | None = None,
         sizes: Sequence[int] = (),
         removal_control: RandomControl | None = None,
-        without_counterfactual: Relevance | None = None,
         graph: Graph | None = None,
         cards: int = 0,
         groups: int = 0,
@@ -123,7 +120,6 @@ class Explanation(ExplainedPrediction):
                 for size in sizes
             ),
             removal_control=removal_control,
-            without_counterfactual=without_counterfactual,
             circuit=CheckedCircuit.of(graph) if graph else None,
             cards=tuple(
                 describe(store, n, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons if store
@@ -266,7 +262,7 @@ def explain(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
             )
         model.check_made(prompt.made_with["model"], "The relevance")
-        return controlled(model, prompt, ranking, store=store, details=details)
+        return explain_relevance(model, prompt, ranking, store=store, details=details)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
     if circuit_nodes is not None:
         if counterfactual is None:
@@ -276,7 +272,7 @@ def explain(
     else:
         sites = sites_of(model, site, counterfactual is not None and base_model is None)
         relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, sites=sites)
-    return controlled(model, relevance, ranking, store=store, graph=graph, details=details)
+    return explain_relevance(model, relevance, ranking, store=store, graph=graph, details=details)
 
 
 def sites_of(
@@ -289,7 +285,7 @@ def sites_of(
     return tuple(dict.fromkeys((neuron_site(site), *stages)))
 
 
-def controlled(
+def explain_relevance(
     model: Model,
     relevance: Relevance,
     ranking: Ranking | None = None,
@@ -301,33 +297,23 @@ def controlled(
     details: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Explanation:
-    """Explain a relevance by its stages, or by the effects of nodes; details: with every control that applies to it.
-    Raises `InputError`."""
-    ranking, compared = ranking or Ranking(site=model.main_site), relevance.counterfactual
+    """Explain a relevance by its stages, or by the effects of nodes. details: also by groups of nodes, and by a control
+    of the tokens; a comparison without stages always is. Raises `InputError`."""
+    ranking = ranking or Ranking(site=model.main_site)
     if isinstance(relevance, Diff):
         return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
     stages = None if why_no_stages(model, relevance) else stages_of(model, relevance, on_progress)
-    if not details and (stages or not compared):
-        explanation = Explanation.of(model, relevance, ranking, store=store, graph=graph, cards=cards)
-        return replace(explanation, stages=stages)
+    details = details or (relevance.counterfactual is not None and stages is None)
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
-    alone = next_token and compared and not model.has_scan
-    answer: dict[str, Any] = {
-        "target": relevance.target and relevance.target.id,
-        "contrast": relevance.contrast and relevance.contrast.id,
-        "position": relevance.predicted_at if model.task.takes_position else None,
-    }
     explanation = Explanation.of(
         model,
         relevance,
         ranking,
         store=store,
-        sizes=SIZES if compared else (),
-        removal_control=token_removal_control(model, relevance) if next_token else None,
-        without_counterfactual=attribute(model, relevance.read, **answer, sites=()) if alone else None,
+        removal_control=token_removal_control(model, relevance) if details and next_token else None,
         graph=graph,
         cards=cards,
-        groups=groups if can_group(relevance, ranking.site or "ffn") else 0,
+        groups=groups if details and can_group(relevance, ranking.site or "ffn") else 0,
     )
     return replace(explanation, stages=stages)
 

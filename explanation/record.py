@@ -103,8 +103,6 @@ class ExplainedPrediction(Tabled):
     """The control that removes the two tokens that contribute most."""
     silencing_control: RandomControl | None = None
     """The control that sets the first nodes to 0 (`silencing_control`)."""
-    without_counterfactual: Relevance | None = None
-    """With a counterfactual: the relevance of the tokens without it."""
     circuit: CheckedCircuit | None = None
     cards: tuple[Card, ...] = ()
     """Cards of the first neurons, if there is a store."""
@@ -157,7 +155,6 @@ class ExplainedPrediction(Tabled):
             "ablation": [vars(row) for row in self.ablations],
             "removal_control": self.removal_control and self.removal_control.to_dict(),
             "silencing_control": self.silencing_control and self.silencing_control.to_dict(),
-            "without_counterfactual": self.without_counterfactual and self.without_counterfactual.to_dict(0),
             **(self.circuit.to_dict() if self.circuit else {}),
             "cards": [card.to_dict() for card in self.cards],
             "groups": [group.to_dict() for group in self.groups],

@@ -46,14 +46,15 @@ def side_effects(
     model: Model,
     recipe: Recipe,
     texts: Sequence[str] = HELD_OUT_TEXTS,
-    perplexity_texts: Sequence[str] = (),
+    perplexity_texts: Sequence[str] | None = (),
     budget: float | None = None,
     contexts: HeldOutContexts | None = None,
 ) -> SideEffects:
     """Measure the side effects of a recipe.
 
     texts: texts whose beginnings are the held-out contexts.
-    perplexity_texts: sentences for the perplexity, such as `icebear.actmax.index.corpus.held_out` gives.
+    perplexity_texts: sentences for the perplexity, such as `icebear.actmax.index.corpus.held_out` gives; default
+        `texts`. None leaves it out.
     budget: the highest acceptable off-target KL in nats; `SideEffects.warnings` reports a higher one.
     contexts: those of `texts`, if the caller has read them already.
     """
@@ -62,6 +63,7 @@ def side_effects(
     contexts = contexts or HeldOutContexts(model, texts)
     everywhere = [replace(edit, where="all") for edit in edits]
     held = token_rows(model, perplexity_texts or texts)
+    without_perplexity = model.task.labelled or perplexity_texts is None
     flip = FlipRecord.of(recipe)
     if flip:
         flip.check(model)
@@ -85,8 +87,8 @@ def side_effects(
         _where(edits, len(contexts.contexts)),
         old,
         new,
-        None if model.task.labelled else _perplexity(model, [], held),
-        None if model.task.labelled else _perplexity(model, everywhere, held),
+        None if without_perplexity else _perplexity(model, [], held),
+        None if without_perplexity else _perplexity(model, everywhere, held),
         repetition,
         repetition_plain,
         {str(e.neuron): calibrate(model).share((e.neuron.layer, e.neuron.index), e.value) for e in ranged},

@@ -11,7 +11,7 @@ from icebear.actmax.index.corpus import held_out
 from icebear.concepts.vocabulary import calibration
 
 FEW = {
-    "icebear.explanation.explanation.GROUPED_TOKENS": 200,
+    "icebear.explanation.explanation.GROUPED_TOKENS": 60,
     "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
     "icebear.app.web.neuron_card.PAGE_SENTENCES": 2,
     "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,
@@ -21,6 +21,7 @@ FEW = {
     "icebear.actmax.index.corpus.held_out": partial(held_out, 2),
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
     "icebear.steering.outcome.KL_DRAWS": 1,
+    "icebear.steering.outcome.RANDOM_DRAWS": 3,
     "icebear.steering.outcome.NEW_TOKENS": 8,
     "icebear.steering.side_effects.CONTEXTS": 6,
     "icebear.steering.side_effects.CONTINUED": 4,

@@ -94,9 +94,9 @@ def test_steering_and_flipping_a_chat(tmp_path):
     assert steered["plain"]["text"] != steered["steered"]["text"]
     assert steered["prompt"] == [{"role": "user", "content": QUESTION}]
     file = tmp_path / "flip.json"
-    result = json_of("flip", "--chat", QUESTION, "--to", "The bear", "--save", str(file))
+    result = json_of("flip", "--chat", QUESTION, "--to", "The", "--save", str(file))
     assert result["provenance"]["flip"]["prompt"] == [{"role": "user", "content": QUESTION}]
-    assert result["name"] == f"{QUESTION} -> The bear"
+    assert result["name"] == f"{QUESTION} -> The"
     assert "holds" in run("recipe", "check", str(file)).stdout
     run("flip", "--chat", QUESTION, code=2)
 

@@ -256,6 +256,12 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
         "similar": {"prompt": "a", "nodes": ["L1.ffn.3@2"]},
         "sufficiency": {"prompt": "a", "nodes": ["L1.ffn.3@2"], "target": " x"},
         "necessity": {"prompt": "a", "nodes": ["L1.head.3@2"], "contrast": " y"},
+        "stages": {
+            "prompt": "a",
+            "counterfactual": "b",
+            "nodes": ["L2.head.0", "L1.ffn.3"],
+            "parts": ["ffn:differing"],
+        },
         "steer": {"prompts": ["a"], "edits": ["L1.ffn.3*0"], "words": ["b"]},
     }
     assert set(lines) == set(KINDS)

@@ -265,7 +265,7 @@ def test_the_commonest_words_are_two_hundred_or_so():
 
 @pytest.mark.real
 @pytest.mark.usefixtures("smol")
-def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, few_contexts, monkeypatch):
+def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, few_contexts):
     """The words and numbers of the first one are those of docs/explain.md."""
     page = tmp_path / "page.html"
     camel = ["--counterfactual", "The wild camel lives in the"]
@@ -274,7 +274,6 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, f
     assert max(map(len, text.splitlines())) <= 100
     assert "Compared with" in page.read_text()
     assert "Arctic" in page.read_text()
-    monkeypatch.setattr("icebear.explanation.explanation.GROUPED_TOKENS", 60)
     assert "account" in run("explain", ICE_BEAR, "--target-text", " Arctic and", *camel)
     ranked = run("rank", ICE_BEAR, *camel, "--site", "ffn", "--top", "3", "--ablate")
     assert "counterfactual" in ranked

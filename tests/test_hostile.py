@@ -829,10 +829,11 @@ def port():
         yield taken.getsockname()[1]
 
 
-def contents(folder):
-    """The files that no command may change."""
+def versions(folder):
+    """Of the files that no command may write: when each was written, its size and its number in the file system."""
     paths = [path for where in (folder, folder / "tiny", folder / "chatty") for path in where.iterdir()]
-    return {path: path.read_bytes() for path in paths if path.is_file() and path.suffix != ".lock"}
+    facts = {path: path.stat() for path in paths if path.is_file() and path.suffix != ".lock"}
+    return {path: (fact.st_mtime_ns, fact.st_size, fact.st_ino) for path, fact in facts.items()}
 
 
 def words_of(line, **values):
@@ -851,7 +852,7 @@ def test_a_hostile_line_gets_a_sentence(place, port, monkeypatch, line):
     environment, words = words_of(line, long="n" * 300, port=port, tokens="bear " * 10_000, new=new)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    before = contents(place)
+    before = versions(place)
     result = CliRunner().invoke(main, words)
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code in (0, 1, 2), result.output
@@ -863,7 +864,7 @@ def test_a_hostile_line_gets_a_sentence(place, port, monkeypatch, line):
         assert last.startswith(("icebear: ", "error")) or known, result.output
     if line.startswith(("label", "index --annotate", "concept find")):
         del before[place / "good.db"]
-    after = contents(place)
+    after = versions(place)
     assert {path.name for path in before if after.get(path) != before[path]} == set()
 
 

@@ -33,7 +33,7 @@ def test_only_layers_with_attention_have_heads(qwen, relevance):
 @pytest.mark.parametrize("site", ["ffn", "mixer", "head"])
 def test_an_explanation_beside_a_counterfactual_needs_no_other_pass(qwen, relevance, site):
     explanation = explain(qwen, relevance, site=site)
-    assert explanation.without_counterfactual is None
+    assert explanation.stages is None
     assert explanation.nodes[0].ranked.neuron.site == site
     assert explanation.to_html()
 

@@ -31,6 +31,7 @@ from icebear.evaluation.baselines.all_methods import Occlusion
 from icebear.explanation.explanation import Explanation
 from icebear.explanation.sentences import group_text, limits_sentence, together_sentence
 from icebear.records import RandomControl
+from icebear.steering import outcome
 from icebear.steering.random_edits import random_edit_control, random_edits
 
 PROMPT, OTHER = "ice bear", "big cats"
@@ -38,6 +39,7 @@ CAMEL = "The wild camel lives in the"
 TOOLS = {
     "predict": "prompt chat k max_new_tokens",
     "suggest_counterfactuals": "prompt",
+    "explain": "prompt counterfactual target contrast chat",
     "attribute": "prompt target contrast counterfactual chat k",
     "rank": "prompt target contrast counterfactual site chat k",
     "compare_models": "prompt target contrast k",
@@ -433,6 +435,7 @@ def test_an_investigation_finds_the_cause_and_learns_that_a_claim_is_false(
     found before."""
     monkeypatch.setattr(tools, "flip", lambda *arguments, **options: desert)
     monkeypatch.setattr(tools, "PAGE_SENTENCES", 1)
+    monkeypatch.setattr(outcome, "RANDOM_DRAWS", 20)  # fewer are never beyond chance
 
     async def investigate(client):
         async def call(name, **arguments):

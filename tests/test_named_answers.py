@@ -74,7 +74,7 @@ def test_an_explanation_and_a_circuit_read_the_same_prompts(smol):
     names = {"target": YORK, "contrast": JERSEY, "counterfactual": OTHER}
     why = explain(smol, PROMPT, **names)
     assert why.relevance.prompt.text.endswith(" New")
-    assert why.removal_control is not None
+    assert why.stages.prompt.tokens[-1] == " New"
     graph = circuit(smol, PROMPT, **names, nodes=3)
     assert graph.relevances[0].prompt.ids == why.relevance.prompt.ids
 
@@ -127,9 +127,10 @@ def test_print_shows_the_screen(smol):
 def test_a_small_difference_has_no_shares(smol):
     """Two plus two equals: single nodes recover several times a difference of half a logit."""
     pair = "Two plus two equals", "Two plus three equals"
-    why = explain(smol, pair[0], target=" four", contrast=" five", counterfactual=pair[1])
-    large = explain(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the")
+    why = explain(smol, pair[0], target=" four", contrast=" five", counterfactual=pair[1], details=True)
+    large = explain(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the", details=True)
     assert (bool(hardly_differs(why.together.ablation)), bool(hardly_differs(large.together.ablation))) == (True, False)
+    assert ("%" in str(why.stages), "%" in str(large.stages)) == (False, True)
     assert ("sufficiency" in str(why), "sufficiency" in str(large)) == (False, True)
 
 

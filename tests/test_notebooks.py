@@ -6,14 +6,15 @@ from io import StringIO
 
 import nbformat
 import pytest
+from few import few
 from IPython.core.displayhook import CapturingDisplayHook
 from IPython.core.interactiveshell import InteractiveShell
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pages import NOTEBOOKS, build_site, script
 
-from icebear.evaluation.explanations import faithfulness
-from icebear.models.loading import loading
+from icebear.actmax import writes
+from icebear.evaluation.explanations import faithfulness, questions
 
 notebooks = script("notebooks")
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -49,17 +50,20 @@ def executed(path):
 
 @pytest.fixture(scope="session")
 def pages(shared, smol, scanned, tmp_path_factory):
-    """`pages(path)` is a notebook's page, of one run. An index in a temporary folder goes on where `scanned` is, and
-    tokens are removed in three steps instead of five."""
+    """`pages(path)` is a notebook's page, of one run with few contexts and draws. An index in a temporary folder goes
+    on where `scanned` is, and tokens of ten short texts are removed in two steps, not those of twenty in five."""
+    next_words, measured = questions.next_words, writes.writes
 
     def of(path):
         def make(folder):
             index = tmp_path_factory.mktemp("index")
             shutil.copytree(scanned, index, dirs_exist_ok=True)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(loading, "load_model", lambda name: smol)
                 patch.setattr("tempfile.mkdtemp", lambda: index)
-                patch.setattr(faithfulness, "SHARES", (0.0, 0.2, 0.6, 1.0))
+                patch.setattr(faithfulness, "SHARES", (0.0, 0.3, 1.0))
+                patch.setattr(questions, "next_words", lambda *texts, **_: next_words(*texts, 10, longest=18))
+                patch.setattr(writes, "writes", lambda *card: measured(*card[:3], 2))
+                few(patch)
                 text = notebooks.page(executed(path))
             (folder / "page.md").write_text(text)
 

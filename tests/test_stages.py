@@ -35,7 +35,7 @@ def made(name):
     net = {"bert": AutoModelForMaskedLM, "t5": AutoModelForSeq2SeqLM}[name].from_config(config).double()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, 0, 0.4)
-    return Model(net, SimpleNamespace(mask_token_id=2, all_special_ids=[]) if name == "bert" else None, name=name)
+    return Model(net, SimpleNamespace(mask_token_id=2, all_special_ids=[], decode=str) if name == "bert" else None, name=name)
 
 
 def pair_of(model, prompt=PROMPT, other=OTHER):
@@ -281,3 +281,20 @@ def test_what_has_no_stages_is_refused(smol):
         stages(smol, "The capital of France is")
     with pytest.raises(InputError):
         stages(smol, "The capital of France is", counterfactual="The capital of France is")
+
+
+def test_a_claim_of_stages_is_measured_again(smol, france, tmp_path):
+    """Its value and control are those of the stages; in another model of the same shape it fails."""
+    from icebear import check
+    from icebear.claims.claim import Claim
+    from icebear.claims.claims_files import write_claims
+    from icebear.claims.kinds.predictions import StagesClaim
+
+    about = {"prompt": "The capital of France is", **FRANCE}
+    ((claim, measured),) = StagesClaim.of(france, about)
+    again = claim.measure(smol)
+    assert (again.value, again.control) == pytest.approx((measured.value, measured.control), abs=1e-5)
+    write_claims(tmp_path / "c.yaml", [Claim.of(smol, claim, measured=measured)])
+    assert check(smol, tmp_path / "c.yaml").passed
+    with pytest.raises(InputError):
+        StagesClaim(**about, nodes=claim.nodes, parts=("ffn:last",)).measure(smol)

@@ -318,7 +318,7 @@ def test_contributions_are_the_true_edges_and_random_numbers_are_not():
 
 def asks(name, variant, count):
     program = PROGRAMS[name]
-    compiled = truth.made_of(name, variant, 0)
+    compiled = truth.model_of(name, variant, 0)
     return list(itertools.islice(truth_flips.asks_of(program, compiled, 0), count))
 
 
@@ -358,7 +358,7 @@ def test_only_programs_with_an_answer_at_the_last_token_flip():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_variable_is_true_where_its_neurons_are_active(name):
     program, variable = PROGRAMS[name], truth_variables.VARIABLES[name]
-    made = truth.made_of(name, "plain", 0)
+    made = truth.model_of(name, "plain", 0)
     texts = truth_variables.texts_of(program, variable, 0)
     assert min(map(len, texts)) > 50
     columns = [place for place, unit in made.neurons.items() if variable.computes(unit)]
@@ -371,7 +371,7 @@ def test_a_variable_is_true_where_its_neurons_are_active(name):
 def test_a_concept_is_the_neuron_that_is_active_with_it_only():
     """Its activation has no standard deviation over the texts without the concept."""
     program = PROGRAMS["hops"]
-    result = truth_variables.measured(program, truth.made_of("hops", "plain", 0), 0)
+    result = truth_variables.measured(program, truth.model_of("hops", "plain", 0), 0)
     assert result["true"] == result["chosen"] == 1
     assert result["auroc"] == 1
     assert result["methods"]["find_concept"] == {"first": 1.0, "share": 1.0}

@@ -409,7 +409,7 @@ class Tools:
             "plain": outcome.plain,
             "steered": outcome.edited,
             **outcome.to_dict(),
-            "warnings": side_effects(model, recipe, contexts=self.session.held_out).warnings,
+            "warnings": side_effects(model, recipe, perplexity_texts=None, contexts=self.session.held_out).warnings,
             "handle": self.session.keep(
                 "recipe", recipe, {"edits": [{"edit": line} for line in lines]}, json=recipe.to_json
             ),

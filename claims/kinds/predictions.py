@@ -22,9 +22,11 @@ from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.stage_parts import WHOLE_PARTS
+from icebear.concepts.stages.stages import Stages, patched_pair, set_shares
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.records import TokenScore
+from icebear.records import Neuron, TokenScore
 from icebear.steering.flipping.phrases import phrase_probability, wanted_ids
 from icebear.steering.side_effects import HeldOutContexts
 
@@ -210,6 +212,40 @@ class NecessityClaim(NodesClaim):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StagesClaim(Explained):
+    """These heads and neurons of the last token, with whole parts of earlier tokens (such as ``ffn:differing``), give
+    this share of the difference while all others hold their counterfactual values. The control is the median of
+    random sets of as many heads and neurons."""
+
+    nodes: tuple[Neuron, ...]
+    parts: tuple[str, ...] = ()
+    kind = "stages"
+    value_is = "share of the difference that they give alone"
+    control_is = "that of random heads and neurons"
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        named = frozenset(tuple(part.split(":")) for part in self.parts)
+        if not self.counterfactual or not named <= WHOLE_PARTS:
+            names = ", ".join(sorted(map(":".join, WHOLE_PARTS)))
+            raise InputError(f"A claim of stages has a counterfactual, and whole parts of {names}; change it.")
+        pair = patched_pair(model, self.prompt, self.counterfactual, self.target, self.contrast)
+        alone, _, random = set_shares(model, pair, self.nodes, named, seed)  # type: ignore[arg-type]
+        return Measured(alone, random)
+
+    @classmethod
+    def of(cls, stages: Stages, about: dict[str, Any]) -> list[Draft]:
+        """Return the claim of a set that was reached."""
+        if not stages.reached or stages.kind != "alone" or stages.alone is None or stages.random is None:
+            return []
+        nodes = tuple(node.neuron for node in (*stages.heads, *stages.neurons))
+        parts = tuple(f"{part.kind}:{part.where}" for part in stages.whole)
+        return [(cls(**about, nodes=nodes, parts=parts), Measured(stages.alone, stages.random))]
+
+    def __str__(self) -> str:
+        return f"{len(self.nodes)} heads and neurons compute the answer after {self.prompt!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SimilarClaim(NodesClaim):
     """This share of a model's nodes is among as many most relevant nodes in the model that is checked. The control is
     the share of random nodes of the same layers and tokens."""
@@ -353,6 +389,7 @@ def of_explanation(model: Model, explanation: Explanation) -> list[Draft]:
     relevance = explanation.relevance
     about = subject(model, relevance)
     drafts = [*AnswerClaim.of(relevance, about), *RelevanceClaim.of_tokens(relevance, about)]
+    drafts += StagesClaim.of(explanation.stages, about) if explanation.stages else []
     return [*drafts, *_of_nodes(model, explanation.nodes[:1], about)]
 
 

@@ -17,6 +17,8 @@ from icebear.records import Neuron
 WholeParts = frozenset[tuple[str, str]]
 """Whole parts, such as ``("ffn", "differing")``: attention or the FFN of all layers at the ``differing`` tokens, the
 tokens ``between`` them and the explained one, all ``other`` tokens, or the ``last`` token, which is explained."""
+WHOLE_PARTS: WholeParts = frozenset((kind, where) for kind in KINDS for where in ("differing", "between"))
+"""The whole parts of earlier tokens."""
 HEAD_SITES = KINDS["attn"]
 OTHERS: WholeParts = frozenset({("attn", "other"), ("ffn", "other")})
 LAST: WholeParts = frozenset({("attn", "last"), ("ffn", "last")})

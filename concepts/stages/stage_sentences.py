@@ -239,7 +239,7 @@ def swap_text(stages: StageRecord, swap: Swap) -> str:
         for token, before, after in zip(tokens, swap.before, swap.after, strict=False)
         if before is not None and after is not None
     ]
-    return f"{swap.neuron} with its value in the counterfactual: {', '.join(changes)}"
+    return f"{swap.neuron} set to its counterfactual value: {', '.join(changes)}"
 
 
 def _written(stages: StageRecord) -> str:

@@ -149,15 +149,37 @@ class Stages(StageRecord):
             raise InputError("These stages have no heads that could be measured on other prompts.")
         target = self.target.id if target is None else target
         contrast = self.contrast.id if contrast is None and self.contrast else contrast
-        row = request_of(self.model, Prompt.of(prompt), target, contrast)
-        pair = joint_objective(self.model, [row, replace(row, prompt=Prompt.of(counterfactual))])
-        measured = _Measured(self.model, [PatchedPair(self.model, pair)])
+        measured = _Measured(self.model, [patched_pair(self.model, prompt, counterfactual, target, contrast)])
         if measured.kind != self.kind:
             raise InputError(
                 "The two prompts must have equally many tokens and end with the same one; choose another pair."
             )
         earlier = frozenset((part.kind, part.where) for part in self.whole)
-        return measured.transferred(self, earlier)
+        shares = measured.set_shares([node.neuron for node in (*self.heads, *self.neurons)], earlier)
+        at = measured.pairs[0].explained
+        heads, neurons = (tuple(replace(node, position=at) for node in row) for row in (self.heads, self.neurons))
+        return StageShares(self.kind, heads, neurons, measured.named(earlier), *shares, **measured.answers())
+
+
+def patched_pair(
+    model: Model, prompt: PromptLike, counterfactual: PromptLike, target: Token | None, contrast: Token | None
+) -> PatchedPair:
+    """Return two prompts whose parts can be exchanged. Raises `InputError`."""
+    row = request_of(model, Prompt.of(prompt), target, contrast)
+    return PatchedPair(model, joint_objective(model, [row, replace(row, prompt=Prompt.of(counterfactual))]))
+
+
+def set_shares(
+    model: Model, pair: PatchedPair, nodes: Sequence[Neuron], earlier: WholeParts, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return what heads and neurons of the last token give alone with whole parts of earlier tokens, what is lost
+    without them, and what random sets give. Raises `InputError` for other pairs of prompts."""
+    for node in nodes:
+        model.check(replace(node, site="attn", index=0) if node.site == "cross" else node)
+    measured = _Measured(model, [pair])
+    if measured.kind != "alone":
+        raise InputError("Stages compare prompts of equally many tokens that end with the same one; choose another.")
+    return measured.set_shares(nodes, earlier, seed)
 
 
 @typed
@@ -382,8 +404,7 @@ class _Measured:
         """Steps 5 to 7 and the waterfall."""
         moving, writing = ([node.neuron for node in nodes] for nodes in (heads, neurons))
         chosen, earlier = [*moving, *writing], self.other_parts(earlier)
-        generator = torch.Generator().manual_seed(0)
-        draws = [self.network.random(chosen, generator) for _ in range(RANDOM_DRAWS)]
+        draws = self.random_sets(chosen)
         random_heads = [draw[: len(moving)] for draw in draws]
         random_neurons = [[*moving, *draw[len(moving) :]] for draw in draws] if writing else []
         changed = self.network.most_changed(self.pairs, moving, len(moving))
@@ -459,17 +480,16 @@ class _Measured:
         shown = [row for sign in (1, -1) for row in [row for row in large if row.effect * sign > 0][:SHOWN_WORDS]]
         return tuple(row for row in rows if row in shown or row.token_id in answers)
 
-    def transferred(self, stages: Stages, earlier: WholeParts) -> StageShares:
-        """Measure the heads, neurons and random sets of stages on other prompts."""
-        nodes = [node.neuron for node in (*stages.heads, *stages.neurons)]
-        sets = stages.random_sets.sets if stages.random_sets else ()
-        rest = self.other_parts(earlier)
+    def set_shares(self, nodes: Sequence[Neuron], earlier: WholeParts, seed: int = 0) -> tuple[float, float, float]:
+        """Return what a set gives alone, what is lost without it, and the median of random sets."""
+        rest, sets = self.other_parts(earlier), self.random_sets(nodes, seed)
         parts = [Parts(rest, self.network.masks(chosen)) for chosen in (nodes, *sets)]
         alone, *random, remaining = self.shares.of([*parts, self.network.without(nodes)])
-        at = self.pairs[0].explained
-        heads, neurons = (tuple(replace(node, position=at) for node in row) for row in (stages.heads, stages.neurons))
-        shares = (alone, 1 - remaining, median(random))
-        return StageShares(self.kind, heads, neurons, self.named(earlier), *shares, **self.answers())
+        return alone, 1 - remaining, median(random)
+
+    def random_sets(self, nodes: Sequence[Neuron], seed: int = 0) -> list[list[Neuron]]:
+        generator = torch.Generator().manual_seed(seed)
+        return [self.network.random(nodes, generator) for _ in range(RANDOM_DRAWS)]
 
 
 LAST_FFN: WholeParts = frozenset({("ffn", "last")})

@@ -86,33 +86,12 @@ def explain(options: Options) -> None:
     """
     if options.file:
         return _explain_file(options.file, options)
-    attribution, position = _checked(options), options.position
+    attribution = _checked(options)
     model, arguments = attribution.arguments(options.model)
-    from icebear.app.cli.tables.explanations import (
-        explanation_report,
-        explanation_screen,
-        units_table,
-    )
-    from icebear.concepts.results.ranking import Ranking
-    from icebear.explanation.explanation import CARDS, GROUPS, controlled, sites_of
+    from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
 
-    if options.nodes:
-        need("circuits")
-        pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
-        with bar("edges", 1) as move:
-            graph = icebear.circuit(model, **pair, nodes=options.nodes, heads=options.site == "head", on_progress=move)
-        relevance = graph.relevances[0]
-    else:
-        graph, method = None, arguments["method"]
-        is_pair = bool(attribution.counterfactual) and arguments["base_model"] is None
-        sites = sites_of(model, options.site or model.main_site, is_pair, method)
-        relevance = icebear.attribute(model, **arguments, sites=sites)
-    ranking = Ranking(options.top, options.site or model.main_site, position=position)
-    with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
-        shown = {"cards": CARDS if options.html or options.json else 0}
-        shown["groups"] = 0 if options.units or options.sources else GROUPS
-        explanation = controlled(model, relevance, ranking, store=store, graph=graph, details=options.details, **shown)  # type: ignore[arg-type]
-        explanation = replace(explanation, transfers=_transfers(explanation, options.paraphrase))
+    explanation = _explained(options, model, arguments)
+    relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
@@ -138,6 +117,37 @@ def explain(options: Options) -> None:
         from icebear.claims.kinds.predictions import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation))
+
+
+def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:
+    """Compute the relevance, or the circuit, and explain it."""
+    from icebear.concepts.results.ranking import Ranking
+    from icebear.explanation.explanation import CARDS, GROUPS, explain_relevance, sites_of
+
+    graph = None
+    if options.nodes:
+        need("circuits")
+        pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
+        with bar("edges", 1) as move:
+            graph = icebear.circuit(model, **pair, nodes=options.nodes, heads=options.site == "head", on_progress=move)
+        relevance = graph.relevances[0]
+    else:
+        is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
+        sites = sites_of(model, options.site or model.main_site, is_pair, arguments["method"])
+        relevance = icebear.attribute(model, **arguments, sites=sites)
+    ranking = Ranking(options.top, options.site or model.main_site, position=options.position)
+    with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
+        explanation = explain_relevance(
+            model,
+            relevance,
+            ranking,
+            store=store,
+            graph=graph,
+            cards=CARDS if options.html or options.json else 0,
+            groups=0 if options.units or options.sources else GROUPS,
+            details=options.details,
+        )
+        return replace(explanation, transfers=_transfers(explanation, options.paraphrase))
 
 
 def _transfers(
