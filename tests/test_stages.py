@@ -35,7 +35,9 @@ def made(name):
     net = {"bert": AutoModelForMaskedLM, "t5": AutoModelForSeq2SeqLM}[name].from_config(config).double()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, 0, 0.4)
-    return Model(net, SimpleNamespace(mask_token_id=2, all_special_ids=[], decode=str) if name == "bert" else None, name=name)
+    return Model(
+        net, SimpleNamespace(mask_token_id=2, all_special_ids=[], decode=str) if name == "bert" else None, name=name
+    )
 
 
 def pair_of(model, prompt=PROMPT, other=OTHER):
