@@ -76,7 +76,7 @@ def test_examples_are_what_the_model_computes(smol, monkeypatch):
     assert [node.neuron for node in found.heads] == [node.neuron for node in known.heads]
     for name in ("alone", "without", "random"):
         assert getattr(found, name) == pytest.approx(getattr(known, name), abs=1e-3)
-    assert [row for row in found.trace.shares] == [pytest.approx(row, abs=1e-3) for row in known.trace.shares]
+    assert list(found.trace.shares) == [pytest.approx(row, abs=1e-3) for row in known.trace.shares]
     for measured, saved in zip(explanation.groups, file.groups, strict=True):
         assert measured.raises + measured.lowers == saved.raises + saved.lowers
         assert [edit.neuron for edit in measured.edits] == [edit.neuron for edit in saved.edits]
