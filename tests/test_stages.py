@@ -16,7 +16,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 from icebear import Neuron, attribute, stages
 from icebear.concepts.stages.patched_pair import CachedPasses, CompletePasses, PatchedPair, State
 from icebear.concepts.stages.stage_parts import Network, Parts, Shares
-from icebear.concepts.stages.stages import RANDOM_DRAWS
+from icebear.concepts.stages.stage_search import RANDOM_DRAWS
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import objective_of

@@ -10,68 +10,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
 
-import torch
 from markupsafe import Markup
-from torch import Tensor
 
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.patched_pair import KINDS, PatchedPair, State
-from icebear.concepts.stages.stage_parts import LAST, OTHERS, Network, Parts, Shares, WholeParts
+from icebear.concepts.stages.patched_pair import KINDS, PatchedPair
+from icebear.concepts.stages.stage_parts import WholeParts
 from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import (
-    OVERSHOOT,
-    Answers,
-    Control,
-    Kind,
-    Source,
     StageRecord,
     StageShares,
-    Swap,
-    Trace,
-    WholePart,
-    WholePartChange,
-    WordEffect,
 )
+from icebear.concepts.stages.stage_search import STEPS, Measured, Progress
 from icebear.concepts.stages.stage_sentences import question, stage_lines
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Objective, Token, joint_objective, request_of
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts
 from icebear.paths import write_file
-from icebear.records import Neuron, Ranked
+from icebear.records import Neuron
 from icebear.render import page
 from icebear.values import typed
-
-HEAD_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30)
-NEURON_COUNTS = (0, 1, 2, 3, 5, 8, 12, 20, 30, 50, 100)
-NEURONS_PER_HEAD = 10
-"""A head counts as much as this many neurons in the size of a set."""
-ENOUGH = 0.8
-"""The share of the difference at which the search stops."""
-NEARLY_ALL = 0.9
-"""The share of the difference that whole parts must give."""
-RANDOM_DRAWS = 20
-BETWEEN = 6
-"""The largest number of tokens between the differing ones and the last that are shown."""
-TRACED_LAYERS = 7
-LARGE_CHANGE = 0.25
-"""A left-out whole part that changes the share by more than this is said."""
-LARGE_EFFECT = 1 / 3
-"""Words whose effect is above this share of the largest are shown."""
-SHOWN_WORDS = 4
-"""The largest number of words that are raised, and lowered."""
-
-Progress = Callable[[int, int], None]
-STEPS = 6
-"""The steps that are reported as progress."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,7 +79,7 @@ class Stages(StageRecord):
         """
         if self.model is None or not self.pairs:
             raise InputError("These stages have no model that could be run again.")
-        measured = _Measured(self.model, [PatchedPair(self.model, pair) for pair in self.pairs])
+        measured = Measured(self.model, [PatchedPair(self.model, pair) for pair in self.pairs])
         return measured.swapped([[self.model.check(node) for node in nodes]])[0]
 
     def transfer(
@@ -149,7 +112,7 @@ class Stages(StageRecord):
             raise InputError("These stages have no heads that could be measured on other prompts.")
         target = self.target.id if target is None else target
         contrast = self.contrast.id if contrast is None and self.contrast else contrast
-        measured = _Measured(self.model, [patched_pair(self.model, prompt, counterfactual, target, contrast)])
+        measured = Measured(self.model, [patched_pair(self.model, prompt, counterfactual, target, contrast)])
         if measured.kind != self.kind:
             raise InputError(
                 "The two prompts must have equally many tokens and end with the same one; choose another pair."
@@ -176,7 +139,7 @@ def set_shares(
     without them, and what random sets give. Raises `InputError` for other pairs of prompts."""
     for node in nodes:
         model.check(replace(node, site="attn", index=0) if node.site == "cross" else node)
-    measured = _Measured(model, [pair])
+    measured = Measured(model, [pair])
     if measured.kind != "alone":
         raise InputError("Stages compare prompts of equally many tokens that end with the same one; choose another.")
     return measured.set_shares(nodes, earlier, seed)
@@ -251,280 +214,6 @@ def stages_of(model: Model, relevance: Relevance, on_progress: Progress = lambda
     if reason := why_no_stages(model, relevance):
         raise InputError(reason)
     assert relevance.counterfactual is not None
-    measured = _Measured(model, [PatchedPair(model, pair) for pair in relevance.counterfactual.pairs])
+    measured = Measured(model, [PatchedPair(model, pair) for pair in relevance.counterfactual.pairs])
     on_progress(1, STEPS)
-    return measured.stages(relevance, on_progress)
-
-
-class _Measured:
-    """The measurements of stages, on pairs of prompts with the same prompt."""
-
-    def __init__(self, model: Model, pairs: Sequence[PatchedPair]) -> None:
-        self.model, self.pairs, self.shares = model, pairs, Shares(pairs)
-        self.network = Network(model, pairs[0].passes.stack_of(pairs[0].explained))
-        aligned = all(pair.is_aligned for pair in pairs)
-        self.kind: Kind = "last token" if not all(pair.ends_alike for pair in pairs) else "alone" if aligned else "cut"
-        self.differing = tuple(sorted(frozenset().union(*(pair.differing for pair in pairs))))
-        self.between = tuple(sorted(frozenset().union(*(pair.between for pair in pairs)) - {*self.differing}))
-
-    def stages(self, relevance: Relevance, on_progress: Progress) -> Stages:
-        """Take the steps."""
-        assert relevance.target is not None
-        ranked = _candidates(relevance, self.network)
-        shown = [*self.differing, *_largest_between(relevance, self.between)]
-        is_aligned = all(pair.is_aligned for pair in self.pairs)
-        trace = self.trace(sorted(shown)) if is_aligned else Trace((), (), ())
-        on_progress(2, STEPS)
-        searched, left_out = self.whole_parts() if self.kind == "alone" else (frozenset(), ())
-        on_progress(3, STEPS)
-        heads, neurons, reached = self.smallest_set(searched, *ranked)
-        on_progress(4, STEPS)
-        earlier = frozenset(part for part in searched if part[1] != "last")
-        parts = self.measured_parts(heads, neurons, earlier, sorted(shown)) if heads else NOTHING
-        on_progress(5, STEPS)
-        record = Stages(
-            **self.answers(),
-            kind=self.kind,
-            heads=heads,
-            neurons=neurons,
-            whole=self.named(earlier) if heads else (),
-            target=relevance.target,
-            contrast=relevance.contrast,
-            position=self.pairs[0].explained,
-            differing=self.differing,
-            trace=trace,
-            reached=reached,
-            left_out=left_out,
-            words=self.words([node.neuron for node in neurons]) if neurons else (),
-            made_with=self.model.made_with,
-            model=self.model,
-            pairs=tuple(pair.pair for pair in self.pairs),
-            **parts,
-        )
-        on_progress(STEPS, STEPS)
-        return record
-
-    def answers(self) -> dict[str, Any]:
-        """Return what the prompt and the (first) counterfactual answer."""
-        model, pair = self.model, self.pairs[0]
-        answers: dict[str, Any] = {}
-        for name, ids in (("prompt", pair.ids), ("counterfactual", pair.ids_c)):
-            logits = getattr(pair, name).logits
-            number = fmean(each.number(getattr(each, name).logits).item() for each in self.pairs)
-            likeliest = model.top_tokens(logits.float(), 1)[0]
-            answers[name] = Answers(model.pieces(ids), number, *self._probabilities([logits]), likeliest)
-        return answers
-
-    def _probabilities(self, logits: Sequence[Tensor]) -> tuple[float | None, float | None]:
-        """Return the mean probabilities of target and contrast; logits (V,) of each pair, or of the first."""
-        each = []
-        for pair, x in zip(self.pairs, logits, strict=False):
-            logs = self.model.task.log_probabilities(self.model, x)
-            if logs is None:
-                return None, None
-            each.append([logs[token].exp().item() for token in (pair.target, pair.contrast) if token is not None])
-        means = [fmean(column) for column in zip(*each, strict=True)]
-        return means[0], means[1] if len(means) > 1 else None
-
-    def trace(self, tokens: list[int]) -> Trace:
-        """Step 2. tokens: of those shown, not the last."""
-        pair = self.pairs[0]
-        positions = [*tokens, pair.explained]
-        count = len(self.model.stacks[0][1])
-        layers = sorted({step * (count - 1) // (TRACED_LAYERS - 1) for step in range(TRACED_LAYERS)})
-        each = [torch.tensor([each.shares(row) for row in each.trace(positions, layers)]) for each in self.pairs]
-        return Trace(tuple(positions), tuple(layers), tuple(map(tuple, torch.stack(each).mean(0).tolist())))
-
-    def whole_parts(self) -> tuple[WholeParts, tuple[WholePartChange, ...]]:
-        """Step 3: return the whole parts, and those left out that change the share much."""
-        options: list[WholeParts] = [LAST_FFN, frozenset({("attn", "differing")})]
-        if self.between:
-            options.append(frozenset({("attn", "between"), ("ffn", "between")}))
-        subsets = [
-            [option for bit, option in enumerate(options) if number >> bit & 1] for number in range(2 ** len(options))
-        ]
-        always = frozenset({("ffn", "differing")})
-        wholes = [always.union(*subset) for subset in subsets]
-        shares = self.shares.of([Parts(free | {("attn", "last")}) for free in wholes])
-        share_of = dict(zip(wholes, shares, strict=True))
-        enough = [row for row, share in enumerate(shares) if NEARLY_ALL <= share <= OVERSHOOT]
-        chosen = wholes[
-            min(enough or range(len(wholes)), key=lambda row: (bool(enough) * len(subsets[row]), abs(shares[row] - 1)))
-        ]
-        held = [option for option in options if not option <= chosen or option == LAST_FFN]
-        changes = [
-            WholePartChange(self.named(option)[0], share_of[chosen | option] - share_of[chosen - option])
-            for option in held
-        ]
-        # The neurons of an FFN of the last token that helps are searched; one that works against the answer is held.
-        large = [row for row in changes if abs(row.change) > LARGE_CHANGE]
-        return chosen, tuple(row for row in large if row.change < 0 or row.part.where != "last")
-
-    def named(self, free: WholeParts) -> tuple[WholePart, ...]:
-        at = {"differing": self.differing, "between": self.between, "last": (self.pairs[0].explained,)}
-        return tuple(WholePart(kind, where, at[where]) for kind, where in sorted(free))  # type: ignore[arg-type]
-
-    def smallest_set(
-        self, free: WholeParts, heads: Sequence[Ranked], neurons: Sequence[Ranked]
-    ) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...], bool]:
-        """Step 4: return the heads, the neurons, and whether they reach the share that was asked for."""
-        if self.kind == "last token":
-            return (), (), False
-        writes = self.kind == "alone" and ("ffn", "last") in free
-        cells = [
-            (k, n)
-            for k in HEAD_COUNTS
-            for n in (NEURON_COUNTS if writes else (0,))
-            if k <= len(heads) and n <= len(neurons)
-        ]
-        cells.sort(key=lambda cell: (NEURONS_PER_HEAD * cell[0] + cell[1], cell[0]))
-        earlier = self.other_parts(free)
-        nearest: tuple[float, tuple[int, int]] | None = None
-        for start in range(0, len(cells), STATES):
-            part = cells[start : start + STATES]
-            sets = [[node.neuron for node in (*heads[:k], *neurons[:n])] for k, n in part]
-            shares = self.shares.of([Parts(earlier, self.network.masks(nodes)) for nodes in sets])
-            for (k, n), share in zip(part, shares, strict=True):
-                if ENOUGH <= share <= OVERSHOOT:
-                    return tuple(heads[:k]), tuple(neurons[:n]), True
-                if nearest is None or abs(share - 1) < abs(nearest[0] - 1):
-                    nearest = share, (k, n)
-        k, n = nearest[1] if nearest else (0, 0)
-        return tuple(heads[:k]), tuple(neurons[:n]), False
-
-    def other_parts(self, free: WholeParts) -> WholeParts:
-        """Return what is recomputed beside the set: parts of earlier tokens; of a cut, all but the other heads."""
-        if self.kind == "cut":
-            return OTHERS | {("ffn", "last")}
-        return frozenset(part for part in free if part[1] != "last")
-
-    def measured_parts(
-        self, heads: Sequence[Ranked], neurons: Sequence[Ranked], earlier: WholeParts, tokens: Sequence[int]
-    ) -> dict[str, Any]:
-        """Steps 5 to 7 and the waterfall."""
-        moving, writing = ([node.neuron for node in nodes] for nodes in (heads, neurons))
-        chosen, earlier = [*moving, *writing], self.other_parts(earlier)
-        draws = self.random_sets(chosen)
-        random_heads = [draw[: len(moving)] for draw in draws]
-        random_neurons = [[*moving, *draw[len(moving) :]] for draw in draws] if writing else []
-        changed = self.network.most_changed(self.pairs, moving, len(moving))
-        groups = [[chosen, moving, [*changed, *writing]], [[head, *writing] for head in moving]]
-        groups += [draws, random_heads if writing else [], random_neurons]
-        states = [Parts(earlier, self.network.masks(nodes)) for group in groups for nodes in group]
-        states += [Parts(earlier | LAST), self.network.without(chosen)]
-        shares = iter(self.shares.of(states))
-        measured = [[next(shares) for _ in group] for group in groups]
-        everything, remaining = shares
-        (alone, moved, most_changed), each, random, moved_random, written_random = measured
-        controls = [
-            Control(median(values), tuple(values), tuple(map(tuple, sets))) if sets else None
-            for values, sets in ((random, draws), (moved_random, groups[3]), (written_random, random_neurons))
-        ]
-        return {
-            "alone": alone,
-            "without": 1 - remaining,
-            "random": median(random),
-            "random_sets": controls[0],
-            "most_changed": most_changed,
-            "moved": moved,
-            "moved_random": controls[1] or controls[0],
-            "written_random": controls[2],
-            "everything": everything,
-            "swaps": self.swaps(moving, each),
-            "sources": self.sources(chosen, tokens) if self.kind == "alone" else (),
-        }
-
-    def swaps(self, heads: Sequence[Neuron], alone: Sequence[float]) -> tuple[Swap, ...]:
-        """Step 6: give each head alone its counterfactual value."""
-        before = self._probabilities([pair.prompt.logits for pair in self.pairs])
-        each = zip(heads, alone, self.swapped([[head] for head in heads]), strict=True)
-        return tuple(Swap(head, share, before, after) for head, share, after in each)
-
-    def swapped(self, sets: Sequence[Sequence[Neuron]]) -> list[tuple[float | None, float | None]]:
-        """Return the probabilities of target and contrast without each set of nodes."""
-        parts = [self.network.without(nodes) for nodes in sets]
-        logits = [pair.logits([part.state(pair) for part in parts]) for pair in self.pairs]
-        return [self._probabilities([x[row] for x in logits]) for row in range(len(sets))]
-
-    def sources(self, nodes: Sequence[Neuron], tokens: Sequence[int]) -> tuple[Source, ...]:
-        """Step 7: read one token from the prompt, and all other earlier ones from the counterfactual."""
-        masks = self.network.masks(nodes)
-        states = [
-            [
-                State(frozenset({token}), frozenset({token}), masks, frozenset({token, pair.explained}))
-                for token in tokens
-            ]
-            for pair in self.pairs
-        ]
-        shares = self.shares.of_states(states) if tokens else []
-        return tuple(Source(token, share) for token, share in zip(tokens, shares, strict=True))
-
-    def words(self, neurons: Sequence[Neuron]) -> tuple[WordEffect, ...]:
-        """Step 8: logits of the prompt minus those when only the neurons have their counterfactual values."""
-        pair, model = self.pairs[0], self.model
-        part = self.network.without(neurons)
-        ids = likely_ids(
-            torch.stack([pair.prompt.logits, *(each.counterfactual.logits for each in self.pairs)]).float()
-        )
-        answers = [token for token in (pair.target, pair.contrast) if token is not None]
-        ids = list(dict.fromkeys([*ids, *answers]))
-        each = [(pair.prompt.logits - pair.logits([part.state(pair)])[0])[ids] for pair in self.pairs]
-        effects = torch.stack(each).mean(0)
-        effects -= effects.mean() if len(ids) > 1 else 0
-        rows = [
-            WordEffect(token, model.answer_text(token), effect)
-            for token, effect in zip(ids, effects.tolist(), strict=True)
-        ]
-        rows.sort(key=lambda row: -abs(row.effect))
-        large = [row for row in rows if abs(row.effect) > LARGE_EFFECT * abs(rows[0].effect)]
-        shown = [row for sign in (1, -1) for row in [row for row in large if row.effect * sign > 0][:SHOWN_WORDS]]
-        return tuple(row for row in rows if row in shown or row.token_id in answers)
-
-    def set_shares(self, nodes: Sequence[Neuron], earlier: WholeParts, seed: int = 0) -> tuple[float, float, float]:
-        """Return what a set gives alone, what is lost without it, and the median of random sets."""
-        rest, sets = self.other_parts(earlier), self.random_sets(nodes, seed)
-        parts = [Parts(rest, self.network.masks(chosen)) for chosen in (nodes, *sets)]
-        alone, *random, remaining = self.shares.of([*parts, self.network.without(nodes)])
-        return alone, 1 - remaining, median(random)
-
-    def random_sets(self, nodes: Sequence[Neuron], seed: int = 0) -> list[list[Neuron]]:
-        generator = torch.Generator().manual_seed(seed)
-        return [self.network.random(nodes, generator) for _ in range(RANDOM_DRAWS)]
-
-
-LAST_FFN: WholeParts = frozenset({("ffn", "last")})
-STATES = 24
-"""Sets that are tried at once."""
-NOTHING: dict[str, Any] = {
-    **dict.fromkeys(("alone", "without", "random", "random_sets", "most_changed", "moved", "moved_random")),
-    **dict.fromkeys(("written_random", "everything")),
-    "swaps": (),
-    "sources": (),
-}
-"""The numbers of stages without heads."""
-
-
-def _candidates(relevance: Relevance, network: Network) -> tuple[list[Ranked], list[Ranked]]:
-    """Step 1: return heads and FFN neurons of the last token with positive relevance, the largest first."""
-    position, heads = relevance.predicted_at, relevance.top(HEAD_COUNTS[-1], "head")
-    if "cross" in network.head_sites:
-        column = relevance.neurons.columns("cross", [position])[0]
-        scores = relevance.of("cross")[:, column].unflatten(-1, (network.model.heads, -1)).sum(-1)  # (L, H)
-        for layer, index in (scores > 0).nonzero().tolist():
-            heads.append(Ranked(Neuron(layer, "cross", index), position, None, scores[layer, index].item()))
-    neurons = [
-        row for site in KINDS["ffn"] if site in relevance.sites for row in relevance.top(NEURON_COUNTS[-1], site)
-    ]
-    heads, neurons = (
-        sorted(rows, key=lambda row: (-row.relevance, row.neuron))[:count]
-        for rows, count in ((heads, HEAD_COUNTS[-1]), (neurons, NEURON_COUNTS[-1]))
-    )
-    return heads, neurons
-
-
-def _largest_between(relevance: Relevance, between: Sequence[int]) -> list[int]:
-    """Return the tokens between with the largest sum over layers of |relevance|; ties go to the later one."""
-    sizes = relevance.heads().abs().sum((0, 2)) + relevance.ffn.abs().sum((0, 2))
-    columns = {position: column for column, position in enumerate(relevance.neurons.recorded)}
-    known = [position for position in between if position in columns]
-    return sorted(known, key=lambda position: (-sizes[columns[position]].item(), -position))[:BETWEEN]
+    return Stages(**measured.stages(relevance, on_progress), model=model)

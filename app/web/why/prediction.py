@@ -65,8 +65,8 @@ def show() -> None:
     request = Request(prompt, counterfactual, target, contrast, method)
     if example and request.is_default:
         shown = example.explanation
-        request = Request(prompt, counterfactual, shown.target, shown.contrast, None)
-        _page(request, shown, lambda: shown, example.flip)
+        fixed = Request(prompt, counterfactual, shown.target, shown.contrast, None)
+        _page(fixed, shown, lambda: shown, example.flip)
         st.caption("Measured before, and read from a file that comes with icebear; no model was needed.")
         if jobs.loading().is_alive():
             _loading()
