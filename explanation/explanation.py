@@ -396,7 +396,7 @@ def saved_stages(
         return replace(begun, stages=_saved_stages(stages_of(model, relevance, on_progress)))
     if relevance.counterfactual:
         return replace(begun, advice=reason)
-    lines = sentences.effect_lines(explain_relevance(model, relevance, on_progress=on_progress))
+    lines = sentences.effect_lines(explain_relevance(model, relevance))
     effects = tuple(line.text.strip() for line in lines if line.text)
     return replace(begun, effects=effects, advice=sentences.comparison_sentence(relevance))
 

@@ -264,6 +264,11 @@ def test_other_last_tokens_have_one_token(smol):
     assert result.trace.shares[-1][-1] == pytest.approx(1, abs=1e-3)
 
 
+def test_other_lengths_and_other_last_tokens_have_no_trace(smol):
+    result = stages(smol, "The ice bear", counterfactual="A wild camel lives")
+    assert (result.kind, result.heads, result.trace.positions) == ("last token", (), ())
+
+
 def test_shares_of_several_counterfactuals_are_means(smol):
     others_ = ["The capital of Japan is", "The capital of Spain is"]
     result = stages(smol, "The capital of France is", " Paris", " Tokyo", others_)

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from conftest import LLAMA, Letters, random_model
 from transformers import LlamaConfig
 
 from icebear import Edit, Model, Recipe, attribute, steer
+from icebear.concepts.passes.neuron_recorders import Values
+from icebear.concepts.stages.stages import Stages, stages_of
 from icebear.steering.weight_patch import patch, patched
 
 PROMPT, OTHER = "The ice bear", "A camel lives"
@@ -196,3 +198,23 @@ def test_ctrl_c_while_another_has_its_turn(writer, interrupts):
     with pytest.raises(KeyboardInterrupt):
         write(writer, EDITS, 20, on_token)
     assert seen == [clean]
+
+
+def test_stages_read_their_prompts_alone(writer, monkeypatch):
+    """A thread that explains a longer prompt meanwhile sees none of their hooks."""
+    relevance = attribute(writer, PROMPT, contrast="z", counterfactual=OTHER)
+    alone, begun, reading = attribute(writer, PROMPT * 2), threading.Event(), Values.reading
+
+    @contextmanager
+    def slow(self, model):
+        with reading(self, model):
+            begun.set()
+            time.sleep(0.1)  # in which the other thread runs, if it may
+            yield
+
+    monkeypatch.setattr(Values, "reading", slow)
+    result, other = at_once(
+        lambda: stages_of(writer, relevance), lambda: begun.wait(60) and attribute(writer, PROMPT * 2)
+    )
+    assert isinstance(result, Stages), result
+    assert as_lists(other) == as_lists(alone)

@@ -83,8 +83,9 @@ class PatchedPair:
         known = self.first_difference if model.task.is_causal else -1
         self.between = frozenset(p for p in others - self.differing if p > known)
         self.sites = [site for sites in KINDS.values() for site in sites if site in model.sites]
-        self.passes: Passes = CachedPasses(self) if CachedPasses.fit(self) else CompletePasses(self)
-        self.prompt, self.counterfactual = self.passes.read(0), self.passes.read(1)
+        with model.lock:  # no other thread may see the hooks that read
+            self.passes: Passes = CachedPasses(self) if CachedPasses.fit(self) else CompletePasses(self)
+            self.prompt, self.counterfactual = self.passes.read(0), self.passes.read(1)
 
     def number(self, logits: Tensor) -> Tensor:
         """Return target minus contrast (...) of logits (..., V)."""

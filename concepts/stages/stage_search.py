@@ -68,7 +68,8 @@ class Measured:
         assert relevance.target is not None
         ranked = _candidates(relevance, self.network)
         shown = [*self.differing, *_largest_between(relevance, self.between)]
-        trace = self.trace(sorted(shown)) if self.kind != "cut" else Trace((), (), ())
+        is_aligned = all(pair.is_aligned for pair in self.pairs)
+        trace = self.trace(sorted(shown)) if is_aligned else Trace((), (), ())
         on_progress(2, STEPS)
         searched, left_out = self.whole_parts() if self.kind == "alone" else (frozenset(), ())
         on_progress(3, STEPS)
