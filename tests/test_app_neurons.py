@@ -13,7 +13,7 @@ from icebear import Neuron, build_index, open_store
 from icebear.actmax.index import build, scan
 from icebear.actmax.page import WRITES
 from icebear.app.web import neuron_card
-from icebear.app.web.neurons import PAGE
+from icebear.app.web.neurons import PAGE_HITS
 from icebear.app.web.shared import background, jobs, links, served
 from icebear.app.web.shared.background import STOPPED, shared
 from icebear.db.search import BY, by_words
@@ -65,12 +65,13 @@ def test_neuron(environment, near):
 
 
 def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment):
-    page = fine(visit())
+    page = fine(visit(groups_open="true"))
     prompt = page.get_by_key("prompt").value
     page.get_by_key("card_0").click().run()
     assert fine(page).get_by_key("back").label == "Why this word?"
     page.get_by_key("back").click().run()
     assert fine(page).get_by_key("prompt").value == prompt
+    page = fine(visit(groups_open="true"))
     page.get_by_key("card_0").click().run()
     page.get_by_key("card_to_steer").click().run()
     assert fine(page).get_by_key("prompt").value == prompt
@@ -181,16 +182,16 @@ def test_search(environment, smol, near):
     with open_store(environment / "wiki.db") as store:
         hits = by_words(store, "water", 50)
     have, alone = ([str(hit) for hit in hits if hit.by == by] for by in BY)
-    assert results(page) == [*have[:PAGE], *alone[:PAGE]]
+    assert results(page) == [*have[:PAGE_HITS], *alone[:PAGE_HITS]]
     assert [heading in text(page) for heading in BY.values()] == [bool(have), bool(alone)]
     page.get_by_key("more sentences water" if have else "more weights water").click().run()
-    assert len(results(fine(page))) > PAGE
+    assert len(results(fine(page))) > PAGE_HITS
     page.get_by_key("text").set_value("zxqv").run()
     assert results(page) == []
     said = text(page).replace("\\", "")
     assert "No sentence of this index has 'zxqv'. It holds 20 of 10,033 documents" in said
     page.get_by_key("how").set_value("similar to a neuron").run()
-    assert 0 < len(results(fine(page))) < PAGE  # above the null
+    assert 0 < len(results(fine(page))) < PAGE_HITS  # above the null
     page.get_by_key("by").set_value("examples").run()
     fine(page)
     page.get_by_key("how").set_value("statistics").run()
@@ -207,7 +208,7 @@ def test_search(environment, smol, near):
 def test_a_result_shows_both_sides_and_opens_on_the_one_that_was_found(environment):
     page = fine(visit(view="neurons", text="water"))
     with open_store(environment / "wiki.db") as store:
-        hit = next(hit for hit in store.search("water", PAGE) if hit.polarity == "-")
+        hit = next(hit for hit in store.search("water", PAGE_HITS) if hit.polarity == "-")
         peaks = [store.examples(hit.neuron, side, 1)[0].token_text for side in "-+"]
     (html,) = [one.proto.body for one in page.html if all(f">{escape(peak)}</u>" in one.proto.body for peak in peaks)][
         :1

@@ -272,7 +272,7 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, f
     text = run("explain", ICE_BEAR, *camel, "--html", str(page))
     assert len(text.splitlines()) <= 40
     assert max(map(len, text.splitlines())) <= 100
-    assert "Compared with" in page.read_text()
+    assert "How is the answer computed?" in page.read_text()
     assert "Arctic" in page.read_text()
     assert "account" in run("explain", ICE_BEAR, "--target-text", " Arctic and", *camel)
     ranked = run("rank", ICE_BEAR, *camel, "--site", "ffn", "--top", "3", "--ablate")

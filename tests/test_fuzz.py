@@ -110,7 +110,6 @@ def calls(made):
                 "model": model,
                 **pair,
                 **words,
-                "method": None,
                 "top": 2,
                 "site": "ffn",
                 "circuit_nodes": None,
@@ -158,7 +157,14 @@ def calls(made):
         "suggest": (icebear.suggest_counterfactuals, {"model": model, "prompt": PROMPT, "count": 1}),
         "describe": (
             icebear.describe,
-            {"store": store, "neuron": "L1.ffn.3", "model": model, "k": 2, "whole": None, "places": 1},
+            {
+                "store": store,
+                "neuron": "L1.ffn.3",
+                "model": model,
+                "k": 2,
+                "search_vectors": None,
+                "effect_sentences": 1,
+            },
         ),
         "annotate": (
             icebear.annotate,

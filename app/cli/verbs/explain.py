@@ -96,7 +96,8 @@ def explain(options: Options) -> None:
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
-    is_screen = explanation.groups or explanation.stages or explanation.random_effects
+    is_report = options.units or options.sources or not explanation.random_effects
+    is_screen = explanation.groups or explanation.stages or not is_report
     report = explanation_screen if is_screen else explanation_report
     tables: list[Any] = [report(explanation, units_table(units) if units else None)]
     if units:
