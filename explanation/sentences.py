@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from icebear.concepts.results.effect_words import effect_text, effect_words
+from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stage_sentences import stage_lines
 from icebear.lines import Line
 
@@ -25,8 +26,6 @@ GROUPS_ABOUT = (
 )
 SINK_SHARE = 0.05
 """Sinks with at least this share of the difference are named."""
-SMALL = 1.0
-"""A difference of fewer logits is hardly one: single nodes recover several times as much, either way."""
 CLOSE = 1e-3
 """The largest remainder, as a share of the explained number, with which the check of a method is passed."""
 NAMED_SHARE = 0.95

@@ -9,6 +9,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.stages.patched_pair import KINDS, PatchedPair, State
 from icebear.models.model import Model
 from icebear.models.parts.linear import Linear
@@ -60,7 +61,7 @@ class Network:
         """Return site -> (L, W) of nodes; a head of the site ``attn`` is named by the site ``head``."""
         masks: dict[str, Tensor] = {}
         for node in nodes:
-            site = "attn" if node.site == "head" else node.site
+            site = neuron_site(node.site)
             empty = torch.zeros(self.model.layers, self.width(site), dtype=torch.bool)
             masks.setdefault(site, empty)[node.layer, node.index] = True
         return masks
@@ -74,20 +75,19 @@ class Network:
 
     def heads(self) -> list[Neuron]:
         """Return all heads at the explained token."""
-        return [
-            Neuron(layer, "head" if site == "attn" else site, index)
-            for site in self.head_sites
-            for layer in self.layers[site]
-            for index in range(self.model.heads)
-        ]
+        return [head for site in self.head_sites for layer in self.layers[site] for head in self.heads_of(site, layer)]
+
+    def heads_of(self, site: str, layer: int) -> list[Neuron]:
+        name = "head" if site == "attn" else site
+        return [Neuron(layer, name, index) for index in range(self.model.heads)]
 
     def random(self, nodes: Sequence[Neuron], generator: torch.Generator) -> list[Neuron]:
         """Draw as many heads, of all layers, and as many neurons in each layer, as there are nodes; none of them."""
         taken, drawn = set(nodes), []
         free = [head for head in self.heads() if head not in taken]
-        count = sum(node.site in ("head", *HEAD_SITES) for node in nodes)
+        neurons = [(node.layer, node.site) for node in nodes if neuron_site(node.site) not in HEAD_SITES]
+        count = len(nodes) - len(neurons)
         drawn += [free[index] for index in torch.randperm(len(free), generator=generator)[:count].tolist()]
-        neurons = [(node.layer, node.site) for node in nodes if node.site not in ("head", *HEAD_SITES)]
         for layer, site in dict.fromkeys(neurons):
             order = torch.randperm(self.model.width(site), generator=generator).tolist()
             chosen = {node.index for node in nodes if (node.layer, node.site) == (layer, site)}
@@ -101,8 +101,7 @@ class Network:
         for site in self.head_sites:
             for layer in self.layers[site]:
                 changes = fmean_of(self._written_change(pair, site, layer) for pair in pairs)
-                name = "head" if site == "attn" else site
-                sizes |= {Neuron(layer, name, index): size for index, size in enumerate(changes)}
+                sizes |= zip(self.heads_of(site, layer), changes, strict=True)
         return sorted(sizes.keys() - set(taken), key=lambda head: (-sizes[head], head))[:count]
 
     def _written_change(self, pair: PatchedPair, site: str, layer: int) -> list[float]:

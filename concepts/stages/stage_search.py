@@ -11,7 +11,7 @@ from torch import Tensor
 
 from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.patched_pair import KINDS, PatchedPair, State
+from icebear.concepts.stages.patched_pair import KINDS, STATES_PER_PASS, PatchedPair, State
 from icebear.concepts.stages.stage_parts import LAST, OTHERS, Network, Parts, Shares, WholeParts
 from icebear.concepts.stages.stage_records import (
     OVERSHOOT,
@@ -73,10 +73,11 @@ class Measured:
         on_progress(2, STEPS)
         searched, left_out = self.whole_parts() if self.kind == "alone" else (frozenset(), ())
         on_progress(3, STEPS)
-        heads, neurons, reached = self.smallest_set(searched, *ranked)
+        earlier = searched - LAST_FFN
+        rest = self.beside_the_set(earlier)
+        heads, neurons, reached = self.smallest_set(rest, ranked[0], ranked[1] if searched >= LAST_FFN else [])
         on_progress(4, STEPS)
-        earlier = frozenset(part for part in searched if part[1] != "last")
-        parts = self.measured_parts(heads, neurons, earlier, sorted(shown)) if heads else NOTHING
+        parts = self.measured_parts(heads, neurons, rest, sorted(shown)) if heads else NOTHING
         on_progress(5, STEPS)
         fields: dict[str, Any] = dict(
             **self.answers(),
@@ -160,25 +161,21 @@ class Measured:
         return tuple(WholePart(kind, where, at[where]) for kind, where in sorted(free))  # type: ignore[arg-type]
 
     def smallest_set(
-        self, free: WholeParts, heads: Sequence[Ranked], neurons: Sequence[Ranked]
+        self, rest: WholeParts, heads: Sequence[Ranked], neurons: Sequence[Ranked]
     ) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...], bool]:
-        """Step 4: return the heads, the neurons, and whether they reach the share that was asked for."""
+        """Step 4: return the heads, the neurons, and whether they reach the share that was asked for.
+
+        rest: what is recomputed beside the set. neurons: none where the FFN of the last token is held.
+        """
         if self.kind == "last token":
             return (), (), False
-        writes = self.kind == "alone" and ("ffn", "last") in free
-        cells = [
-            (k, n)
-            for k in HEAD_COUNTS
-            for n in (NEURON_COUNTS if writes else (0,))
-            if k <= len(heads) and n <= len(neurons)
-        ]
+        cells = [(k, n) for k in HEAD_COUNTS for n in NEURON_COUNTS if k <= len(heads) and n <= len(neurons)]
         cells.sort(key=lambda cell: (NEURONS_PER_HEAD * cell[0] + cell[1], cell[0]))
-        earlier = self.other_parts(free)
         nearest: tuple[float, tuple[int, int]] | None = None
-        for start in range(0, len(cells), STATES):
-            part = cells[start : start + STATES]
+        for start in range(0, len(cells), STATES_PER_PASS):
+            part = cells[start : start + STATES_PER_PASS]
             sets = [[node.neuron for node in (*heads[:k], *neurons[:n])] for k, n in part]
-            shares = self.shares.of([Parts(earlier, self.network.masks(nodes)) for nodes in sets])
+            shares = self.shares.of([Parts(rest, self.network.masks(nodes)) for nodes in sets])
             for (k, n), share in zip(part, shares, strict=True):
                 if ENOUGH <= share <= OVERSHOOT:
                     return tuple(heads[:k]), tuple(neurons[:n]), True
@@ -187,26 +184,24 @@ class Measured:
         k, n = nearest[1] if nearest else (0, 0)
         return tuple(heads[:k]), tuple(neurons[:n]), False
 
-    def other_parts(self, free: WholeParts) -> WholeParts:
+    def beside_the_set(self, earlier: WholeParts) -> WholeParts:
         """Return what is recomputed beside the set: parts of earlier tokens; of a cut, all but the other heads."""
-        if self.kind == "cut":
-            return OTHERS | {("ffn", "last")}
-        return frozenset(part for part in free if part[1] != "last")
+        return OTHERS | LAST_FFN if self.kind == "cut" else earlier
 
     def measured_parts(
-        self, heads: Sequence[Ranked], neurons: Sequence[Ranked], earlier: WholeParts, tokens: Sequence[int]
+        self, heads: Sequence[Ranked], neurons: Sequence[Ranked], rest: WholeParts, tokens: Sequence[int]
     ) -> dict[str, Any]:
         """Steps 5 to 7 and the waterfall."""
         moving, writing = ([node.neuron for node in nodes] for nodes in (heads, neurons))
-        chosen, earlier = [*moving, *writing], self.other_parts(earlier)
+        chosen = [*moving, *writing]
         draws = self.random_sets(chosen)
         random_heads = [draw[: len(moving)] for draw in draws]
         random_neurons = [[*moving, *draw[len(moving) :]] for draw in draws] if writing else []
         changed = self.network.most_changed(self.pairs, moving, len(moving))
         groups = [[chosen, moving, [*changed, *writing]], [[head, *writing] for head in moving]]
         groups += [draws, random_heads if writing else [], random_neurons]
-        states = [Parts(earlier, self.network.masks(nodes)) for group in groups for nodes in group]
-        states += [Parts(earlier | LAST), self.network.without(chosen)]
+        states = [Parts(rest, self.network.masks(nodes)) for group in groups for nodes in group]
+        states += [Parts(rest | LAST), self.network.without(chosen)]
         shares = iter(self.shares.of(states))
         measured = [[next(shares) for _ in group] for group in groups]
         everything, remaining = shares
@@ -277,7 +272,7 @@ class Measured:
 
     def set_shares(self, nodes: Sequence[Neuron], earlier: WholeParts, seed: int = 0) -> tuple[float, float, float]:
         """Return what a set gives alone, what is lost without it, and the median of random sets."""
-        rest, sets = self.other_parts(earlier), self.random_sets(nodes, seed)
+        rest, sets = self.beside_the_set(earlier), self.random_sets(nodes, seed)
         parts = [Parts(rest, self.network.masks(chosen)) for chosen in (nodes, *sets)]
         alone, *random, remaining = self.shares.of([*parts, self.network.without(nodes)])
         return alone, 1 - remaining, median(random)
@@ -288,8 +283,6 @@ class Measured:
 
 
 LAST_FFN: WholeParts = frozenset({("ffn", "last")})
-STATES = 24
-"""Sets that are tried at once."""
 NOTHING: dict[str, Any] = {
     **dict.fromkeys(("alone", "without", "random", "random_sets", "most_changed", "moved", "moved_random")),
     **dict.fromkeys(("written_random", "everything")),

@@ -138,7 +138,7 @@ def set_shares(
     """Return what heads and neurons of the last token give alone with whole parts of earlier tokens, what is lost
     without them, and what random sets give. Raises `InputError` for other pairs of prompts."""
     for node in nodes:
-        model.check(replace(node, site="attn", index=0) if node.site == "cross" else node)
+        model.check(node)
     measured = Measured(model, [pair])
     if measured.kind != "alone":
         raise InputError("Stages compare prompts of equally many tokens that end with the same one; choose another.")
