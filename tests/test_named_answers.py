@@ -72,8 +72,9 @@ def test_what_two_answers_share_is_appended_to_prompts_of_every_kind(smol, promp
 
 def test_an_explanation_and_a_circuit_read_the_same_prompts(smol):
     names = {"target": YORK, "contrast": JERSEY, "counterfactual": OTHER}
-    why = explain(smol, PROMPT, **names)
+    why = explain(smol, PROMPT, **names, details=True)
     assert why.relevance.prompt.text.endswith(" New")
+    assert why.removal_control is not None
     assert why.stages.prompt.tokens[-1] == " New"
     graph = circuit(smol, PROMPT, **names, nodes=3)
     assert graph.relevances[0].prompt.ids == why.relevance.prompt.ids

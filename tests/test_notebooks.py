@@ -15,6 +15,7 @@ from pages import NOTEBOOKS, build_site, script
 
 from icebear.actmax import writes
 from icebear.evaluation.explanations import faithfulness, questions
+from icebear.explanation import explanation
 
 notebooks = script("notebooks")
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -64,6 +65,7 @@ def pages(shared, smol, scanned, tmp_path_factory):
                 patch.setattr(questions, "next_words", lambda *texts, **_: next_words(*texts, 10, longest=18))
                 patch.setattr(writes, "writes", lambda *card: measured(*card[:3], 2))
                 few(patch)
+                patch.setattr(explanation, "GROUPED_TOKENS", 600)  # *why* claims what a hundred nodes do together
                 text = notebooks.page(executed(path))
             (folder / "page.md").write_text(text)
 
