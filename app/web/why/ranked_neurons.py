@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import altair as alt
-import pandas
 import streamlit as st
 
 from icebear.app.web.shared import explanations, links, markdown, tables
@@ -69,28 +68,14 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
 
 
 def _effects(explanation: Explanation) -> None:
-    """Show what nodes do to likely words, as a heatmap."""
+    """Show what nodes do to likely words, as a picture."""
     effects = effect_map(explanation)
-    if effects is None:
-        return
-    nodes = [f"{group or ''}  {label}" for group, label in zip(effects.groups, effects.labels, strict=True)]
-    rows = [
-        {"node": node, "word": word, "effect": effect}
-        for node, values in zip(nodes, effects.matrix.tolist(), strict=True)
-        for word, effect in zip(effects.words, values, strict=True)
-    ]
-    scale = alt.Scale(domain=[-effects.full, 0, effects.full], range=COLORS, interpolate="rgb", clamp=True)
-    st.markdown("#### What each node does to each likely word")
-    st.caption(f"{IN_PROMPT}, in logits. The first number is the group; the largest 5% of effects have the full color.")
-    chart = alt.Chart(pandas.DataFrame(rows), height=alt.Step(18)).mark_rect()
-    st.altair_chart(
-        chart.encode(
-            x=alt.X("word:N", sort=list(effects.words), title=None, axis=alt.Axis(labelAngle=-90, labelOverlap=True)),
-            y=alt.Y("node:N", sort=nodes, title=None, axis=alt.Axis(labelLimit=240, labelOverlap=False)),
-            color=alt.Color("effect:Q", scale=scale, legend=alt.Legend(orient="bottom", format="+.2f", title=None)),
-            tooltip=["node", "word", alt.Tooltip("effect:Q", format="+.2f")],
+    if effects:
+        st.markdown("#### What each node does to each likely word")
+        st.caption(
+            f"{IN_PROMPT}, in logits. The first number is the group; the largest 5% of effects have the full color."
         )
-    )
+        markdown.picture(f'<div style="overflow-x:auto">{effects.to_svg()}</div>', "effects")
 
 
 def _map(relevance: Relevance) -> None:
