@@ -39,7 +39,6 @@ from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.explanation import sentences
-from icebear.explanation.effect_map import effect_map
 from icebear.explanation.record import CheckedCircuit, ExplainedGroup, ExplainedNode, ExplainedPrediction
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.model import Model
@@ -142,14 +141,12 @@ class Explanation(ExplainedPrediction):
         against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
         title = f"Why {relevance.target_text!r}{against}?"
         cards = [(str(card.neuron), card_fragment(card)) for card in self.cards]
-        effects = effect_map(self)
         body = render(
             "icebear.explanation/explanation.html",
             explanation=self,
             sentences=sentences,
             stages=stage_fragment(self.stages, self.transfers) if self.stages else "",
             title=title,
-            effects=effects.to_svg() if effects else "",
             details=cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
             groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],

@@ -7,10 +7,8 @@ import streamlit as st
 
 from icebear.app.web.shared import explanations, links, markdown, tables
 from icebear.app.web.shared.explanations import explained
-from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.explanation.effect_map import effect_map
 from icebear.explanation.explanation import Explanation
 from icebear.explanation.relevance_map import relevance_map, shared_neurons
 from icebear.render import NEGATIVE, POSITIVE, hexadecimal
@@ -23,13 +21,10 @@ COLORS = [hexadecimal(NEGATIVE), "#ffffff", hexadecimal(POSITIVE)]
 
 def show(relevance: Relevance, prompt: str, target: str) -> None:
     explanation = _neurons(relevance, prompt)
-    picture, site = st.container(), explanation.ranking.site
     _map(relevance)
     st.markdown("#### Compare with a second prompt")
     if st.toggle("Show the neurons that both prompts share, and the neurons that differ", key="compare"):
-        _compared(prompt, target, site)
-    with picture:
-        _effects(explanations.with_groups(explanation))
+        _compared(prompt, target, explanation.ranking.site)
 
 
 def _neurons(relevance: Relevance, prompt: str) -> Explanation:
@@ -65,17 +60,6 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
     else:
         st.info("No neuron passes these filters; widen them.")
     return explanation
-
-
-def _effects(explanation: Explanation) -> None:
-    """Show what nodes do to likely words, as a picture."""
-    effects = effect_map(explanation)
-    if effects:
-        st.markdown("#### What each node does to each likely word")
-        st.caption(
-            f"{IN_PROMPT}, in logits. The first number is the group; the largest 5% of effects have the full color."
-        )
-        markdown.picture(f'<div style="overflow-x:auto">{effects.to_svg()}</div>', "effects")
 
 
 def _map(relevance: Relevance) -> None:
