@@ -462,11 +462,9 @@ def _failure(state: SearchState, edits: Edits) -> str:
             f"most probable tokens. With {len(edits)} edits, its probability is {token.probability:.3f}. Try "
             f"{_or('a larger max_neurons', 'a smaller top_k', *further)}."
         )
-    other = (
-        "another source prompt"
-        if request.source is not None
-        else f"a source prompt after which the model predicts {token.text!r}"
-    )
+    other = "another source prompt"
+    if request.source is None:
+        other = f"a source prompt after which the model predicts {token.text!r}"
     return (
         f"No flip to {token.text!r}{phrase} was found with at most {request.max_neurons} neurons{within}. "
         f"With {len(edits)} edits, the probability of {token.text!r} is {token.probability:.3f}, and "
