@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from icebear.concepts.methods.method import Method, Multiplying, OnePass
-from icebear.concepts.methods.pair import Pair, PairResult
 from icebear.errors import InputError
 from icebear.lrp.rule_values import Epsilon, Gamma, LinearRule
 from icebear.values import one_of, shown
+
+if TYPE_CHECKING:
+    from icebear.concepts.methods.pair import Pair, PairResult
 
 
 @dataclass(frozen=True, repr=False)
