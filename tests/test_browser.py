@@ -63,7 +63,7 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     page.keyboard.press("Enter")
     settled(page).locator(".groups article").first.wait_for(timeout=120_000)
     page.get_by_role("button", name="Suggest prompts").click()
-    page.get_by_test_id("stButtonGroup").locator("button").first.click(timeout=120_000)
+    page.locator(".st-key-suggestion button").first.click(timeout=120_000)
     settled(page).get_by_text("Make it say").click(timeout=120_000)
     page.get_by_role("button", name="Stop").click()
     page.get_by_test_id("stAlert").wait_for(timeout=30_000)
@@ -73,7 +73,7 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     other = open_view(chromium.new_context().new_page(), address, page.url.removeprefix(f"{address}/"))
     assert continuations(other) == continuations(page)
     other.close()
-    page.get_by_role("button", name="Card of").first.click()
+    page.locator(".st-key-group_neurons button").first.click()
     page.wait_for_url("**/neurons?*")
     view(settled(page), "Why this word?")
     assert page.get_by_label("Prompt", exact=True).input_value() == "The capital of Japan is"
