@@ -14,6 +14,7 @@ EVALUATIONS = {
     ),
     "circuits": (f"{_EXPLANATIONS}.circuit_graph:Circuits", "Check edges, graphs and groups by interventions."),
     "effects": (f"{_EXPLANATIONS}.effect_reading:EffectsHold", "Test whether effects of neurons hold in a paraphrase."),
+    "stages": (f"{_EXPLANATIONS}.stage_shares:StagesHold", "Measure what the parts of stages carry, beside controls."),
     "truth": (
         "icebear.evaluation.truth.judge.evaluation:KnownMechanisms",
         "Judge methods on small models whose mechanism is known.",

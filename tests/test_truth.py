@@ -17,7 +17,7 @@ from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.edits import Edit
 from icebear.evaluation.truth.judge import evaluation as truth
-from icebear.evaluation.truth.judge import true_edges, truth_tables
+from icebear.evaluation.truth.judge import true_edges, true_stages, truth_tables
 from icebear.evaluation.truth.judge import true_flips as truth_flips
 from icebear.evaluation.truth.judge import variables as truth_variables
 from icebear.evaluation.truth.judge.judged_pairs import Pair, pair_of, pairs_of
@@ -270,7 +270,9 @@ def test_the_evaluation_needs_no_model_resumes_and_prints_strict_json(tmp_path, 
     again = CliRunner().invoke(main, ["evaluate", "truth", *options])
     assert again.stdout == first.stdout
     part, *others = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
-    assert [part["part"], *(one["part"] for one in others)] == ["compiled", "trained", "edges", "flips", "variables"]
+    assert [part["part"], *(one["part"] for one in others)] == [
+        *("compiled", "trained", "edges", "flips", "stages", "variables")
+    ]
     assert {row["method"] for table in part["tables"] for row in table["rows"]} == {"difference", "random"}
     wrong = CliRunner().invoke(main, ["evaluate", "truth", "--programs", "prevous", "--out", "other"])
     assert wrong.exit_code == 1
@@ -328,6 +330,28 @@ def margin(ask, edits):
         logits = ask.compiled.model.next_logits(ask.prompt, -1)
     others = [x for n, x in enumerate(logits.tolist()) if n != ask.wanted]
     return logits[ask.wanted].item() - max(others)
+
+
+def test_stages_name_the_true_heads_of_a_program_and_no_idle_one():
+    line = truth.measure_model(("hops", "decoys"), true_stages.measured, 0)
+    assert line["methods"]["stages"]["recall"] > 0.8
+    assert line["methods"]["as many random heads"]["recall"] < 0.4
+    (row,) = (row for row in true_stages.by_kind([line]) if row["kind"] == "idle")
+    assert (row["pairs"], row["named"]) == (len(line["pairs"]), 0)
+    assert row["decoys that differ"] > row["named by chance"] > 0
+
+
+def test_heads_by_chance_are_the_mean_of_all_sets():
+    heads, groups = [(layer, index) for layer in range(2) for index in range(3)], [{(0, 0)}, {(0, 1), (1, 2)}]
+    true = set().union(*groups)
+    sets = [set(chosen) for chosen in itertools.combinations(heads, 2)]
+    recalls = [sum(bool(group & chosen) for group in groups) / len(groups) for chosen in sets]
+    precisions = [len(true & chosen) / len(chosen) for chosen in sets]
+    expected = {
+        name: pytest.approx(sum(rows) / len(rows))
+        for name, rows in zip(true_stages.METRICS, (recalls, precisions), strict=True)
+    }
+    assert true_stages.at_random(groups, true, 2, len(heads)) == expected
 
 
 def test_the_exhaustive_search_tries_every_neuron_as_steering_does():

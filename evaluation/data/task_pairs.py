@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations, product
 from pathlib import Path
 
@@ -82,8 +82,10 @@ def _greater_than() -> list[Pair]:
     return pairs
 
 
-def _looked_up(frame: str, known: Mapping[str, str]) -> list[Pair]:
-    return [Pair(frame.format(a), frame.format(b), f" {known[a]}", f" {known[b]}") for a, b in permutations(known, 2)]
+def _looked_up(frame: str, known: Mapping[str, str], space: str = " ") -> list[Pair]:
+    """Return pairs of words in a frame. space: what stands before an answer."""
+    answers = {word: space + answer for word, answer in known.items()}
+    return [Pair(frame.format(a), frame.format(b), answers[a], answers[b]) for a, b in permutations(known, 2)]
 
 
 TASKS: dict[str, list[Pair]] = {
@@ -100,11 +102,25 @@ TASKS: dict[str, list[Pair]] = {
         for woman, man, deed in product(LEXICON["women"], LEXICON["men"], LEXICON["deeds"])
     ],
 }
+MORE_TASKS = {
+    name: [pair for frame in row["frames"] for pair in _looked_up(frame, row["known"], row["space"])]
+    for name, row in LEXICON["more_tasks"].items()
+}
+"""Tasks of `icebear evaluate stages` beside `TASKS`."""
 
 
-def pairs_of(names: str) -> dict[str, list[Pair]]:
+def reworded(task: str, pair: Pair) -> Pair | None:
+    """Return the same pair in other words; None where there are none."""
+    for words, other in LEXICON["rewordings"].get(task, ()):
+        if words in pair.prompt:
+            prompt, counterfactual = (text.replace(words, other) for text in (pair.prompt, pair.counterfactual))
+            return replace(pair, prompt=prompt, counterfactual=counterfactual)
+    return None
+
+
+def pairs_of(names: str, tasks: Mapping[str, list[Pair]] = TASKS) -> dict[str, list[Pair]]:
     """Return the pairs of each task of a comma-separated list. Raises `UnknownName`."""
-    return {name: TASKS[name] for name in named(names, "task", TASKS)}
+    return {name: tasks[name] for name in named(names, "task", tasks)}
 
 
 def read_pairs(path: str) -> list[Pair]:
@@ -121,25 +137,32 @@ def read_pairs(path: str) -> list[Pair]:
 
 
 def usable_by_task(
-    model: Model, tasks: Mapping[str, Sequence[Pair]], count: int, seed: int
+    model: Model,
+    tasks: Mapping[str, Sequence[Pair]],
+    count: int,
+    seed: int,
+    fits: Callable[[Model, Pair], bool] | None = None,
 ) -> Iterator[tuple[str, list[Pair], int]]:
     """Yield each task with its first `count` usable pairs, in a seeded order, and how many pairs were tried.
 
-    A task without a usable pair is skipped with a warning.
+    A task without a usable pair is skipped with a warning. fits: whether a pair is usable, by default `is_usable`.
     """
+    fits = fits or is_usable
     for task, pairs in tasks.items():
         order = list(pairs)
         random.Random(seed).shuffle(order)
         chosen: list[Pair] = []
         tried = 0
         while tried < len(order) and len(chosen) < count:
-            if is_usable(model, order[tried]):
+            if fits(model, order[tried]):
                 chosen.append(order[tried])
             tried += 1
         if chosen:
             yield task, chosen, tried
         else:
-            log.warning(f"{task}: the model is right on none of {tried} pairs of equal length.")
+            log.warning(
+                f"{task}: none of {tried} pairs can be used: the model must be right on prompts of equal length."
+            )
 
 
 def answers(model: Model, pair: Pair) -> tuple[int, int]:

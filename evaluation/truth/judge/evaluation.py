@@ -13,7 +13,7 @@ import torch
 from icebear.concepts.methods.method import Method
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table, named
-from icebear.evaluation.truth.judge import true_edges, true_flips, variables
+from icebear.evaluation.truth.judge import true_edges, true_flips, true_stages, variables
 from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of, read_pairs
 from icebear.evaluation.truth.judge.judging import (
     CONTROLS,
@@ -133,8 +133,17 @@ class KnownMechanisms(MethodEvaluation):
             partial(measure_model, measured=true_flips.measured, seed=self.seed),
             name="flips",
             settings={"pairs of a model": true_flips.PAIRS},
-            tables=flip_tables,
+            tables=partial(by_origin, true_flips.METRICS),
             listings=lambda lines: {"by program and variant": true_flips.by_model(lines)},
+        )
+        yield Part(
+            true_stages.METRICS,
+            [*known, *learnt],
+            partial(measure_model, measured=true_stages.measured, seed=self.seed),
+            name="stages",
+            settings={"pairs of a model": true_stages.PAIRS},
+            tables=partial(by_origin, true_stages.METRICS),
+            listings=lambda lines: {"by variant and kind of decoys": true_stages.by_kind(lines)},
         )
         yield Part(
             variables.METRICS,
@@ -160,14 +169,13 @@ class KnownMechanisms(MethodEvaluation):
         )
 
 
-def flip_tables(lines: Lines) -> Mapping[str, Table]:
+def by_origin(metrics: Mapping[str, str], lines: Lines) -> Mapping[str, Table]:
     """Return a table of compiled and one of trained models; a line is a program."""
-    trained_lines = [line for line in lines if line["variant"] == TRAINED]
-    others = [line for line in lines if line["variant"] != TRAINED]
-    return {
-        "compiled": Table(true_flips.METRICS, by_program(others)),
-        "trained": Table(true_flips.METRICS, by_program(trained_lines)),
-    }
+    origins: dict[str, list[Line]] = {"compiled": [], TRAINED: []}
+    for line in lines:
+        if line.get("counts", True):
+            origins[TRAINED if line["variant"] == TRAINED else "compiled"].append(line)
+    return {origin: Table(metrics, by_program(rows)) for origin, rows in origins.items()}
 
 
 def measure(sample: Sample, methods: Mapping[str, Method | str], count: int, seed: int = 0) -> Line:

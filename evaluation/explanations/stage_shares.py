@@ -1,0 +1,285 @@
+"""What the heads and neurons of stages carry: alone, on other prompts, and beside other parts of equal number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from statistics import median
+from typing import Any, ClassVar
+
+import torch
+
+from icebear.concepts.attribution.attribute import attribute
+from icebear.concepts.nodes.controls import nodes_of, recovered_shares
+from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.patched_pair import PatchedPair
+from icebear.concepts.stages.stage_parts import Network, Parts, Shares
+from icebear.concepts.stages.stage_records import SMALL
+from icebear.concepts.stages.stages import Stages, stage_sites, stages_of
+from icebear.errors import InputError
+from icebear.evaluation.baselines.all_methods import methods_of
+from icebear.evaluation.data import task_pairs
+from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of, reworded
+from icebear.evaluation.protocol import DataFile, Evaluation, Line, Lines, Pairs, Part, Seed, Table, Tasks
+from icebear.models.model import Model
+from icebear.models.objective import objective_of
+from icebear.records import Neuron
+
+TASKS = task_pairs.TASKS | task_pairs.MORE_TASKS
+OPENINGS = ("I read this in a book. ", "Listen: ")
+FFN_NODES = 100
+COMPARED_HEADS = 4
+"""The largest number of heads for which rankings are compared: greedy search tries every head for each of them."""
+RANDOM_MODELS = 3
+RANDOM_PAIRS = 10
+"""Pairs on which each model with random weights is searched."""
+SHARE = {"share": "median [quartiles] over pairs of the share of the difference between the two prompts"}
+OF_STAGES = {
+    "alone": "the heads, neurons and whole parts of the stages, everything else held",
+    "lost without": "the share that is lost when only the heads and neurons are held",
+    "heads": "the heads and whole parts, without the neurons",
+    "last token": "everything at the last token, and the whole parts",
+    "random": "as many random heads and neurons, the median of 20 sets",
+    "most changed": "the chosen neurons, and as many other heads: those that change most between the prompts",
+}
+TRANSFERS = {
+    **{f"opening {number}": f'the same parts after "{opening}"' for number, opening in enumerate(OPENINGS, 1)},
+    "reworded": "the same parts in other words",
+    "same task": "the same parts on another pair of the task",
+    "other task": "the same parts on a pair of another task",
+}
+RANKINGS = {
+    "relevance": "heads by relevance: with the neurons and whole parts, as in alone, but at most 4 heads",
+    "greedy": "as many heads, each the one that brings the share nearest to 1",
+    "gxi@midpoint": "as many heads by attribution patching at the midpoint of the two prompts",
+    "gxi@prompt": "as many heads by attribution patching at the prompt",
+    "patching": "as many heads by activation patching, one head at a time",
+    "change": "as many heads by the change of what they write",
+}
+NODES = {
+    "FFN, as many": "as many FFN neurons at any token as there are heads and neurons, all other FFN neurons held",
+    "FFN, 100": "the 100 most relevant FFN neurons at any token, all other FFN neurons held",
+}
+UNEQUAL = {
+    "longer": "another search, with the first opening before the counterfactual prompt alone: heads and neurons",
+    "longer, random": "as many random heads and neurons there",
+}
+LISTED = ("alone", "lost without", "random", *TRANSFERS)
+"""The rows whose medians are listed for each task."""
+ROWS = {**OF_STAGES, **TRANSFERS, **RANKINGS, **NODES, **UNEQUAL}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A pair, another one of its task, and one of another task; with the number of a model with random weights."""
+
+    task: str
+    pair: Pair
+    same: Pair | None
+    other: Pair | None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class StagesHold(Evaluation):
+    """Measure the share of the difference between two prompts that the parts of stages give.
+
+    The heads and neurons that `icebear explain` finds are measured alone, left out, after other openings, and on other
+    pairs; beside them are random parts, heads by other rankings, and FFN neurons. Models of the same shape with random
+    weights show what the search finds without knowledge.
+
+    Example:
+      icebear evaluate stages --tasks capitals,pronouns --samples 2 --out stages
+    """
+
+    name: ClassVar = "stages"
+    tasks: Tasks = "all"
+    data: DataFile = None
+    samples: Pairs = 10
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        task_pairs.pairs_of(self.tasks, TASKS)
+
+    def parts(self, model: Model) -> Iterator[Part]:
+        tasks = {"data": task_pairs.read_pairs(self.data)} if self.data else task_pairs.pairs_of(self.tasks, TASKS)
+        notes = []
+        pairs: list[tuple[str, Pair]] = []
+        for task, usable, tried in task_pairs.usable_by_task(model, tasks, self.samples, self.seed, is_answered):
+            notes.append(f"{task}: {len(usable)} of {tried} pairs have equal lengths and last tokens, and both answers")
+            pairs += [(task, pair) for pair in usable]
+        if not pairs:
+            raise InputError(f"{model.name} answers no pair of these tasks; choose other --tasks.")
+        random.Random(self.seed).shuffle(pairs)
+        samples = [Sample(task, pair, *_others(pairs, number)) for number, (task, pair) in enumerate(pairs)]
+        parts = partial(Part, SHARE, settings={"tasks": self.tasks}, tables=_tables, listings=_listings)
+        about = [f"{name}: {meaning}" for name, meaning in ROWS.items()]
+        yield parts(samples, partial(measured, model), "pairs", notes=lambda _: [*notes, *about])
+        made = lru_cache(1)(partial(with_random_weights, model))
+        drawn = [replace(sample, seed=seed) for seed in range(RANDOM_MODELS) for sample in samples[:RANDOM_PAIRS]]
+        yield parts(drawn, partial(searched, made, model), "random-weights")
+
+
+def is_answered(model: Model, pair: Pair) -> bool:
+    """Return whether each prompt has its answer as the likeliest token and the difference is large enough, and the
+    prompts have equally many tokens and the same last one, also after the openings."""
+    if not all(is_aligned(model, after(opening, pair)) for opening in ("", *OPENINGS)):
+        return False
+    answer, other = answers(model, pair)
+    logits, logits_c = (model.next_logits(text) for text in (pair.prompt, pair.counterfactual))
+    difference = (logits - logits_c)[answer] - (logits - logits_c)[other]
+    return (answer, other) == (int(logits.argmax()), int(logits_c.argmax())) and difference.item() >= SMALL
+
+
+def is_aligned(model: Model, pair: Pair) -> bool:
+    """Return whether two prompts that differ have equally many tokens and the same last one."""
+    ids, ids_c = (model.token_ids(text) for text in (pair.prompt, pair.counterfactual))
+    return ids != ids_c and len(ids) == len(ids_c) and ids[-1] == ids_c[-1]
+
+
+def after(opening: str, pair: Pair) -> Pair:
+    return replace(pair, prompt=opening + pair.prompt, counterfactual=opening + pair.counterfactual)
+
+
+def _others(pairs: Sequence[tuple[str, Pair]], number: int) -> tuple[Pair | None, Pair | None]:
+    """Return the next pair of the same task that shares no prompt, and the next one of another task, if there are."""
+    (task, own), behind = pairs[number], [*pairs[number + 1 :], *pairs[:number]]
+    prompts = {own.prompt, own.counterfactual}
+    same = (pair for name, pair in behind if name == task and not prompts & {pair.prompt, pair.counterfactual})
+    return next(same, None), next((pair for name, pair in behind if name != task), None)
+
+
+def measured(model: Model, sample: Sample) -> Line:
+    """Return the share of each of `ROWS` on a pair; JSON-ready."""
+    relevance, found = _stages(model, sample.pair, answers(model, sample.pair))
+    shares = {**of_stages(found), **transfers(model, found, sample), **unequal(model, sample.pair)}
+    if found.heads:
+        shares |= {**rankings(model, sample.pair, found), **ffn_nodes(model, relevance, found)}
+    return _line(sample, found, shares)
+
+
+def searched(made: Any, model: Model, sample: Sample) -> Line:
+    """Return the shares of the stages of a model with random weights, in the words of the sample alone.
+
+    made: seed -> the model.
+    """
+    random_model = made(sample.seed)
+    _, found = _stages(random_model, sample.pair, answers(model, sample.pair))
+    same_words = replace(sample, same=None, other=None)
+    return _line(sample, found, {**of_stages(found), **transfers(random_model, found, same_words)})
+
+
+def with_random_weights(model: Model, seed: int) -> Model:
+    """Return a model of the same shape with random weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = type(model.net)(model.net.config)
+    return Model(net.to(model.device, model.dtype).eval(), model.tokenizer, f"random weights {seed}")
+
+
+def _stages(model: Model, pair: Pair, answer: tuple[int, int]) -> tuple[Relevance, Stages]:
+    sites = stage_sites(model)
+    relevance = attribute(model, pair.prompt, *answer, counterfactual=pair.counterfactual, sites=sites)
+    return relevance, stages_of(model, relevance)
+
+
+def _line(sample: Sample, found: Stages, shares: Mapping[str, float | None]) -> Line:
+    return {
+        "task": sample.task,
+        **vars(sample.pair),
+        "seed": sample.seed,
+        "difference": found.difference,
+        "reached": found.reached,
+        "heads": len(found.heads),
+        "neurons": len(found.neurons),
+        "whole": [f"{part.kind} {part.where}" for part in found.whole],
+        "left_out": [f"{row.part.kind} {row.part.where} {row.change:+.2f}" for row in found.left_out],
+        "counts": bool(found.heads),
+        "methods": {name: {"share": share} for name, share in shares.items() if share is not None},
+    }
+
+
+def of_stages(found: Stages) -> dict[str, float | None]:
+    shares = (found.alone, found.without, found.moved, found.everything, found.random, found.most_changed)
+    return dict(zip(OF_STAGES, shares, strict=True))
+
+
+def transfers(model: Model, found: Stages, sample: Sample) -> dict[str, float | None]:
+    """Return *alone* of the same parts after other openings, in other words, and on other pairs, with their answers."""
+    longer = [after(opening, sample.pair) for opening in OPENINGS]
+    pairs = (*longer, reworded(sample.task, sample.pair), sample.same, sample.other)
+    return {
+        name: found.transfer(pair.prompt, pair.counterfactual, *answers(model, pair)).alone
+        for name, pair in zip(TRANSFERS, pairs, strict=True)
+        if pair and found.heads and is_aligned(model, pair)
+    }
+
+
+def unequal(model: Model, pair: Pair) -> dict[str, float | None]:
+    """Return what the stages of prompts of unequal lengths give."""
+    longer = after(OPENINGS[0], pair).counterfactual
+    _, found = _stages(model, replace(pair, counterfactual=longer), answers(model, pair))
+    return dict(zip(UNEQUAL, (found.alone, found.random), strict=True))
+
+
+def rankings(model: Model, prompts: Pair, found: Stages) -> dict[str, float]:
+    """Return *alone* of as many heads by each of `RANKINGS`, with the neurons and whole parts of the stages."""
+    answer = answers(model, prompts)
+    pair = PatchedPair(model, objective_of(model, [prompts.prompt, prompts.counterfactual], *answer))
+    network, shares = Network(model, pair.passes.stack_of(pair.explained)), Shares([pair])
+    whole = frozenset((part.kind, part.where) for part in found.whole)
+    neurons, k = [node.neuron for node in found.neurons], min(len(found.heads), COMPARED_HEADS)
+
+    def alone(sets: Sequence[Sequence[Neuron]]) -> list[float]:
+        return shares.of([Parts(whole, network.masks([*heads, *neurons])) for heads in sets])
+
+    every, greedy = network.heads(), list[Neuron]()
+    for _ in range(k):
+        sets = [[*greedy, head] for head in every if head not in greedy]
+        greedy = min(zip(alone(sets), sets, strict=True), key=lambda row: abs(1 - row[0]))[1]
+    remaining = shares.of([network.without([head]) for head in every])
+    methods = methods_of("gxi@midpoint,gxi@prompt").values()
+    by_gradient = [relevance_of(model, prompts, answer, "attn", method).top(k, "head") for method in methods]
+    chosen = [
+        [node.neuron for node in found.heads[:k]],
+        greedy,
+        *([node.neuron for node in rows] for rows in by_gradient),
+        [head for _, head in sorted(zip(remaining, every, strict=True))[:k]],
+        network.most_changed([pair], [], k),
+    ]
+    return dict(zip(RANKINGS, alone(chosen), strict=True))
+
+
+def ffn_nodes(model: Model, relevance: Relevance, found: Stages) -> dict[str, float]:
+    """Return the sufficiency of the most relevant FFN nodes, as `ablation` measures it."""
+    ranked = relevance.top(FFN_NODES, "ffn", position="all")
+    counts = (len(found.heads) + len(found.neurons), FFN_NODES)
+    sufficiency, _ = recovered_shares(
+        nodes_of(model, relevance), [relevance.mask(ranked[:count], "ffn") for count in counts]
+    )
+    return dict(zip(NODES, sufficiency, strict=True))
+
+
+def _tables(lines: Lines) -> dict[str, Table]:
+    """Return one table, of the rows that all pairs have."""
+    counted = [line for line in lines if line["counts"]]
+    rows = [name for name in ROWS if all(name in line["methods"] for line in counted)]
+    return {"": Table(SHARE, [{**line, "methods": {name: line["methods"][name] for name in rows}} for line in counted])}
+
+
+def _listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
+    """Return a row for each task, or model with random weights, and one for all pairs."""
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(line["task"] if line["seed"] is None else f"random weights {line['seed']}", []).append(line)
+    return {"medians": [_row(name, rows) for name, rows in [*groups.items(), ("all", [*lines])]]}
+
+
+def _row(name: str, lines: Lines) -> dict[str, Any]:
+    counts = {part: median(line[part] for line in lines) for part in ("heads", "neurons")}
+    shares = {row: [line["methods"][row]["share"] for line in lines if row in line["methods"]] for row in LISTED}
+    medians = {row: f"{median(values):.2f}" if values else "" for row, values in shares.items()}
+    return {"task": name, "pairs": len(lines), "reached": sum(line["reached"] for line in lines), **counts, **medians}
