@@ -113,7 +113,7 @@ def numbers(page):
     return re.findall(r'switched off</span><div>.*?</div><span class="[a-z]*">(.*?)</span>', text(page))
 
 
-def test_stages_of_an_own_prompt(environment, smol):
+def test_stages_of_an_own_prompt(environment, smol, few_contexts):
     page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL))
     found = stages(smol, ICE_BEAR, counterfactual=CAMEL)
     assert shapes(text(page)) == shapes(stage_picture(found))

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from click.testing import CliRunner
 from conftest import CAMEL, ICE_BEAR
-from few import few
+from few import SHOWN, few
 from pages import (
     BLOCK,
     GENERATED,
@@ -142,7 +142,7 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
         code = lowered(block.code) if long else block.code
         with monkeypatch.context() as patch:
             if long or after.language != "text" or after.mark:
-                few(patch)
+                few(patch, SHOWN)
                 patch.setattr(explanation, "GROUPED_TOKENS", 30)
                 patch.setattr(Model, "_generated", short(Model._generated))
             if block.language == "python":
