@@ -5,6 +5,7 @@
 
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -20,6 +21,8 @@ FEW = {
     "icebear.concepts.nodes.controls.RANDOM_HEAD_DRAWS": 1,
     "icebear.concepts.circuits.checks.RANDOM_DRAWS": 1,
     "icebear.concepts.stages.stage_search.RANDOM_DRAWS": 2,
+    "icebear.concepts.vocabulary.lens.TEXTS": 6,
+    "icebear.concepts.vocabulary.lens._CONTEXTS": WeakKeyDictionary(),
     "icebear.actmax.index.corpus.held_out": partial(held_out, 2),
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
     "icebear.steering.outcome.KL_DRAWS": 1,
@@ -30,8 +33,8 @@ FEW = {
 }
 
 
-SHOWN = {**FEW, "icebear.concepts.vocabulary.lens.TEXTS": 6, "icebear.steering.outcome.RANDOM_DRAWS": 3}
-"""Of what is shown to nobody who counts: by the app in Chromium, and by pages where no output is printed."""
+UNCOUNTED = {**FEW, "icebear.steering.outcome.RANDOM_DRAWS": 3}
+"""Also fewer random edits: for the app in Chromium, and pages where no output is printed."""
 
 
 def few(patch: pytest.MonkeyPatch, values: dict[str, Any] = FEW) -> None:
@@ -42,5 +45,5 @@ def few(patch: pytest.MonkeyPatch, values: dict[str, Any] = FEW) -> None:
 if __name__ == "__main__":
     from icebear.app.cli.main import main
 
-    few(pytest.MonkeyPatch(), SHOWN)
+    few(pytest.MonkeyPatch(), UNCOUNTED)
     main()

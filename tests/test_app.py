@@ -82,7 +82,7 @@ def test_examples_are_what_the_model_computes(smol, monkeypatch):
         assert [edit.neuron for edit in measured.edits] == [edit.neuron for edit in saved.edits]
 
 
-def test_what_is_switched_off_takes_its_counterfactual_value(environment, smol):
+def test_what_is_switched_off_takes_its_counterfactual_value(environment, smol, few_contexts):
     """In an example from a file, as its swap; and together, as with hooks in `Stages`."""
     saved = gallery.example("geography").explanation.stages
     page = visit()
