@@ -28,8 +28,10 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.selftest import seconds
+from icebear.concepts.stages.stage_parts import WHOLE_PARTS, Network, Parts
+from icebear.concepts.stages.stages import patched_pair, stages
 from icebear.models.objective import objective_of
-from icebear.records import Ranked, Sentence
+from icebear.records import Neuron, Ranked, Sentence
 
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA_3 = {"vocab_size": 128_256, "rope_theta": 500_000.0}
@@ -59,6 +61,8 @@ NARROW = {
 }
 CLOSE = 1e-4
 """The largest deviation from the CPU, as a share of the largest value: float32 sums in another order."""
+HALF = 1e-3
+"""The same for vectors that are stored as float16: one unit in the last place."""
 TARGET, CONTRAST = 10, 11
 SCANNED = 200
 """Rows of a scan."""
@@ -138,6 +142,18 @@ def steered(model: Model, ids: list[int]) -> dict[str, Tensor]:
         }
 
 
+def held(model: Model, ids: list[int]) -> dict[str, Tensor]:
+    """Return the logits of stages: of a causal trace, and with most parts held at their counterfactual values."""
+    pair = patched_pair(model, ids, counterfactual(ids), TARGET, CONTRAST)
+    nodes = [Neuron(0, "head", 1), Neuron(1, "head", 2), Neuron(1, "ffn", 3)]
+    network = Network(model, 0)
+    parts = [Parts(WHOLE_PARTS, network.masks(nodes)), Parts(nodes=network.masks(nodes[:2])), network.without(nodes)]
+    return {
+        "stages, causal trace": pair.trace([2, 5, len(ids) - 1], [0, model.layers - 1]),
+        "stages, logits of sets": pair.logits([part.state(pair) for part in parts]),
+    }
+
+
 def scanned(model: Model) -> dict[str, Tensor]:
     summary, vectors = scan_shard(model, sentences(SCANNED), Settings(k=8))
     moments = summary.statistics["moments"]
@@ -161,9 +177,14 @@ def right(device: str, quick: bool, shape: str) -> Iterator[dict[str, Any]]:
     model = build(shape, device, torch.float32, quick)
     on_cpu = Model(copy.deepcopy(model.net).to("cpu"), Numbers(), shape)
     ids, other = prompt(24), prompt(17, 1)
-    for work in (lambda model: relevances(model, ids), lambda model: steered(model, ids), scanned):
+    for work in (
+        *(lambda model: relevances(model, ids), lambda model: steered(model, ids), lambda model: held(model, ids)),
+        scanned,
+    ):
         on_device, cpu = work(model), work(on_cpu)
-        yield from (row(f"{name}, from the CPU's", deviation(on_device[name], cpu[name]), CLOSE) for name in cpu)
+        for name, values in cpu.items():
+            limit = HALF if values.dtype == torch.float16 else CLOSE
+            yield row(f"{name}, from the CPU's", deviation(on_device[name], values), limit)
     both = [attribute(m, ids, TARGET, contrast=CONTRAST, counterfactual=counterfactual(ids)) for m in (model, on_cpu)]
     nodes = both[1].top(8, position="all")
     on_device, cpu = map(logit_changes, (model, on_cpu), both, (nodes, nodes))
@@ -242,6 +263,7 @@ def passes(model: Model) -> dict[str, Callable[[], object]]:
         "difference rules, all neurons": partial(
             attribute, model, ids, TARGET, contrast=CONTRAST, counterfactual=counterfactual(ids)
         ),
+        "stages": partial(stages, model, ids, TARGET, CONTRAST, counterfactual(ids)),
         f"scan of {BATCH} rows": partial(scan_shard, model, sentences(BATCH), Settings(k=8)),
     }
 
@@ -289,6 +311,7 @@ def quick_part(device: str, quick: bool, shape: str) -> Iterator[dict[str, Any]]
             "one counterfactual, all neurons": partial(
                 attribute, model, ids, TARGET, contrast=CONTRAST, counterfactual=counterfactual(ids)
             ),
+            **({"stages": partial(stages, model, ids, TARGET, CONTRAST, counterfactual(ids))} if length <= 128 else {}),
         }
         yield from (row(f"{length} tokens: {name}", value) for name, value in ratios(cases, device, quick).items())
         if device == "cuda":

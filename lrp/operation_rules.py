@@ -355,7 +355,8 @@ class RelevanceMode(TorchFunctionMode):
             except MissingRule as error:
                 raise MissingRule(f"In {self.module_path()}: {error}") from None
         y = func(*args, **kwargs)
-        if any(map(is_activation, y if isinstance(y, (tuple, list)) else (y,))):
+        # A leaf, such as the empty tensor that torch 2.11 makes at a checkpoint, is not computed from activations.
+        if any(is_activation(x) and x.grad_fn is not None for x in (y if isinstance(y, (tuple, list)) else (y,))):
             self.refuse(_operation_name(func), self.module_path())
         return y
 

@@ -222,6 +222,12 @@ def test_a_batch_is_one_by_one_and_checkpointing_changes_nothing():
         assert torch.allclose(result.ffn, alone.ffn, rtol=1e-4, atol=1e-6)
 
 
+def test_a_tensor_that_is_not_computed_needs_no_rule():
+    """As torch 2.11 makes one at each checkpoint."""
+    with relevance_rules(torch.nn.Linear(2, 2), DIFFERENCE) as mode, mode:
+        assert torch.empty((0,), requires_grad=True).requires_grad
+
+
 def test_checkpointing_computes_each_layer_twice():
     """Once forward, and once in the backward pass; multipliers of element-wise functions need no more."""
     model, calls = random_model(LLAMA, dtype=torch.float32), []

@@ -86,6 +86,8 @@ class PatchedPair:
         with model.lock:  # no other thread may see the hooks that read
             self.passes: Passes = CachedPasses(self) if CachedPasses.fit(self) else CompletePasses(self)
             self.prompt, self.counterfactual = self.passes.read(0), self.passes.read(1)
+        held = {site: x.to(model.device) for site, x in self.counterfactual.activation.items()}
+        self.counterfactual = replace(self.counterfactual, activation=held)
 
     def number(self, logits: Tensor) -> Tensor:
         """Return target minus contrast (...) of logits (..., V)."""
@@ -109,7 +111,8 @@ class PatchedPair:
     def at_explained(self, site: str) -> tuple[Tensor, Tensor]:
         """Return the activations (L, W) of a site at the explained token, of the prompt and the counterfactual."""
         column = self.explained - self.passes.start
-        prompt, counterfactual = (reading.activation[site][:, column] for reading in (self.prompt, self.counterfactual))
+        readings = (self.prompt, self.counterfactual)
+        prompt, counterfactual = (reading.activation[site][:, column].to(self.model.device) for reading in readings)
         return prompt, counterfactual
 
     @property
@@ -181,14 +184,15 @@ class Passes:
         for kind, mask in free.items():
             for row, state in enumerate(states):
                 mask[row, sorted(state.free_tokens(kind))] = True
+        on_device = {kind: mask.to(model.device) for kind, mask in free.items()}  # once, not in each layer
         kinds = {site: kind for kind, sites in KINDS.items() for site in sites if site in pair.sites}
         held = [site for site, kind in kinds.items() if not free[kind][:, start:].all()]
-        nodes = {site: _together(states, site) for site in held}
+        nodes = {site: _together(states, site, model.device) for site in held}
 
         def hook(site: str, layer: int, x: Tensor) -> Tensor:
             tokens = range(len(pair.ids))[batch.span_of(model.stack_of(layer))] if batch.decoder else None
             begin = tokens.start if tokens else start
-            mask = free[kinds[site]][:, begin : begin + x.shape[1], None].to(x.device)
+            mask = on_device[kinds[site]][:, begin : begin + x.shape[1], None].to(x.device)
             chosen, column = nodes[site], pair.explained - begin
             if chosen is not None and 0 <= column < x.shape[1]:
                 mask = mask.repeat(1, 1, x.shape[-1])
@@ -202,12 +206,12 @@ class Passes:
             yield
 
 
-def _together(states: Sequence[State], site: str) -> Tensor | None:
+def _together(states: Sequence[State], site: str, device: torch.device) -> Tensor | None:
     """Return the nodes (N, L, W) of a site that states recompute; None if no state has any."""
     known = next((state.nodes[site] for state in states if site in state.nodes), None)
     if known is None:
         return None
-    return torch.stack([state.nodes.get(site, torch.zeros_like(known)) for state in states])
+    return torch.stack([state.nodes.get(site, torch.zeros_like(known)) for state in states]).to(device)
 
 
 class CompletePasses(Passes):

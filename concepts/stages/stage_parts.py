@@ -62,8 +62,9 @@ class Network:
         masks: dict[str, Tensor] = {}
         for node in nodes:
             site = neuron_site(node.site)
-            empty = torch.zeros(self.model.layers, self.width(site), dtype=torch.bool)
-            masks.setdefault(site, empty)[node.layer, node.index] = True
+            if site not in masks:
+                masks[site] = torch.zeros(self.model.layers, self.width(site), dtype=torch.bool)
+            masks[site][node.layer, node.index] = True
         return masks
 
     def without(self, nodes: Sequence[Neuron]) -> Parts:
@@ -108,9 +109,9 @@ class Network:
         """Return the norm of W_O times the change of each head."""
         prompt, counterfactual = (x[layer] for x in pair.at_explained(site))
         change = prompt - counterfactual
-        weights = Linear(self.model.site_module(site, layer)).columns(dtype=change.dtype).to(change.device)
-        written = (weights * change).unflatten(-1, (self.model.heads, -1)).sum(-1)  # (D, H)
-        return [float(size) for size in written.norm(dim=0)]
+        weights = Linear(self.model.site_module(site, layer)).columns(dtype=change.dtype)
+        written = (weights * change.to(weights.device)).unflatten(-1, (self.model.heads, -1)).sum(-1)  # (D, H)
+        return written.norm(dim=0).tolist()  # type: ignore[no-any-return]
 
 
 def fmean_of(rows: Iterable[list[float]]) -> list[float]:
