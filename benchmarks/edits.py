@@ -117,8 +117,10 @@ def _flip(
     model: Model, case: Case, max_neurons: int, choose: str = "gradient", paraphrases: Sequence[str] = ()
 ) -> Sequence[Edit]:
     prompt, source = case.prompts()[0], RELATIONS[case.relation]["prompts"][0].format(case.source)
-    request = FlipRequest(model, prompt, _first(model, case.new), source, max_neurons, paraphrases=paraphrases)
-    return list(flip_by(CHOOSERS[choose], request))
+    request = FlipRequest(
+        model, prompt, _first(model, case.new), source, max_neurons, paraphrases=paraphrases, ways=CHOOSERS[choose]
+    )
+    return list(flip_by(request))
 
 
 def _measured(

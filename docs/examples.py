@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from icebear import Chat, attribute, flip, load_model
 from icebear.app.web.shared.markdown import read_prompt
-from icebear.concepts.results.ranking import Ranking
-from icebear.explanation.explanation import GROUPS, Explanation, saved_groups, saved_stages, saved_tokens
+from icebear.explanation.explanation import saved_stages, saved_tokens
 from icebear.models.model import Model
 from icebear.steering.outcome import outcome_of
 
@@ -87,13 +86,12 @@ def measure(model: Model, example: Example) -> dict[str, Any]:
     """Return the record of an example."""
     prompt, counterfactual = map(read_prompt, (example.prompt, example.counterfactual))
     relevance = attribute(model, prompt, example.target, example.contrast, counterfactual=counterfactual)
-    explanation = Explanation.of(model, relevance, Ranking(site="ffn"), groups=GROUPS)
     saved = saved_stages(saved_tokens(relevance, prompt, counterfactual), model, relevance)
     recipe = flip(model, prompt, example.contrast, counterfactual)
     return {
         "title": example.title,
         "about": example.about,
-        "explanation": saved_groups(saved, model, explanation).to_dict(),
+        "explanation": saved.to_dict(),
         "flip": recipe.noting(**outcome_of(model, recipe).provenance()).to_dict(),
     }
 

@@ -33,16 +33,14 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stages import Stages, stage_sites, stages_of, why_no_stages
-from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import projections
 from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.explanation import sentences
-from icebear.explanation.effect_map import effect_map
 from icebear.explanation.record import CheckedCircuit, ExplainedGroup, ExplainedNode, ExplainedPrediction
-from icebear.explanation.saved import SavedExplanation, SavedGroup, SavedNode
+from icebear.explanation.saved import SavedExplanation
 from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
@@ -143,14 +141,12 @@ class Explanation(ExplainedPrediction):
         against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
         title = f"Why {relevance.target_text!r}{against}?"
         cards = [(str(card.neuron), card_fragment(card)) for card in self.cards]
-        effects = effect_map(self)
         body = render(
             "icebear.explanation/explanation.html",
             explanation=self,
             sentences=sentences,
             stages=stage_fragment(self.stages, self.transfers) if self.stages else "",
             title=title,
-            effects=effects.to_svg() if effects else "",
             details=cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",
             groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
@@ -359,7 +355,7 @@ def can_group(relevance: Relevance, site: str) -> bool:
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)
 
 
-# --- as plain values: the tokens at once, stages and groups when they are measured --------------------------------
+# --- as plain values: the tokens at once, stages when they are measured --------------------------------------------
 
 
 def saved_tokens(
@@ -405,45 +401,3 @@ def _saved_stages(stages: Stages) -> StageRecord:
     values = {field.name: getattr(stages, field.name) for field in fields(StageRecord)}
     controls = ("random_sets", "moved_random", "written_random")
     return StageRecord(**values | {name: values[name] and replace(values[name], sets=()) for name in controls})
-
-
-def saved_groups(begun: SavedExplanation, model: Model, explanation: Explanation) -> SavedExplanation:
-    """Return the explanation of the same relevance with its groups, and what they say together."""
-    patched = Patched(model, explanation.relevance)
-    return replace(
-        begun,
-        together_sentence=sentences.together_sentence(explanation),
-        reach_sentence=sentences.reach_sentence(explanation),
-        groups=tuple(_saved_group(patched, group) for group in explanation.groups),
-    )
-
-
-def _saved_group(patched: Patched, explained: ExplainedGroup) -> SavedGroup:
-    nodes = explained.group.nodes
-    heads = any(row.neuron.site == "head" for row in nodes)
-    raises, lowers = explained.group.words()
-    prompt = patched.relevance.prompt
-    edits = [
-        Edit(row.neuron, "set", patched.node(row).value.item(), where=edited_at(prompt, row))
-        for row in (() if heads else nodes)
-    ]
-    return SavedGroup(
-        tuple(raises),
-        tuple(lowers),
-        sentences.group_text(explained),
-        tuple(edits),
-        tuple(_saved_node(patched, node) for node in explained.strongest),
-    )
-
-
-def _saved_node(patched: Patched, node: ExplainedNode) -> SavedNode:
-    row, neuron = node.ranked, node.ranked.neuron
-    named = SavedNode(row, node.token, node.raises, node.lowers, node.label)
-    if row.activation is None:
-        return named
-    baseline = patched.node(row).value.item()
-    ends = [row.activation, baseline]
-    if neuron.site == "ffn":
-        seen = calibrate(patched.model)
-        ends += [seen.low[neuron.layer, neuron.index].item(), seen.high[neuron.layer, neuron.index].item()]
-    return replace(named, baseline=baseline, low=min(ends), high=max(ends))

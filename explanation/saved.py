@@ -7,42 +7,12 @@ from typing import Any
 
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.convert import Saved
-from icebear.edits import Edit
-from icebear.records import Ranked, TokenScore
-
-
-@dataclass(frozen=True)
-class SavedNode:
-    """A neuron or head of a group, at a token."""
-
-    ranked: Ranked
-    token: str
-    raises: tuple[str, ...]
-    lowers: tuple[str, ...]
-    label: str | None = None
-    baseline: float | None = None
-    """The activation that its effect is measured against: in the counterfactual; without one, on average. None for a
-    head."""
-    low: float = 0.0
-    high: float = 0.0
-    """The activation range on the calibration texts, with both values."""
-
-
-@dataclass(frozen=True)
-class SavedGroup:
-    """Nodes that raise and lower the same words."""
-
-    raises: tuple[str, ...]
-    lowers: tuple[str, ...]
-    about: str
-    edits: tuple[Edit, ...]
-    """They set each node to its baseline. Empty for heads."""
-    strongest: tuple[SavedNode, ...]
+from icebear.records import TokenScore
 
 
 @dataclass(frozen=True)
 class SavedExplanation(Saved):
-    """What an explanation says: of T tokens, and of the groups with the largest relevance."""
+    """What an explanation says of T tokens, and its stages."""
 
     prompt: Any
     """A text, token ids, or the messages of a chat."""
@@ -69,6 +39,3 @@ class SavedExplanation(Saved):
     """Without stages: what nodes do to the answer, above random ones; the first line is the title."""
     advice: str = ""
     """Without stages: why there are none, or what to compare with."""
-    together_sentence: str = ""
-    reach_sentence: str = ""
-    groups: tuple[SavedGroup, ...] = ()

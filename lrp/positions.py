@@ -5,25 +5,21 @@ the embeddings of tokens. Each is a leaf of the graph here, and the rules for pr
 the vector and half to the position) and sums (Eq. 8) do the rest.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from icebear.lrp.rules import product
+from icebear.models.batch import Batch
 from icebear.models.lock import replaced
+from icebear.models.model import Model
 from icebear.values import one_of
-
-if TYPE_CHECKING:
-    from icebear.models.batch import Batch
-    from icebear.models.model import Model
 
 POSITION_AXIS = -2
 """The axis of token positions in cos and sin (B, T, d), and in an embedding (B, T, D)."""

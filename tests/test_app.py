@@ -31,12 +31,12 @@ from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.stages.stage_picture import stage_picture
 from icebear.errors import IcebearError
-from icebear.explanation.explanation import Explanation, saved_groups, saved_stages, saved_tokens
+from icebear.explanation.explanation import GROUPS, Explanation, saved_stages, saved_tokens
 from icebear.explanation.saved import SavedExplanation
+from icebear.explanation.sentences import group_text
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
 from icebear.render import heatmap
-from icebear.steering.provenance import number_text
 
 ROOT = Path(__file__).parent.parent
 FRANCE = "The capital of France is"
@@ -47,12 +47,10 @@ def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, m
     waits = threading.Event()
     monkeypatch.setattr(loading, "load_model", lambda *arguments, **options: waits.wait())
     jobs._load.clear()
-    page = fine(visit(groups_open="true"))
+    page = fine(visit())
     explanation = gallery.example(gallery.NAMES[0]).explanation
     assert page.get_by_key("prompt").value == explanation.prompt
     assert shapes(text(page)) == shapes(stage_picture(explanation.stages))
-    for group in explanation.groups:
-        assert all(f">{escape(word)}</span>" in text(page) for word in (*group.raises, *group.lowers))
     page.get_by_key("example_2").click().run()
     assert fine(page).get_by_key("prompt").value == gallery.example(gallery.NAMES[2]).explanation.prompt
     waits.set()
@@ -77,9 +75,6 @@ def test_examples_are_what_the_model_computes(smol, monkeypatch):
     for name in ("alone", "without", "random"):
         assert getattr(found, name) == pytest.approx(getattr(known, name), abs=1e-3)
     assert list(found.trace.shares) == [pytest.approx(row, abs=1e-3) for row in known.trace.shares]
-    for measured, saved in zip(explanation.groups, file.groups, strict=True):
-        assert measured.raises + measured.lowers == saved.raises + saved.lowers
-        assert [edit.neuron for edit in measured.edits] == [edit.neuron for edit in saved.edits]
 
 
 def test_what_is_switched_off_takes_its_counterfactual_value(environment, smol, few_contexts):
@@ -150,35 +145,15 @@ def test_an_own_prompt(environment, smol, no_groups):
     assert page.get_by_key("contrast").value is None
 
 
-def test_a_group_is_set_to_its_values_in_the_counterfactual(environment, smol):
-    """As by a hook that sets them."""
-    group = gallery.example("geography").explanation.groups[0]
-
-    def patched(layer, edits):
-        def hook(module, arguments):
-            x = arguments[0].clone()
-            for index, value, position in edits:
-                x[:, position, index] = value
-            return (x,)
-
-        return smol.net.model.layers[layer].mlp.down_proj.register_forward_pre_hook(hook)
-
-    parts = [re.fullmatch(r"L(\d+)\.ffn\.(\d+)=(.+)@position:(\d+)", str(edit)).groups() for edit in group.edits]
-    layers = {int(layer) for layer, *_ in parts}
-    hooks = [
-        patched(one, [(int(index), float(value), int(at)) for layer, index, value, at in parts if int(layer) == one])
-        for one in layers
-    ]
-    ids = smol.tokenizer(FRANCE, return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        after = smol.net(ids).logits[0, -1].softmax(-1)[smol.answer_id(" Paris")].item()
-    for hook in hooks:
-        hook.remove()
-    page = visit(groups_open="true")
-    assert "goes from" not in text(page)
-    page.toggle(key="set_0").set_value(True).run()
-    before = smol.probability(FRANCE, " Paris")
-    assert markdown.plain(f"P(Paris) goes from {number_text(before)} to {number_text(after)}") in text(fine(page))
+def test_groups_are_shown_with_their_words(environment, smol):
+    """Measured when they are opened, in an example too."""
+    page = fine(visit(groups_open="true"))
+    relevance = attribute(smol, FRANCE, " Paris", " Rome", counterfactual="The capital of Italy is")
+    groups = Explanation.of(smol, relevance, Ranking(site="ffn"), groups=GROUPS).groups
+    assert len(groups) == GROUPS
+    for group in groups:
+        assert all(f">{escape(word)}</span>" in text(page) for words in group.group.words() for word in words)
+        assert escape(group_text(group)) in text(page)
 
 
 def test_a_long_prompt_asks_first(environment, no_groups, monkeypatch):
@@ -246,9 +221,10 @@ def test_messages_leave_out_what_only_a_command_line_knows():
 
 
 def test_groups_are_measured_once(environment, no_groups, monkeypatch):
-    calls = []
-    name = "icebear.app.web.shared.explanations.saved_groups"
-    monkeypatch.setattr(name, lambda begun, *arguments: calls.append(arguments) or begun)
+    calls, measure = [], Explanation.of
+    monkeypatch.setattr(
+        Explanation, "of", lambda *arguments, **how: calls.append(arguments) or measure(*arguments, **how)
+    )
     for prompt in ("A bear lives in the", "A bear lives in the", "A cat lives in the"):
         fine(visit(prompt=prompt, groups_open="true"))
     assert len(calls) == 2
@@ -326,13 +302,12 @@ def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, 
 
 def test_stages_and_groups_are_forgotten_with_their_relevance(model):
     relevance, known = attribute(model, "ice bear", contrast="z", counterfactual="big cats"), Shared().groups
-    begun, staged = saved_tokens(relevance, "ice bear", "big cats"), Shared().staged
-    staged[relevance] = saved_stages(begun, model, relevance)
+    staged = Shared().staged
+    staged[relevance] = saved_stages(saved_tokens(relevance, "ice bear", "big cats"), model, relevance)
     assert staged[relevance].stages
     explanation = Explanation.of(model, relevance, Ranking(site="ffn"), groups=2)
-    saved = saved_groups(begun, model, explanation)
-    known[relevance] = {"ffn": Groups(explanation.together, explanation.groups, saved)}
-    assert saved.groups
+    known[relevance] = {"ffn": Groups(explanation.together, explanation.groups)}
+    assert explanation.groups
     del explanation
     forgotten = weakref.ref(relevance)
     del relevance

@@ -67,12 +67,14 @@ def test_neuron(environment, near):
 def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment):
     page = fine(visit(groups_open="true"))
     prompt = page.get_by_key("prompt").value
-    page.get_by_key("card_0").click().run()
+    strongest = page.get_by_key("group_neurons")
+    strongest.set_value(strongest.options[0]).run()
     assert fine(page).get_by_key("back").label == "Why this word?"
     page.get_by_key("back").click().run()
     assert fine(page).get_by_key("prompt").value == prompt
     page = fine(visit(groups_open="true"))
-    page.get_by_key("card_0").click().run()
+    strongest = page.get_by_key("group_neurons")
+    strongest.set_value(strongest.options[0]).run()
     page.get_by_key("card_to_steer").click().run()
     assert fine(page).get_by_key("prompt").value == prompt
     assert fine(visit("neurons", neuron="L29.ffn.860")).get_by_key("back").label == "Search"

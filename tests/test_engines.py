@@ -14,7 +14,7 @@ from icebear.actmax.index.engines import on_ray
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError, StoreError
-from icebear.steering.flipping.flip import _neurons, _start
+from icebear.steering.flipping.flip import FlipRequest, _neurons, _start
 
 K = 5
 
@@ -187,7 +187,7 @@ def test_an_index_by_relevance_says_so(model, corpus, tmp_path):
 
 
 def test_what_needs_extremes_of_the_activation_takes_no_index_by_relevance(model, corpus, tmp_path):
-    state = _start(model, "the ice bear", (7,), None)
+    state = _start(FlipRequest(model, "the ice bear"), (7,))
     edit = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last")
     output = {}
     for by in ("activation", "relevance"):

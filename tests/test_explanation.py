@@ -5,7 +5,6 @@ import html
 import json
 import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from icebear.concepts.nodes.controls import ablate, nodes_of
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
-from icebear.explanation.effect_map import FULL, GROUP_NODES, MAP_NODES, MAP_WORDS, effect_map
 from icebear.explanation.explanation import Explanation
 from icebear.explanation.sentences import (
     group_text,
@@ -26,7 +24,6 @@ from icebear.explanation.sentences import (
     tokens_sentence,
 )
 from icebear.records import Meaning
-from icebear.render import NEGATIVE, POSITIVE, hexadecimal
 
 PROMPT, OTHER = "<b>ice</b> bear", "<b>big</b> cats"
 
@@ -165,51 +162,14 @@ def worded(explanation):
     return renamed(explanation, " word{}".format)
 
 
-def test_the_picture_has_the_effects_of_groups_nodes_on_the_most_moved_words(model, explanation):
-    worded = renamed(explanation, lambda place: " WORD0" if place == 5 else f" word{place}")
-    result = effect_map(worded)
-    assert len(set(result.nodes)) == len(result.nodes) <= MAP_NODES
-    of_groups = [(node, i) for i, one in enumerate(worded.groups, 1) for node in one.group.nodes[:GROUP_NODES]]
-    grouped = {node for one in worded.groups for node in one.group.nodes}
-    others = [(node.ranked, 0) for node in worded.nodes if node.ranked not in grouped]
-    rows = list(zip(result.nodes, result.groups, strict=True))
-    assert rows == [*of_groups, *others][:MAP_NODES]
-    measured = worded.relevance.effects(result.nodes)
-    places = [int(word.removeprefix("word")) for word in result.words]
-    torch.testing.assert_close(result.matrix, measured.matrix[:, places], atol=1e-5, rtol=1e-4)
-    assert len(places) == len(set(places)) == min(MAP_WORDS, len(measured.tokens) - 1)
-    total, size = result.matrix.sum(0), measured.matrix.norm(dim=0)
-    assert total.tolist() == sorted(total.tolist(), reverse=True)
-    left = [place for place in range(min(100, len(measured.tokens))) if place not in places and place != 5]
-    assert not left or size[left].max() <= size[places].min() + 1e-6
-
-
-def test_nothing_is_drawn_without_effects_or_words(model, explanation, worded):
-    assert effect_map(replace(worded, effects=None)) is None
-    assert effect_map(renamed(explanation, lambda place: ",")) is None
+def test_a_page_without_effects_has_the_words_that_neurons_promote(worded):
     page = replace(worded, effects=None, groups=(), stages=None).to_html()
     assert "promotes" in page
     assert "<svg" not in page
 
 
-def test_cells_have_the_color_of_their_sign_and_size(worded):
-    result = effect_map(worded)
-    root = ElementTree.fromstring(str(result.to_svg()))
-    assert str(result) in root.get("aria-label")
-    cells = [one for one in root if one.tag.endswith("rect")]
-    full = result.matrix.abs().quantile(FULL).item()
-    for cell, effect in zip(cells, result.matrix.flatten().tolist(), strict=True):
-        assert cell.get("fill") == hexadecimal(POSITIVE if effect >= 0 else NEGATIVE)
-        assert float(cell.get("fill-opacity")) == pytest.approx(min(1, abs(effect) / full), abs=1e-3)
-        assert cell[0].text.endswith(f": {effect:+.2f}")
-    places = [(float(cell.get("y")), float(cell.get("x"))) for cell in cells]
-    assert places == sorted(set(places))
-    columns = len(result.words)
-    assert [cell[0].text.split(", ")[-1].split(":")[0] for cell in cells[:columns]] == list(result.words)
-
-
 def test_the_page_begins_with_answers(worded):
-    """Predictions, tokens, groups, nodes, picture, and how far they carry; then the details."""
+    """Predictions, tokens, groups, nodes, and how far they carry; then the details."""
     page = html.unescape(re.sub("</?span.*?>", "", worded.to_html()))
     relevance, groups = worded.relevance, worded.groups
     assert groups
@@ -222,7 +182,6 @@ def test_the_page_begins_with_answers(worded):
         *(text for group in groups for text in (group_text(group), sum_text(group))),
         reach_sentence(worded),
         *(f">{node.ranked.relevance:+.3f}<" for node in worded.nodes),
-        "<svg",
         limits_sentence(worded),
     ]
     place = 0
@@ -236,7 +195,4 @@ def test_the_page_begins_with_answers(worded):
 def test_hostile_words_stay_text(explanation):
     page = renamed(explanation, "\"'</title></svg><script>alert({})</script>\x00\x1b\ud800".format).to_html()
     assert "<script" not in page
-    pictures = re.findall("<svg.*?</svg>", page, re.DOTALL)
-    assert page.count("</svg>") == page.count("<svg") == len(pictures) == 1
-    for picture in pictures:
-        ElementTree.fromstring(picture)
+    assert "svg>" not in page

@@ -23,7 +23,7 @@ from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.flipping.flip import (
     MARGIN,
-    WAYS,
+    FlipRequest,
     _edits,
     _proposals,
     _pruned,
@@ -108,7 +108,7 @@ def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
 def test_what_is_not_needed_goes(letters):
     """Pruned: a neuron set to what it is goes; without any of the others the flip does not hold by its margin."""
     wanted = letters.predict("the ice bear", 4)[3].id
-    state = replace(_start(letters, "the ice bear", (wanted,), None), ways=WAYS)
+    state = _start(FlipRequest(letters, "the ice bear"), (wanted,))
     result = _search(state, _Result({}, margins(state, [{}])[0].item()))
     edits = result.edits
     assert result.margin >= MARGIN
@@ -251,7 +251,7 @@ def test_other_models_are_refused():
 
 def test_margins_are_those_of_the_steered_model(letters, generator):
     model = letters
-    state = _start(model, "the ice bear", (7,), None)
+    state = _start(FlipRequest(model, "the ice bear"), (7,))
     proposals = [
         {(generator.randrange(3), generator.randrange(20), 0): generator.uniform(-5, 5) for _ in range(count)}
         for count in (0, 1, 3)
@@ -416,7 +416,7 @@ def test_a_phrase_that_is_there_needs_nothing(letters):
 def test_margins_of_a_phrase_are_those_of_the_steered_model(letters, generator):
     """The smallest of its tokens', each behind those before it; where some lack it, what all lack together."""
     phrase = (7, 3, 30)
-    state = _start(letters, "the ice bear", phrase, None)
+    state = _start(FlipRequest(letters, "the ice bear"), phrase)
     for count in (0, 2, 5):
         edits = {
             (generator.randrange(3), generator.randrange(20), generator.randrange(3)): generator.uniform(-9, 9)
@@ -498,12 +498,13 @@ def test_evaluating_flips(letters, few_contexts, tmp_path, monkeypatch):
 
 def test_controls_have_the_same_budget_and_reach(letters):
     """FINDINGS A2: each way of choosing has as many edited rows a round, inside the same limits."""
-    state = _start(letters, "the ice bear", (7,), "a source prompt")
-    for reach in (state, replace(state, goal=None), replace(state, unbounded=True)):
+    state = _start(FlipRequest(letters, "the ice bear", source="a source prompt"), (7,))
+    unbounded = replace(state, request=replace(state.request, unbounded=True))
+    for reach in (state, replace(state, goal=None), unbounded):
         for name, (choose, *_) in CHOOSERS.items():
             proposals = _proposals(reach, choose, {(1, 2, 0): 0.5})
             assert 40 <= len(proposals) <= 48, name
-            if not reach.unbounded:
+            if not reach.request.unbounded:
                 for proposal in proposals:
                     changed = {place: value for place, value in proposal.items() if place != (1, 2, 0)}
                     for place, value in changed.items():
@@ -517,9 +518,9 @@ def test_controls_have_the_same_budget_and_reach(letters):
 
 
 def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
-    state = _start(letters, "the ice bear", (7,), "a source prompt")
-    state = replace(state, ways=CHOOSERS["distance"])
-    tried = len(_proposals(state, *state.ways, {}))
+    ways = CHOOSERS["distance"]
+    state = _start(FlipRequest(letters, "the ice bear", source="a source prompt", ways=ways), (7,))
+    tried = len(_proposals(state, *ways, {}))
     monkeypatch.setattr(
         "icebear.steering.flipping.flip.margins", lambda state, proposals: torch.full((len(proposals),), -9.0)
     )

@@ -535,7 +535,7 @@ def test_a_flip_may_go_to_the_values_of_the_source_prompt(spelled, monkeypatch):
     calibrated = calibrate(model)
     narrow = replace(calibrated, low=torch.zeros_like(calibrated.low), high=torch.zeros_like(calibrated.high))
     monkeypatch.setattr(search, "calibrate", lambda model: narrow)
-    state = search._start(model, "abcd", [1], "kkkk", None, False, [])
+    state = search._start(search.FlipRequest(model, "abcd", source="kkkk"), [1])
     assert (state.low <= state.goal).all()
     assert (state.high >= state.goal).all()
 

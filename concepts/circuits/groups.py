@@ -1,11 +1,8 @@
 """Groups of similar nodes: the same tokens act on them, they act on the same nodes, and they write alike."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,14 +10,12 @@ from torch.nn.functional import normalize
 
 from icebear.concepts.circuits.circuit_records import Group, Node
 from icebear.concepts.circuits.nodes import change, moved_words
+from icebear.concepts.circuits.wiring import Wiring
 from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.statistics import clusters
 from icebear.concepts.vocabulary import vocabulary
+from icebear.db.store import Store
 from icebear.values import real
-
-if TYPE_CHECKING:
-    from icebear.concepts.circuits.wiring import Wiring
-    from icebear.db.store import Store
 
 DISTANCE = 0.6
 """The largest mean cosine distance inside a group."""

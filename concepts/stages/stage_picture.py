@@ -1,19 +1,14 @@
 """Stages as a picture: the causal trace, heads as arrows from the token that they read, and the written words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from icebear.concepts.stages import stage_sentences
+from icebear.concepts.stages.stage_records import StageRecord, StageShares
 from icebear.concepts.stages.stage_sentences import percent, summary, swap_text
 from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
-
-if TYPE_CHECKING:
-    from icebear.concepts.stages.stage_records import StageRecord, StageShares
 
 COLUMN_WIDTH = 68
 """The width of a token's column, in pixels."""

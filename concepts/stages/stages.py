@@ -21,10 +21,7 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import KINDS, PatchedPair
 from icebear.concepts.stages.stage_parts import WholeParts
 from icebear.concepts.stages.stage_picture import stage_fragment
-from icebear.concepts.stages.stage_records import (
-    StageRecord,
-    StageShares,
-)
+from icebear.concepts.stages.stage_records import StageRecord, StageShares
 from icebear.concepts.stages.stage_search import STEPS, Measured, Progress
 from icebear.concepts.stages.stage_sentences import question, stage_lines
 from icebear.errors import InputError

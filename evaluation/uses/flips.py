@@ -156,9 +156,9 @@ def try_flips(
 def _try_flip(
     model: Model, pair: FlipPair, limit: str, choose: str, max_neurons: int, contexts: HeldOutContexts
 ) -> dict[str, Any]:
-    request = FlipRequest(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=limit == "unbounded")
+    how: dict[str, Any] = {"unbounded": limit == "unbounded", "ways": CHOOSERS[choose]}
     try:
-        recipe = flip_by(CHOOSERS[choose], request)
+        recipe = flip_by(FlipRequest(model, pair.prompt, pair.to, pair.source, max_neurons, **how))
     except IcebearError as error:
         return {"flipped": False, "why": str(error)}
     kl = contexts.off_target_kl(list(recipe))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,9 +27,6 @@ from icebear.models.model import Model
 from icebear.steering.concept.concept import Concept, ConceptNeuron
 from icebear.steering.concept.reading import LONGEST, Read, neurons_of, read
 from icebear.values import check_int, one_of, seed_of, several, text_of, typed
-
-if TYPE_CHECKING:
-    from icebear.db.store import Store
 
 SIZES = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 70, 100)
 CANDIDATES = 300

@@ -51,30 +51,30 @@ Chooser = Callable[["SearchState", Edits], Choice]
 
 @dataclass(frozen=True)
 class SearchState:
-    """The state of a search: the prompt, the tokens, the activations and their limits, (L, F, S)."""
+    """The state of a search: what is asked, the tokens, the activations and their limits, (L, F, S)."""
 
+    request: FlipRequest
     last: LastToken | Paraphrases
     tokens: tuple[int, ...]
     """The wanted tokens, one after the other (or one for each paraphrase); or the tokens of which one shall leave the
     `top_k` most probable ones."""
-    top_k: int | None
     now: Tensor
     goal: Tensor | None
     """The activations in the source prompt, or zero."""
     low: Tensor
     high: Tensor
     """The limits: the activation range, or with `unbounded` the largest magnitude of the layer."""
-    unbounded: bool
-    ways: tuple[Chooser, ...] = ()
-    """How candidates are chosen; a way is tried where those before it are in vain."""
-    max_neurons: int = 10
     prefer: tuple[Neuron, ...] = ()
     """Neurons that every round tries."""
-    on_progress: OnProgress | None = None
 
     @property
     def model(self) -> Model:
-        return self.last.model
+        return self.request.model
+
+    @property
+    def top_k(self) -> int | None:
+        """None if the tokens are wanted."""
+        return self.request.top_k if self.request.suppress else None
 
     @property
     def phrase(self) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class SearchState:
         if self.goal is None:
             return torch.where(up, self.high, self.low)
         goal = self.now + REACH_SOURCE * (self.goal - self.now)
-        return goal if self.unbounded else torch.clamp(goal, self.low, self.high)
+        return goal if self.request.unbounded else torch.clamp(goal, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ WAYS = by_gradient, by_distance
 
 @dataclass(frozen=True)
 class FlipRequest:
-    """The arguments of `flip`."""
+    """The arguments of `flip`, and how it searches."""
 
     model: Model
     prompt: PromptLike
@@ -143,6 +143,8 @@ class FlipRequest:
     on_progress: OnProgress | None = None
     unbounded: bool = False
     paraphrases: Sequence[PromptLike] = ()
+    ways: Sequence[Chooser] = WAYS
+    """How candidates are chosen; a way is tried where those before it are in vain."""
 
 
 @typed
@@ -197,31 +199,25 @@ def flip(
     InputError
         If no flip was found (the message says how near it came), or for an argument that cannot be used.
     """
+    prompts = several(paraphrases)
     return flip_by(
-        WAYS,
-        FlipRequest(
-            model, prompt, to, source, max_neurons, suppress, top_k, store, on_progress, unbounded, several(paraphrases)
-        ),
+        FlipRequest(model, prompt, to, source, max_neurons, suppress, top_k, store, on_progress, unbounded, prompts)
     )
 
 
-def flip_by(ways: Sequence[Chooser], request: FlipRequest) -> Recipe:
-    """Return the recipe of `flip`, with candidates chosen in these ways, each where those before it are in vain."""
-    model, prompt, suppress, store = request.model, request.prompt, request.suppress, request.store
+def flip_by(request: FlipRequest) -> Recipe:
+    """Return the recipe of `flip`."""
+    model, prompt, store = request.model, request.prompt, request.store
     wanted = _wanted(request)
     if store:
         store.check(model.fingerprint, model.name)
     paraphrases = [Prompt.of(text) for text in request.paraphrases]
-    if paraphrases and (wanted is None or suppress or len(wanted) > 1):
+    if paraphrases and (wanted is None or request.suppress or len(wanted) > 1):
         raise InputError("Paraphrases work only for a single wanted token; make `to` one token.")
-    top_k = request.top_k if suppress else None
-    state = _start(model, prompt, wanted, request.source, top_k, request.unbounded, paraphrases)
+    state = _start(request, wanted)
     hits = store.search(state.text.strip(), k=20) if store and has_words(state.text) else []
-    prefer = tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn")
-    state = replace(
-        state, ways=tuple(ways), prefer=prefer, max_neurons=request.max_neurons, on_progress=request.on_progress
-    )
-    state, result = _flipped(state, request.source is not None)
+    state = replace(state, prefer=tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn"))
+    state, result = _flipped(state)
     edits = _edits(result.edits)
     if not flip_holds(model, edits, prompt, state.phrase, state.top_k):
         raise InputError(f"The flip of {state.text!r} failed its check; please report this prompt.")
@@ -266,23 +262,16 @@ def _wanted(request: FlipRequest) -> tuple[int, ...] | None:
     return None if suppress is True else wanted_ids(model, to if to is not None else suppress, request.prompt)
 
 
-def _start(
-    model: Model,
-    prompt: PromptLike,
-    wanted: tuple[int, ...] | None,
-    source: PromptLike | None,
-    top_k: int | None = None,
-    unbounded: bool = False,
-    paraphrases: Sequence[PromptLike] = (),
-) -> SearchState:
-    ids = model.ids(prompt)
+def _start(request: FlipRequest, wanted: tuple[int, ...] | None) -> SearchState:
+    model, source = request.model, request.source
+    ids = model.ids(request.prompt)
     tokens = wanted or (int(LastToken(model, ids).logits([{}])[0, 0].argmax()),)
     last: LastToken | Paraphrases = LastToken(model, ids, tokens)
     now = last.activations()
     goal = LastToken(model, model.ids(source), tokens).activations() if source is not None else None
-    if goal is None and top_k:
+    if goal is None and request.suppress:
         goal = torch.zeros_like(now)
-    if unbounded:
+    if request.unbounded:
         high = now.abs().amax(1, keepdim=True).expand_as(now)  # of a layer at a step
         low = -high
     else:  # or where it is, if that is further
@@ -290,13 +279,13 @@ def _start(
         low, high = torch.minimum(seen.low[..., None], now), torch.maximum(seen.high[..., None], now)
         if goal is not None and not model.reads_any_text:  # seen are random ids only
             low, high = torch.minimum(low, goal), torch.maximum(high, goal)
-    if paraphrases:
-        last = Paraphrases(model, [ids, *map(model.ids, paraphrases)])
-        tokens *= 1 + len(paraphrases)
-    return SearchState(last, tokens, top_k, now, goal, low, high, unbounded)
+    if request.paraphrases:
+        last = Paraphrases(model, [ids, *map(model.ids, request.paraphrases)])
+        tokens *= 1 + len(request.paraphrases)
+    return SearchState(request, last, tokens, now, goal, low, high)
 
 
-def _flipped(state: SearchState, has_source: bool) -> tuple[SearchState, _Result]:
+def _flipped(state: SearchState) -> tuple[SearchState, _Result]:
     """Search edits, prune and weaken them; return the state of the successful search and its result."""
     start = _Result({}, margins(state, [{}])[0].item())
     if _holds(state, start.edits):
@@ -310,21 +299,22 @@ def _flipped(state: SearchState, has_source: bool) -> tuple[SearchState, _Result
         else:
             result = replace(result, rounds=second.rounds)
     if not _holds(state, result.edits):
-        raise InputError(_failure(state, result.edits, has_source))
+        raise InputError(_failure(state, result.edits))
     return state, replace(result, edits=_weakened(state, _pruned(state, result.edits)))
 
 
 def _search(state: SearchState, result: _Result) -> _Result:
     """Add one edit in each round, the one with the largest margin."""
-    while result.margin < MARGIN and len(result.edits) < state.max_neurons:
+    request = state.request
+    while result.margin < MARGIN and len(result.edits) < request.max_neurons:
         edits = result.edits
-        for choose in state.ways:
+        for choose in request.ways:
             if result.edits is edits:
                 result = _round(state, choose, result)
         if result.edits is edits:
             break
-        if state.on_progress:
-            state.on_progress(len(result.edits), state.max_neurons)
+        if request.on_progress:
+            request.on_progress(len(result.edits), request.max_neurons)
     return result
 
 
@@ -457,24 +447,26 @@ def _moved_words(state: SearchState, edits: Edits) -> list[tuple[list[str], list
     return words
 
 
-def _failure(state: SearchState, edits: Edits, source: bool) -> str:
-    model, k = state.model, state.top_k or 1
+def _failure(state: SearchState, edits: Edits) -> str:
+    request, model, k = state.request, state.model, state.top_k or 1
     worst = int(_steps(state, [edits])[0].argmax() if state.top_k else _steps(state, [edits])[0].argmin())
     with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):
         tokens = model.predict(state.last.before(worst), k, [state.tokens[worst]], -1)
     token = next(token for token in tokens if token.id == state.tokens[worst])
     phrase = f" of {state.text!r}" if state.last.steps > 1 else ""
-    within = "" if state.unbounded else " inside their activation range"
-    further = [] if state.unbounded else ["activations outside their range (unbounded)"]
+    within = "" if request.unbounded else " inside their activation range"
+    further = [] if request.unbounded else ["activations outside their range (unbounded)"]
     if state.top_k:
         return (
-            f"No edits of at most {state.max_neurons} neurons{within} take {token.text!r}{phrase} out of the {k} "
+            f"No edits of at most {request.max_neurons} neurons{within} take {token.text!r}{phrase} out of the {k} "
             f"most probable tokens. With {len(edits)} edits, its probability is {token.probability:.3f}. Try "
             f"{_or('a larger max_neurons', 'a smaller top_k', *further)}."
         )
-    other = "another source prompt" if source else f"a source prompt after which the model predicts {token.text!r}"
+    other = "another source prompt"
+    if request.source is None:
+        other = f"a source prompt after which the model predicts {token.text!r}"
     return (
-        f"No flip to {token.text!r}{phrase} was found with at most {state.max_neurons} neurons{within}. "
+        f"No flip to {token.text!r}{phrase} was found with at most {request.max_neurons} neurons{within}. "
         f"With {len(edits)} edits, the probability of {token.text!r} is {token.probability:.3f}, and "
         f"{tokens[0].text!r} has {tokens[0].probability:.3f}. Try {_or('a larger max_neurons', other, *further)}."
     )

@@ -146,11 +146,10 @@ def _is_open(visitor: str) -> bool:
 
 
 class Groups(NamedTuple):
-    """What nodes do together, their groups, and both as plain values; without a reference to their relevance."""
+    """What nodes do together, and their groups; without a reference to their relevance."""
 
     together: ExplainedGroup | None
     groups: tuple[ExplainedGroup, ...]
-    saved: SavedExplanation
 
 
 class Shared:

@@ -15,7 +15,7 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.explanation.explanation import GROUPS, Explanation, can_group, saved_groups, saved_stages
+from icebear.explanation.explanation import GROUPS, Explanation, can_group, saved_stages
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.text.answer import Answer, answer_of
 from icebear.models.text.chat import Chat
@@ -73,19 +73,19 @@ def staged(begun: SavedExplanation, relevance: Relevance) -> SavedExplanation:
     return known[relevance]
 
 
-def grouped(begun: SavedExplanation, relevance: Relevance, site: str) -> SavedExplanation:
-    """Return the explanation with the groups of a site, measured once for all visitors."""
+def grouped(relevance: Relevance, site: str) -> Explanation:
+    """Return the groups of a site, measured once for all visitors."""
     known = shared().groups.setdefault(relevance, {})
+    ranking = Ranking(site=site)
     if site not in known:
-        model = jobs.model()
+        model, count = jobs.model(), GROUPS if can_group(relevance, site) else 0
 
         def measure(_: Job) -> Groups:
-            count = GROUPS if can_group(relevance, site) else 0
-            explanation = Explanation.of(model, relevance, Ranking(site=site), groups=count)
-            return Groups(explanation.together, explanation.groups, saved_groups(begun, model, explanation))
+            explanation = Explanation.of(model, relevance, ranking, groups=count)
+            return Groups(explanation.together, explanation.groups)
 
         known[site] = jobs.computed("Measuring what groups of neurons do to the next word", measure)
-    return known[site].saved
+    return with_groups(Explanation(relevance, ranking, ()))
 
 
 def with_groups(explanation: Explanation) -> Explanation:

@@ -1,21 +1,17 @@
 """The views, what of them is in the URL, and moving between them."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
+from streamlit.navigation.page import Page
 
 from icebear.app.web.shared import background, served
 from icebear.records import Neuron
-
-if TYPE_CHECKING:
-    from streamlit.navigation.page import Page
 
 
 class View(NamedTuple):

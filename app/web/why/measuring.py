@@ -20,14 +20,12 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stages import Stages
-from icebear.edits import Edit
+from icebear.explanation import sentences
 from icebear.explanation.explanation import Explanation, explain, saved_tokens
 from icebear.explanation.saved import SavedExplanation
-from icebear.explanation.sentences import check_sentence
-from icebear.records import Neuron, TokenScore
-from icebear.steering.apply import steer
+from icebear.records import Neuron
+from icebear.render import render
 from icebear.steering.flipping.phrases import likelier_form
-from icebear.steering.provenance import number_text
 
 LONG_TOKENS = 512
 """The largest number of tokens of a prompt that is explained without a question."""
@@ -35,8 +33,6 @@ TIMED_TOKENS = 64
 """Tokens of a longer prompt that are timed for the question."""
 PEAK = {False: 5, True: 15}
 """The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
-SMALL = 0.01
-"""A change of a probability that is called almost nothing."""
 
 
 def answers(prompt: str, counterfactual: str | None) -> Answers:
@@ -86,7 +82,7 @@ def relevance_of(request: Request) -> Relevance:
 
 
 def tokens(request: Request) -> SavedExplanation:
-    """Return the explanation without its stages and groups, which take seconds (`staged`, `with_groups`)."""
+    """Return the explanation without its stages, which take seconds (`staged`)."""
     prompts = map(markdown.read_prompt, filter(None, (request.prompt, request.counterfactual)))
     return saved_tokens(relevance_of(request), *prompts)
 
@@ -111,13 +107,6 @@ def _swapped(request: Request, nodes: tuple[Neuron, ...], _stages: Stages) -> tu
     return _stages.swapped(nodes)
 
 
-def with_groups(request: Request, begun: SavedExplanation) -> SavedExplanation:
-    relevance = relevance_of(request)
-    if not relevance.sites:
-        return begun
-    return explanations.grouped(begun, relevance, "ffn" if "ffn" in relevance.sites else "head")
-
-
 def flip(request: Request, word: str) -> None:
     """Show the flip that makes a word the answer, with the counterfactual as its source."""
     wanted = (served.model_name(), request.prompt, word, request.counterfactual, flips.MOST, False)
@@ -127,27 +116,18 @@ def flip(request: Request, word: str) -> None:
     flips.watch(wanted)
 
 
-def without(request: Request, edits: tuple[Edit, ...]) -> str:
-    """Return in words what happens to both answers when the edits are made."""
+def groups(request: Request) -> None:
+    """Show the groups of nodes, and how much of the difference the nodes carry together."""
     relevance = relevance_of(request)
-    ids = [token.id for token in (relevance.target, relevance.contrast) if token]
-    plain, edited = (_predicted(request.prompt, each, ids) for each in ((), edits))
-    numbers = [(plain[token].text, flips.number(plain[token]), flips.number(edited[token])) for token in ids]
-    moved = [
-        f"P({text.strip() or text}) goes from {number_text(old)} to {number_text(new)}" for text, old, new in numbers
-    ]
-    same = max(abs(old - new) for _, old, new in numbers) < SMALL
-    before, after = (next(iter(scores.values())) for scores in (plain, edited))
-    answer = f"the answer {'stays' if before.id == after.id else 'becomes'} {after.text.strip()}"
-    return f"{'Almost nothing changes: ' if same else ''}{', '.join(moved)}; {answer}."
-
-
-@st.cache_data(max_entries=256, show_spinner="Setting it ...")
-def _predicted(prompt: str, edits: tuple[Edit, ...], ids: list[int]) -> dict[int, TokenScore]:
-    """Return the most probable token, then other tokens, with edits."""
-    model = jobs.model()
-    with steer(model, edits):
-        return {token.id: token for token in model.predict(markdown.read_prompt(prompt), 1, ids)}
+    if not relevance.sites:
+        return
+    explanation = explanations.grouped(relevance, "ffn" if "ffn" in relevance.sites else "head")
+    st.caption(markdown.plain(f"{sentences.together_sentence(explanation)} {sentences.GROUPS_ABOUT}"))
+    st.html(render("icebear.explanation/groups.html", explanation=explanation, sentences=sentences))
+    st.caption(markdown.plain(sentences.reach_sentence(explanation)))
+    strongest = [node.ranked for group in explanation.groups for node in group.strongest]
+    pairs = [(row.neuron, row.polarity) for row in strongest if row.neuron.site != "head"]
+    tables.neuron_pills("The strongest neurons of each group", pairs, "group_neurons")
 
 
 def details(request: Request) -> None:
@@ -208,4 +188,4 @@ def method(request: Request) -> None:
     links.bound(st.selectbox, "Attribution method", "method", names, index=None, placeholder=repr(relevance.method))
     st.caption("Red supports the answer, blue opposes it; dotted tokens are attention sinks, which are ignored.")
     st.caption(markdown.plain(relevance.comparison_text()))
-    st.caption(markdown.plain(check_sentence(relevance)))
+    st.caption(markdown.plain(sentences.check_sentence(relevance)))

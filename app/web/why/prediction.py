@@ -12,39 +12,20 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.actmax.page import excerpt
 from icebear.app.web.shared import background, counterfactuals, jobs, links, markdown, served
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.why import gallery
 from icebear.app.web.why.request import Answers, Request
-from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
-from icebear.explanation.saved import SavedExplanation, SavedGroup, SavedNode
+from icebear.explanation.saved import SavedExplanation
 from icebear.recipe import Recipe
-from icebear.records import Example, Neuron, TokenScore
-from icebear.render import heatmap, render
+from icebear.records import Neuron, TokenScore
+from icebear.render import heatmap
 
-SHARES = (
-    "Groups of neurons with similar effects. Sufficiency: the share of the difference that a group recovers alone; "
-    "below zero if it moves the other way. Necessity: the share that is lost when only its nodes take their other "
-    "values. In brackets: as many random nodes of the same layers and tokens."
-)
-OTHER_WORDS = (
-    "The card of a neuron has other words: those that it raises at its strongest sentences, and those of a lens."
-)
 SWITCHES = 6
 """The largest number of heads with a switch, those that were found first."""
-AROUND = 10
-"""Tokens of a sentence that are shown on each side of its peak."""
-DrawPart = Callable[[int, SavedGroup], None]
-"""Draws a part of the card of a group, by its number."""
 STAGES = "p,ul{margin:.6rem 0}table{border-spacing:0}td{padding:0 1.5rem .2rem 0;vertical-align:top}"
-fragment = st.components.v2.component(  # st.html removes pictures
-    "icebear_stages",
-    html='<div class="place"></div>',
-    js="export default ({ data, parentElement }) => { parentElement.querySelector('.place').innerHTML = data; }",
-)
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
@@ -133,7 +114,7 @@ def _page(
     with right:
         _switch(request, begun.contrast, flip, switched)
     slot = st.container()
-    _folded(request, begun)
+    _folded(request)
     with slot:
         with st.container():
             explanation = finished()
@@ -159,36 +140,7 @@ def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | N
             _live().flip(request, contrast)
 
 
-def _set(request: Request, number: int, group: SavedGroup) -> None:
-    """Offer to set the nodes of a group to their other values, and say what that does."""
-    what = (
-        "Set the group to its values in the counterfactual"
-        if request.counterfactual
-        else "Set the group to its average"
-    )
-    if group.edits and st.toggle(what, key=f"set_{number}"):
-        with st.container(key=f"result_{number}"):
-            st.markdown(markdown.plain(_live().without(request, group.edits)))
-        markdown.into_view(f"result_{number}", (request, group.edits))
-
-
-def _foot(number: int, group: SavedGroup) -> None:
-    """Offer the card of the strongest neuron of a group."""
-    node = group.strongest[0]
-    neuron = node.ranked.neuron
-    if neuron.site != "head":
-        label, values = f"Card of {neuron}", (str(neuron), node.ranked.polarity)
-        st.button(
-            label,
-            key=f"card_{number}",
-            type="tertiary",
-            icon=":material/arrow_forward:",
-            on_click=links.open_card,
-            args=values,
-        )
-
-
-def _folded(request: Request, begun: SavedExplanation) -> None:
+def _folded(request: Request) -> None:
     titles = {"groups": "Groups of neurons", "details": "Details", "method": "Method"}
     if served.base_name():
         titles = {"fine_tuning": "What fine-tuning changed", **titles}
@@ -196,11 +148,7 @@ def _folded(request: Request, begun: SavedExplanation) -> None:
         box = st.expander(title, key=f"{name}_open", bind="query-params")
         if box.open:
             with box:
-                if name == "groups":
-                    explanation = begun if begun.groups else _live().with_groups(request, begun)
-                    _cards(explanation, partial(_set, request), _foot)
-                else:
-                    getattr(_live(), name)(request)
+                getattr(_live(), name)(request)
 
 
 # --- what is saved, and drawn without a model --------------------------------------------------------------
@@ -220,7 +168,7 @@ def _stages(request: Request, stages: StageRecord) -> None:
         off = _switched_off(request, stages)
     hidden = "".join(f'[data-neuron="{node}"]{{opacity:.15}}' for node in off)
     with left:
-        fragment(data=f"<style>{STAGES}{hidden}</style>{_quoted(str(stage_fragment(stages)))}", key="stages")
+        markdown.picture(f"<style>{STAGES}{hidden}</style>{_quoted(str(stage_fragment(stages)))}", "stages")
 
 
 def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
@@ -260,39 +208,3 @@ def _effects(explanation: SavedExplanation) -> None:
 def _quoted(text: str) -> str:
     """Return a text, or HTML, whose quoted tokens have no space at their beginning."""
     return re.sub(r"('|&#39;) (?=[^'& ]+\1)", r"\1", text)
-
-
-def _cards(explanation: SavedExplanation, switch: DrawPart, foot: DrawPart) -> None:
-    """Show the cards of the groups side by side. switch, foot: draw a part of each card."""
-    if not explanation.groups:
-        return
-    st.caption(SHARES)
-    for number, (column, group) in enumerate(zip(st.columns(len(explanation.groups)), explanation.groups, strict=True)):
-        with column.container(border=True, height="stretch"):
-            node = group.strongest[0]
-            st.html(render("icebear.app.web.why/group.html", group=group, measured=IN_PROMPT))
-            switch(number, group)
-            compared = explanation.counterfactual is not None
-            values = {"node": node, "compared": compared, "measured": IN_PROMPT, "sentences": _sentences(node)}
-            st.html(render("icebear.app.web.why/strongest.html", **values))
-            foot(number, group)
-    st.caption(markdown.plain(f"{explanation.together_sentence} {explanation.reach_sentence} {OTHER_WORDS}"))
-
-
-def _sentences(node: SavedNode) -> list[tuple[str, float, Markup]]:
-    """Return the sentence with the highest and the one with the lowest activation, if there is an index."""
-    neuron = node.ranked.neuron
-    if not node.ranked.polarity or not served.has_labels():
-        return []
-    with served.store() as opened:
-        if neuron.site not in opened.facts.get("sites"):
-            return []
-        sides = [(name, opened.examples(neuron, sign, 1)) for name, sign in (("high", "+"), ("low", "-"))]
-    return [(name, rows[0].value, _cropped(rows[0])) for name, rows in sides if rows]
-
-
-def _cropped(example: Example) -> Markup:
-    """Return the tokens around the peak of a sentence, the peak marked."""
-    cut = excerpt(example, AROUND, AROUND)
-    tokens, peak = cut.sentence.tokens, cut.token
-    return Markup("{}<mark>{}</mark>{}").format("".join(tokens[:peak]), tokens[peak], "".join(tokens[peak + 1 :]))

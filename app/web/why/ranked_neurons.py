@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import altair as alt
-import pandas
 import streamlit as st
 
 from icebear.app.web.shared import explanations, links, markdown, tables
 from icebear.app.web.shared.explanations import explained
-from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.explanation.effect_map import effect_map
 from icebear.explanation.explanation import Explanation
 from icebear.explanation.relevance_map import relevance_map, shared_neurons
 from icebear.render import NEGATIVE, POSITIVE, hexadecimal
@@ -24,13 +21,10 @@ COLORS = [hexadecimal(NEGATIVE), "#ffffff", hexadecimal(POSITIVE)]
 
 def show(relevance: Relevance, prompt: str, target: str) -> None:
     explanation = _neurons(relevance, prompt)
-    picture, site = st.container(), explanation.ranking.site
     _map(relevance)
     st.markdown("#### Compare with a second prompt")
     if st.toggle("Show the neurons that both prompts share, and the neurons that differ", key="compare"):
-        _compared(prompt, target, site)
-    with picture:
-        _effects(explanations.with_groups(explanation))
+        _compared(prompt, target, explanation.ranking.site)
 
 
 def _neurons(relevance: Relevance, prompt: str) -> Explanation:
@@ -66,31 +60,6 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
     else:
         st.info("No neuron passes these filters; widen them.")
     return explanation
-
-
-def _effects(explanation: Explanation) -> None:
-    """Show what nodes do to likely words, as a heatmap."""
-    effects = effect_map(explanation)
-    if effects is None:
-        return
-    nodes = [f"{group or ''}  {label}" for group, label in zip(effects.groups, effects.labels, strict=True)]
-    rows = [
-        {"node": node, "word": word, "effect": effect}
-        for node, values in zip(nodes, effects.matrix.tolist(), strict=True)
-        for word, effect in zip(effects.words, values, strict=True)
-    ]
-    scale = alt.Scale(domain=[-effects.full, 0, effects.full], range=COLORS, interpolate="rgb", clamp=True)
-    st.markdown("#### What each node does to each likely word")
-    st.caption(f"{IN_PROMPT}, in logits. The first number is the group; the largest 5% of effects have the full color.")
-    chart = alt.Chart(pandas.DataFrame(rows), height=alt.Step(18)).mark_rect()
-    st.altair_chart(
-        chart.encode(
-            x=alt.X("word:N", sort=list(effects.words), title=None, axis=alt.Axis(labelAngle=-90, labelOverlap=True)),
-            y=alt.Y("node:N", sort=nodes, title=None, axis=alt.Axis(labelLimit=240, labelOverlap=False)),
-            color=alt.Color("effect:Q", scale=scale, legend=alt.Legend(orient="bottom", format="+.2f", title=None)),
-            tooltip=["node", "word", alt.Tooltip("effect:Q", format="+.2f")],
-        )
-    )
 
 
 def _map(relevance: Relevance) -> None:

@@ -150,7 +150,8 @@ def of_program(ask: Ask, each: Sequence[Edits]) -> float | None:
 def flipped(ask: Ask, choose: str, source: Sequence[int] | None = None) -> tuple[Edits, int]:
     """Return the edits of a flip, none if there is no flip, and the edited passes of its search."""
     try:
-        recipe = flip_by(CHOOSERS[choose], FlipRequest(ask.compiled.model, ask.prompt, ask.wanted, source, MAX_NEURONS))
+        request = FlipRequest(ask.compiled.model, ask.prompt, ask.wanted, source, MAX_NEURONS, ways=CHOOSERS[choose])
+        recipe = flip_by(request)
     except InputError:
         return {}, MAX_NEURONS * CANDIDATES * len(LEVELS)
     record = FlipRecord.of(recipe)
