@@ -4,6 +4,8 @@
 """
 
 from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -18,10 +20,12 @@ FEW = {
     "icebear.concepts.nodes.controls.RANDOM_DRAWS": 1,
     "icebear.concepts.nodes.controls.RANDOM_HEAD_DRAWS": 1,
     "icebear.concepts.circuits.checks.RANDOM_DRAWS": 1,
+    "icebear.concepts.stages.stage_search.RANDOM_DRAWS": 2,
+    "icebear.concepts.vocabulary.lens.TEXTS": 6,
+    "icebear.concepts.vocabulary.lens._CONTEXTS": WeakKeyDictionary(),
     "icebear.actmax.index.corpus.held_out": partial(held_out, 2),
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
     "icebear.steering.outcome.KL_DRAWS": 1,
-    "icebear.steering.outcome.RANDOM_DRAWS": 3,
     "icebear.steering.outcome.NEW_TOKENS": 8,
     "icebear.steering.side_effects.CONTEXTS": 6,
     "icebear.steering.side_effects.CONTINUED": 4,
@@ -29,13 +33,17 @@ FEW = {
 }
 
 
-def few(patch: pytest.MonkeyPatch) -> None:
-    for name, value in FEW.items():
+UNCOUNTED = {**FEW, "icebear.steering.outcome.RANDOM_DRAWS": 3}
+"""Also fewer random edits: for the app in Chromium, and pages where no output is printed."""
+
+
+def few(patch: pytest.MonkeyPatch, values: dict[str, Any] = FEW) -> None:
+    for name, value in values.items():
         patch.setattr(name, value)
 
 
 if __name__ == "__main__":
     from icebear.app.cli.main import main
 
-    few(pytest.MonkeyPatch())
+    few(pytest.MonkeyPatch(), UNCOUNTED)
     main()

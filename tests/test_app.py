@@ -77,7 +77,7 @@ def test_examples_are_what_the_model_computes(smol, monkeypatch):
     assert list(found.trace.shares) == [pytest.approx(row, abs=1e-3) for row in known.trace.shares]
 
 
-def test_what_is_switched_off_takes_its_counterfactual_value(environment, smol):
+def test_what_is_switched_off_takes_its_counterfactual_value(environment, smol, few_contexts):
     """In an example from a file, as its swap; and together, as with hooks in `Stages`."""
     saved = gallery.example("geography").explanation.stages
     page = visit()
@@ -108,7 +108,7 @@ def numbers(page):
     return re.findall(r'switched off</span><div>.*?</div><span class="[a-z]*">(.*?)</span>', text(page))
 
 
-def test_stages_of_an_own_prompt(environment, smol):
+def test_stages_of_an_own_prompt(environment, smol, few_contexts):
     page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL))
     found = stages(smol, ICE_BEAR, counterfactual=CAMEL)
     assert shapes(text(page)) == shapes(stage_picture(found))

@@ -30,7 +30,7 @@ def test_a_flip(environment, few_contexts, desert, monkeypatch):
     while job.is_alive() and job.result is None:
         time.sleep(0.02)
     first = text(fine(page.run()))
-    assert f"0 of {outcome.RANDOM_DRAWS} draws" in first
+    assert "0 of 20 draws" in first
     assert ("not written yet" in first, "not measured yet" in first) == (True, True)
     next(button for button in page.button if button.label == "Stop").click().run()
     goes_on.set()
@@ -179,7 +179,7 @@ def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, gene
     page.get_by_key("kl").set_value(0.1).run()
     page.get_by_key("steer_concept").click().run()
     steered = text(fine(page))
-    assert markdown.plain(f"({outcome.RANDOM_DRAWS} draws, seed 0)") in steered
+    assert markdown.plain("(20 draws, seed 0)") in steered
     link = {name: "".join(page.query_params[name]) for name in ("concept", "run", "section", "measured")}
     reopened = text(fine(visit("steer", **link, kl="0.1")))
     assert reopened.partition("AUROC")[2] == steered.partition("AUROC")[2]

@@ -177,7 +177,7 @@ def test_text_stays_text_everywhere(chromium, tiny_folder, tmp_path):
     recipe = Recipe.for_model(model, " ".join(NASTY), [])
     recipe.save(tmp_path / "nasty.json")
     dialogs = []
-    with serving(tmp_path / "n.db", "--model", tiny_folder) as address:
+    with serving(tmp_path / "n.db", "--model", tiny_folder, few=True) as address:
         page = chromium.new_page()
         page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
 

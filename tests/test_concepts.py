@@ -14,7 +14,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import printed
-from few import FEW
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
@@ -24,6 +23,7 @@ from icebear import Concept, attribute, circuit, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.steering import concept_report, concepts_table
 from icebear.concepts.methods.attnlrp import CP_LRP
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
 from icebear.evaluation.data import topics as latent_topics
@@ -31,6 +31,7 @@ from icebear.evaluation.data.topics import CONCEPTS, split_of, topics
 from icebear.evaluation.protocol import named
 from icebear.evaluation.uses import concepts as evaluation
 from icebear.records import Neuron, RandomControl
+from icebear.steering import outcome
 from icebear.steering.concept import finding, reading
 from icebear.steering.concept.concept import ConceptSimilarity, concept_similarity, nearest
 from icebear.steering.concept.finding import universal
@@ -236,7 +237,7 @@ def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few
     prompt = texts(1, True)[0]
     recipe = results.recipe(model, 0.5, suppress=suppress)
     comparison, outcome = steer_concept(model, results, prompt, recipe, 4)
-    draws = random_edits(model, list(recipe), FEW["icebear.steering.outcome.RANDOM_DRAWS"], outcome.seed)
+    draws = random_edits(model, list(recipe), RANDOM_DRAWS, outcome.seed)
     written = []
     for edits in ([], list(recipe), *draws):
         with steer(model, edits):
@@ -244,7 +245,7 @@ def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few
     before, after, *drawn = (results.measure(model, prompt + text).value for text in written)
     assert [comparison.plain.text, comparison.steered.text] == written[:2] == [outcome.plain, outcome.edited]
     control = outcome.control
-    assert len(control.drawn) == len(draws) > 1
+    assert len(control.drawn) == RANDOM_DRAWS
     assert [control.before, control.after, *control.drawn] == pytest.approx([before, after, *drawn], abs=1e-4)
     contexts = HeldOutContexts(model)
     kls = [contexts.off_target_kl(edits) for edits in (list(recipe), draws[0])]
@@ -502,7 +503,7 @@ def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol, few_contexts
 
 @pytest.mark.real
 @pytest.mark.long
-def test_the_verbs(smol, few_contexts, tmp_path):
+def test_the_verbs(smol, few_contexts, tmp_path, monkeypatch):
     music = [
         f"The {a} played a {b} for the {c} at the concert."
         for a, b, c in itertools.product(
@@ -536,13 +537,17 @@ def test_the_verbs(smol, few_contexts, tmp_path):
     )
     other = json.loads(run("measure", "music", "The cook boiled an old potato.", "--json", *store))
     assert output["measured"][0]["value"] > other["measured"][0]["value"] + 1
-    words = ("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "4", *store)
-    there = json.loads(run(*words, "--json"))["measured"]
-    assert there["steered"] != there["plain"]
-    suppressed = " ".join(run(*words, "--suppress").split())
-    assert "0.1" in suppressed
-    assert "lower music as far" in suppressed
-    assert f"({FEW['icebear.steering.outcome.RANDOM_DRAWS']} draws, seed 0)" in suppressed
+    words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "8", "--json", *store)
+    with monkeypatch.context() as patch:
+        patch.setattr(outcome, "RANDOM_DRAWS", 1)  # of which the texts say nothing
+        there, suppressed = (json.loads(run(*words, *more))["measured"] for more in ((), ("--suppress",)))
+    assert there["plain"] == suppressed["plain"]
+    assert len({there["steered"], suppressed["steered"], there["plain"]}) == 3
+    words = ("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "2", "--suppress", *store)
+    shown = " ".join(run(*words).split())
+    assert "0.1" in shown
+    assert "lower music as far" in shown
+    assert "(20 draws, seed 0)" in shown
     alike = json.loads(run("compare", "music", str(tmp_path / "music.json"), "--on", with_, "--json", *store))
     assert alike["neurons"] == 1
     assert alike["measures"] == pytest.approx(1)

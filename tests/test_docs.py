@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from click.testing import CliRunner
 from conftest import CAMEL, ICE_BEAR
-from few import few
+from few import UNCOUNTED, few
 from pages import (
     BLOCK,
     GENERATED,
@@ -127,6 +127,7 @@ def once(smol, desert):
         )
         for place, name in REMEMBERED:
             patch.setattr(place, name, remembered(getattr(place, name), found if name == "flip" else {}))
+        patch.setattr(icebear, "flip", flipping.flip)
         yield
 
 
@@ -142,7 +143,7 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
         code = lowered(block.code) if long else block.code
         with monkeypatch.context() as patch:
             if long or after.language != "text" or after.mark:
-                few(patch)
+                few(patch, UNCOUNTED)
                 patch.setattr(explanation, "GROUPED_TOKENS", 30)
                 patch.setattr(Model, "_generated", short(Model._generated))
             if block.language == "python":

@@ -8,12 +8,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 from configurations import dense, mixtures
-from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model
+from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model, started_alone
 from few import FEW
 from test_tasks import make
 
 from icebear import ATTNLRP, Edit, Model, Neuron, Recipe, attribute, flip, steer
 from icebear.app.cli.main import main
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.evaluation import runner
@@ -86,6 +87,22 @@ def test_without_a_source_a_flip_stays_inside_too(letters):
         with steer(letters, recipe):
             assert letters.predict("the ice bear", 1)[0].id == wanted
         assert_inside(letters, recipe)
+
+
+def answer_alone(recipe, prompt, answer, started):
+    """In a process that knows neither the model nor the flip."""
+    started.set()
+    model = load_model("smollm2-135m", dtype="float32", device="cpu")
+    with steer(model, Recipe.load(recipe)):
+        answer.write_text(model.predict(prompt, 1)[0].text)
+
+
+def test_a_fresh_process_verifies_the_saved_recipe(desert, tmp_path):
+    desert.save(tmp_path / "desert.json")
+    process = started_alone(answer_alone, tmp_path / "desert.json", ICE_BEAR, tmp_path / "answer.txt")
+    process.join()
+    assert process.exitcode == 0
+    assert (tmp_path / "answer.txt").read_text() == " desert"
 
 
 def test_what_is_not_needed_goes(letters):
@@ -617,8 +634,8 @@ def test_the_outcome_has_the_probabilities_under_each_draw(letters, few_contexts
     phrase = next_best(letters, prompt, 3, 2)
     recipe = flip(letters, prompt, "".join(map(letters.text, phrase)), max_neurons=20)
     outcome, first = outcome_of(letters, recipe), FlipRecord.of(recipe).before[0].id
-    draws = random_edits(letters, list(recipe), FEW["icebear.steering.outcome.RANDOM_DRAWS"])
-    assert len(outcome.control.drawn) == len(draws) > 1
+    draws = random_edits(letters, list(recipe), RANDOM_DRAWS)
+    assert len(outcome.control.drawn) == len(draws) > 10
     new, old = ((one.before, one.after, *one.drawn) for one in (outcome.control, outcome.old))
     for edits, wanted, replaced in zip(([], recipe, *draws), new, old, strict=True):
         logs = phrase_logits(letters, edits, prompt, phrase).log_softmax(-1)
@@ -633,7 +650,7 @@ def test_a_suppressed_answer_has_the_control_of_a_wanted_one(letters, few_contex
     prompt = "the ice bear"
     recipe = flip(letters, prompt, suppress=True, top_k=2, max_neurons=20)
     outcome, record = outcome_of(letters, recipe), FlipRecord.of(recipe)
-    draws = random_edits(letters, list(recipe), FEW["icebear.steering.outcome.RANDOM_DRAWS"])
+    draws = random_edits(letters, list(recipe), RANDOM_DRAWS)
     assert (outcome.reached, outcome.control) == (True, outcome.old)
     assert outcome.as_far == sum(flip_holds(letters, edits, prompt, record.phrase, 2) for edits in draws)
     assert outcome.control.after == pytest.approx(phrase_probability(letters, recipe, prompt, record.phrase), abs=1e-6)

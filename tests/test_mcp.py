@@ -31,7 +31,6 @@ from icebear.evaluation.baselines.all_methods import Occlusion
 from icebear.explanation.explanation import Explanation
 from icebear.explanation.sentences import group_text, limits_sentence, together_sentence
 from icebear.records import RandomControl
-from icebear.steering import outcome
 from icebear.steering.random_edits import random_edit_control, random_edits
 
 PROMPT, OTHER = "ice bear", "big cats"
@@ -435,7 +434,6 @@ def test_an_investigation_finds_the_cause_and_learns_that_a_claim_is_false(
     found before."""
     monkeypatch.setattr(tools, "flip", lambda *arguments, **options: desert)
     monkeypatch.setattr(tools, "PAGE_SENTENCES", 1)
-    monkeypatch.setattr(outcome, "RANDOM_DRAWS", 20)  # fewer are never beyond chance
 
     async def investigate(client):
         async def call(name, **arguments):

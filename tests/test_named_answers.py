@@ -70,7 +70,7 @@ def test_what_two_answers_share_is_appended_to_prompts_of_every_kind(smol, promp
         assert after is None or smol.ids(after) == [*smol.ids(before), new]
 
 
-def test_an_explanation_and_a_circuit_read_the_same_prompts(smol):
+def test_an_explanation_and_a_circuit_read_the_same_prompts(smol, few_contexts):
     names = {"target": YORK, "contrast": JERSEY, "counterfactual": OTHER}
     why = explain(smol, PROMPT, **names, details=True)
     assert why.relevance.prompt.text.endswith(" New")
@@ -114,7 +114,7 @@ def test_a_misspelt_key_of_a_file_is_refused(tmp_path, line):
         read_cases(tmp_path / "cases.jsonl")
 
 
-def test_print_shows_the_screen(smol):
+def test_print_shows_the_screen(smol, few_contexts):
     why = explain(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the")
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(explanation_screen(why))
@@ -125,7 +125,7 @@ def test_print_shows_the_screen(smol):
     assert "<script" not in why._repr_html_()
 
 
-def test_a_small_difference_has_no_shares(smol):
+def test_a_small_difference_has_no_shares(smol, few_contexts):
     """Two plus two equals: single nodes recover several times a difference of half a logit."""
     pair = "Two plus two equals", "Two plus three equals"
     why = explain(smol, pair[0], target=" four", contrast=" five", counterfactual=pair[1], details=True)

@@ -14,6 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from pages import NOTEBOOKS, build_site, script
 
 from icebear.actmax import writes
+from icebear.concepts.stages import stage_search
 from icebear.evaluation.explanations import faithfulness, questions
 from icebear.explanation import explanation
 
@@ -52,7 +53,7 @@ def executed(path):
 @pytest.fixture(scope="session")
 def pages(shared, smol, scanned, tmp_path_factory):
     """`pages(path)` is a notebook's page, of one run with few contexts and draws. An index in a temporary folder goes
-    on where `scanned` is, and tokens of ten short texts are removed in two steps, not those of twenty in five."""
+    on where `scanned` is, and tokens of short texts are removed in two steps, not in five."""
     next_words, measured = questions.next_words, writes.writes
 
     def of(path):
@@ -62,9 +63,10 @@ def pages(shared, smol, scanned, tmp_path_factory):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("tempfile.mkdtemp", lambda: index)
                 patch.setattr(faithfulness, "SHARES", (0.0, 0.3, 1.0))
-                patch.setattr(questions, "next_words", lambda *texts, **_: next_words(*texts, 10, longest=18))
+                patch.setattr(questions, "next_words", lambda *texts, **_: next_words(*texts, 20, longest=18))
                 patch.setattr(writes, "writes", lambda *card: measured(*card[:3], 2))
                 few(patch)
+                patch.setattr(stage_search, "RANDOM_DRAWS", 20)  # *why* claims what they give
                 patch.setattr(explanation, "GROUPED_TOKENS", 600)  # *why* claims what a hundred nodes do together
                 text = notebooks.page(executed(path))
             (folder / "page.md").write_text(text)

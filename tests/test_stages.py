@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from reference.stages import Reference
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-from icebear import Neuron, attribute, stages
+from icebear import Neuron, stages
 from icebear.concepts.stages.patched_pair import CachedPasses, CompletePasses, PatchedPair, State
 from icebear.concepts.stages.stage_parts import Network, Parts, Shares
 from icebear.concepts.stages.stage_search import RANDOM_DRAWS
@@ -269,15 +269,13 @@ def test_other_lengths_and_other_last_tokens_have_no_trace(smol):
     assert (result.kind, result.heads, result.trace.positions) == ("last token", (), ())
 
 
-def test_shares_of_several_counterfactuals_are_means(smol):
-    others_ = ["The capital of Japan is", "The capital of Spain is"]
-    result = stages(smol, "The capital of France is", " Paris", " Tokyo", others_)
+def test_shares_of_several_counterfactuals_are_means():
+    model, others_ = made("llama"), [OTHER, [5, 9, 10, 7, 1, 2]]
+    result = stages(model, PROMPT, TARGET, CONTRAST, others_)
     nodes = [node.neuron for node in (*result.heads, *result.neurons)]
-    relevance = attribute(smol, "The capital of France is", " Paris", " Tokyo", counterfactual=others_)
-    each = [
-        Shares([PatchedPair(smol, pair)]).of([Network(smol, 0).without(nodes)])[0]
-        for pair in relevance.counterfactual.pairs
-    ]
+    pairs = [pair_of(model, other=other) for other in others_]
+    each = [Shares([pair]).of([Network(model, 0).without(nodes)])[0] for pair in pairs]
+    assert abs(each[0] - each[1]) > 0.01
     assert result.without == pytest.approx(1 - sum(each) / 2, abs=1e-5)
 
 
