@@ -241,20 +241,23 @@ def rankings(model: Model, prompts: Pair, found: Stages) -> dict[str, float]:
         sets = [[*greedy, head] for head in every if head not in greedy]
         greedy = min(zip(alone(sets), sets, strict=True), key=lambda row: abs(1 - row[0]))[1]
     remaining = shares.of([network.without([head]) for head in every])
-    methods = methods_of("gxi@midpoint,gxi@prompt").values()
-    by_gradient = [relevance_of(model, prompts, answer, "attn", method).top(k, "head") for method in methods]
-    chosen = [
-        [node.neuron for node in found.heads[:k]],
-        greedy,
-        *([node.neuron for node in rows] for rows in by_gradient),
-        [head for _, head in sorted(zip(remaining, every, strict=True))[:k]],
-        network.most_changed([pair], [], k),
-    ]
-    return dict(zip(RANKINGS, alone(chosen), strict=True))
+    chosen = {
+        "relevance": [node.neuron for node in found.heads[:k]],
+        "greedy": greedy,
+        "patching": [head for _, head in sorted(zip(remaining, every, strict=True))[:k]],
+        "change": network.most_changed([pair], [], k),
+    }
+    for name, method in methods_of("gxi@midpoint,gxi@prompt").items():
+        if network.head_sites == ["attn"]:  # a list of heads has none of cross-attention
+            ranked = relevance_of(model, prompts, answer, "attn", method).top(k, "head")
+            chosen[name] = [node.neuron for node in ranked]
+    return dict(zip(chosen, alone([*chosen.values()]), strict=True))
 
 
 def ffn_nodes(model: Model, relevance: Relevance, found: Stages) -> dict[str, float]:
-    """Return the sufficiency of the most relevant FFN nodes, as `ablation` measures it."""
+    """Return the sufficiency of the most relevant FFN nodes, as `ablation` measures it in models of one stack."""
+    if len(model.stacks) > 1:
+        return {}
     ranked = relevance.top(FFN_NODES, "ffn", position="all")
     counts = (len(found.heads) + len(found.neurons), FFN_NODES)
     sufficiency, _ = recovered_shares(
