@@ -80,7 +80,7 @@ def test_a_line_has_what_stages_measure(model, found):
     moved = found.transfer(evaluation.OPENINGS[1] + PAIR.prompt, evaluation.OPENINGS[1] + PAIR.counterfactual)
     assert shares["opening 2"] == pytest.approx(moved.alone)
     assert shares["other task"] == pytest.approx(found.transfer("The fox is", PAIR.counterfactual).alone)
-    assert shares.keys() == evaluation.ROWS.keys() - {"reworded"}
+    assert shares.keys() == evaluation.MEANINGS.keys() - {"reworded"}
 
 
 def test_models_of_random_weights_have_a_seed_and_the_shape(model):
@@ -136,4 +136,4 @@ def test_it_runs_and_resumes(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "searched", lambda *_: pytest.fail("measured again"))
     again = CliRunner().invoke(command(evaluation.StagesHold), words)
     assert json.loads(again.stdout)["parts"] == parts
-    assert {*chain(*(line["methods"] for line in lines))} <= evaluation.ROWS.keys()
+    assert {*chain(*(line["methods"] for line in lines))} <= evaluation.MEANINGS.keys()

@@ -58,7 +58,7 @@ RANKINGS = {
     "patching": "as many heads by activation patching, one head at a time",
     "change": "as many heads by the change of what they write",
 }
-NODES = {
+FFN_LISTS = {
     "FFN, as many": "as many FFN neurons at any token as there are heads and neurons, all other FFN neurons held",
     "FFN, 100": "the 100 most relevant FFN neurons at any token, all other FFN neurons held",
 }
@@ -68,7 +68,7 @@ UNEQUAL = {
 }
 LISTED = ("alone", "lost without", "random", *TRANSFERS)
 """The rows whose medians are listed for each task."""
-ROWS = {**OF_STAGES, **TRANSFERS, **RANKINGS, **NODES, **UNEQUAL}
+MEANINGS = {**OF_STAGES, **TRANSFERS, **RANKINGS, **FFN_LISTS, **UNEQUAL}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class StagesHold(Evaluation):
     name: ClassVar = "stages"
     tasks: Tasks = "all"
     data: DataFile = None
-    samples: Pairs = 10
+    samples: Pairs = 20
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -116,11 +116,11 @@ class StagesHold(Evaluation):
         random.Random(self.seed).shuffle(pairs)
         samples = [Sample(task, pair, *_others(pairs, number)) for number, (task, pair) in enumerate(pairs)]
         parts = partial(Part, SHARE, settings={"tasks": self.tasks}, tables=_tables, listings=_listings)
-        about = [f"{name}: {meaning}" for name, meaning in ROWS.items()]
+        about = [f"{name}: {meaning}" for name, meaning in MEANINGS.items()]
         yield parts(samples, partial(measured, model), "pairs", notes=lambda _: [*notes, *about])
-        made = lru_cache(1)(partial(with_random_weights, model))
+        random_models = lru_cache(1)(partial(with_random_weights, model))
         drawn = [replace(sample, seed=seed) for seed in range(RANDOM_MODELS) for sample in samples[:RANDOM_PAIRS]]
-        yield parts(drawn, partial(searched, made, model), "random-weights")
+        yield parts(drawn, partial(searched, random_models, model), "random-weights")
 
 
 def is_answered(model: Model, pair: Pair) -> bool:
@@ -146,30 +146,30 @@ def after(opening: str, pair: Pair) -> Pair:
 
 def _others(pairs: Sequence[tuple[str, Pair]], number: int) -> tuple[Pair | None, Pair | None]:
     """Return the next pair of the same task that shares no prompt, and the next one of another task, if there are."""
-    (task, own), behind = pairs[number], [*pairs[number + 1 :], *pairs[:number]]
-    prompts = {own.prompt, own.counterfactual}
-    same = (pair for name, pair in behind if name == task and not prompts & {pair.prompt, pair.counterfactual})
-    return next(same, None), next((pair for name, pair in behind if name != task), None)
+    (task, pair), behind = pairs[number], [*pairs[number + 1 :], *pairs[:number]]
+    prompts = {pair.prompt, pair.counterfactual}
+    same = (other for name, other in behind if name == task and not prompts & {other.prompt, other.counterfactual})
+    return next(same, None), next((other for name, other in behind if name != task), None)
 
 
 def measured(model: Model, sample: Sample) -> Line:
-    """Return the share of each of `ROWS` on a pair; JSON-ready."""
-    relevance, found = _stages(model, sample.pair, answers(model, sample.pair))
-    shares = {**of_stages(found), **transfers(model, found, sample), **unequal(model, sample.pair)}
-    if found.heads:
-        shares |= {**rankings(model, sample.pair, found), **ffn_nodes(model, relevance, found)}
-    return _line(sample, found, shares)
+    """Return the share of each of `MEANINGS` on a pair; JSON-ready."""
+    relevance, explained = _stages(model, sample.pair, answers(model, sample.pair))
+    shares = {**of_stages(explained), **transfers(model, explained, sample), **unequal(model, sample.pair)}
+    if explained.heads:
+        shares |= {**rankings(model, sample.pair, explained), **ffn_nodes(model, relevance, explained)}
+    return _line(sample, explained, shares)
 
 
-def searched(made: Any, model: Model, sample: Sample) -> Line:
+def searched(random_models: Any, model: Model, sample: Sample) -> Line:
     """Return the shares of the stages of a model with random weights, in the words of the sample alone.
 
-    made: seed -> the model.
+    random_models: seed -> the model.
     """
-    random_model = made(sample.seed)
-    _, found = _stages(random_model, sample.pair, answers(model, sample.pair))
+    random_model = random_models(sample.seed)
+    _, explained = _stages(random_model, sample.pair, answers(model, sample.pair))
     same_words = replace(sample, same=None, other=None)
-    return _line(sample, found, {**of_stages(found), **transfers(random_model, found, same_words)})
+    return _line(sample, explained, {**of_stages(explained), **transfers(random_model, explained, same_words)})
 
 
 def with_random_weights(model: Model, seed: int) -> Model:
@@ -186,55 +186,62 @@ def _stages(model: Model, pair: Pair, answer: tuple[int, int]) -> tuple[Relevanc
     return relevance, stages_of(model, relevance)
 
 
-def _line(sample: Sample, found: Stages, shares: Mapping[str, float | None]) -> Line:
+def _line(sample: Sample, explained: Stages, shares: Mapping[str, float | None]) -> Line:
     return {
         "task": sample.task,
         **vars(sample.pair),
         "seed": sample.seed,
-        "difference": found.difference,
-        "reached": found.reached,
-        "heads": len(found.heads),
-        "neurons": len(found.neurons),
-        "whole": [f"{part.kind} {part.where}" for part in found.whole],
-        "left_out": [f"{row.part.kind} {row.part.where} {row.change:+.2f}" for row in found.left_out],
-        "counts": bool(found.heads),
+        "difference": explained.difference,
+        "reached": explained.reached,
+        "heads": len(explained.heads),
+        "neurons": len(explained.neurons),
+        "whole": [f"{part.kind} {part.where}" for part in explained.whole],
+        "left_out": [f"{row.part.kind} {row.part.where} {row.change:+.2f}" for row in explained.left_out],
+        "counts": bool(explained.heads),
         "methods": {name: {"share": share} for name, share in shares.items() if share is not None},
     }
 
 
-def of_stages(found: Stages) -> dict[str, float | None]:
-    shares = (found.alone, found.without, found.moved, found.everything, found.random, found.most_changed)
+def of_stages(explained: Stages) -> dict[str, float | None]:
+    shares = (
+        explained.alone,
+        explained.without,
+        explained.moved,
+        explained.everything,
+        explained.random,
+        explained.most_changed,
+    )
     return dict(zip(OF_STAGES, shares, strict=True))
 
 
-def transfers(model: Model, found: Stages, sample: Sample) -> dict[str, float | None]:
+def transfers(model: Model, explained: Stages, sample: Sample) -> dict[str, float | None]:
     """Return *alone* of the same parts after other openings, in other words, and on other pairs, with their answers."""
     longer = [after(opening, sample.pair) for opening in OPENINGS]
     pairs = (*longer, reworded(sample.task, sample.pair), sample.same, sample.other)
     return {
-        name: found.transfer(pair.prompt, pair.counterfactual, *answers(model, pair)).alone
+        name: explained.transfer(pair.prompt, pair.counterfactual, *answers(model, pair)).alone
         for name, pair in zip(TRANSFERS, pairs, strict=True)
-        if pair and found.heads and is_aligned(model, pair)
+        if pair and explained.heads and is_aligned(model, pair)
     }
 
 
 def unequal(model: Model, pair: Pair) -> dict[str, float | None]:
     """Return what the stages of prompts of unequal lengths give."""
     longer = after(OPENINGS[0], pair).counterfactual
-    _, found = _stages(model, replace(pair, counterfactual=longer), answers(model, pair))
-    return dict(zip(UNEQUAL, (found.alone, found.random), strict=True))
+    _, explained = _stages(model, replace(pair, counterfactual=longer), answers(model, pair))
+    return dict(zip(UNEQUAL, (explained.alone, explained.random), strict=True))
 
 
-def rankings(model: Model, prompts: Pair, found: Stages) -> dict[str, float]:
+def rankings(model: Model, prompts: Pair, explained: Stages) -> dict[str, float]:
     """Return *alone* of as many heads by each of `RANKINGS`, with the neurons and whole parts of the stages."""
     answer = answers(model, prompts)
     pair = PatchedPair(model, objective_of(model, [prompts.prompt, prompts.counterfactual], *answer))
     network, shares = Network(model, pair.passes.stack_of(pair.explained)), Shares([pair])
-    whole = frozenset((part.kind, part.where) for part in found.whole)
-    neurons, k = [node.neuron for node in found.neurons], min(len(found.heads), COMPARED_HEADS)
+    earlier = frozenset((part.kind, part.where) for part in explained.whole)
+    neurons, k = [node.neuron for node in explained.neurons], min(len(explained.heads), COMPARED_HEADS)
 
     def alone(sets: Sequence[Sequence[Neuron]]) -> list[float]:
-        return shares.of([Parts(whole, network.masks([*heads, *neurons])) for heads in sets])
+        return shares.of([Parts(earlier, network.masks([*heads, *neurons])) for heads in sets])
 
     every, greedy = network.heads(), list[Neuron]()
     for _ in range(k):
@@ -242,7 +249,7 @@ def rankings(model: Model, prompts: Pair, found: Stages) -> dict[str, float]:
         greedy = min(zip(alone(sets), sets, strict=True), key=lambda row: abs(1 - row[0]))[1]
     remaining = shares.of([network.without([head]) for head in every])
     chosen = {
-        "relevance": [node.neuron for node in found.heads[:k]],
+        "relevance": [node.neuron for node in explained.heads[:k]],
         "greedy": greedy,
         "patching": [head for _, head in sorted(zip(remaining, every, strict=True))[:k]],
         "change": network.most_changed([pair], [], k),
@@ -254,22 +261,22 @@ def rankings(model: Model, prompts: Pair, found: Stages) -> dict[str, float]:
     return dict(zip(chosen, alone([*chosen.values()]), strict=True))
 
 
-def ffn_nodes(model: Model, relevance: Relevance, found: Stages) -> dict[str, float]:
+def ffn_nodes(model: Model, relevance: Relevance, explained: Stages) -> dict[str, float]:
     """Return the sufficiency of the most relevant FFN nodes, as `ablation` measures it in models of one stack."""
     if len(model.stacks) > 1:
         return {}
     ranked = relevance.top(FFN_NODES, "ffn", position="all")
-    counts = (len(found.heads) + len(found.neurons), FFN_NODES)
+    counts = (len(explained.heads) + len(explained.neurons), FFN_NODES)
     sufficiency, _ = recovered_shares(
         nodes_of(model, relevance), [relevance.mask(ranked[:count], "ffn") for count in counts]
     )
-    return dict(zip(NODES, sufficiency, strict=True))
+    return dict(zip(FFN_LISTS, sufficiency, strict=True))
 
 
 def _tables(lines: Lines) -> dict[str, Table]:
     """Return one table, of the rows that all pairs have."""
     counted = [line for line in lines if line["counts"]]
-    rows = [name for name in ROWS if all(name in line["methods"] for line in counted)]
+    rows = [name for name in MEANINGS if all(name in line["methods"] for line in counted)]
     return {"": Table(SHARE, [{**line, "methods": {name: line["methods"][name] for name in rows}} for line in counted])}
 
 

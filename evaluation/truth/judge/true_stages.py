@@ -49,11 +49,11 @@ def judged(compiled: Compiled, pair: Pair) -> dict[str, Any] | None:
     ]
     if not groups:
         return None
-    found = stages_of(model, pair.relevance(model, DIFFERENCE))
-    named = {(node.neuron.layer, node.neuron.index) for node in found.heads}
+    explained = stages_of(model, pair.relevance(model, DIFFERENCE))
+    named = {(node.neuron.layer, node.neuron.index) for node in explained.heads}
     true = {heads[number] for number in truth.nodes if number in heads}
     return {
-        "reached": found.reached,
+        "reached": explained.reached,
         "named": len(named),
         "decoys": dict(decoys_of(compiled, {*heads.values()} - true, named)),
         "methods": {
@@ -69,10 +69,10 @@ def judged(compiled: Compiled, pair: Pair) -> dict[str, Any] | None:
 def heads_at_answer(candidates: Candidates) -> dict[int, Head]:
     """Return the heads at the answer's token by their numbers as candidates."""
     _, tokens, width = candidates.nodes.shape
-    places = [divmod(entry, width) for entry in candidates.entries.tolist()]
+    cells = [divmod(entry, width) for entry in candidates.entries.tolist()]
     return {
         number: (row // tokens, index)
-        for number, (row, index) in enumerate(places)
+        for number, (row, index) in enumerate(cells)
         if row % tokens == candidates.position
     }
 
