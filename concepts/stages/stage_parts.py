@@ -100,15 +100,14 @@ class Network:
         """Return the heads, none of them taken, for which what they write changes most between the prompts."""
         sizes: dict[Neuron, float] = {}
         for site in self.head_sites:
+            changes = [torch.sub(*pair.at_explained(site)) for pair in pairs]
             for layer in self.layers[site]:
-                changes = fmean_of(self._written_change(pair, site, layer) for pair in pairs)
-                sizes |= zip(self.heads_of(site, layer), changes, strict=True)
+                each = fmean_of(self._written_sizes(change[layer], site, layer) for change in changes)
+                sizes |= zip(self.heads_of(site, layer), each, strict=True)
         return sorted(sizes.keys() - set(taken), key=lambda head: (-sizes[head], head))[:count]
 
-    def _written_change(self, pair: PatchedPair, site: str, layer: int) -> list[float]:
-        """Return the norm of W_O times the change of each head."""
-        prompt, counterfactual = (x[layer] for x in pair.at_explained(site))
-        change = prompt - counterfactual
+    def _written_sizes(self, change: Tensor, site: str, layer: int) -> list[float]:
+        """Return for each head the norm of W_O times the change (W) of its output."""
         weights = Linear(self.model.site_module(site, layer)).columns(dtype=change.dtype)
         written = (weights * change.to(weights.device)).unflatten(-1, (self.model.heads, -1)).sum(-1)  # (D, H)
         return written.norm(dim=0).tolist()  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import PatchedPair
 from icebear.concepts.stages.stage_parts import Network, Parts, Shares
 from icebear.concepts.stages.stage_records import SMALL
+from icebear.concepts.stages.stage_search import RANDOM_DRAWS
 from icebear.concepts.stages.stages import Stages, stage_sites, stages_of
 from icebear.errors import InputError
 from icebear.evaluation.baselines.all_methods import methods_of
@@ -24,7 +25,6 @@ from icebear.evaluation.data import task_pairs
 from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of, reworded
 from icebear.evaluation.protocol import DataFile, Evaluation, Line, Lines, Pairs, Part, Seed, Table, Tasks
 from icebear.models.model import Model
-from icebear.models.objective import objective_of
 from icebear.records import Neuron
 
 TASKS = task_pairs.TASKS | task_pairs.MORE_TASKS
@@ -41,7 +41,7 @@ OF_STAGES = {
     "lost without": "the share that is lost when only the heads and neurons are held",
     "heads": "the heads and whole parts, without the neurons",
     "last token": "everything at the last token, and the whole parts",
-    "random": "as many random heads and neurons, the median of 20 sets",
+    "random": f"as many random heads and neurons, the median of {RANDOM_DRAWS} sets",
     "most changed": "the chosen neurons, and as many other heads: those that change most between the prompts",
 }
 TRANSFERS = {
@@ -51,7 +51,7 @@ TRANSFERS = {
     "other task": "the same parts on a pair of another task",
 }
 RANKINGS = {
-    "relevance": "heads by relevance: with the neurons and whole parts, as in alone, but at most 4 heads",
+    "relevance": f"heads by relevance, at most {COMPARED_HEADS}: with the neurons and whole parts, as in alone",
     "greedy": "as many heads, each the one that brings the share nearest to 1",
     "gxi@midpoint": "as many heads by attribution patching at the midpoint of the two prompts",
     "gxi@prompt": "as many heads by attribution patching at the prompt",
@@ -120,7 +120,7 @@ class StagesHold(Evaluation):
         yield parts(samples, partial(measured, model), "pairs", notes=lambda _: [*notes, *about])
         random_models = lru_cache(1)(partial(with_random_weights, model))
         drawn = [replace(sample, seed=seed) for seed in range(RANDOM_MODELS) for sample in samples[:RANDOM_PAIRS]]
-        yield parts(drawn, partial(searched, random_models, model), "random-weights")
+        yield parts(drawn, partial(searched, random_models), "random-weights")
 
 
 def is_answered(model: Model, pair: Pair) -> bool:
@@ -154,22 +154,22 @@ def _others(pairs: Sequence[tuple[str, Pair]], number: int) -> tuple[Pair | None
 
 def measured(model: Model, sample: Sample) -> Line:
     """Return the share of each of `MEANINGS` on a pair; JSON-ready."""
-    relevance, explained = _stages(model, sample.pair, answers(model, sample.pair))
+    relevance, explained = _stages(model, sample.pair)
     shares = {**of_stages(explained), **transfers(model, explained, sample), **unequal(model, sample.pair)}
     if explained.heads:
         shares |= {**rankings(model, sample.pair, explained), **ffn_nodes(model, relevance, explained)}
     return _line(sample, explained, shares)
 
 
-def searched(random_models: Any, model: Model, sample: Sample) -> Line:
+def searched(random_models: Any, sample: Sample) -> Line:
     """Return the shares of the stages of a model with random weights, in the words of the sample alone.
 
     random_models: seed -> the model.
     """
-    random_model = random_models(sample.seed)
-    _, explained = _stages(random_model, sample.pair, answers(model, sample.pair))
+    model = random_models(sample.seed)
+    _, explained = _stages(model, sample.pair)
     same_words = replace(sample, same=None, other=None)
-    return _line(sample, explained, {**of_stages(explained), **transfers(random_model, explained, same_words)})
+    return _line(sample, explained, {**of_stages(explained), **transfers(model, explained, same_words)})
 
 
 def with_random_weights(model: Model, seed: int) -> Model:
@@ -180,9 +180,9 @@ def with_random_weights(model: Model, seed: int) -> Model:
     return Model(net.to(model.device, model.dtype).eval(), model.tokenizer, f"random weights {seed}")
 
 
-def _stages(model: Model, pair: Pair, answer: tuple[int, int]) -> tuple[Relevance, Stages]:
-    sites = stage_sites(model)
-    relevance = attribute(model, pair.prompt, *answer, counterfactual=pair.counterfactual, sites=sites)
+def _stages(model: Model, pair: Pair) -> tuple[Relevance, Stages]:
+    options: dict[str, Any] = {"counterfactual": pair.counterfactual, "sites": stage_sites(model)}
+    relevance = attribute(model, pair.prompt, *answers(model, pair), **options)
     return relevance, stages_of(model, relevance)
 
 
@@ -228,14 +228,13 @@ def transfers(model: Model, explained: Stages, sample: Sample) -> dict[str, floa
 def unequal(model: Model, pair: Pair) -> dict[str, float | None]:
     """Return what the stages of prompts of unequal lengths give."""
     longer = after(OPENINGS[0], pair).counterfactual
-    _, explained = _stages(model, replace(pair, counterfactual=longer), answers(model, pair))
+    _, explained = _stages(model, replace(pair, counterfactual=longer))
     return dict(zip(UNEQUAL, (explained.alone, explained.random), strict=True))
 
 
 def rankings(model: Model, prompts: Pair, explained: Stages) -> dict[str, float]:
     """Return *alone* of as many heads by each of `RANKINGS`, with the neurons and whole parts of the stages."""
-    answer = answers(model, prompts)
-    pair = PatchedPair(model, objective_of(model, [prompts.prompt, prompts.counterfactual], *answer))
+    pair = PatchedPair(model, explained.pairs[0])
     network, shares = Network(model, pair.passes.stack_of(pair.explained)), Shares([pair])
     earlier = frozenset((part.kind, part.where) for part in explained.whole)
     neurons, k = [node.neuron for node in explained.neurons], min(len(explained.heads), COMPARED_HEADS)
@@ -256,7 +255,7 @@ def rankings(model: Model, prompts: Pair, explained: Stages) -> dict[str, float]
     }
     for name, method in methods_of("gxi@midpoint,gxi@prompt").items():
         if network.head_sites == ["attn"]:  # a list of heads has none of cross-attention
-            ranked = relevance_of(model, prompts, answer, "attn", method).top(k, "head")
+            ranked = relevance_of(model, prompts, answers(model, prompts), "attn", method).top(k, "head")
             chosen[name] = [node.neuron for node in ranked]
     return dict(zip(chosen, alone([*chosen.values()]), strict=True))
 

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 COMMAND = re.compile(r"(^|\W)--[a-z]|\bicebear [a-z]")
 """What only a command line knows."""
 HEAT = Markup('<div class="heat">{}</div>')
-component = st.components.v2.component(  # st.html removes pictures
-    "icebear_picture",
-    html='<div class="place"></div>',
-    js="export default ({ data, parentElement }) => { parentElement.querySelector('.place').innerHTML = data; }",
-)
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b></div>')
 
 
@@ -40,11 +35,6 @@ def heat(relevance: Relevance, answer: bool = False) -> None:
     """Show the tokens, shaded by their relevance; answer: followed by the target."""
     tokens = relevance.heatmap()
     st.html(ANSWER.format(tokens, relevance.target_text) if answer else HEAT.format(tokens))
-
-
-def picture(html: str, key: str) -> None:
-    """Show HTML with pictures."""
-    component(data=html, key=key)
 
 
 def target_label(relevance: Relevance) -> str:

@@ -26,6 +26,11 @@ from icebear.render import heatmap
 SWITCHES = 6
 """The largest number of heads with a switch, those that were found first."""
 STAGES = "p,ul{margin:.6rem 0}table{border-spacing:0}td{padding:0 1.5rem .2rem 0;vertical-align:top}"
+fragment = st.components.v2.component(  # st.html removes pictures
+    "icebear_stages",
+    html='<div class="place"></div>',
+    js="export default ({ data, parentElement }) => { parentElement.querySelector('.place').innerHTML = data; }",
+)
 ANSWER = Markup('<div class="heat answer">{}<b>&rarr; {}</b>{}</div>')
 RATHER = Markup("<span>not <i>{}</i></span>")
 
@@ -168,7 +173,7 @@ def _stages(request: Request, stages: StageRecord) -> None:
         off = _switched_off(request, stages)
     hidden = "".join(f'[data-neuron="{node}"]{{opacity:.15}}' for node in off)
     with left:
-        markdown.picture(f"<style>{STAGES}{hidden}</style>{_quoted(str(stage_fragment(stages)))}", "stages")
+        fragment(data=f"<style>{STAGES}{hidden}</style>{_quoted(str(stage_fragment(stages)))}", key="stages")
 
 
 def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:

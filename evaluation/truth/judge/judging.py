@@ -89,7 +89,9 @@ class Candidates:
         differs = torch.cat([x > SAME * x.max() for x in widths], -1)
         self.entries = differs.flatten().nonzero()[:, 0]
         """(n,) their places in a flat mask of all nodes."""
-        layer, token, _ = differs.nonzero().T
+        layer, token, index = differs.nonzero().T
+        self.cells = list(zip(layer.tolist(), token.tolist(), index.tolist(), strict=True))
+        """The layer, token and column of each candidate."""
         reach = (layer < nodes.shape[0] - 1) | (token == position)
         self.reaching = reach.nonzero()[:, 0].tolist()
         """The candidates that are connected to the answer at all: in the last layer, only those at its token."""
@@ -266,15 +268,13 @@ def ranked(scores: Tensor, generator: torch.Generator) -> list[int]:
 
 def decoys_of(candidates: Candidates, compiled: Compiled) -> dict[str, list[tuple[int, ...]]]:
     """Return the candidates that are decoys by construction, see `Judge.decoys`."""
-    _, tokens, width = candidates.nodes.shape
     neurons = candidates.nodes.widths[0]
-    numbers = {entry: number for number, entry in enumerate(candidates.entries.tolist())}
+    numbers = {cell: number for number, cell in enumerate(candidates.cells)}
     groups: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
-    for entry, number in numbers.items():
-        layer, index = entry // (tokens * width), entry % width
+    for (layer, token, index), number in numbers.items():
         kind = compiled.units.get((layer, index)) if index < neurons else compiled.heads.get((layer, index - neurons))
         if kind == "redundant":
-            original = numbers.get(entry - index + compiled.copies[layer, index][1])
+            original = numbers.get((layer, token, compiled.copies[layer, index][1]))
             groups[kind] += [] if original is None else [(number, original)]
         elif kind in KINDS:
             groups[kind].append((number,))

@@ -68,13 +68,8 @@ def judged(compiled: Compiled, pair: Pair) -> dict[str, Any] | None:
 
 def heads_at_answer(candidates: Candidates) -> dict[int, Head]:
     """Return the heads at the answer's token by their numbers as candidates."""
-    _, tokens, width = candidates.nodes.shape
-    cells = [divmod(entry, width) for entry in candidates.entries.tolist()]
-    return {
-        number: (row // tokens, index)
-        for number, (row, index) in enumerate(cells)
-        if row % tokens == candidates.position
-    }
+    cells = enumerate(candidates.cells)
+    return {number: (layer, index) for number, (layer, token, index) in cells if token == candidates.position}
 
 
 def at_random(groups: Sequence[set[Head]], true: set[Head], count: int, every: int) -> dict[str, float]:
