@@ -115,15 +115,18 @@ def test_cached_passes_are_complete_ones(name):
     model = made(name)
     pair, complete = pair_of(model), pair_of(model)
     complete.passes = CompletePasses(complete)
-    complete.prompt, complete.counterfactual = complete.passes.read(0), complete.passes.read(1)
+    complete.prompt, complete.counterfactual = complete.passes.read()
     network = network_of(pair)
     nodes = network.masks(some_nodes(network))
     wholes = [{("ffn", "differing")}, {("attn", "differing"), ("ffn", "between")}, {("attn", "last"), ("ffn", "last")}]
-    states = [Parts(frozenset(whole), nodes).state(pair) for whole in wholes]
+    wholes = [frozenset(whole) for whole in wholes]
+    states = [Parts(whole, nodes).state(pair) for whole in wholes]
     states += [
         network.without(some_nodes(network)).state(pair),
         State(frozenset({2}), frozenset({2}), nodes, frozenset({2, 5})),
     ]
+    late = [node for node in some_nodes(network) if node.layer == model.layers - 1]
+    states += [Parts(wholes[0], network.masks(late)).state(pair), network.without(late).state(pair)]
     close = {"rtol": 1e-4, "atol": 1e-4 if name in mixtures() else 1e-9}
     assert torch.allclose(pair.logits(states), complete.logits(states), **close)
     assert torch.allclose(pair.trace([2, 4, 5], [0, 1]), complete.trace([2, 4, 5], [0, 1]), **close)

@@ -25,18 +25,19 @@ COMMON = 16
 class Prefix:
     """The keys and values of prompts. They are exact, because no token attends to a later one."""
 
-    def __init__(self, model: Model, rows: Sequence[Sequence[int]]) -> None:
-        self.model = model
+    def __init__(self, model: Model, cache: Any, length: int) -> None:
+        """cache: what the network returned after `length` tokens; None of a model of scans, which only has a state."""
+        self.model, self.cache, self.length = model, cache, length
+        windows = [layer.sliding_window for layer in getattr(cache, "layers", ()) if hasattr(layer, "sliding_window")]
+        self.window = min(windows, default=math.inf)
+
+    @classmethod
+    def read(cls, model: Model, rows: Sequence[Sequence[int]]) -> Prefix:
+        """Read prompts of token ids."""
         batch = model.padded([list(row) for row in rows])
-        self.length = batch.ids.shape[1]
         with model.lock, torch.no_grad():
             output = model.net.base_model(**model.inputs(batch), use_cache=True)
-        self.cache: Any = getattr(output, "past_key_values", None)  # a model of scans only has a state
-        windows = [
-            layer.sliding_window for layer in getattr(self.cache, "layers", ()) if hasattr(layer, "sliding_window")
-        ]
-        self.window = min(windows, default=math.inf)
-        self._accepted = inspect.signature(type(model.net).forward).parameters
+        return cls(model, getattr(output, "past_key_values", None), batch.ids.shape[1])
 
     @classmethod
     def of(cls, model: Model, rows: Sequence[Sequence[int]]) -> Prefix | None:
@@ -46,7 +47,7 @@ class Prefix:
             return None
         if model.padding_counts("right") or max(map(len, rows)) >= model.scales_positions_from:
             return None
-        prefix = cls(model, rows)
+        prefix = cls.read(model, rows)
         layers = getattr(prefix.cache, "layers", ())
         are_exact = [
             type(layer) is DynamicLayer or (type(layer) is DynamicSlidingWindowLayer and prefix.length < prefix.window)
@@ -56,11 +57,9 @@ class Prefix:
 
     def extended(self, ids: Tensor) -> Prefix:
         """Return a prefix with a row for each of token ids (N, S) after the first row of this one."""
-        longer = copy.copy(self)
-        longer.length = self.length + ids.shape[1]
         with self.model.lock, torch.no_grad():
-            longer.cache = self.model.net.base_model(**self.after(ids), use_cache=True).past_key_values
-        return longer
+            output = self.model.net.base_model(**self.after(ids), use_cache=True)
+        return Prefix(self.model, output.past_key_values, self.length + ids.shape[1])
 
     def inputs(self, ids: Tensor, rows: Sequence[int], starts: Sequence[int]) -> dict[str, Any]:
         """Return the inputs of a pass over token ids (N, S), each after the first tokens of a row of the prefix.
@@ -77,7 +76,7 @@ class Prefix:
         read = torch.arange(max(starts), device=ids.device) < start
         mask = torch.cat((read.long(), torch.ones_like(ids)), 1)
         inputs = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
-        if "position_ids" in self._accepted:
+        if "position_ids" in inspect.signature(type(self.model.net).forward).parameters:
             inputs["position_ids"] = start + torch.arange(ids.shape[1], device=ids.device)
         return inputs
 
@@ -87,10 +86,16 @@ class Prefix:
 
     def logits(self, ids: Tensor, rows: Sequence[int], starts: Sequence[int], positions: list[int]) -> Tensor:
         """Return the logits (N, P, V) at P columns of token ids, see `inputs`."""
-        inputs = self.inputs(ids, rows, starts)
-        if "logits_to_keep" in self._accepted:
-            return self.model.net(**inputs, logits_to_keep=torch.tensor(positions, device=ids.device)).logits
-        return self.model.net(**inputs).logits[:, positions]
+        return logits_at(self.model, self.inputs(ids, rows, starts), positions)[0]
+
+
+def logits_at(model: Model, inputs: dict[str, Any], positions: list[int], **options: Any) -> tuple[Tensor, Any]:
+    """Return the logits (N, P, V) at P columns of a pass, and its keys and values."""
+    are_kept = "logits_to_keep" in inspect.signature(type(model.net).forward).parameters
+    if are_kept:
+        options["logits_to_keep"] = torch.tensor(positions, device=model.device)
+    output = model.net(**inputs, **options)
+    return output.logits if are_kept else output.logits[:, positions], output.past_key_values
 
 
 def after_common_beginning(model: Model, pair: Objective, most: int) -> tuple[Objective, int]:

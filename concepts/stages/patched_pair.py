@@ -3,7 +3,8 @@
 1. Both prompts are read once: the activations of heads and FFN neurons, and the residual stream after each layer.
 2. A `State` says what is recomputed; hooks give everything else its counterfactual value.
 3. `CompletePasses` read all tokens for each state. `CachedPasses`, of a causal model, read what both prompts begin with
-   once, the tokens before the explained one once for all states that agree there, and then its token for each state.
+   once, the tokens before the explained one once for all states that agree there, and then its token for each state,
+   from the first layer on where it is not that of the prompt or of the counterfactual.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.passes.neuron_recorders import Values
-from icebear.concepts.passes.prefix import Prefix
+from icebear.concepts.passes.prefix import Prefix, logits_at
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks
 from icebear.models.batch import Batch
@@ -84,8 +85,8 @@ class PatchedPair:
         self.between = frozenset(p for p in others - self.differing if p > known)
         self.sites = [site for sites in KINDS.values() for site in sites if site in model.sites]
         with model.lock:  # no other thread may see the hooks that read
-            self.passes: Passes = CachedPasses(self) if CachedPasses.fit(self) else CompletePasses(self)
-            self.prompt, self.counterfactual = self.passes.read(0), self.passes.read(1)
+            self.passes: Passes = CachedPasses.of(self) or CompletePasses(self)
+            self.prompt, self.counterfactual = self.passes.read()
         held = {site: x.to(model.device) for site, x in self.counterfactual.activation.items()}
         self.counterfactual = replace(self.counterfactual, activation=held)
 
@@ -135,8 +136,8 @@ class Passes:
         self.outputs = [0] * pair.model.layers
         """How many values each layer returns in a tuple; 0 if it returns its residual stream alone."""
 
-    def read(self, row: int) -> Reading:
-        """Return what the prompt (row 0) or the counterfactual (row 1) computes."""
+    def read(self) -> tuple[Reading, Reading]:
+        """Return what the prompt and the counterfactual compute."""
         raise NotImplementedError
 
     def logits(self, states: Sequence[State]) -> Tensor:
@@ -163,7 +164,7 @@ class Passes:
 
     @contextmanager
     def reading(self, batch: Batch, streams: dict[int, Tensor]) -> Iterator[Values]:
-        """Record the activations and residual streams of a pass over one prompt."""
+        """Record the activations of a pass over N prompts, and layer -> (N, S, D) the residual stream."""
         values = Values(self.model, batch, self.pair.sites)
         with ExitStack() as undo:
             undo.enter_context(values.reading(self.model))
@@ -174,7 +175,7 @@ class Passes:
     def _store(self, streams: dict[int, Tensor], layer: int, module: Any, args: Any, output: Any) -> None:
         is_tuple = isinstance(output, tuple | list)
         self.outputs[layer] = len(output) if is_tuple else 0
-        streams[layer] = (output[0] if is_tuple else output)[0]
+        streams[layer] = output[0] if is_tuple else output
 
     @contextmanager
     def holding(self, states: Sequence[State], start: int) -> Iterator[None]:
@@ -205,6 +206,28 @@ class Passes:
         with hooks(model, [(site, layer) for site in held for layer in model.layers_with(site)], hook):
             yield
 
+    @contextmanager
+    def patching(self, rows: Sequence[tuple[int, int]], start: int) -> Iterator[None]:
+        """Give each row, a token and a layer, the prompt's residual stream there. start: the first token of a pass."""
+        batch, streams = self.pair.batch, self.pair.prompt.streams
+
+        def patch(layer: int, module: Any, args: Any, output: Any) -> Any:
+            x = (output[0] if isinstance(output, tuple | list) else output).clone()
+            begin = batch.span_of(self.model.stack_of(layer)).start
+            for row, (token, patched) in enumerate(rows):
+                if patched == layer:
+                    x[row, token - max(begin, start)] = streams[layer][token - max(begin, self.start)]
+            return (x, *output[1:]) if isinstance(output, tuple | list) else x
+
+        with ExitStack() as undo:
+            for layer in {layer for _, layer in rows}:
+                undo.callback(self.model.layer_modules[layer].register_forward_hook(partial(patch, layer)).remove)
+            yield
+
+
+def _row(streams: Mapping[int, Tensor], row: int) -> dict[int, Tensor]:
+    return {layer: stream[row] for layer, stream in streams.items()}
+
 
 def _together(states: Sequence[State], site: str, device: torch.device) -> Tensor | None:
     """Return the nodes (N, L, W) of a site that states recompute; None if no state has any."""
@@ -217,14 +240,17 @@ def _together(states: Sequence[State], site: str, device: torch.device) -> Tenso
 class CompletePasses(Passes):
     """Passes over all tokens, for models whose tokens attend to later ones or that have no plain cache."""
 
-    def read(self, row: int) -> Reading:
+    def read(self) -> tuple[Reading, Reading]:
+        return self._reading_of(0), self._reading_of(1)
+
+    def _reading_of(self, row: int) -> Reading:
         streams: dict[int, Tensor] = {}
         objective = self.pair.pair.rows([row])
         target = Logits(objective)
         with self.reading(objective.batch, streams) as values:
             forward(self.model, target, [])
         activation = {site: self._placed(row, values.values(0, x)) for site, x in values.activation.items()}
-        return Reading(activation, streams, self.logits_of(target.logits)[0])
+        return Reading(activation, _row(streams, 0), self.logits_of(target.logits)[0])
 
     def _placed(self, row: int, x: Tensor) -> Tensor:
         """Return activations (L, T, W) at the tokens of the prompt."""
@@ -252,7 +278,7 @@ class CompletePasses(Passes):
         for begin in range(0, len(at), STATES_PER_PASS):
             part = at[begin : begin + STATES_PER_PASS]
             ids = torch.tensor([self.pair.ids_c] * len(part), device=self.model.device)
-            with self.model.lock, torch.no_grad(), self._patching(part):
+            with self.model.lock, torch.no_grad(), self.patching(part, 0):
                 logits.append(self._run(ids))
         return torch.cat(logits).unflatten(0, (len(tokens), len(layers)))
 
@@ -264,71 +290,67 @@ class CompletePasses(Passes):
         batch = replace(batch, ids=ids[:, batch.spans[0]], decoder=decoder)
         return self.logits_of(self.model.logits(batch, objective.all_positions))
 
-    @contextmanager
-    def _patching(self, rows: Sequence[tuple[int, int]]) -> Iterator[None]:
-        """Give each row, a token and a layer, the prompt's residual stream there."""
-        batch, streams = self.pair.batch, self.pair.prompt.streams
-
-        def patch(layer: int, module: Any, args: Any, output: Any) -> Any:
-            x = (output[0] if isinstance(output, tuple | list) else output).clone()
-            begin = batch.span_of(self.model.stack_of(layer)).start
-            for row, (token, patched) in enumerate(rows):
-                if patched == layer:
-                    x[row, token - begin] = streams[layer][token - begin]
-            return (x, *output[1:]) if isinstance(output, tuple | list) else x
-
-        with ExitStack() as undo:
-            for layer in {layer for _, layer in rows}:
-                undo.callback(self.model.layer_modules[layer].register_forward_hook(partial(patch, layer)).remove)
-            yield
-
 
 class CachedPasses(Passes):
     """Passes of a causal model, with the keys and values of earlier tokens."""
 
-    def __init__(self, pair: PatchedPair) -> None:
+    def __init__(self, pair: PatchedPair, beginning: Prefix | None) -> None:
+        """beginning: of the tokens that both prompts begin with, if there are any."""
         super().__init__(pair)
-        self.start = pair.first_difference
-        self.beginning = Prefix(self.model, [pair.ids[: self.start]]) if self.start and pair.is_aligned else None
+        self.start, self.beginning = pair.first_difference, beginning
         self.prefixes: dict[Any, tuple[Prefix | None, int]] = {}
         """What states do before the explained token -> the keys and values there, and their row."""
 
     @classmethod
-    def fit(cls, pair: PatchedPair) -> bool:
-        """Return whether cached keys and values are exact."""
-        prefix = Prefix.of(pair.model, [pair.ids[:1]])
-        return prefix is not None and max(len(pair.ids), len(pair.ids_c)) < prefix.window
+    def of(cls, pair: PatchedPair) -> CachedPasses | None:
+        """Return passes; None where cached keys and values are not exact."""
+        count = pair.first_difference if pair.is_aligned else 0
+        prefix = Prefix.of(pair.model, [pair.ids[: count or 1]])
+        if prefix is None or max(len(pair.ids), len(pair.ids_c)) >= prefix.window:
+            return None
+        return cls(pair, prefix if count else None)
 
-    def read(self, row: int) -> Reading:
-        pair = self.pair
+    def read(self) -> tuple[Reading, Reading]:
+        if self.pair.is_aligned:
+            prompt, counterfactual = self._readings([0, 1])
+        else:
+            (prompt,), (counterfactual,) = self._readings([0]), self._readings([1])
+        return prompt, counterfactual
+
+    def _readings(self, rows: Sequence[int]) -> list[Reading]:
+        """Read the prompt (row 0), the counterfactual (row 1), or both, of equal length, in one pass."""
+        pair, model = self.pair, self.model
         streams: dict[int, Tensor] = {}
-        ids = pair.ids_c if row else pair.ids
         begin = self.start if pair.is_aligned else 0
-        new = torch.tensor([ids[begin:]], device=self.model.device)
-        batch = Batch(new, torch.ones_like(new), (new.shape[1],))
-        with self.reading(batch, streams) as values:
-            prefix = self._extended([ids[begin:]])
-        self.prefixes[self._key(self._plain(row))] = prefix, 0
-        activation = {site: values.values(0, x) for site, x in values.activation.items()}
+        ids = torch.tensor([(pair.ids, pair.ids_c)[row][begin:] for row in rows], device=model.device)
+        batch = Batch(ids, torch.ones_like(ids), (ids.shape[1],) * len(ids))
+        inputs = self.beginning.after(ids) if self.beginning else model.inputs(batch)
+        with self.reading(batch, streams) as values, torch.no_grad():
+            logits, cache = logits_at(model, inputs, [ids.shape[1] - 1], use_cache=True)
+        prefix = Prefix(model, cache, begin + ids.shape[1])
+        self.prefixes |= {self._plain_key(row): (prefix, number) for number, row in enumerate(rows)}
+        activation = [
+            {site: values.values(number, x) for site, x in values.activation.items()} for number in range(len(rows))
+        ]
         if not pair.is_aligned:  # only the explained tokens are exchanged
-            activation = {site: x[:, -1:] for site, x in activation.items()}
-        last = torch.tensor([ids[-1:]], device=self.model.device)
-        return Reading(activation, streams, self._last(prefix, [0], last, len(ids) - 1)[0])
+            activation = [{site: x[:, -1:] for site, x in each.items()} for each in activation]
+        of_rows = zip(activation, self.logits_of(logits), strict=True)
+        return [Reading(each, _row(streams, number), row) for number, (each, row) in enumerate(of_rows)]
 
-    def _plain(self, row: int) -> State:
-        """Return the state of the prompt or the counterfactual as it is."""
-        everything = frozenset(range(len(self.pair.ids_c if row else self.pair.ids)))
-        return State(everything, everything, read=frozenset() if row else None)
+    def _plain_key(self, row: int) -> Any:
+        """Return the key of the prompt or the counterfactual as it is."""
+        before = frozenset(range(len((self.pair.ids, self.pair.ids_c)[row]) - 1))
+        return before, before, frozenset() if row else None
 
     def _key(self, state: State) -> Any:
         """Return what a state does before the explained token."""
-        before = frozenset({self.pair.explained})
-        return state.attn - before, state.ffn - before, state.read
+        explained = frozenset({self.pair.explained})
+        return state.attn - explained, state.ffn - explained, state.read
 
     def _extended(self, rows: Sequence[Sequence[int]]) -> Prefix | None:
         """Return the prefix of what both prompts begin with and a row of each of the ids; None if it is empty."""
         if self.beginning is None:
-            return Prefix(self.model, rows) if rows[0] else None
+            return Prefix.read(self.model, rows) if rows[0] else None
         return self.beginning.extended(torch.tensor(rows, device=self.model.device)) if rows[0] else self.beginning
 
     def _read_before(self, states: Sequence[State]) -> None:
@@ -350,47 +372,85 @@ class CachedPasses(Passes):
         return self.logits_of(self.model.logits(Batch(ids, torch.ones_like(ids), (ids.shape[1],) * len(ids)), last))
 
     def logits(self, states: Sequence[State]) -> Tensor:
-        explained = self.pair.explained
         logits: dict[int, Tensor] = {}
         self._read_before(states)
-        known = [self.prefixes[self._key(state)] for state in states]
+        begins = [self._begin(state) for state in states]
         by_prefix: dict[int, list[int]] = {}
-        for number, (prefix, _) in enumerate(known):
-            by_prefix.setdefault(id(prefix), []).append(number)
+        for number in sorted(range(len(states)), key=lambda number: -begins[number][0]):
+            by_prefix.setdefault(id(self.prefixes[self._key(states[number])][0]), []).append(number)
         for numbers in by_prefix.values():
             for begin in range(0, len(numbers), STATES_PER_PASS):
                 part = numbers[begin : begin + STATES_PER_PASS]
-                ids = torch.tensor([self.pair.ids[explained:]] * len(part), device=self.model.device)
-                with self.model.lock, self.holding([states[number] for number in part], explained):
-                    rows = [known[number][1] for number in part]
-                    logits |= zip(part, self._last(known[part[0]][0], rows, ids, explained), strict=True)
+                logits |= zip(part, self._computed([states[n] for n in part], [begins[n] for n in part]), strict=True)
         return torch.stack([logits[number] for number in range(len(states))])
 
-    def trace(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
-        """Rows begin at their layer, and tokens near each other share a pass."""
-        known = self.pair.prompt.logits
-        logits = known.new_empty(len(tokens), len(layers), len(known))
-        for column, layer in enumerate(layers):
-            for part in _chunks(tokens):
-                rows = [tokens.index(token) for token in part]
-                logits[rows, column] = self._traced(part, layer)
-        return logits
-
-    def _traced(self, tokens: Sequence[int], layer: int) -> Tensor:
-        """Return the logits (N, V) of the counterfactual with the stream of each token patched after a layer."""
-        pair, begin = self.pair, min(tokens)
-        prompt, counterfactual = (
-            reading.streams[layer][begin - self.start :] for reading in (pair.prompt, pair.counterfactual)
-        )
-        stream = counterfactual.repeat(len(tokens), *[1] * counterfactual.dim())
-        for row, token in enumerate(tokens):
-            stream[row, token - begin] = prompt[token - begin]
-        ids = torch.tensor([pair.ids_c[begin:]] * len(tokens), device=self.model.device)
+    def _computed(self, states: Sequence[State], begins: Sequence[tuple[int, Reading]]) -> Tensor:
+        """Return the logits (N, V) of states with one prefix, from their lowest layer on."""
+        explained, known = self.pair.explained, [self.prefixes[self._key(state)] for state in states]
+        ids = torch.tensor([self.pair.ids[explained:]] * len(states), device=self.model.device)
+        first = min(layer for layer, _ in begins)
         with self.model.lock, ExitStack() as undo:
-            for module, count in zip(self.model.layer_modules[: layer + 1], self.outputs, strict=False):
+            undo.enter_context(self.holding(states, explained))
+            if first:
+                streams = torch.stack([reading.streams[first - 1][-1:] for _, reading in begins])
+                undo.enter_context(self.starting(first, streams))
+            return self._last(known[0][0], [row for _, row in known], ids, explained)
+
+    def _begin(self, state: State) -> tuple[int, Reading]:
+        """Return the first layer whose explained token must be computed, and the prompt or the counterfactual, which
+        has the residual stream before it."""
+        pair, layers = self.pair, self.model.layers
+        is_held, is_free = (torch.ones(layers, dtype=torch.bool) for _ in range(2))  # all of a layer's nodes
+        for kind, site in ((kind, site) for kind, sites in KINDS.items() for site in sites if site in pair.sites):
+            at = self.model.layers_with(site)
+            if pair.explained in state.free_tokens(kind):
+                is_held[at] = False
+            elif site in state.nodes:
+                is_held[at] &= ~state.nodes[site][at].any(1)
+                is_free[at] &= state.nodes[site][at].all(1)
+            else:
+                is_free[at] = False
+        held = _leading(is_held) if pair.is_aligned and pair.ends_alike else 0
+        free = _leading(is_free) if self._key(state) == self._plain_key(0) else 0
+        return (free, pair.prompt) if free > held else (held, pair.counterfactual)
+
+    @contextmanager
+    def starting(self, layer: int, stream: Tensor) -> Iterator[None]:
+        """Give the layers before one the residual stream (N, S, D) that follows them."""
+        with ExitStack() as undo:
+            for module, count in zip(self.model.layer_modules[:layer], self.outputs, strict=False):
                 output = (stream, *[None] * (count - 1)) if count else stream
                 undo.enter_context(replaced(module, "forward", lambda *_, output=output, **__: output))
-            return self._last(self.prefixes[self._key(self._plain(1))][0], [0] * len(tokens), ids, begin)
+            yield
+
+    def trace(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
+        """Tokens near each other share a pass, and so do their layers unless there are many tokens to read."""
+        known = self.pair.prompt.logits
+        logits = known.new_empty(len(tokens), len(layers), len(known))
+        for part in _chunks(tokens):
+            is_short = len(part) * (self.pair.explained + 1 - min(part)) <= EXTRA_TOKENS
+            for some in [layers] if is_short else [[layer] for layer in layers]:
+                traced = self._traced([(token, layer) for token in part for layer in some])
+                for token, rows in zip(part, traced.split(len(some)), strict=True):
+                    logits[tokens.index(token), [layers.index(layer) for layer in some]] = rows
+        return logits
+
+    def _traced(self, rows: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the logits (N, V) of the counterfactual with the stream of a token patched after a layer."""
+        pair = self.pair
+        begin, first = (min(column) for column in zip(*rows, strict=True))
+        stream = pair.counterfactual.streams[first][begin - self.start :]
+        ids = torch.tensor([pair.ids_c[begin:]] * len(rows), device=self.model.device)
+        with self.model.lock, ExitStack() as undo:
+            undo.enter_context(self.starting(first + 1, stream.repeat(len(rows), *[1] * stream.dim())))
+            undo.enter_context(self.patching(rows, begin))
+            prefix, row = self.prefixes[self._plain_key(1)]
+            return self._last(prefix, [row] * len(rows), ids, begin)
+
+
+def _leading(values: Tensor) -> int:
+    """Return the number of values before the first that is false."""
+    return int(values.long().cumprod(0).sum())
 
 
 def _chunks(tokens: Sequence[int]) -> Iterator[list[int]]:

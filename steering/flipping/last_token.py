@@ -61,7 +61,7 @@ class LastToken:
         self.steps = len(self.read)
         self.rows = max(1, min(PASS_ROWS, PASS_TOKENS // (len(self.ids) + self.steps)))
         cached = len(self.ids) > 1 and model.task.is_causal and "mixer" not in model.sites
-        self.prefix = Prefix(model, [self.ids[:-1]]) if cached else None
+        self.prefix = Prefix.read(model, [self.ids[:-1]]) if cached else None
         self.again = [] if self.prefix else self.ids[:-1]
         """The tokens before, which are read in every pass if later tokens have an influence on them."""
         self.predicting = slice(len(self.again), None)
