@@ -88,9 +88,10 @@ def summary(stages: StageRecord) -> str:
     several = len(stages.heads) + len(stages.neurons) > 1
     return (
         f"{nodes} at {at}{_with_whole(stages)} give{'' if several else 's'} {percent(stages.alone)} of the difference "
-        f"({stages.difference:+.1f} logits) while {_held(stages)} [as many random {_kinds(stages)}: "
-        f"{percent(stages.random)}]. The reverse: with only {'these' if several else 'this'} {_kinds(stages, several)} "
-        f"at {'their values' if several else 'its value'} in the counterfactual, {percent(stages.without)} is lost."
+        f"between the prompts ({abs(stages.difference):.1f} logits) while {_held(stages)} [as many random "
+        f"{_kinds(stages)} instead: {percent(stages.random)}]. The reverse: when only "
+        f"{'these' if several else 'this'} {_kinds(stages, several)} take{'' if several else 's'} the counterfactual "
+        f"values and everything else, at every token, is recomputed, {percent(stages.without)} is lost."
     )
 
 
@@ -172,7 +173,7 @@ def stage_sentences(stages: StageRecord) -> list[tuple[str, list[str]]]:
     if not stages.heads:
         return []
     free = whole_texts(stages, stages.whole)
-    named = [("Read", [f"{_capital('; '.join(free))} (free, in all layers)"] if free else [])]
+    named = [("Read", [f"{_capital('; '.join(free))}, recomputed in all layers"] if free else [])]
     swaps = [f"  {swap_text(stages, swap)}" for swap in shown_swaps(stages)]
     shown = f" ({len(swaps)} of {len(stages.heads)} shown)" if 0 < len(swaps) < len(stages.heads) else ""
     named.append(("Moved", [_moved(stages), *([f"{ONE_HEAD}{shown}:"] * bool(swaps)), *swaps]))
@@ -180,7 +181,8 @@ def stage_sentences(stages: StageRecord) -> list[tuple[str, list[str]]]:
         named.append(("Written", [_written(stages), _words(stages)]))
     if not stages.says_little and stages.everything is not None:
         more = (
-            f"With everything else at {_at(stages)} free, too: {percent(stages.everything)}; with the whole model: 100%"
+            f"With all heads and neurons at {_at(stages)} recomputed: {percent(stages.everything)}; with the whole "
+            "model: 100%"
         )
         named.append(("", [more]))
     return [(name, lines) for name, lines in named if lines]
@@ -196,10 +198,10 @@ def layers_text(nodes: Sequence[Ranked]) -> str:
     return f"layer {lowest}" if lowest == highest else f"layers {lowest} to {highest}"
 
 
-def _share(stages: StageRecord, share: float | None, control: Control | None, what: str) -> str:
+def _share(stages: StageRecord, share: float | None, control: Control | None, what: str, verb: str = ":") -> str:
     if stages.says_little or share is None:
         return ""
-    return f": {percent(share)} [{what} {percent(control.median)}]" if control else f": {percent(share)}"
+    return f"{verb} {percent(share)}" + (f" [{what}: {percent(control.median)}]" if control else "")
 
 
 def _moved(stages: StageRecord) -> str:
@@ -237,7 +239,7 @@ def swap_text(stages: StageRecord, swap: Swap) -> str:
 def _written(stages: StageRecord) -> str:
     count = len(stages.neurons)
     text = f"{count} FFN neuron{'s' * (count != 1)} at {_at(stages)}, {layers_text(stages.neurons)}"
-    return f"{text}, add to them" + _share(stages, stages.alone, stages.written_random, "the heads with random neurons")
+    return text + _share(stages, stages.alone, stages.written_random, "random neurons", ", bring the share to")
 
 
 def _words(stages: StageRecord) -> str:
@@ -250,7 +252,7 @@ def _words(stages: StageRecord) -> str:
         for sign in (True, False)
     )
     parts = [f"{verb} {words}" for verb, words in (("raise", raised), ("lower", lowered)) if words]
-    return f"Together they {'; '.join(parts)} (logits)"
+    return f"Against their counterfactual values they {'; '.join(parts)} (logits)"
 
 
 def warnings(stages: StageRecord) -> list[str]:
@@ -268,7 +270,7 @@ def warnings(stages: StageRecord) -> list[str]:
         effect = "works against the answer" if left.change < 0 else "adds to it"
         name = _capital(whole_texts(stages, [left.part])[0])
         points = f"{100 * left.change:+.0f} points"
-        lines.append(f"{name} {effect}: it is held; with it and all attention at {_at(stages)} free, {points}.")
+        lines.append(f"{name} {effect}: it is held; with it and all attention at {_at(stages)} recomputed, {points}.")
     if stages.without is not None and stages.without < LOW_NECESSITY:
         lines.append(f"Without the set only {percent(stages.without)} is lost: other heads or neurons take over.")
     if stages.most_changed is not None and stages.most_changed > stages.alone / 2:
