@@ -110,10 +110,9 @@ class _Result:
     rounds: tuple[tuple[int, float], ...] = ()
 
 
-def by_gradient(state: SearchState, edits: Edits, method: AttnLRP | None = None) -> Choice:
-    """Score by the first-order change of the margin: the gradient (by the rules of a method, if there is one) times the
-    distance to the limit."""
-    gradients = _gradients(state, edits, method)
+def by_gradient(state: SearchState, edits: Edits) -> Choice:
+    """Score by the first-order change of the margin: the gradient times the distance to the limit."""
+    gradients = _gradients(state, edits)
     limits = state.limits(gradients > 0)
     return gradients * (limits - state.activations(edits)), limits
 
@@ -371,7 +370,7 @@ def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[N
     ]
 
 
-def _gradients(state: SearchState, edits: Edits, method: AttnLRP | None) -> Tensor:
+def _gradients(state: SearchState, edits: Edits, method: AttnLRP | None = None) -> Tensor:
     """(L, F, S) the gradient, under edits, of the summed margins of the tokens that lack `MARGIN`, or of the smallest
     margin; to suppress, of the largest."""
 
