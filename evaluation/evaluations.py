@@ -13,7 +13,6 @@ EVALUATIONS = {
         "Measure sufficiency and necessity of a method's first nodes.",
     ),
     "circuits": (f"{_EXPLANATIONS}.circuit_graph:Circuits", "Check edges, graphs and groups by interventions."),
-    "effects": (f"{_EXPLANATIONS}.effect_reading:EffectsHold", "Test whether effects of neurons hold in a paraphrase."),
     "stages": (f"{_EXPLANATIONS}.stage_shares:StagesHold", "Measure what the parts of stages carry, beside controls."),
     "truth": (
         "icebear.evaluation.truth.judge.evaluation:KnownMechanisms",

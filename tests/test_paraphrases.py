@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from conftest import IDS, LLAMA, random_model
 from torch.testing import assert_close
 
+from benchmarks import paraphrases as evaluation
 from icebear import Neuron, attribute
 from icebear.app.cli.verbs.evaluate import command
 from icebear.evaluation.data import task_pairs
 from icebear.evaluation.data.task_pairs import Pair
-from icebear.evaluation.explanations import effect_reading as evaluation
 
 OTHER = [9, 3, 31, 44, 5, 17, 21, 8]
 EIGHT = [Pair(f"The dog{n}", f"The cat{n}", " a", " b") for n in range(4)]
