@@ -24,7 +24,8 @@ from icebear.concepts.passes.inputs import Stream
 from icebear.concepts.statistics import localization_metrics
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import able_and_unable, methods_of
+from icebear.evaluation.baselines.all_methods import AtMan, Occlusion, able_and_unable, methods_of
+from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.evaluation.explanations.groundtruth import tokens_between
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.models.model import Model
@@ -47,8 +48,8 @@ TRIED_ON = 16
 """Tokens of the prompt that say whether a method runs on a model."""
 LONG = 400
 """Tokens of a prompt up to which all methods run."""
-COST = 50
-"""Of methods that run on longer ones the largest `Method.cost`."""
+SLOW = (AttentionRollout, GradientRollout, GradCAM, AltiLogit, Alti, Occlusion, AtMan)
+"""They take a pass for each token, or memory for each pair of tokens."""
 
 
 def columns(task: str) -> dict[str, str]:
@@ -271,7 +272,7 @@ def able(model: Model, one: AnsweredItem, methods: Mapping[str, Method]) -> tupl
     ids = one.answer.prompt_ids
     unable = {}
     for name, method in methods.items():
-        if len(ids) > LONG and method.cost(len(ids)) > COST:
+        if len(ids) > LONG and isinstance(method, SLOW):
             unable[name] = f"beyond {LONG} tokens it is left out, as it takes a pass a token or much memory"
         else:
             unable |= able_and_unable(model, list(ids[-TRIED_ON:]), {name: method})[1]

@@ -411,7 +411,6 @@ def test_methods_by_relevance_are_as_they_are_written():
     assert repr(AttnLRP("constant", at="midpoint")) == "AttnLRP(at='midpoint', softmax='constant')"
     assert CP_LRP.compared() == AttnLRP("constant", at="midpoint")
     assert IntegratedGradients(3).compared().points() == pytest.approx([1 / 6, 1 / 2, 5 / 6])
-    assert BASELINES["occlusion"].cost(1000) > 50 > METHODS["attnlrp"].cost(1000)
 
 
 # --- a new method is one class and one entry ---

@@ -44,9 +44,6 @@ class IntegratedGradients(Multiplying):
     def points(self) -> list[float]:
         return [(step + 0.5) / self.steps for step in range(self.steps)]
 
-    def cost(self, tokens: int) -> float:
-        return self.steps
-
     def variants(self) -> Sequence[Method]:
         return [replace(self, steps=steps) for steps in (5, 10, 20, 50)]
 

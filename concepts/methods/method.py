@@ -60,13 +60,6 @@ class Method:
             f"The method {self!r} does not score the neurons of a single prompt; choose attnlrp, cp-lrp or gxi."
         )
 
-    per_token = False
-    """Whether it takes a pass for each token, or memory for each pair of tokens."""
-
-    def cost(self, tokens: int) -> float:
-        """Return the approximate time (or memory, if that is larger) for a prompt, relative to gradient x input."""
-        return float(tokens) if self.per_token else 1.0
-
     def variants(self) -> Sequence[Method]:
         """Return the methods that an evaluation tries when it tunes a parameter; empty if there is none."""
         return ()

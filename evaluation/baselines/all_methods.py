@@ -77,9 +77,6 @@ class SmoothGrad(Method):
         means = [torch.stack(step).mean(0) for step in zip(*steps, strict=True)]
         return common.by_row(objective, [(x * g).sum(-1) for x, g in zip(plain, means, strict=True)])
 
-    def cost(self, tokens: int) -> float:
-        return self.samples + 1
-
     def variants(self) -> Sequence[Method]:
         return [replace(self, noise=noise) for noise in (0.01, 0.05, 0.1, 0.25, 0.5)]
 
@@ -103,8 +100,6 @@ class Positions(Method):
 class Occlusion(Method):
     """The decrease of the explained logit when the embedding of a token is zero (Zeiler & Fergus 2014)."""
 
-    per_token = True
-
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         rows = []
         for row in range(len(objective.positions)):
@@ -122,8 +117,6 @@ class AtMan(Method):
     """
 
     p: float = 0.9
-
-    per_token = True
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         if model.task.stacks == 2:

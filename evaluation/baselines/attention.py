@@ -24,8 +24,6 @@ from icebear.models.parts.linear import Linear, norm_divisor, through_norm
 class AttentionRollout(Method):
     """The product over layers of attention (mean of heads) and the residual stream (Abnar & Zuidema 2020)."""
 
-    per_token = True
-
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         maps, _ = _attention(model, objective)
         joint = torch.eye(maps[0].shape[-1], device=maps[0].device)
@@ -39,8 +37,6 @@ class AttentionRollout(Method):
 class GradientRollout(Method):
     """R + mean(gradient x attention)+ R from layer to layer, from R = 1 (Chefer et al. 2021b, "G x AttnRollout")."""
 
-    per_token = True
-
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         maps, gradients = _attention(model, objective)
         eye = torch.eye(maps[0].shape[-1], device=maps[0].device)
@@ -53,8 +49,6 @@ class GradientRollout(Method):
 @dataclass(frozen=True, repr=False)
 class GradCAM(Method):
     """The attention of the last layer, its heads weighted by their mean gradient, above zero (Chefer et al. 2021)."""
-
-    per_token = True
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         maps, gradients = _attention(model, objective)
@@ -116,8 +110,6 @@ class AltiLogit(Method):
     """ALTI-Logit (Ferrando et al. 2023): the logit update of each layer's attention by token, traced to the input by
     ALTI. For causal models with the norm before attention. The embedding itself contributes to its own token."""
 
-    per_token = True
-
     @torch.no_grad()
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
         if not model.task.is_causal or model.family.attn_norm:
@@ -150,8 +142,6 @@ class AltiLogit(Method):
 class Alti(Method):
     """ALTI (Ferrando et al. 2022): contributions of tokens to the vectors of each layer by distance, multiplied layer
     by layer, at the explained positions. For encoders with the norm after attention (BERT)."""
-
-    per_token = True
 
     @torch.no_grad()
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:

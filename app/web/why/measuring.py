@@ -124,7 +124,8 @@ def groups(request: Request) -> None:
     explanation = explanations.grouped(relevance, "ffn" if "ffn" in relevance.sites else "head")
     st.caption(markdown.plain(f"{sentences.together_sentence(explanation)} {sentences.GROUPS_ABOUT}"))
     st.html(render("icebear.explanation/groups.html", explanation=explanation, sentences=sentences))
-    st.caption(markdown.plain(sentences.reach_sentence(explanation)))
+    if request.counterfactual is None:  # else the stages show what carries the difference
+        st.caption(markdown.plain(sentences.reach_sentence(explanation)))
     strongest = [node.ranked for group in explanation.groups for node in group.strongest]
     pairs = [(row.neuron, row.polarity) for row in strongest if row.neuron.site != "head"]
     tables.neuron_pills("The strongest neurons of each group", pairs, "group_neurons")
