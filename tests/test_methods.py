@@ -448,7 +448,7 @@ def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
     assert line["length"]["curve_most"] == line["Length(factor=-1)"]["curve_least"]
     pair = task_pairs.Pair(IDS, OTHER, "", "")
     monkeypatch.setattr(ablation, "answers", lambda *_: (11, 12))
-    curves = ablation.ablate(model, pair, methods, "ffn")["methods"]
+    curves = ablation.ablate(model, pair, methods)["methods"]
     assert curves["length"] == curves["Length(factor=-1)"]  # nodes are ranked by size
     assert curves["length"]["curve_sufficiency"][-1] == pytest.approx(1, abs=1e-4)
     with pytest.raises(InputError, match="Length"):
