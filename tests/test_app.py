@@ -146,7 +146,7 @@ def test_an_own_prompt(environment, smol, no_groups):
     assert page.get_by_key("contrast").value is None
 
 
-def test_groups_are_shown_with_their_words(environment, smol):
+def test_groups_are_shown_with_their_words(environment, smol, few_contexts):
     """Measured when they are opened, in an example too."""
     page = fine(visit(groups_open="true"))
     relevance = attribute(smol, FRANCE, " Paris", " Rome", counterfactual="The capital of Italy is")
