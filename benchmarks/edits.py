@@ -21,7 +21,7 @@ from icebear.concepts.vocabulary.vocabulary import direct_rows, unembedding
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
-from icebear.evaluation.uses.flips import CHOOSERS
+from icebear.evaluation.uses.flips import SEARCHES
 from icebear.models.model import Model
 from icebear.records import Neuron
 from icebear.steering.apply import steer
@@ -53,8 +53,8 @@ COLUMNS = {
     "off_target_kl": "KL at held-out contexts, in nats; lower is better",
     "neurons": "edited; lower is better",
 }
-CHOSEN = ("relevance", "gradient", "activation", "chance 0")
-TOGETHER, LIKE_OBJECT = "relevance, with paraphrases", "concept"
+CHOSEN = ("gradient", "chance 0")
+TOGETHER, LIKE_OBJECT = "gradient, with paraphrases", "concept"
 METHODS = (*CHOSEN, TOGETHER, LIKE_OBJECT, "nothing")
 
 
@@ -118,7 +118,7 @@ def _flip(
 ) -> Sequence[Edit]:
     prompt, source = case.prompts()[0], RELATIONS[case.relation]["prompts"][0].format(case.source)
     request = FlipRequest(
-        model, prompt, _first(model, case.new), source, max_neurons, paraphrases=paraphrases, ways=CHOOSERS[choose]
+        model, prompt, _first(model, case.new), source, max_neurons, paraphrases=paraphrases, ways=SEARCHES[choose]
     )
     return list(flip_by(request))
 

@@ -173,13 +173,13 @@ def million(documents: int) -> None:
                 drawn = generator.choice(len(words), (1000, 12), p=share / share.sum())
                 file.writelines(" ".join(words[i] for i in row).capitalize() + ".\n" for row in drawn)
         print(f"{documents} lines, {lines.stat().st_size / 1e6:.0f} MB\n")
-        print("| sentences | tokens | seconds | resident, MB |\n| --- | --- | --- | --- |")
-        printed = [0]
+        print("| sentences | seconds | resident, MB |\n| --- | --- | --- |")
+        printed, begun = [0], time.monotonic()
 
-        def progress(state) -> None:
-            if state.sentences >= printed[0]:
+        def progress(done, total) -> None:
+            if done >= printed[0]:
                 now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
-                print(f"| {state.sentences} | {state.tokens} | {state.seconds:.0f} | {now:.0f} |", flush=True)
+                print(f"| {done} | {time.monotonic() - begun:.0f} | {now:.0f} |", flush=True)
                 printed[0] += documents // 10
 
         took = seconds(lambda: build_index(model, read_corpus(str(lines)), store, on_progress=progress))

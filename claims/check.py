@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from icebear.claims.claims_files import read_claims
 from icebear.claims.kind import Measured
 from icebear.errors import IcebearError, InputError, NumericalError
 from icebear.models.model import Model
+from icebear.steps import OnProgress, unwatched
 from icebear.values import several, shown, typed
 
 Verdict = Literal["passed", "broken", "control passes too", "cannot be measured here"]
@@ -90,7 +91,7 @@ class CheckedClaims:
 def check(
     model: Model,
     claims: str | Path | Iterable[Claim],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> CheckedClaims:
     """Measure claims again.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from icebear.concepts.circuits.circuit_records import Node
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import prompt_json
@@ -16,8 +17,6 @@ from icebear.values import shown
 
 PromptText = str | tuple[dict[str, str], ...]
 """A text, or the messages of a chat."""
-RANDOM_DRAWS = 20
-"""Random neurons that a claim about one neuron is compared with."""
 
 _NODE = re.compile(r"(.+)@(\d{1,9})")
 

@@ -17,10 +17,10 @@ from icebear.evaluation.protocol import Evaluation, Line, Part
 from icebear.evaluation.report import Results
 from icebear.models.model import versions
 from icebear.paths import append, existing, locked, read_text, write_file
+from icebear.steps import OnProgress, unwatched
 
-OnProgress = Callable[[int, int], None]
-Progress = Callable[[str, int], AbstractContextManager[OnProgress | None]]
-"""(name of a part, number of its samples) -> context."""
+Progress = Callable[[str], AbstractContextManager[OnProgress]]
+"""Name of a part -> context."""
 KEY = "sample_number"
 """The key of a sample's number in a line of samples.jsonl."""
 SAMPLES = "samples.jsonl"
@@ -53,7 +53,7 @@ class PartResult:
 
 
 def run(
-    evaluation: Evaluation, model: Any, out: str | Path, progress: Progress = lambda *_: nullcontext()
+    evaluation: Evaluation, model: Any, out: str | Path, progress: Progress = lambda part: nullcontext(unwatched)
 ) -> Iterator[PartResult]:
     """Measure and report each part; a folder that has all samples of a part is only reported again.
 
@@ -88,7 +88,7 @@ def _measured(evaluation: Evaluation, model: Any, folder: Path, part: Part, prog
         "steps": list(evaluation.steps),
     }
     resumed = (folder / SAMPLES).exists()
-    with progress(part.name or evaluation.name, len(part.samples)) as advance:
+    with progress(part.name or evaluation.name) as advance:
         lines = resume(folder, settings, part, advance)
     with _damage_of(folder / SAMPLES) if resumed else nullcontext():
         return _reported(part, folder, settings, lines)
@@ -120,9 +120,7 @@ def _damage_of(path: Path) -> Iterator[None]:
         raise InputError(DAMAGED.format(path)) from error
 
 
-def resume(
-    folder: str | Path, settings: dict[str, Any], part: Part, on_progress: OnProgress | None = None
-) -> list[Line]:
+def resume(folder: str | Path, settings: dict[str, Any], part: Part, on_progress: OnProgress = unwatched) -> list[Line]:
     """Return a line for each sample of a part, kept in `samples.jsonl` with the sample's number; finished samples are
     not measured again.
 
@@ -131,7 +129,7 @@ def resume(
     path = prepare(folder, settings) / SAMPLES
     lines = finished(path, len(part.samples))
     while True:
-        if on_progress and lines:
+        if lines:
             on_progress(len(lines), len(part.samples))
         missing = (number for number in range(len(part.samples)) if number not in lines)
         batch = list(islice(missing, part.batch_size or 1))

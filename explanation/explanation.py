@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -49,6 +49,7 @@ from icebear.paths import write_file
 from icebear.records import WRITERS, RandomControl, Ranked
 from icebear.render import page, render
 from icebear.steering.random_edits import random_edit_control
+from icebear.steps import OnProgress, unwatched
 from icebear.values import typed
 
 LOOK = files("icebear.explanation").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
@@ -291,7 +292,7 @@ def explain_relevance(
     cards: int = CARDS,
     groups: int = GROUPS,
     details: bool = False,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> Explanation:
     """Explain a relevance by its stages, or by the effects of nodes. details: also by groups of nodes, and by a control
     of the tokens; a comparison without stages always is. Raises `InputError`."""
@@ -326,7 +327,7 @@ def silencing_control(
     model: Model,
     relevance: Relevance,
     rows: Sequence[Ranked],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> RandomControl:
     """Set ranked nodes to 0, each at its token, or as many random ones of the same layers. Raises `InputError`."""
 
@@ -384,7 +385,7 @@ def saved_stages(
     begun: SavedExplanation,
     model: Model,
     relevance: Relevance,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> SavedExplanation:
     """Return the explanation with its stages; else with the effects of nodes, or why it has no stages."""
     reason = why_no_stages(model, relevance)

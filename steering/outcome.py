@@ -21,6 +21,7 @@ from icebear.steering.flipping.last_token import LastToken, values_by_step
 from icebear.steering.provenance import OTHERS, FlipRecord, Outcome
 from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import HeldOutContexts
+from icebear.steps import OnProgress, unwatched
 
 SEED = 0
 """The seed of random edits in every face."""
@@ -36,14 +37,12 @@ ALL_KL_STEPS = KL_STEPS * (1 + KL_DRAWS)
 STEPS = NEW_TOKENS + ALL_KL_STEPS
 """All steps of `outcome_of`."""
 
-OnProgress = Callable[[int, int], None]
-
 
 def outcome_of(
     model: Model,
     recipe: Recipe,
     contexts: HeldOutContexts | None = None,
-    on_progress: OnProgress = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> Outcome:
     """Measure what a flip does to its prompt and elsewhere, and what random edits do.
 
@@ -58,7 +57,7 @@ def outcomes(
     model: Model,
     recipe: Recipe,
     contexts: HeldOutContexts | None = None,
-    on_progress: OnProgress = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> Iterator[Outcome]:
     """Yield what `outcome_of` measures, what is quick first: probabilities, also under random edits; then with both
     texts; then with the side effects, also of random edits."""
@@ -92,7 +91,7 @@ def steer_concept(
     seed: int = 0,
     *,
     contexts: HeldOutContexts | None = None,
-    on_progress: OnProgress = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> tuple[Comparison, Outcome]:
     """Generate after a prompt without and with a concept's edits, and measure the concept in both texts and in those
     under random edits, each with the prompt.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import Neuron, RandomControl
 from icebear.steering.apply import Statistic, steer
+from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, seed_of, typed
 
 PASS_TOKENS = 256
@@ -37,7 +38,7 @@ def random_edit_control(
     position: int | None = None,
     draws: int = RANDOM_DRAWS,
     seed: int = 0,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> RandomControl:
     """Compare the effect of edits on a logit with the effect of the same edits of random other neurons.
 
@@ -81,7 +82,7 @@ def random_edit_control(
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     ids = [None if token is None else model.answer_id(token, after=prompt) for token in (target, contrast)]
     rows = [[], wanted, *random_edits(model, wanted, draws, seed)]
-    scores = _logits(model, objective_of(model, [prompt], position=position), rows, lambda row: on_progress(row, draws))
+    scores = _logits(model, objective_of(model, [prompt], position=position), rows, on_progress)
     wanted_id = int(scores[0].argmax()) if ids[0] is None else ids[0]
     numbers = scores[:, wanted_id] - (0.0 if ids[1] is None else scores[:, ids[1]])
     before, after, *drawn = numbers.tolist()
@@ -98,13 +99,11 @@ def random_edit_control(
 
 
 @torch.no_grad()
-def _logits(
-    model: Model, objective: Objective, edits: Sequence[Sequence[Edit]], on_row: Callable[[int], None]
-) -> Tensor:
+def _logits(model: Model, objective: Objective, edits: Sequence[Sequence[Edit]], on_progress: OnProgress) -> Tensor:
     """Return the logits (N, V) of a prompt under each of N lists of edits, which are rows of batches."""
     size, parts = max(1, PASS_TOKENS // objective.batch.spans[1].stop), []
     for start in range(0, len(edits), size):
-        on_row(max(0, start - 2))
+        on_progress(max(0, start - 2), len(edits) - 2)
         part = edits[start : start + size]
         with ExitStack() as edited:
             edited.enter_context(model.lock)

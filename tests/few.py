@@ -20,7 +20,7 @@ FEW = {
     "icebear.concepts.nodes.controls.RANDOM_DRAWS": 1,
     "icebear.concepts.nodes.controls.RANDOM_HEAD_DRAWS": 1,
     "icebear.concepts.circuits.checks.RANDOM_DRAWS": 1,
-    "icebear.concepts.stages.stage_search.RANDOM_DRAWS": 2,
+    "icebear.concepts.stages.stage_measurements.RANDOM_DRAWS": 2,
     "icebear.concepts.vocabulary.lens.TEXTS": 6,
     "icebear.concepts.vocabulary.lens._CONTEXTS": WeakKeyDictionary(),
     "icebear.actmax.index.corpus.held_out": partial(held_out, 2),

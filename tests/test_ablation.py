@@ -148,30 +148,7 @@ def test_what_cannot_be_ablated_says_why(model, result):
 @pytest.fixture
 def compared(model, monkeypatch):
     monkeypatch.setattr(evaluation, "answers", lambda *_: (11, 12))
-    return evaluation.Compared(model, task_pairs.Pair(IDS, OTHER, "", ""), "ffn")
-
-
-def test_patching_a_node_is_exchanging_it_alone(model, compared, monkeypatch):
-    """Ranks and correlations, on few nodes, by the test's own hooks."""
-    monkeypatch.setattr(evaluation, "DRAWN", 8)
-    output = evaluation.patching_correlations(
-        model, compared.pair, methods_of("difference,matched", controls=evaluation.CONTROLS), "ffn"
-    )
-    scores = compared.relevance.ffn
-    drawn = evaluation._patched_nodes([scores], torch.Generator().manual_seed(0))
-    assert set(drawn[:8].tolist()) == set(scores.abs().flatten().topk(8).indices.tolist())
-    assert len(set(drawn.tolist())) == 16
-    effects = []
-    for place in drawn:
-        selected = torch.ones(scores.shape, dtype=torch.bool)
-        selected.view(-1)[place] = False
-        effects.append(by_hand(model, torch.ones_like(selected)) - by_hand(model, selected))
-    both = torch.stack([scores.flatten()[drawn].double(), torch.tensor(effects).double()])
-    expected = {
-        "pearson": both.corrcoef()[0, 1].item(),
-        "spearman": both.argsort().argsort().double().corrcoef()[0, 1].item(),
-    }
-    assert output["methods"] == {"difference": pytest.approx(expected, abs=1e-3)}
+    return evaluation.Compared(model, task_pairs.Pair(IDS, OTHER, "", ""))
 
 
 def test_the_mean_of_a_task_is_over_prompts_of_as_many_tokens(model, compared):

@@ -161,6 +161,7 @@ def test_a_conversation_s_circuit(environment):
         field for field in fine(page.run()).text_input if field.label.startswith("Compared with another message")
     )
     field.set_value("What is the capital of Spain?").run()
+    assert page.get_by_key("open_why").disabled is False
     page.get_by_key("open_circuit").click().run()
     assert page.get_by_key("target").value == " Paris"
     assert (

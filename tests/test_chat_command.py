@@ -104,10 +104,11 @@ def test_steering_and_flipping_a_chat(tmp_path):
 def test_a_conversation_in_the_terminal(tmp_path):
     file = tmp_path / "said.json"
     lines = [QUESTION, "/why the Arctic", "/why penguins", "/why Arctic | desert", "/from", "/help", ""]
-    lines += ["/what", "And camels?", f"/save {file}", "/quit"]
+    lines += ["/why Arctic | desert | Where do wild camels live?", "/what", "And camels?", f"/save {file}", "/quit"]
     done = run("chat", "--max-new-tokens", "8", input="\n".join(lines) + "\n")
     for part in ("Ice bears are found in the Arctic", "Why ' the Arctic'?", ", not ' desert'", "question"):
         assert part in done.stdout
+    assert "L23.head.4: ' Arctic' 0.58 -> " in done.stdout
     for part in ("'penguins' is not in the answer", "/what is not a command"):
         assert part in done.stderr
     text = json.loads(file.read_text())

@@ -37,7 +37,7 @@ def test_ray_equals_local_even_when_a_worker_is_killed(model, corpus, tmp_path, 
     monkeypatch.chdir(tmp_path)
     killed = []
 
-    def kill(progress):
+    def kill(done, total):
         if not killed:
             ours = [process for process in psutil.Process().children(recursive=True) if _is_worker(process)]
             killed.append(generator.choice(ours))

@@ -18,7 +18,7 @@ from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.evaluation import runner
-from icebear.evaluation.uses.flips import CHOOSERS, FlipPair, Flips, first_tokens, flips
+from icebear.evaluation.uses.flips import SEARCHES, FlipPair, Flips, first_tokens, flips
 from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.flipping.flip import (
@@ -30,6 +30,7 @@ from icebear.steering.flipping.flip import (
     _Result,
     _search,
     _start,
+    by_distance,
     margins,
 )
 from icebear.steering.flipping.last_token import LastToken
@@ -463,9 +464,7 @@ def test_words_are_those_that_an_edit_alone_moves(count, paraphrases):
 # --- many flips ---
 
 
-def test_evaluating_flips(letters, few_contexts, tmp_path, monkeypatch):
-    choosers = ["gradient", "chance 0"]
-    monkeypatch.setattr("icebear.evaluation.uses.flips.CHOOSERS", {name: CHOOSERS[name] for name in choosers})
+def test_evaluating_flips(letters, few_contexts, tmp_path):
     prompt = "the ice bear"
     first, *_, wanted = (token.text for token in letters.predict(prompt, 3))
     pairs = [
@@ -479,7 +478,7 @@ def test_evaluating_flips(letters, few_contexts, tmp_path, monkeypatch):
     (again,) = runner.run(evaluation, letters, tmp_path / "out")
     assert part.to_dict() == again.to_dict()  # from the folder
     lines = [json.loads(row) for row in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
-    assert [len(line["runs"]) for line in lines] == [4, 0, 0]
+    assert [len(line["runs"]) for line in lines] == [2 * len(SEARCHES), 0, 0]
     assert ("is empty" in lines[1]["why"], lines[2]["already"]) == (True, True)
     for row in lines[0]["runs"]:
         if row["chosen_by"] == "gradient":
@@ -487,12 +486,11 @@ def test_evaluating_flips(letters, few_contexts, tmp_path, monkeypatch):
             origin = Recipe.load(tmp_path / "out" / f"00-{row['limit']}-gradient.json")
             record = FlipRecord.of(origin)
             assert (record.text, record.unbounded) == (wanted, row["limit"] == "unbounded")
-            assert row["rows"] in [rows for rows, _ in record.rounds]
     (counts,) = part.listings["pairs"]
     assert (counts["pairs"], counts["left out, as the token was first already"]) == (1, 1)
     medians = {(row["limit"], row["chosen_by"]): row for row in part.listings["medians over flips"]}
     assert medians["bounded", "gradient"]["flipped"] == 1
-    assert {name for limit, name in medians if limit == "unbounded"} == set(choosers)
+    assert {name for limit, name in medians if limit == "unbounded"} == set(SEARCHES)
     assert part.tables[""].cells["gradient, bounded"]["flipped"].mean == 1
 
 
@@ -501,7 +499,7 @@ def test_controls_have_the_same_budget_and_reach(letters):
     state = _start(FlipRequest(letters, "the ice bear", source="a source prompt"), (7,))
     unbounded = replace(state, request=replace(state.request, unbounded=True))
     for reach in (state, replace(state, goal=None), unbounded):
-        for name, (choose, *_) in CHOOSERS.items():
+        for name, (choose, *_) in SEARCHES.items():
             proposals = _proposals(reach, choose, {(1, 2, 0): 0.5})
             assert 40 <= len(proposals) <= 48, name
             if not reach.request.unbounded:
@@ -509,7 +507,7 @@ def test_controls_have_the_same_budget_and_reach(letters):
                     changed = {place: value for place, value in proposal.items() if place != (1, 2, 0)}
                     for place, value in changed.items():
                         assert state.low[place] - 1e-5 <= value <= state.high[place] + 1e-5
-    *_, last = ways = [CHOOSERS[f"chance {seed}"][0] for seed in range(3)]
+    *_, last = ways = [SEARCHES[f"chance {seed}"][0] for seed in range(3)]
     draws = [way(state, {})[0] for way in ways]
     assert not torch.equal(draws[0], draws[1])
     assert torch.equal(draws[2], last(state, {})[0])
@@ -518,7 +516,7 @@ def test_controls_have_the_same_budget_and_reach(letters):
 
 
 def test_rows_that_were_spent_in_vain_are_counted(letters, monkeypatch):
-    ways = CHOOSERS["distance"]
+    ways = (by_distance,)
     state = _start(FlipRequest(letters, "the ice bear", source="a source prompt", ways=ways), (7,))
     tried = len(_proposals(state, *ways, {}))
     monkeypatch.setattr(
@@ -606,7 +604,7 @@ def test_the_commands_of_evaluations(tiny_folder, few_contexts, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     of_tiny = ["--model", tiny_folder, "--device", "cpu"]
     (tmp_path / "f.json").write_text(json.dumps([{"prompt": "Rome is", "to": " A"}]))
-    flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f", "--no-controls", *of_tiny])
+    flips = RUN.invoke(main, ["evaluate", "flips", "--data", "f.json", "--out", "f", *of_tiny])
     assert "medians over flips" in flips.stdout, flips.stderr
     assert '"flipped": true' in (tmp_path / "f" / "samples.jsonl").read_text()
     for text, message in (("nothing", "JSON"), ("[{}]", "JSON")):

@@ -129,14 +129,14 @@ def test_shards_in_any_order_interrupted_or_not(model, corpus, tmp_path, monkeyp
     class Stop(Exception):
         pass
 
-    def stop(progress):
-        if progress.sentences >= 33:
+    def stop(most, done, total):
+        if done >= most:
             raise Stop
 
     with open_store(tmp_path / "d.db", create=True) as store:
-        for _ in range(2):
+        for most in (33, 66):
             with pytest.raises(Stop):
-                build_index(model, corpus, store, k=K, on_progress=stop)
+                build_index(model, corpus, store, k=K, on_progress=functools.partial(stop, most))
         build_index(model, corpus, store, k=K)
         checksums.add(store.checksum())
         again = build_index(model, corpus, store, k=K)
@@ -147,11 +147,11 @@ def test_shards_in_any_order_interrupted_or_not(model, corpus, tmp_path, monkeyp
 
 def scan(model, path, store, limit, **options):
     """How many sentences were read to build the index of `limit` documents."""
-    read = [0]
-    build_index(
-        model, read_corpus(str(path), limit), store, k=K, on_progress=lambda p: read.append(p.sentences), **options
-    )
-    return read[-1]
+    corpus, seen = read_corpus(str(path), limit), [(0, 0)]
+    build_index(model, corpus, store, k=K, on_progress=lambda *step: seen.append(step), **options)
+    (begun, _), (done, total) = seen[:2][-1], seen[-1]
+    assert done == total
+    return done - begun
 
 
 def same_index(a, b):
@@ -181,8 +181,11 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
     class Stop(Exception):
         pass
 
-    def stop(progress):
-        if progress.sentences > 32:
+    begun = []
+
+    def stop(done, total):
+        begun.append(done)
+        if done > begun[0] + 32:
             raise Stop
 
     def backwards(model, settings, shards, threshold):

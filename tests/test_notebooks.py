@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from pages import NOTEBOOKS, build_site, script
 
 from icebear.actmax import writes
-from icebear.concepts.stages import stage_search
+from icebear.concepts.stages import stage_measurements
 from icebear.evaluation.explanations import faithfulness, questions
 from icebear.explanation import explanation
 from icebear.models.model import Model
@@ -70,7 +70,7 @@ def pages(shared, smol, scanned, tmp_path_factory):
                     Model, "_generated", lambda model, batch, n, *rest: generated(model, batch, min(n, 12), *rest)
                 )
                 few(patch)
-                patch.setattr(stage_search, "RANDOM_DRAWS", 20)  # *why* claims what they give
+                patch.setattr(stage_measurements, "RANDOM_DRAWS", 20)  # *why* claims what they give
                 patch.setattr(explanation, "GROUPED_TOKENS", 600)  # *why* claims what a hundred nodes do together
                 text = notebooks.page(executed(path))
             (folder / "page.md").write_text(text)

@@ -18,8 +18,8 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from icebear import Neuron, stages
 from icebear.concepts.stages.patched_pair import CachedPasses, CompletePasses, PatchedPair, State
+from icebear.concepts.stages.stage_measurements import RANDOM_DRAWS
 from icebear.concepts.stages.stage_parts import Network, Parts, Shares
-from icebear.concepts.stages.stage_search import RANDOM_DRAWS
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import objective_of

@@ -323,7 +323,7 @@ def test_readers_look_on_while_a_scan_writes(model, corpus, tmp_path, monkeypatc
     seen = []
     with open_store(tmp_path / "i.db", create=True) as writer, open_store(tmp_path / "i.db", create=True) as reader:
 
-        def look(progress):
+        def look(done, total):
             with writer.writing():
                 seen.append(reader.count("sentences"))
 
@@ -415,7 +415,7 @@ def test_a_wrong_site_leaves_no_trace(model, corpus, tmp_path):
 def test_two_scans_of_one_store(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as first, open_store(tmp_path / "i.db", create=True) as second:
 
-        def intrude(progress):
+        def intrude(done, total):
             with pytest.raises(StoreError):
                 build_index(model, corpus, second, k=K)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.records import Example, Neuron
+from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, several, shown, typed
 
 BATCH = 8
@@ -32,7 +33,7 @@ def annotate(
     neurons: Neuron | str | Iterable[Neuron | str],
     k: int = 8,
     method: AttnLRP = ATTNLRP,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> int:
     """Attribute the maximally activating examples of neurons to their tokens, and save the relevance in the store.
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need
 from icebear.models.model import Model
 from icebear.records import Sentence
+from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import several, typed
 
 SHARD = 256
@@ -29,16 +29,6 @@ SHARD = 256
 
 COMMIT_SECONDS = 20.0
 """A kill loses at most this much work, and the current shard."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a scan."""
-
-    sentences: int
-    tokens: int
-    seconds: float
-    """The time since this run began."""
 
 
 @typed
@@ -52,7 +42,7 @@ def build_index(
     max_tokens: int = 256,
     seed: int = 0,
     engine: Engine = in_process,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: OnProgress = unwatched,
 ) -> Counter[str]:
     """Index the maximally activating sentences of every neuron, with statistics of its activations.
 
@@ -80,7 +70,8 @@ def build_index(
     engine : Engine
         Where shards are scanned, see `icebear.actmax.index.engines`.
     on_progress : callable
-        Called with a `Progress` after each shard.
+        Called with (done, total) sentences after each shard, those of earlier runs included; the total of a streamed
+        corpus is 0.
 
     Returns
     -------
@@ -139,7 +130,7 @@ def _scan(
     settings: Settings,
     facts: dict[str, Any],
     engine: Engine,
-    on_progress: Callable[[Progress], None],
+    on_progress: OnProgress,
 ) -> tuple[ScanSummary, Counter[str]]:
     """Scan and commit the missing shards. Return the summary of all shards, and the counts of the corpus.
 
@@ -150,8 +141,10 @@ def _scan(
     table = _unpack(packed) if packed else short
     done = {number for number, size in store.scan.shards().items() if size == SHARD} if table.token_count else set()
     counts: Counter[str] = Counter()
-    start = last = time.monotonic()
-    sentences = tokens = 0
+    last = time.monotonic()
+    counted = not corpus.streamed and on_progress is not unwatched  # a stream is not read twice, only to count it
+    advance = counting(on_progress, sum(1 for _ in corpus.sentences()) if counted else 0)
+    advance(SHARD * len(done))
     waiting: dict[int, list[tuple[Sentence, bytes]]] = {}
 
     def threshold() -> torch.Tensor:
@@ -170,13 +163,12 @@ def _scan(
             for sentence, vector in zip(shard, vectors.numpy(), strict=True)
             for ids in [model.token_ids(sentence.text, settings.max_tokens)]
         ]
-        sentences, tokens = sentences + len(shard), tokens + scanned.token_count
-        on_progress(Progress(sentences, tokens, time.monotonic() - start))
+        advance(len(shard))
         if table.token_count and time.monotonic() - last > COMMIT_SECONDS:
             store.scan.commit(waiting, _pack(table), facts)
             waiting, last = {}, time.monotonic()
     total = merge(table, short)
-    if not sentences and not done:
+    if not counts["sentences"]:
         raise InputError("The corpus has no text; check the file, or choose another column with --column.")
     if not total.counted:
         raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")

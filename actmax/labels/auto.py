@@ -20,6 +20,7 @@ from icebear.db.store import Store
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Meaning, Neuron
+from icebear.steps import OnProgress, counting, unwatched
 
 GROUP = 4096
 """The number of neurons whose activations are in memory at once (about 140 kB each)."""
@@ -31,7 +32,7 @@ def label_neurons(
     store: Store,
     neurons: Sequence[Neuron],
     seed: int = 0,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> None:
     """Label both polarities of neurons and save the labels with their scores in the store.
 
@@ -48,7 +49,7 @@ def label_neurons(
     apart = ([n for n in wanted if (n.site == "head") is heads] for heads in (False, True))
     groups = [rows[start : start + GROUP] for rows in apart for start in range(0, len(rows), GROUP)]
     total = sum(len(sample.ids) for sample in parts.values()) * len(groups) + 2 * len(wanted)
-    advance = _counting(total, on_progress)
+    advance = counting(on_progress, total)
     for group in groups:
         values, known = measure_activations(model, store, parts, group, seed, advance)
         for _, both in groupby(sides(store, parts, group, values), lambda side: side.neuron):
@@ -57,16 +58,6 @@ def label_neurons(
                 meanings.append(score_candidates(side, side.candidates, known))
                 advance(1)
             store.labels.set_meanings(meanings)  # of one neuron, so that a killed run keeps its work
-
-
-def _counting(total: int, on_progress: Callable[[int, int], None]) -> Callable[[int], None]:
-    done = [0]
-
-    def advance(count: int) -> None:
-        done[0] += count
-        on_progress(done[0], total)
-
-    return advance
 
 
 def measure_activations(
@@ -101,7 +92,7 @@ def score_label(
     neuron: Neuron,
     text: str,
     seed: int = 0,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> list[Meaning]:
     """Score a label that a person wrote, at both polarities.
 
@@ -113,7 +104,7 @@ def score_label(
         raise InputError("A label without words cannot be scored; give a label with words.")
     store.check_activations(model.fingerprint, model.name, model.dtype_name)
     parts = prepare_samples(model, store, seed)
-    advance = _counting(sum(len(sample.ids) for sample in parts.values()), on_progress)
+    advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
     values, known = measure_activations(model, store, parts, [neuron], seed, advance)
     label = Label.of("tokens", "here", [form for word in words for form in (word, f" {word}")])
     return [score_candidates(side, lambda: [label], known) for side in sides(store, parts, [neuron], values)]

@@ -236,7 +236,7 @@ def read_activations(
     model: Model,
     sample: Sample,
     neurons: Sequence[Neuron],
-    on_progress: Callable[[int], None] = lambda sentences: None,
+    advance: Callable[[int], None] = lambda sentences: None,
 ) -> np.ndarray:
     """Return the activations (P, N) of P neurons at the tokens of a sample.
 
@@ -259,7 +259,7 @@ def read_activations(
             stack.enter_context(eager(model))
         for part in batches:
             (_attended if heads else _fired)(model, sample, neurons, part, activations)
-            on_progress(len(part))
+            advance(len(part))
     return activations
 
 

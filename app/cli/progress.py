@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,18 @@ import click
 import icebear
 from icebear.app.cli.streams import unfiltered
 from icebear.records import Neuron
+from icebear.steps import OnProgress
 
 if TYPE_CHECKING:
-    from icebear.actmax.index.build import Progress
     from icebear.actmax.index.corpus import Corpus
 
 SECONDS = 10.0
 """The time between two lines of progress without a terminal."""
 
 
-def bar(what: str, total: int | None = None) -> AbstractContextManager[Callable[..., None]]:
-    """Show progress in a block, which gets a function of (done, total, note) that moves it."""
-    return _drawn(what, total) if sys.stderr.isatty() else _lines(what)
+def bar(what: str) -> AbstractContextManager[OnProgress]:
+    """Show progress in a block, which gets the function that moves it."""
+    return _drawn(what) if sys.stderr.isatty() else _lines(what)
 
 
 @contextmanager
@@ -41,30 +41,24 @@ def waiting(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _drawn(what: str, total: int | None) -> Iterator[Callable[..., None]]:
+def _drawn(what: str) -> Iterator[OnProgress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from icebear.app.cli.console import SafeConsole
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, TextColumn("{task.fields[note]}"), console=SafeConsole(file=unfiltered(sys.stderr))
-    ) as drawn:
-        task = drawn.add_task(what, total=total, note="")
-
-        def move(done: int, total: int | None = total, note: str = "") -> None:
-            drawn.update(task, completed=done, total=total, note=note)
-
-        yield move
+    with Progress(*columns, console=SafeConsole(file=unfiltered(sys.stderr))) as drawn:
+        task = drawn.add_task(what, total=None)
+        yield lambda done, total: drawn.update(task, completed=done, total=total or None)
 
 
 @contextmanager
-def _lines(what: str) -> Iterator[Callable[..., None]]:
+def _lines(what: str) -> Iterator[OnProgress]:
     begun, ended, line = time.monotonic(), threading.Event(), what
 
-    def move(done: int, total: int | None = None, note: str = "") -> None:
+    def move(done: int, total: int) -> None:
         nonlocal line
-        line = f"{what}: {done:,}{f' of {total:,}' if total else ''}{f', {note}' if note else ''}"
+        line = f"{what}: {done:,}{f' of {total:,}' if total else ''}"
 
     def report() -> None:
         while not ended.wait(SECONDS):
@@ -80,20 +74,9 @@ def _lines(what: str) -> Iterator[Callable[..., None]]:
 
 
 def indexing(model: icebear.Model, corpus: Corpus, store_path: str, **options: Any) -> Counter[str]:
-    """Call `build_index` with its options, show sentences, tokens per second and the time left; return its counts."""
-    from icebear.actmax.index.build import SHARD, build_index
-
-    # A streamed corpus is not read twice, only to count it.
-    total = None if corpus.streamed else sum(1 for _ in corpus.sentences())
-    with icebear.open_store(store_path, create=True) as store, bar("sentences", total) as move:
-        shards = store.scan.shards() if store.path.exists() else {}
-        done = sum(size for size in shards.values() if size == SHARD)
-
-        def on_progress(progress: Progress) -> None:
-            speed = f"{progress.tokens / max(progress.seconds, 1e-9):.0f} tokens/s"
-            move(done + progress.sentences, note=speed)
-
-        return build_index(model, corpus, store, on_progress=on_progress, **options)
+    """Call `build_index` with its options and progress; return its counts."""
+    with icebear.open_store(store_path, create=True) as store, bar("sentences") as move:
+        return icebear.build_index(model, corpus, store, on_progress=move, **options)
 
 
 def annotating(model: icebear.Model, store: icebear.Store, neurons: Sequence[Neuron], k: int) -> int:

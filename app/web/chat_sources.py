@@ -78,7 +78,7 @@ def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdo
         if explanation.nodes:
             st.markdown(f"#### The neurons that contribute most to {markdown.target_label(relevance)}")
             tables.node_table(explanation, "account", ("neuron", "token", "relevance"), prompt=before.to_json(None))
-        _circuit(before, answer, start, sources)
+        _compared(before, answer, start, sources)
         bars_line = f"The bars (CP-LRP) sum to {sources.target:.2f} logits, remainder {sources.remainder:+.1e}."
         st.caption(markdown.plain(f"Method check. {bars_line} Neurons: {relevance.conservation_text()}."))
 
@@ -131,25 +131,26 @@ def sentence(sources: SourceBreakdown) -> str:
     )
 
 
-def _circuit(before: Chat, answer: Answer, start: int, sources: SourceBreakdown) -> None:
-    """Offer the circuit behind the difference to the same conversation with another last message of the user."""
-    users = [number for number, message in enumerate(before.messages) if message["role"] == "user"]
-    if not users or sources.relevance.target is None:
+def _compared(before: Chat, answer: Answer, start: int, sources: SourceBreakdown) -> None:
+    """Offer the stages of the difference to the same conversation with another last message of the user, and its
+    circuit."""
+    messages = [message["content"] for message in before.messages if message["role"] == "user"]
+    if not messages or sources.relevance.target is None:
         return
     st.markdown("#### How is it computed?")
-    message = before.messages[users[-1]]["content"]
+    message = messages[-1]
     label = "Compared with another message of the same number of tokens"
     other = st.text_input(label, message, key=f"other {message}")
-    changed = [*before.messages]
-    changed[users[-1]] = {"role": "user", "content": other}
     values = {
         "prompt": _up_to(before, answer, start),
-        "counterfactual": _up_to(before.of(changed), answer, start),
+        "counterfactual": _up_to(before.asking(other), answer, start),
         "target": sources.relevance.target.text,
         "contrast": sources.relevance.contrast_text,
     }
-    go = partial(links.go, "circuit", **values)
-    st.button("Open its circuit", key="open_circuit", on_click=go, disabled=other == message)
+    with st.container(horizontal=True):
+        for view, label in (("why", "Show its stages"), ("circuit", "Open its circuit")):
+            go = partial(links.go, view, **values)
+            st.button(label, key=f"open_{view}", on_click=go, disabled=other == message)
 
 
 def _up_to(chat: Chat, answer: Answer, start: int) -> str:

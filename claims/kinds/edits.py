@@ -9,7 +9,8 @@ from math import sqrt
 from statistics import fmean
 from typing import Any
 
-from icebear.claims.kind import RANDOM_DRAWS, Draft, Kind, Measured, PromptText, text_of
+from icebear.claims.kind import Draft, Kind, Measured, PromptText, text_of
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.paths import read_text
 from icebear.records import Neuron
+from icebear.steps import OnProgress, unwatched
 from icebear.values import one_of
 
 ROWS_PER_BATCH = 8
@@ -74,7 +75,7 @@ def behaviour(
     method: AttnLRP | Difference | None = None,
     checkpoint: bool | None = None,
     seed: int = 0,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> list[BehaviourNeuron]:
     """Rank neurons by their mean relevance over prompts, if it is positive. With one prompt this is `Relevance.top`.
 

@@ -26,6 +26,7 @@ from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
 from icebear.models.text.prompts import PromptLike, Prompts
+from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import POSITIVE, check_int, real, typed
 
 
@@ -43,7 +44,7 @@ def circuit(
     sufficiency: float | None = None,
     heads: bool = False,
     edges: int = DEFAULT_EDGES,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> Graph:
     """Find the circuit of a prediction: the neurons that make the difference between two prompts, and their edges.
 
@@ -114,19 +115,12 @@ def graph_of(
     chosen: Tensor,
     heads: bool,
     edges: int = DEFAULT_EDGES,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> Graph:
     """Return the circuit of the nodes of a mask (L, T, W), with their scores (L, T, W)."""
     token_nodes = choosing.token_nodes(model, chosen)
     values = torch.stack([choosing.node_values(relevance, token_nodes) for relevance in relevances]).mean(0)
-    done, total = 0, 2 * len(relevances) * (len(token_nodes) + 1)
-
-    def on_targets(targets: int) -> None:
-        nonlocal done
-        done = min(total, done + targets)
-        if on_progress:
-            on_progress(done, total)
-
+    on_targets = counting(on_progress, 2 * len(relevances) * (len(token_nodes) + 1))
     parts = [_edges(model, relevance, token_nodes, on_targets) for relevance in relevances]
     effect, contribution = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
     return Graph(

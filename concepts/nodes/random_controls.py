@@ -1,4 +1,5 @@
-"""The number of random draws of every control, and the random controls of removed tokens and of effects."""
+"""The number of random draws of stages, edits, effects, removed tokens and claims; random controls of two of these: of
+effects and of removed tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from icebear.models.objective import objective_of
 from icebear.records import Neuron, RandomControl, Ranked, TokenScore
 
 RANDOM_DRAWS = 20
-"""Random draws: enough for p < 0.05."""
+"""The random draws of a control: enough for p < 0.05."""
 
 
 def effects_on_answer(effects: Effects, target: TokenScore | None) -> list[float | None]:

@@ -388,12 +388,12 @@ class CachedPasses(Passes):
         """Return the logits (N, V) of states with one prefix, from their lowest layer on."""
         explained, known = self.pair.explained, [self.prefixes[self._key(state)] for state in states]
         ids = torch.tensor([self.pair.ids[explained:]] * len(states), device=self.model.device)
-        first = min(layer for layer, _ in begins)
+        lowest = min(layer for layer, _ in begins)
         with self.model.lock, ExitStack() as undo:
             undo.enter_context(self.holding(states, explained))
-            if first:
-                streams = torch.stack([reading.streams[first - 1][-1:] for _, reading in begins])
-                undo.enter_context(self.starting(first, streams))
+            if lowest:
+                streams = torch.stack([reading.streams[lowest - 1][-1:] for _, reading in begins])
+                undo.enter_context(self.starting(lowest, streams))
             return self._last(known[0][0], [row for _, row in known], ids, explained)
 
     def _begin(self, state: State) -> tuple[int, Reading]:
@@ -429,20 +429,20 @@ class CachedPasses(Passes):
         logits = known.new_empty(len(tokens), len(layers), len(known))
         for part in _chunks(tokens):
             is_short = len(part) * (self.pair.explained + 1 - min(part)) <= EXTRA_TOKENS
-            for some in [layers] if is_short else [[layer] for layer in layers]:
-                traced = self._traced([(token, layer) for token in part for layer in some])
-                for token, rows in zip(part, traced.split(len(some)), strict=True):
-                    logits[tokens.index(token), [layers.index(layer) for layer in some]] = rows
+            for group in [layers] if is_short else [[layer] for layer in layers]:
+                traced = self._traced([(token, layer) for token in part for layer in group])
+                for token, rows in zip(part, traced.split(len(group)), strict=True):
+                    logits[tokens.index(token), [layers.index(layer) for layer in group]] = rows
         return logits
 
     def _traced(self, rows: Sequence[tuple[int, int]]) -> Tensor:
         """Return the logits (N, V) of the counterfactual with the stream of a token patched after a layer."""
         pair = self.pair
-        begin, first = (min(column) for column in zip(*rows, strict=True))
-        stream = pair.counterfactual.streams[first][begin - self.start :]
+        begin, lowest = (min(column) for column in zip(*rows, strict=True))
+        stream = pair.counterfactual.streams[lowest][begin - self.start :]
         ids = torch.tensor([pair.ids_c[begin:]] * len(rows), device=self.model.device)
         with self.model.lock, ExitStack() as undo:
-            undo.enter_context(self.starting(first + 1, stream.repeat(len(rows), *[1] * stream.dim())))
+            undo.enter_context(self.starting(lowest + 1, stream.repeat(len(rows), *[1] * stream.dim())))
             undo.enter_context(self.patching(rows, begin))
             prefix, row = self.prefixes[self._plain_key(1)]
             return self._last(prefix, [row] * len(rows), ids, begin)

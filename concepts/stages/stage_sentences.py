@@ -21,7 +21,7 @@ FEW_HEADS = 12
 """The heads of a small set, at most."""
 FEW_NEURONS = 50
 """The neurons of a small set, at most."""
-ONE_HEAD = "With only this head at its value in the counterfactual"
+ONE_HEAD = "When this head alone takes its counterfactual value"
 INDENT = 11
 """The columns of a stage's name."""
 PROMPT_WIDTH = 44
@@ -86,12 +86,15 @@ def summary(stages: StageRecord) -> str:
     if stages.says_little:
         return f"{_little(stages)} The search named {nodes} at {at}."
     several = len(stages.heads) + len(stages.neurons) > 1
+    only, values = (
+        ("these", "take their counterfactual values") if several else ("this", "takes its counterfactual value")
+    )
     return (
-        f"{nodes} at {at}{_with_whole(stages)} give{'' if several else 's'} {percent(stages.alone)} of the difference "
-        f"between the prompts ({abs(stages.difference):.1f} logits) while {_held(stages)} [as many random "
-        f"{_kinds(stages)} instead: {percent(stages.random)}]. The reverse: when only "
-        f"{'these' if several else 'this'} {_kinds(stages, several)} take{'' if several else 's'} the counterfactual "
-        f"values and everything else, at every token, is recomputed, {percent(stages.without)} is lost."
+        f"Recomputing {nodes} at {at}{_with_whole(stages)} gives {percent(stages.alone)} of the difference of "
+        f"{abs(stages.difference):.1f} logits between the prompts while {_held(stages)} "
+        f"[as many random {_kinds(stages)} at {at} instead: {percent(stages.random)}]. The reverse: when only {only} "
+        f"{nodes} {values} and everything else, at every token, is recomputed, {percent(stages.without)} of the "
+        "difference is lost."
     )
 
 
@@ -112,8 +115,8 @@ def set_text(stages: StageShares) -> str:
     return " and ".join(parts)
 
 
-def _kinds(stages: StageShares, several: bool = True) -> str:
-    return "heads and neurons" if stages.neurons else "heads" if several else "head"
+def _kinds(stages: StageShares) -> str:
+    return "heads and neurons" if stages.neurons else "heads"
 
 
 def _held(stages: StageRecord) -> str:
@@ -124,7 +127,7 @@ def _held(stages: StageRecord) -> str:
 
 
 def _with_whole(stages: StageRecord) -> str:
-    return f", together with all of {' and of '.join(whole_texts(stages, stages.whole))}," if stages.whole else ""
+    return f", with all of {' and of '.join(whole_texts(stages, stages.whole))}," if stages.whole else ""
 
 
 def whole_texts(stages: StageRecord, parts: Sequence[WholePart]) -> list[str]:
@@ -252,7 +255,7 @@ def _words(stages: StageRecord) -> str:
         for sign in (True, False)
     )
     parts = [f"{verb} {words}" for verb, words in (("raise", raised), ("lower", lowered)) if words]
-    return f"Against their counterfactual values they {'; '.join(parts)} (logits)"
+    return f"Compared with their counterfactual values, they {'; '.join(parts)} (logits)"
 
 
 def warnings(stages: StageRecord) -> list[str]:

@@ -19,10 +19,10 @@ from markupsafe import Markup
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import KINDS, PatchedPair
+from icebear.concepts.stages.stage_measurements import STEPS, Measured, Progress
 from icebear.concepts.stages.stage_parts import WholeParts
 from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord, StageShares
-from icebear.concepts.stages.stage_search import STEPS, Measured, Progress
 from icebear.concepts.stages.stage_sentences import question, stage_lines
 from icebear.errors import InputError
 from icebear.models.model import Model

@@ -30,6 +30,7 @@ from icebear.concepts.vocabulary.vocabulary import direct_row, gives_answers, un
 from icebear.errors import InputError, ModelError
 from icebear.models.model import Model
 from icebear.records import WRITERS, Neuron, Reliability
+from icebear.steps import OnProgress, unwatched
 
 TEXTS = 48
 OTHERS = 20
@@ -43,7 +44,6 @@ REBUILD = "is damaged, or of an older icebear; build it again with: icebear inde
 
 SiteLayer = tuple[str, int]
 """A site that writes, and a layer."""
-OnProgress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ def mean_lens(model: Model) -> MeanLens | None:
     return MeanLens(file, mean, direct, made_with)
 
 
-def build_mean_lens(model: Model, on_progress: OnProgress = lambda done, total: None) -> MeanLens:
+def build_mean_lens(model: Model, on_progress: OnProgress = unwatched) -> MeanLens:
     """Build the lens of a model, by one backward pass for each dimension of the residual stream, and save it.
 
     An interrupted build continues where it stopped. on_progress: called with the steps done and all steps.

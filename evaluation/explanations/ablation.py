@@ -1,4 +1,4 @@
-"""Sufficiency and necessity of the nodes that a score ranks first, at nine sizes."""
+"""Sufficiency and necessity of the FFN neurons that a score ranks first, at nine sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 from statistics import fmean
 from typing import Annotated, Any, ClassVar
 
-import pandas
 import torch
 from torch import Tensor
 
@@ -16,15 +15,11 @@ from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.passes.patching import Nodes
-from icebear.concepts.passes.sites import neuron_site
-from icebear.concepts.results.result import Relevance
-from icebear.concepts.statistics import correlations
-from icebear.errors import InputError
 from icebear.evaluation import protocol
 from icebear.evaluation.data import task_pairs
 from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
 from icebear.evaluation.explanations.pruning import activations
-from icebear.evaluation.protocol import DataFile, FfnOrHead, Lines, MethodEvaluation, Part, Setting, Tasks
+from icebear.evaluation.protocol import DataFile, Lines, MethodEvaluation, Part, Setting, Tasks
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 
@@ -38,34 +33,23 @@ METRICS = {
     "sufficiency_1000": "median of F of 1,000 nodes alone",
     "remaining_1000": "median of |F| without 1,000 nodes, lower is better",
 }
-PATCHED = {
-    "pearson": "median [quartiles] over pairs of the correlation with activation patching of the node alone",
-    "spearman": "median of the same by ranks",
-}
-DRAWN = 200
-"""`PATCHED` takes this many of the scores' largest nodes, and as many others."""
 MATCHED = "matched"
 
 
 class Compared:
-    """A pair with its relevance by difference rules."""
+    """A pair with the relevance of its FFN neurons by difference rules."""
 
-    def __init__(self, model: Model, pair: Pair, site: str) -> None:
-        """site: ffn or head."""
-        self.model, self.pair, self.site = model, pair, site
+    def __init__(self, model: Model, pair: Pair) -> None:
+        self.model, self.pair = model, pair
         self.answer = answers(model, pair)  # target and contrast
-        self.relevance = relevance_of(model, pair, self.answer, neuron_site(site), DIFFERENCE)
+        self.relevance = relevance_of(model, pair, self.answer, "ffn", DIFFERENCE)
 
     @property
     def exchangeable(self) -> Nodes:
-        return nodes_of(self.model, self.relevance, self.site)
-
-    def nodes(self, relevance: Relevance) -> Tensor:
-        """Return the relevance (L, T, N) of neurons, or (L, T, H) of heads."""
-        return relevance.heads() if self.site == "head" else relevance.of(self.site)
+        return nodes_of(self.model, self.relevance)
 
     def scores(self, method: Method | str) -> Tensor:
-        """Return (L, T, N) the scores of a method, or of a control of `CONTROLS`; nodes are ranked by their size.
+        """Return (L, T, F) the scores of a method, or of a control of `CONTROLS`; nodes are ranked by their size.
 
         A method that needs a counterfactual, or names the place of its multipliers (@), compares the two prompts; any
         other method explains the prompt alone.
@@ -73,12 +57,10 @@ class Compared:
         if isinstance(method, str):
             return CONTROLS[method](self)
         if method == DIFFERENCE:
-            return self.nodes(self.relevance)
+            return self.relevance.ffn
         if method.needs_counterfactual:
-            return self.nodes(relevance_of(self.model, self.pair, self.answer, neuron_site(self.site), method))
-        objective = objective_of(self.model, [self.pair.prompt], *self.answer)
-        scores = method.neuron_scores(self.model, objective, neuron_site(self.site))
-        return scores.unflatten(-1, (self.model.heads, -1)).sum(-1) if self.site == "head" else scores
+            return relevance_of(self.model, self.pair, self.answer, "ffn", method).ffn
+        return method.neuron_scores(self.model, objective_of(self.model, [self.pair.prompt], *self.answer), "ffn")
 
 
 def _in_rounds(compared: Compared) -> Tensor:
@@ -100,7 +82,7 @@ def _in_rounds(compared: Compared) -> Tensor:
 CONTROLS: dict[str, Callable[[Compared], Tensor]] = {
     "gradient-rounds": _in_rounds,
     "change": lambda compared: compared.exchangeable.change(),
-    MATCHED: lambda compared: compared.nodes(compared.relevance),
+    MATCHED: lambda compared: compared.relevance.ffn,
 }
 """The gradient in rounds; the size of the activation difference; and random nodes, as many at the same layers and
 tokens as difference rules take."""
@@ -112,16 +94,16 @@ METHODS = (
 
 
 def ablate(
-    model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str, means: Mapping[int, Tensor] = {}
+    model: Model, pair: Pair, methods: Mapping[str, Method | str], means: Mapping[int, Tensor] = {}
 ) -> dict[str, Any]:
     """Return each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready.
 
     means: number of tokens -> values (`task_means`) that replace the counterfactual ones.
     """
-    compared = Compared(model, pair, site)
+    compared = Compared(model, pair)
     nodes = compared.exchangeable
     if nodes.shape[1] in means:
-        nodes = replace(nodes, counterfactual={site: means[nodes.shape[1]]}, compared=None)
+        nodes = replace(nodes, counterfactual={"ffn": means[nodes.shape[1]]}, compared=None)
     ends = nodes.ends
     generator = torch.Generator().manual_seed(0)
     results = {}
@@ -129,7 +111,7 @@ def ablate(
         scores = compared.scores(method)
         choices = [largest(scores, size) for size in SIZES]
         if name == MATCHED:
-            choices = [random_nodes(choice, site, generator) for choice in choices]
+            choices = [random_nodes(choice, "ffn", generator) for choice in choices]
         sufficiency, remaining = recovered_shares(nodes, choices, ends)
         row = {"distance": fmean(abs(1 - x) for x in sufficiency), "remaining": fmean(map(abs, remaining))}
         for size in (100, 1000):
@@ -150,42 +132,18 @@ def ratios(lines: Lines) -> str:
     return f"ratio of means, F of 100 and 1,000 nodes alone: {', '.join(parts)}"
 
 
-def task_means(model: Model, pairs: Sequence[Pair], site: str = "ffn") -> dict[int, Tensor]:
-    """Return number of tokens -> mean activations (L, T, N) of the site over all prompts of that length."""
+def task_means(model: Model, pairs: Sequence[Pair]) -> dict[int, Tensor]:
+    """Return number of tokens -> mean activations (L, T, F) of FFN neurons over all prompts of that length."""
     by_length: dict[int, list[Tensor]] = {}
     for prompt in [text for pair in pairs for text in (pair.prompt, pair.counterfactual)]:
         objective = objective_of(model, [prompt])
-        by_length.setdefault(objective.batch.lengths[0], []).append(activations(model, objective, neuron_site(site)))
+        by_length.setdefault(objective.batch.lengths[0], []).append(activations(model, objective, "ffn"))
     return {length: torch.stack(rows).mean(0) for length, rows in by_length.items()}
-
-
-def patching_correlations(model: Model, pair: Pair, methods: Mapping[str, Method | str], site: str) -> dict[str, Any]:
-    """Return each score's `PATCHED` on a pair: its correlation, over one set of nodes, with activation patching.
-
-    Activation patching sets one node to its counterfactual value. JSON-ready.
-    """
-    compared = Compared(model, pair, site)
-    scores = {name: compared.scores(method).float() for name, method in methods.items() if name != MATCHED}
-    nodes = compared.exchangeable
-    drawn = _patched_nodes(list(scores.values()), torch.Generator().manual_seed(0))
-    chosen = torch.ones(1 + len(drawn), *nodes.shape, dtype=torch.bool)
-    chosen[1:].flatten(1)[range(len(drawn)), drawn] = False
-    complete, *without = nodes.numbers(list(chosen))
-    effects = pandas.Series([complete - number for number in without])
-    rows = {name: correlations(pandas.Series(x.flatten()[drawn].numpy()), effects) for name, x in scores.items()}
-    return {**vars(pair), "methods": rows}
-
-
-def _patched_nodes(scores: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-    """Return the places of `DRAWN` nodes of the union of each score's `DRAWN` largest, and of as many others."""
-    union = torch.stack([largest(values, DRAWN) for values in scores]).any(0).flatten()
-    draws = torch.rand(2, len(union), generator=generator)
-    return torch.cat([(draws[row] * nodes).topk(DRAWN).indices for row, nodes in enumerate((union, ~union))])
 
 
 @dataclass(frozen=True)
 class AblationCurves(MethodEvaluation):
-    """Measure the sufficiency and necessity of the nodes (neurons at a token) that a method ranks first.
+    """Measure the sufficiency and necessity of the nodes (FFN neurons at a token) that a method ranks first.
 
     Sizes are 1 to 10,000 nodes. For sufficiency, all other nodes take their counterfactual values; for necessity, the
     nodes themselves do. Methods are difference, cp-lrp@midpoint, gxi and others (docs/evaluate.md). The control
@@ -203,30 +161,20 @@ class AblationCurves(MethodEvaluation):
     steps: ClassVar = SIZES
     tasks: Tasks = "all"
     data: DataFile = None
-    site: FfnOrHead = "ffn"
     samples: protocol.Pairs = 20
     mean: Annotated[bool, Setting("Use the mean over the task's prompts instead of counterfactual values.")] = False
-    patching: Annotated[
-        bool, Setting("Instead of ablation, correlate scores with activation patching of single nodes.")
-    ] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mean and self.patching:
-            raise InputError("--patching uses counterfactual values, not means; leave out --mean.")
 
     def parts(self, model: Model) -> Iterator[Part]:
         tasks = {"data": task_pairs.read_pairs(self.data)} if self.data else task_pairs.pairs_of(self.tasks)
         methods = self.chosen()
         for task, usable, tried in task_pairs.usable_by_task(model, tasks, self.samples, self.seed):
-            means = task_means(model, usable, self.site) if self.mean else {}
-            measure = patching_correlations if self.patching else partial(ablate, means=means)
+            means = task_means(model, usable) if self.mean else {}
             note = f"{task}: the model is right on {len(usable)} of {tried} pairs"
             yield Part(
-                PATCHED if self.patching else METRICS,
+                METRICS,
                 usable,
-                partial(measure, model, methods=methods, site=self.site),
+                partial(ablate, model, methods=methods, means=means),
                 name=task,
-                methods={name: name for name in methods if name != MATCHED or not self.patching},
-                notes=lambda lines: [note] if self.patching else [note, ratios(lines)],  # noqa: B023
+                methods={name: name for name in methods},
+                notes=lambda lines: [note, ratios(lines)],  # noqa: B023
             )

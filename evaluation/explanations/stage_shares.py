@@ -15,9 +15,9 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import PatchedPair
+from icebear.concepts.stages.stage_measurements import RANDOM_DRAWS
 from icebear.concepts.stages.stage_parts import Network, Parts, Shares
 from icebear.concepts.stages.stage_records import SMALL
-from icebear.concepts.stages.stage_search import RANDOM_DRAWS
 from icebear.concepts.stages.stages import Stages, stage_sites, stages_of
 from icebear.errors import InputError
 from icebear.evaluation.baselines.all_methods import methods_of

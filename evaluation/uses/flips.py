@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from icebear.concepts.methods.attnlrp import ATTNLRP
 from icebear.edits import Edit
 from icebear.errors import IcebearError, InputError, RecipeError
 from icebear.evaluation.protocol import Evaluation, Line, Lines, Part, Setting
@@ -29,8 +28,6 @@ from icebear.steering.flipping.flip import (
     Chooser,
     FlipRequest,
     SearchState,
-    by_distance,
-    by_gradient,
     flip_by,
 )
 from icebear.steering.flipping.last_token import Edits
@@ -42,16 +39,9 @@ LIMITS = ("bounded", "unbounded")
 """Whether edits keep neurons inside their activation range."""
 METRICS = {"flipped": "share of the pairs that flip"}
 MEDIANS = ("neurons", "after", "off_target_kl")
-ROW_COUNTS = (48, 96, 192, 288, 384, 480, 960)
-"""Numbers of edited rows of the prompt after which flips are counted; a round has 48."""
 
 
-def by_activation(state: SearchState, edits: Edits) -> Choice:
-    reach, limits = by_distance(state, edits)
-    return state.now.abs() * (reach > 0), limits
-
-
-def by_chance(state: SearchState, edits: Edits, seed: int) -> Choice:
+def at_random(state: SearchState, edits: Edits, seed: int) -> Choice:
     """Score at random, in either direction, anew in each round."""
     drawn = zlib.crc32(repr((seed, sorted(edits.items()))).encode())  # the same on every machine
     generator = torch.Generator().manual_seed(drawn)
@@ -60,15 +50,11 @@ def by_chance(state: SearchState, edits: Edits, seed: int) -> Choice:
     return moves * (1e-6 + torch.rand(state.now.shape, generator=generator)), limits
 
 
-CHOOSERS: dict[str, tuple[Chooser, ...]] = {
+SEARCHES: dict[str, tuple[Chooser, ...]] = {
     "gradient": WAYS,
-    "relevance": (partial(by_gradient, method=ATTNLRP), by_distance),
-    "distance": (by_distance,),
-    "activation": (by_activation,),
-    **{f"chance {seed}": (partial(by_chance, seed=seed),) for seed in range(3)},
+    **{f"chance {seed}": (partial(at_random, seed=seed),) for seed in range(3)},
 }
-"""The first are the ways of `flip`. Relevance finds the same flips at a higher cost; the others are controls with the
-same search, limits and budget."""
+"""The ways to choose candidates: those of `flip`, and random ones with the same search, limits and budget."""
 
 
 @dataclass(frozen=True)
@@ -92,22 +78,15 @@ class Flips(Evaluation):
     data: Annotated[str, Setting("Your own file to evaluate on.", is_file=True, decides=False)]
     max_neurons: Annotated[int, Setting()] = 10
     no_source: Annotated[bool, Setting("Ignore the source prompts.", decides=False)] = False
-    controls: Annotated[
-        bool,
-        Setting(
-            "Repeat the search with candidates ranked by relevance, by distance, by activation and at random.",
-            decides=False,
-        ),
-    ] = True
 
     def parts(self, model: Model) -> Iterator[Part]:
         pairs = [replace(pair, source=None) if self.no_source else pair for pair in read_flips(self.data)]
-        choosers, contexts = list(CHOOSERS)[: None if self.controls else 1], HeldOutContexts(model)
+        contexts = HeldOutContexts(model)
         yield Part(
             METRICS,
             pairs,
-            lambda pair: try_flips(model, pair, choosers, self.max_neurons, contexts),
-            methods={f"{choose}, {limit}": choose for limit in LIMITS for choose in choosers},
+            lambda pair: try_flips(model, pair, self.max_neurons, contexts),
+            methods={f"{choose}, {limit}": choose for limit in LIMITS for choose in SEARCHES},
             settings={"pairs": [vars(pair) for pair in pairs], "limits": list(LIMITS)},
             listings=listings,
             write=write_recipes,
@@ -130,13 +109,8 @@ def _prompt(prompt: Any) -> PromptLike:
     return list(Chat(prompt).messages) if isinstance(prompt, list) else str(prompt)
 
 
-def try_flips(
-    model: Model, pair: FlipPair, choosers: Sequence[str], max_neurons: int, contexts: HeldOutContexts
-) -> Line:
-    """Return whether a pair flips, with how many neurons and at what off-target KL.
-
-    Each name of `choosers` (`CHOOSERS`) chooses candidates for the same search; all but the first are controls.
-    """
+def try_flips(model: Model, pair: FlipPair, max_neurons: int, contexts: HeldOutContexts) -> Line:
+    """Return whether a pair flips by each of `SEARCHES`, with how many neurons and at what off-target KL."""
     try:
         before = phrase_probability(model, [], pair.prompt, wanted_ids(model, pair.to, pair.prompt))
     except IcebearError as error:
@@ -145,7 +119,7 @@ def try_flips(
     runs = [
         {"limit": limit, "chosen_by": choose, **_try_flip(model, pair, limit, choose, max_neurons, contexts)}
         for limit in LIMITS
-        for choose in choosers
+        for choose in SEARCHES
         if not already
     ]
     methods = {f"{run['chosen_by']}, {run['limit']}": {"flipped": float(run["flipped"])} for run in runs}
@@ -156,21 +130,19 @@ def try_flips(
 def _try_flip(
     model: Model, pair: FlipPair, limit: str, choose: str, max_neurons: int, contexts: HeldOutContexts
 ) -> dict[str, Any]:
-    how: dict[str, Any] = {"unbounded": limit == "unbounded", "ways": CHOOSERS[choose]}
+    unbounded, ways = limit == "unbounded", SEARCHES[choose]
+    request = FlipRequest(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=unbounded, ways=ways)
     try:
-        recipe = flip_by(FlipRequest(model, pair.prompt, pair.to, pair.source, max_neurons, **how))
+        recipe = flip_by(request)
     except IcebearError as error:
         return {"flipped": False, "why": str(error)}
     kl = contexts.off_target_kl(list(recipe))
     recipe = Recipe.from_json(recipe.noting(kl=kl).to_json())  # the recipe of a saved file is judged
-    record = FlipRecord.of(recipe)
-    assert record is not None
     return {
         "flipped": flips(model, pair, list(recipe)),
         "neurons": len(recipe),
         "after": phrase_probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt)),
         "off_target_kl": kl,
-        "rows": next((rows for rows, margin in record.rounds if margin > 0), record.rounds[-1][0]),
         "recipe": recipe.to_dict(),
     }
 
@@ -205,19 +177,19 @@ def write_recipes(folder: Path, lines: Lines) -> None:
 
 
 def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
-    """Return the flips of each pair with the first chooser, medians over all flips, and counts of pairs."""
+    """Return the flips of each pair by the search of `flip`, medians over all flips, and counts of pairs."""
     flipped = [
         {
             "prompt": prompt_line(line["prompt"]),
             "to": line["to"],
             "limit": run["limit"],
             "flipped": run["flipped"],
-            **{name: run.get(name) for name in (*MEDIANS, "rows")},
+            **{name: run.get(name) for name in MEDIANS},
             "before": line["before"],
         }
         for line in lines
         for run in line["runs"]
-        if run["chosen_by"] == next(iter(CHOOSERS))
+        if run["chosen_by"] == "gradient"
     ]
     counts = {
         "pairs": sum(bool(line["runs"]) for line in lines),
@@ -228,15 +200,14 @@ def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
 
 
 def flip_medians(lines: Lines) -> list[dict[str, Any]]:
-    """Return a row for each limit and chooser: medians over flips, and how many flips took at most so many `ROWS`."""
-    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for line in lines:
-        for run in line["runs"]:
-            runs.setdefault((run["limit"], run["chosen_by"]), []).append(run)
+    """Return a row for each limit and choice of candidates: how many pairs flip, and medians over flips."""
     rows = []
-    for (limit, choose), tried in runs.items():
-        done = [run for run in tried if run["flipped"]]
-        medians = {f"median {name}": median(run[name] for run in done) if done else None for name in MEDIANS}
-        within = {f"within {most} rows": sum(run["rows"] <= most for run in done) for most in ROW_COUNTS}
-        rows.append({"limit": limit, "chosen_by": choose, "flipped": len(done), **medians, **within})
+    for limit in LIMITS:
+        for choose in SEARCHES:
+            tried = [
+                run for line in lines for run in line["runs"] if (run["limit"], run["chosen_by"]) == (limit, choose)
+            ]
+            done = [run for run in tried if run["flipped"]]
+            medians = {f"median {name}": median(run[name] for run in done) if done else None for name in MEDIANS}
+            rows.append({"limit": limit, "chosen_by": choose, "flipped": len(done), **medians})
     return rows

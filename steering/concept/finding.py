@@ -26,6 +26,7 @@ from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.steering.concept.concept import Concept, ConceptNeuron
 from icebear.steering.concept.reading import LONGEST, Read, neurons_of, read
+from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, one_of, seed_of, several, text_of, typed
 
 SIZES = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 70, 100)
@@ -244,7 +245,7 @@ def find_concept(
     words: Sequence[str] = (),
     store: Store | None = None,
     seed: int = 0,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> Concept:
     """Find the fewest neurons that separate `examples` from `others` nearly as well as the best set that is tried.
 

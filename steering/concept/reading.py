@@ -16,6 +16,7 @@ from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Neuron
+from icebear.steps import OnProgress, unwatched
 
 BATCH = 16
 LONGEST = 256
@@ -46,7 +47,7 @@ def read(
     model: Model,
     texts: Sequence[str],
     neurons: Sequence[Neuron],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> Read:
     """Run one forward pass over each text. Raises `InputError` for a text in which no token counts."""
     rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
@@ -68,7 +69,7 @@ def see_each(
     rows: Sequence[list[int]],
     neurons: Sequence[Neuron],
     see: Callable[[int, np.ndarray, np.ndarray], None],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> None:
     """Call `see(row, columns, values (T, n))` for each row of token ids and each layer's part of the neurons, with the
     activations at the tokens that count."""

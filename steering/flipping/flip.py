@@ -32,6 +32,7 @@ from icebear.steering.apply import steer
 from icebear.steering.flipping.last_token import Edits, LastToken, NeuronStep, Paraphrases, as_edit, values_by_step
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.provenance import EditedNeuron, FlipRecord
+from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, several, typed
 
 CANDIDATES = 24
@@ -43,7 +44,6 @@ REACH_SOURCE = 2.5
 MARGIN = 0.05
 """The margin of a finished flip, in logits, so that another machine's rounding does not undo it."""
 
-OnProgress = Callable[[int, int], None]
 Choice = tuple[Tensor, Tensor]
 """(L, F, S) the score of each neuron at each step, 0 or less for no candidate; and the limit of its activation."""
 Chooser = Callable[["SearchState", Edits], Choice]
@@ -110,10 +110,9 @@ class _Result:
     rounds: tuple[tuple[int, float], ...] = ()
 
 
-def by_gradient(state: SearchState, edits: Edits, method: AttnLRP | None = None) -> Choice:
-    """Score by the first-order change of the margin: the gradient (by the rules of a method, if there is one) times the
-    distance to the limit."""
-    gradients = _gradients(state, edits, method)
+def by_gradient(state: SearchState, edits: Edits) -> Choice:
+    """Score by the first-order change of the margin: the gradient times the distance to the limit."""
+    gradients = _gradients(state, edits)
     limits = state.limits(gradients > 0)
     return gradients * (limits - state.activations(edits)), limits
 
@@ -140,7 +139,7 @@ class FlipRequest:
     suppress: bool | str = False
     top_k: int = 5
     store: Store | None = None
-    on_progress: OnProgress | None = None
+    on_progress: OnProgress = unwatched
     unbounded: bool = False
     paraphrases: Sequence[PromptLike] = ()
     ways: Sequence[Chooser] = WAYS
@@ -157,7 +156,7 @@ def flip(
     suppress: bool | str = False,
     top_k: int = 5,
     store: Store | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = unwatched,
     unbounded: bool = False,
     paraphrases: Sequence[PromptLike] = (),
 ) -> Recipe:
@@ -313,8 +312,7 @@ def _search(state: SearchState, result: _Result) -> _Result:
                 result = _round(state, choose, result)
         if result.edits is edits:
             break
-        if request.on_progress:
-            request.on_progress(len(result.edits), request.max_neurons)
+        request.on_progress(len(result.edits), request.max_neurons)
     return result
 
 
@@ -371,7 +369,7 @@ def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[N
     ]
 
 
-def _gradients(state: SearchState, edits: Edits, method: AttnLRP | None) -> Tensor:
+def _gradients(state: SearchState, edits: Edits, method: AttnLRP | None = None) -> Tensor:
     """(L, F, S) the gradient, under edits, of the summed margins of the tokens that lack `MARGIN`, or of the smallest
     margin; to suppress, of the largest."""
 

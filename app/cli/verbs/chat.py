@@ -16,11 +16,13 @@ from icebear.stopping import Stopped
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
+    from rich.constrain import Constrain
 
-HELP = """/why WORDS [| CONTRAST]  show the tokens and neurons that contributed to words of the last answer
-/from                    show how much of it came from the context, the question and its own words
-/save FILE               save the conversation as JSON, for --messages
-/quit                    stop"""
+HELP = """/why WORDS [| CONTRAST]          show the tokens and neurons that contributed to words of the last answer
+/why WORDS | CONTRAST | MESSAGE  show how the first word is computed, compared with the answer to another message
+/from                            show how much of it came from the context, the question and its own words
+/save FILE                       save the conversation as JSON, for --messages
+/quit                            stop"""
 
 
 @record
@@ -87,19 +89,20 @@ class _Conversation:
     def read(self, line: str) -> None:
         from icebear.app.cli.tables.explanations import origins_report
 
-        command, _, words = line.partition(" ")
+        command, _, rest = line.partition(" ")
         if not line.startswith("/"):
             if line:
                 self._ask(line)
         elif command == "/help":
             self.console.print(HELP, markup=False)
         elif command == "/save":
-            if not words or not self.messages:
+            if not rest or not self.messages:
                 raise InputError("Send a message first, and name a file: /save chat.json.")
-            write_page(words, lambda: Chat(self.messages, self.template).to_json() + "\n")
+            write_page(rest, lambda: Chat(self.messages, self.template).to_json() + "\n")
         elif command == "/why":
-            phrase, _, contrast = words.partition(" | ")
-            self.console.print(self._why(phrase or "0:1", contrast or None))
+            phrase, contrast, other, *_ = [*rest.split(" | ", 2), "", ""]
+            words = phrase or "0:1", contrast or None
+            self.console.print(self._compared(*words, other) if other else self._why(*words))
         elif command == "/from":
             self.console.print(origins_report(icebear.source_breakdown(self.model, self._answer())))
         else:
@@ -143,3 +146,14 @@ class _Conversation:
                 "FFN neurons where the model predicts these words, compared with their average on other texts",
             ),
         )
+
+    def _compared(self, phrase: str, contrast: str | None, message: str) -> Constrain:
+        """Explain the first of some words, compared with the same beginning of an answer to another message."""
+        from icebear.app.cli.tables.explanations import explanation_screen
+
+        answer = self._answer()
+        assert answer.question is not None
+        start, _ = answer.token_range(phrase)
+        other = answer.question.asking(message)
+        compared: dict[str, Any] = {"contrast": contrast, "counterfactual": other, "span": (start, start + 1)}
+        return explanation_screen(icebear.explain(self.model, answer, **compared))

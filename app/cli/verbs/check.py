@@ -43,7 +43,7 @@ def check(options: Options) -> None:
     rows: list[CheckedClaim] = []
     for name, group in groups.items():
         model = options.model.load(name)
-        with bar("claims", len(group)) as move:
+        with bar("claims") as move:
             rows += check(model, group, move).rows
     result = CheckedClaims(tuple(rows))
     write_page(options.junit, result.to_junit)

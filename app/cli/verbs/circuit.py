@@ -72,7 +72,7 @@ def circuit(options: Options) -> None:
     pairs = _pairs(options) if options.file else _pair(model, prompt, options)
     how: dict[str, Any] = {"nodes": options.nodes, "sufficiency": options.sufficiency, "heads": options.heads}
     how["position"] = options.at
-    with bar("edges", 1) as move:
+    with bar("edges") as move:
         graph = icebear.circuit(model, **pairs, **how, on_progress=move)
     measured = None
     if options.ablate:

@@ -103,8 +103,7 @@ def _click_option(declared: Field[Any], hint: Any) -> Option:
         how["type"] = (click.IntRange if kind is int else click.FloatRange)(option.least)
     elif "type" not in how or get_origin(kind) is Literal:
         how = {**click_type(kind), **how}
-    negation = f"/--no-{flag[2:]}" if kind is bool and declared.default else ""
-    return Option([flag + negation, declared.name], **with_type(how))
+    return Option([flag, declared.name], **with_type(how))
 
 
 def _run(evaluation: protocol.Evaluation, output: Output) -> None:

@@ -129,7 +129,7 @@ def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]
     if options.nodes:
         need("circuits")
         pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
-        with bar("edges", 1) as move:
+        with bar("edges") as move:
             graph = icebear.circuit(model, **pair, nodes=options.nodes, heads=options.site == "head", on_progress=move)
         relevance = graph.relevances[0]
     else:

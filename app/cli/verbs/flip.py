@@ -83,7 +83,7 @@ def flip(options: Options) -> None:
     texts = held_out or HELD_OUT_TEXTS
     token_rows(model, texts)
     sentences = _perplexity_texts()
-    with store_if_any(options.store, model) as store, bar("flip", options.max_neurons) as advance:
+    with store_if_any(options.store, model) as store, bar("flip") as advance:
         recipe = icebear.flip(
             model,
             prompt,

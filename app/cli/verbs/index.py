@@ -124,7 +124,7 @@ def _lens(options: Options) -> None:
             "which computes the words of one neuron in one backward pass."
         )
     if lens is None:
-        with bar("steps", width + model.layers) as move:
+        with bar("steps") as move:
             lens = build_mean_lens(model, move)
     with store_if_any(options.store, model) as store:
         if store:

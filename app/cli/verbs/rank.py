@@ -120,7 +120,7 @@ def _rank_file(file: str, options: Options) -> None:
     target, contrast, counterfactual = attribution.target, attribution.contrast, (*attribution.counterfactual, None)[0]
     cases = read_cases(file, target=target, contrast=contrast, counterfactual=counterfactual)
     model = options.model.load()
-    with bar("prompts", len(cases)) as move:
+    with bar("prompts") as move:
         rows = behaviour(
             model,
             cases,

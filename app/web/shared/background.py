@@ -279,10 +279,9 @@ def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
         shards = store.scan.shards() if path.exists() else {}
         done = [number * index.SHARD for number, size in shards.items() if size == index.SHARD]
         reading.batch([sentence for start in done for sentence in sentences[start : start + index.SHARD]])
-        resumed = reading.sentences
 
-        def on_shard(progress: index.Progress) -> None:
-            if progress.sentences + resumed == len(sentences):
+        def on_shard(done: int, total: int) -> None:
+            if done == total:
                 job.doing = "writing the results"
 
         engine = partial(in_process, on_batch=reading.batch)

@@ -53,7 +53,9 @@ def show() -> None:
         shown = example.explanation
         fixed = Request(prompt, counterfactual, shown.target, shown.contrast, None)
         _page(fixed, shown, lambda: shown, example.flip)
-        st.caption("Measured before, and read from a file that comes with icebear; no model was needed.")
+        st.caption(
+            "These numbers were measured before, and come with icebear; what is opened or switched is measured now."
+        )
         if jobs.loading().is_alive():
             _loading()
     else:

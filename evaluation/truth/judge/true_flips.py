@@ -20,7 +20,7 @@ from icebear.evaluation.truth.judge.judged_pairs import pairs_of
 from icebear.evaluation.truth.judge.truth_tables import means
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.program import PROGRAM, Program
-from icebear.evaluation.uses.flips import CHOOSERS
+from icebear.evaluation.uses.flips import SEARCHES
 from icebear.steering.flipping.flip import CANDIDATES, LEVELS, MARGIN, FlipRequest, flip_by
 from icebear.steering.flipping.last_token import Edits, LastToken, values_by_step
 from icebear.steering.provenance import FlipRecord
@@ -150,7 +150,7 @@ def of_program(ask: Ask, each: Sequence[Edits]) -> float | None:
 def flipped(ask: Ask, choose: str, source: Sequence[int] | None = None) -> tuple[Edits, int]:
     """Return the edits of a flip, none if there is no flip, and the edited passes of its search."""
     try:
-        request = FlipRequest(ask.compiled.model, ask.prompt, ask.wanted, source, MAX_NEURONS, ways=CHOOSERS[choose])
+        request = FlipRequest(ask.compiled.model, ask.prompt, ask.wanted, source, MAX_NEURONS, ways=SEARCHES[choose])
         recipe = flip_by(request)
     except InputError:
         return {}, MAX_NEURONS * CANDIDATES * len(LEVELS)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import KINDS, STATES_PER_PASS, PatchedPair, State
@@ -36,7 +37,6 @@ ENOUGH = 0.8
 """The share of the difference at which the search stops."""
 NEARLY_ALL = 0.9
 """The share of the difference that whole parts must give."""
-RANDOM_DRAWS = 20
 BETWEEN = 6
 """The largest number of tokens between the differing ones and the last that are shown."""
 TRACED_LAYERS = 7
