@@ -26,6 +26,7 @@ from icebear import Model, Recipe, build_index, flip, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.cache import cache_folder, ensure
 from icebear.concepts.vocabulary import calibration
+from icebear.db import search
 from icebear.models.loading import loading
 from icebear.models.loading.presets import PRESETS
 
@@ -117,6 +118,13 @@ def few_texts(_small_unless_marked, request, monkeypatch):
     """Made models are calibrated on six texts: for files that make many, or read the texts token by token."""
     if not request.node.get_closest_marker("real"):
         monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[::4])
+
+
+@pytest.fixture
+def few_draws(monkeypatch):
+    """The nulls of indexes have few draws: for files that make many."""
+    monkeypatch.setattr(search, "CHANCE_NEURONS", 4)
+    monkeypatch.setattr(search, "DIRECTIONS", 20)
 
 
 class Double(TorchFunctionMode):

@@ -57,8 +57,8 @@ def test_a_first_visit_shows_an_example_before_the_model_is_there(environment, m
     jobs._load.clear()
 
 
-def test_examples_are_what_the_model_computes(smol, monkeypatch):
-    """But what a flip does is measured with few draws, and compared with nothing."""
+def test_examples_are_what_the_model_computes(smol, monkeypatch, desert):
+    """But the flip is one that was found before, is measured with few draws, and is compared with nothing."""
     for name, value in FEW.items():
         if name.startswith("icebear.steering"):
             monkeypatch.setattr(name, value)
@@ -66,6 +66,7 @@ def test_examples_are_what_the_model_computes(smol, monkeypatch):
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     assert tuple(made.EXAMPLES) == gallery.NAMES
+    monkeypatch.setattr(made, "flip", lambda *_: desert)
     record = json.loads(json.dumps(made.measure(smol, made.EXAMPLES["grammar"])))
     explanation = SavedExplanation.from_dict(record["explanation"])
     file = gallery.example("grammar").explanation
@@ -145,7 +146,7 @@ def test_an_own_prompt(environment, smol, no_groups):
     assert page.get_by_key("contrast").value is None
 
 
-def test_groups_are_shown_with_their_words(environment, smol):
+def test_groups_are_shown_with_their_words(environment, smol, few_contexts):
     """Measured when they are opened, in an example too."""
     page = fine(visit(groups_open="true"))
     relevance = attribute(smol, FRANCE, " Paris", " Rome", counterfactual="The capital of Italy is")

@@ -64,7 +64,7 @@ def test_neuron(environment, near):
     assert name in text(shown(page, "neurons"))
 
 
-def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment):
+def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment, few_contexts):
     page = fine(visit(groups_open="true"))
     prompt = page.get_by_key("prompt").value
     strongest = page.get_by_key("group_neurons")

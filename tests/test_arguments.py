@@ -389,18 +389,13 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("door", "value"),
-    [
-        pytest.param(door, value, id=f"{name}-{value!r:.30}")
-        for name, (door, values) in DOORS.items()
-        for value in values
-    ],
-)
-def test_nonsense_is_refused_in_a_sentence(at, door, value):
-    with pytest.raises(IcebearError) as caught:
-        door(at, value)
-    assert str(caught.value).strip().endswith((".", "?"))
+@pytest.mark.parametrize(("door", "values"), DOORS.values(), ids=DOORS)
+def test_nonsense_is_refused_in_a_sentence(at, door, values):
+    for value in values:
+        with pytest.raises(IcebearError) as caught:
+            door(at, value)
+            pytest.fail(f"{value!r:.30} is taken")
+        assert str(caught.value).strip().endswith((".", "?")), f"{value!r:.30}"
 
 
 SAME = {

@@ -72,7 +72,7 @@ def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, desert, few_c
         shutil.copy(path, tmp_path / name)
     monkeypatch.setattr(demo, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(demo, "SUMMARIES", 20)
-    monkeypatch.setattr("icebear.steering.flipping.flip.flip", lambda *_, **options: desert)
+    monkeypatch.setattr(icebear, "flip", lambda *_, **options: desert)
     explain = icebear.explain
     monkeypatch.setattr(icebear, "explain", lambda *words, **more: explain(*words, **{**more, "circuit_nodes": 4}))
     monkeypatch.setattr(icebear, "describe", partial(icebear.describe, effect_sentences=2))

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -335,11 +336,19 @@ def test_of_a_question_the_text_alone_may_count(smol):
         assert len(line["methods"]["random"]["scores"]) == len(selected)
 
 
-def test_items_together_are_items_one_by_one(smol):
+def test_items_together_are_items_one_by_one(model, monkeypatch):
+    """Of other lengths, without a contrast, and one that the model does not predict."""
+    monkeypatch.setattr(groundtruth, "tokens_between", lambda *place: [*range(*place[2:])])  # a token has one letter
     methods = methods_of("attnlrp,pa-lrp,alti-logit,rollout,gxi,random")
-    items = [*groundtruth.subject_verb(1), *groundtruth.facts(1), groundtruth.Question("The keys", " are", "", (4, 8))]
-    for item, result in zip(items, groundtruth.score_items(smol, items, methods), strict=True):
-        (alone,) = groundtruth.score_items(smol, [item], methods)
+    answers = {
+        prompt: [token.text for token in model.predict(prompt, 2)] for prompt in ("The keys", "ice", "A camel is")
+    }
+    items = [groundtruth.Question(prompt, *best, (0, 2)) for prompt, best in answers.items()]
+    items += [replace(items[0], contrast=""), replace(items[1], target=items[1].contrast, contrast=items[1].target)]
+    lines = groundtruth.score_items(model, items, methods)
+    assert [line["correct"] for line in lines] == [True] * 4 + [False]
+    for item, result in zip(items, lines, strict=True):
+        (alone,) = groundtruth.score_items(model, [item], methods)
         scores = result.pop("methods", {}), alone.pop("methods", {})
         assert result == alone
         for name, one in scores[0].items():

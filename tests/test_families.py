@@ -235,6 +235,7 @@ def test_the_text_half_of_a_model_of_images_and_text_is_explained_like_that_text
     assert project(both, Neuron(1, "ffn", 3), 3).promoted == project(text, Neuron(1, "ffn", 3), 3).promoted
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
 def test_ranking_steering_and_the_scan(name, tmp_path):
     config = {**CONFIGS, **EXPERTS}[name]

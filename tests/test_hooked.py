@@ -1,7 +1,7 @@
 """Models in TransformerLens' format: their logits are TransformerLens' own, and everything works on them."""
 
 import json
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
 from itertools import product
@@ -312,9 +312,9 @@ def test_the_converter_writes_a_folder_that_loads(tmp_path):
     config, state = config_of("LN"), state_of(config_of("LN"))
     state["blocks.0.attn.mask"] = torch.ones(3, 3)
     torch.save({"model": state, "config": {**config, "device": "cpu"}}, tmp_path / "whole.pt")
-    command = [sys.executable, "-m", "icebear.models.loading.hooked", tmp_path / "whole.pt", tmp_path / "made"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    with pytest.MonkeyPatch.context() as patch:  # python -m icebear.models.loading.hooked
+        patch.setattr(sys, "argv", ["hooked.py", str(tmp_path / "whole.pt"), str(tmp_path / "made")])
+        runpy.run_path(hooked.__file__, run_name="__main__")
     torch.save(state, tmp_path / "weights.pt")
     assert "config.json" in refused(tmp_path / "weights.pt", tmp_path / "other")
     (tmp_path / "other").mkdir()

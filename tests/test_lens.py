@@ -57,6 +57,12 @@ def assert_close(value, expected):
     assert (value - expected).abs().max() <= 1e-5 * max(1, expected.abs().max())
 
 
+@pytest.fixture
+def four_texts(monkeypatch):
+    monkeypatch.setattr(lens, "TEXTS", 4)
+
+
+@pytest.mark.usefixtures("four_texts")
 @pytest.mark.parametrize("name", SLOW)
 def test_the_jacobians_are_the_means_of_slow_ones(name):
     model = lettered(SLOW[name])
@@ -70,6 +76,7 @@ OTHERS = {"bert": None, "t5": None, "bert, sequence": None}
 FAMILIES = {**dense(), **mixtures(), **OTHERS}
 
 
+@pytest.mark.usefixtures("four_texts")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_row_alone_is_the_jacobian_times_the_written_vector(name):
     model = make(name, dtype=torch.float32) if name in OTHERS else lettered(FAMILIES[name], "eager")

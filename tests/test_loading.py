@@ -1,9 +1,6 @@
 """Loading: each failure has its own true reason; the hub is faked by a server, the network by what it lacks."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -75,19 +72,21 @@ def hub(path):
     return 404, {"X-Error-Code": "RepoNotFound"}, b""
 
 
-def test_the_hubs_refusals_keep_their_reason(tmp_path):
-    code = (
-        "import sys\nfrom icebear import load_model\nfrom icebear.errors import IcebearError\n"
-        "for name in sys.argv[1:]:\n    try: load_model(name)\n    except IcebearError as error: print(error)"
-    )
-    names = ["gated/model", "no/safetensors", "odd/architecture", "none/such", "not a/name"]
+def refusal(name):
+    with pytest.raises(IcebearError) as caught:
+        load_model(name)
+    return str(caught.value)
+
+
+def test_the_hubs_refusals_keep_their_reason(nowhere, tmp_path):
+    nowhere.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    nowhere.setenv("DISABLE_SAFETENSORS_CONVERSION", "1")
+    names = ("gated/model", "no/safetensors", "odd/architecture", "none/such", "not a/name")
     with serving(hub) as (address, _):
-        hub_options = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "DISABLE_SAFETENSORS_CONVERSION": "1"}
-        environment = {**os.environ, **hub_options, "NO_PROXY": "*"}
-        done = subprocess.run(
-            [sys.executable, "-c", code, *names], env=environment, capture_output=True, text=True, check=True
-        )
-    gated, pickled, odd, none, no_name = done.stdout.splitlines()
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", address)
+        nowhere.setattr(constants, "ENDPOINT", address)
+        nowhere.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        gated, pickled, odd, none, no_name = map(refusal, names)
     assert gated == (
         "gated/model is gated: accept its terms on https://huggingface.co/gated/model and log in with `hf auth login`."
     )

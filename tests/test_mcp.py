@@ -91,7 +91,7 @@ def session(model, tmp_path):
 
 
 @pytest.fixture
-def indexed(session, corpus, tmp_path):
+def indexed(session, corpus, tmp_path, few_draws):
     session.store_path = str(tmp_path / "wiki.db")
     with open_store(session.store_path, create=True) as store:
         build_index(session.model, corpus, store, k=4)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from few import few
 from rich.console import Console
 
 from icebear import Chat, attribute, circuit, explain
@@ -17,6 +18,16 @@ from icebear.models.text.prompts import Prompt
 
 PROMPT, OTHER = "I live in", "I work in"
 YORK, JERSEY = " New York City", " New Jersey"
+
+
+ICE, WILD_CAMEL = "The ice bear lives in the", "The wild camel lives in the"
+
+
+@pytest.fixture(scope="module")
+def of_the_ice_bear(smol):
+    with pytest.MonkeyPatch.context() as patch:
+        few(patch)
+        return explain(smol, ICE, counterfactual=WILD_CAMEL, details=True)
 
 
 @pytest.fixture(autouse=True)
@@ -114,8 +125,8 @@ def test_a_misspelt_key_of_a_file_is_refused(tmp_path, line):
         read_cases(tmp_path / "cases.jsonl")
 
 
-def test_print_shows_the_screen(smol, few_contexts):
-    why = explain(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the")
+def test_print_shows_the_screen(of_the_ice_bear):
+    why = of_the_ice_bear
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(explanation_screen(why))
     shown = [line.rstrip(" …") for line in console.export_text().splitlines()]
@@ -125,11 +136,11 @@ def test_print_shows_the_screen(smol, few_contexts):
     assert "<script" not in why._repr_html_()
 
 
-def test_a_small_difference_has_no_shares(smol, few_contexts):
+def test_a_small_difference_has_no_shares(smol, few_contexts, of_the_ice_bear):
     """Two plus two equals: single nodes recover several times a difference of half a logit."""
     pair = "Two plus two equals", "Two plus three equals"
     why = explain(smol, pair[0], target=" four", contrast=" five", counterfactual=pair[1], details=True)
-    large = explain(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the", details=True)
+    large = of_the_ice_bear
     assert (bool(hardly_differs(why.together.ablation)), bool(hardly_differs(large.together.ablation))) == (True, False)
     assert ("%" in str(why.stages), "%" in str(large.stages)) == (False, True)
     assert ("sufficiency" in str(why), "sufficiency" in str(large)) == (False, True)

@@ -17,6 +17,7 @@ from icebear.actmax import writes
 from icebear.concepts.stages import stage_measurements
 from icebear.evaluation.explanations import faithfulness, questions
 from icebear.explanation import explanation
+from icebear.models.model import Model
 
 notebooks = script("notebooks")
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -53,8 +54,8 @@ def executed(path):
 @pytest.fixture(scope="session")
 def pages(shared, smol, scanned, tmp_path_factory):
     """`pages(path)` is a notebook's page, of one run with few contexts and draws. An index in a temporary folder goes
-    on where `scanned` is, and tokens of short texts are removed in two steps, not in five."""
-    next_words, measured = questions.next_words, writes.writes
+    on where `scanned` is, tokens of short texts are removed in two steps, not in five, and at most 12 are written."""
+    next_words, measured, generated = questions.next_words, writes.writes, Model._generated
 
     def of(path):
         def make(folder):
@@ -63,8 +64,11 @@ def pages(shared, smol, scanned, tmp_path_factory):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("tempfile.mkdtemp", lambda: index)
                 patch.setattr(faithfulness, "SHARES", (0.0, 0.3, 1.0))
-                patch.setattr(questions, "next_words", lambda *texts, **_: next_words(*texts, 20, longest=18))
+                patch.setattr(questions, "next_words", lambda *texts, **_: next_words(*texts, 10, longest=18))
                 patch.setattr(writes, "writes", lambda *card: measured(*card[:3], 2))
+                patch.setattr(
+                    Model, "_generated", lambda model, batch, n, *rest: generated(model, batch, min(n, 12), *rest)
+                )
                 few(patch)
                 patch.setattr(stage_measurements, "RANDOM_DRAWS", 20)  # *why* claims what they give
                 patch.setattr(explanation, "GROUPED_TOKENS", 600)  # *why* claims what a hundred nodes do together

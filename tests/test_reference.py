@@ -45,13 +45,17 @@ METHODS = [
 NO_SDPA = {"bloom", "gptj", "gemma2", "gpt_oss"}
 ONLY_SDPA = {"falcon, alibi"}  # transformers adds its slopes twice in eager
 EVERY_RULE = {"llama", "gpt2", "bloom", "mixtral", "t5", "t5, relu", "bert", "vit"}
+KINDS = {
+    **dict.fromkeys(MODELS, ("eager", "sdpa")),
+    **dict.fromkeys(NO_SDPA, ("eager",)),
+    **dict.fromkeys(ONLY_SDPA, ("sdpa",)),
+}
 CASES = [
-    (name, kind, method)
-    for name in MODELS
-    for method in (METHODS if name in EVERY_RULE else METHODS[:3])
-    for kind in ("eager", "sdpa")
-    if (kind, name) not in {("sdpa", n) for n in NO_SDPA} | {("eager", n) for n in ONLY_SDPA}
+    (name, KINDS[name][(model + rule) % len(KINDS[name])], method)
+    for model, name in enumerate(MODELS)
+    for rule, method in enumerate(METHODS if name in EVERY_RULE else METHODS[:3])
 ]
+"""Each method with each model, and each kind of attention with each model and with each method."""
 
 
 class Marked:

@@ -22,11 +22,12 @@ from icebear.actmax.index import build as index
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.vocabulary import direct_row, w_in_rows
 from icebear.db import search, vectors
-from icebear.db.search import CHANCE_NEURONS, nearest_by_chance
+from icebear.db.search import nearest_by_chance
 from icebear.errors import InputError, StoreError, UnknownName
 from icebear.records import Neuron
 
 K = 5
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 
 def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
@@ -462,7 +463,7 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
             torch.stack([direct_row(model, Neuron(n // 20, "ffn", n % 20)) for n in range(60)])
         )
         cosines = (rows @ rows.T).abs().fill_diagonal_(0)
-        drawn = np.random.default_rng(0).choice(60, CHANCE_NEURONS, replace=False)
+        drawn = np.random.default_rng(0).choice(60, search.CHANCE_NEURONS, replace=False)
         nearest = cosines[drawn.tolist()].max(1).values.numpy()
         assert nearest_by_chance(store, "writes") == pytest.approx((np.median(nearest), nearest.max()), abs=2e-3)
         card_ = describe(store, Neuron(1, "ffn", 3))
