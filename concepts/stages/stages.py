@@ -93,6 +93,7 @@ class Stages(StageRecord):
         Parameters
         ----------
         prompt, counterfactual : prompt
+            They end with the tokens that target and contrast share, such as " New" for " New York" and " New Orleans".
         target, contrast : str or int, optional
             Default: the same.
 
