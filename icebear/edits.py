@@ -1,4 +1,4 @@
-"""Edits of neurons and their notation: ``L29.ffn.860*0``, ``L24.ffn.559+2std@last``."""
+"""Edits of neurons and their notation: ``L29.ffn.860*0``, ``L24.ffn.559+2std@last``, ``L23.head.4<-"A"@last``."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from icebear.errors import InputError
 from icebear.records import Neuron, as_neuron
-from icebear.values import one_of, real, several, shown
+from icebear.values import one_of, real, several, shown, text_of
 
 SYMBOLS = {"set": "=", "scale": "*", "add": "+"}
 UNITS = ("", "max", "std")
 TOKEN_GROUPS = ("all", "prompt", "last", "generated", "answer")
-EXAMPLES = "write it like L29.ffn.860*0, L29.ffn.490=-6.2 or L24.ffn.559+2std@last"
+EXAMPLES = (
+    'write it like L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+2std@last or L23.head.4<-"The capital of Italy is"@last'
+)
 
 _EDIT = re.compile(
-    r"(?P<neuron>L\d+\.[a-z_]+\.\d+)\s*(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))"
-    r"(?P<unit>max|std)?"
+    r"(?P<neuron>L\d+\.[a-z_]+\.\d+)\s*"
+    r'(?:<-\s*(?P<source>"(?:[^"\\]|\\.)*")'
+    r"|(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))(?P<unit>max|std)?)"
     r'(?:@(?P<where>[a-z]+(?::(?:[\d,-]+|[a-z-]+|"(?:[^"\\]|\\.)*"))?))?'
     r"(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"
 )
@@ -37,8 +40,10 @@ class Edit:
     ----------
     neuron : Neuron or str
     op : str
-        ``set`` the activation to `value`, ``scale`` it by `value`, or ``add`` `value` to it.
+        ``set`` the activation to `value`, ``scale`` it by `value`, or ``add`` `value` to it; ``swap`` it for the
+        activation after another prompt (`Edit.from_prompt`).
     value : float
+        0 for a swap.
     unit : str
         ``""`` for raw activation; ``max`` or ``std`` for the largest magnitude or the standard deviation that an index
         recorded for the neuron.
@@ -53,6 +58,9 @@ class Edit:
         From 0 to 1; step s > 0 applies decay**s of the change.
     share : float
         The share of the change that is applied, from 0 to 1.
+    source : str, optional
+        The prompt of a swap. The activation is that of its last token, or with ``position:N`` that of its token N; it
+        is read, without edits, when the edit is applied to a model.
 
     Raises
     ------
@@ -61,16 +69,17 @@ class Edit:
     """
 
     neuron: Neuron
-    op: Literal["set", "scale", "add"]
+    op: Literal["set", "scale", "add", "swap"]
     value: float
     unit: Literal["", "max", "std"] = ""
     where: str = "all"
     decay: float = 1.0
     share: float = 1.0
+    source: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "neuron", as_neuron(self.neuron))
-        one_of(self.op, "kind of edit", SYMBOLS)
+        one_of(self.op, "kind of edit", (*SYMBOLS, "swap"))
         one_of(self.unit, "unit of an edit", UNITS)
         ranges = {"value": (), "decay": (0, 1), "share": (0, 1)}
         for name, limits in ranges.items():  # as plain floats, for text and JSON
@@ -81,6 +90,13 @@ class Edit:
                 f"The edit of {self.neuron} scales by a number, which cannot be in units of {self.unit}; leave out "
                 f"{self.unit}."
             )
+        if (self.op == "swap") is (self.source is None) or (self.source is not None and (self.value or self.unit)):
+            raise InputError(
+                f"A swap of {self.neuron} has a prompt and no value, and other edits have a value and no prompt; use "
+                "Edit.from_prompt for a swap."
+            )
+        if self.source is not None:
+            text_of(self.source)
         where = self.where if isinstance(self.where, str) else ""
         ordered = _WHERE.fullmatch(where) and all(low <= high for low, high in _bounds(where))
         if not (where in TOKEN_GROUPS or ordered or (where and (self.condition or self.turn))):
@@ -106,13 +122,39 @@ class Edit:
             return None
         return (match[1], text) if match else None
 
+    @classmethod
+    def from_prompt(cls, neuron: Neuron | str, prompt: str, where: str = "last") -> Edit:
+        """Return the edit that gives a neuron, or a head, its value after another prompt.
+
+        Parameters
+        ----------
+        neuron : Neuron or str
+        prompt : str
+            The value is read at its last token; with ``position:N`` at its token N.
+        where : str
+            The tokens that are edited, see `Edit`.
+
+        Returns
+        -------
+        Edit
+
+        Raises
+        ------
+        InputError
+            If a value is not possible.
+        """
+        return cls(as_neuron(neuron), "swap", 0.0, where=where, source=prompt)
+
     def __str__(self) -> str:
-        sign = "-" if self.op == "add" and math.copysign(1, self.value) < 0 else SYMBOLS[self.op]
-        value = repr(abs(self.value) if self.op == "add" else self.value).removesuffix(".0")
+        sign = "-" if self.op == "add" and math.copysign(1, self.value) < 0 else SYMBOLS.get(self.op, "")
+        number = repr(abs(self.value) if self.op == "add" else self.value).removesuffix(".0")
+        change = (
+            f"{sign}{number}{self.unit}" if self.source is None else f"<-{json.dumps(self.source, ensure_ascii=False)}"
+        )
         where = "" if self.where == "all" else f"@{self.where}"
         decay = "" if self.decay == 1 else f"~{self.decay!r}"
         share = "" if self.share == 1 else f"^{self.share!r}"
-        return f"{self.neuron}{sign}{value}{self.unit}{where}{decay}{share}"
+        return f"{self.neuron}{change}{where}{decay}{share}"
 
     @classmethod
     def parse(cls, text: str) -> Edit:
@@ -122,14 +164,17 @@ class Edit:
             raise InputError(f"{shown(text)} is not an edit; {EXAMPLES}.")
         neuron = Neuron.parse(match["neuron"])
         try:
-            value = float(match["value"])
+            value = float(match["value"] or 0)
             decay = float(match["decay"] or 1)
             share = float(match["share"] or 1)
         except ValueError:
             raise InputError(f"{text!r} has a value that is not a number; {EXAMPLES}.") from None
+        amount: dict[str, Any] = {"where": match["where"] or "all", "decay": decay, "share": share}
+        if match["source"]:
+            return cls(neuron, "swap", 0.0, source=_prompt(match["source"]), **amount)
         sign = -1 if match["op"] == "-" else 1
         op = {"=": "set", "*": "scale"}.get(match["op"], "add")
-        return cls(neuron, op, sign * value, match["unit"] or "", match["where"] or "all", decay, share)  # type: ignore[arg-type]
+        return cls(neuron, op, sign * value, match["unit"] or "", **amount)  # type: ignore[arg-type]
 
     def in_raw_units(self, statistic: Callable[[Neuron, str], float] | None) -> Edit:
         """Return the edit with its value in raw activation. statistic(neuron, unit): the value of a unit."""
@@ -144,6 +189,13 @@ class Edit:
         return replace(self, value=self.value * unit_value, unit="")
 
 
+def _prompt(text: str) -> str:
+    try:
+        return json.loads(text)  # type: ignore[no-any-return]
+    except ValueError:
+        raise InputError(f"{text} is not a JSON string; {EXAMPLES}.") from None
+
+
 def parse_edits(edits: Edit | str | Iterable[Edit | str]) -> list[Edit]:
     """Return one or several edits, given as records or text. Raises `InputError`."""
     return [edit if isinstance(edit, Edit) else Edit.parse(edit) for edit in several(edits)]
@@ -153,6 +205,11 @@ def _bounds(where: str) -> list[tuple[int, int]]:
     """Return the first and last number of each range of positions or steps."""
     parts = (part.partition("-") for part in where.partition(":")[2].split(","))
     return [(int(low), int(high or low)) for low, _, high in parts]
+
+
+def last_position(where: str) -> int:
+    """Return the largest position that an edit names; 0 if it names none."""
+    return max((high for _, high in _bounds(where)), default=0) if where.startswith("position:") else 0
 
 
 def acts_at(where: str, position: int, prompt_length: int) -> bool:

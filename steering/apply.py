@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.sites import hooks
-from icebear.edits import Edit, acts_at, parse_edits
+from icebear.concepts.passes.neuron_recorders import Values
+from icebear.concepts.passes.run import Logits, forward
+from icebear.concepts.passes.sites import hooks, neuron_site
+from icebear.edits import Edit, acts_at, last_position, parse_edits
 from icebear.errors import InputError
 from icebear.models.lock import replaced
 from icebear.models.model import Model
+from icebear.models.objective import objective_of
 from icebear.models.text import images
 from icebear.models.text.chat import Turn
 from icebear.recipe import Recipe
@@ -29,6 +33,8 @@ PADDING = -1
 """Stands for padding among token ids."""
 UNKNOWN = -2
 """Stands for a token whose id was not read: one that is an embedding, or was cached before the edits began."""
+_READING: ContextVar[bool] = ContextVar("reading", default=False)
+"""Whether the prompt of a swap is read, in a pass without edits."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +104,16 @@ def steer(
         real(edit.value, f"In {model.dtype_name} the value of an edit of {edit.neuron}", -most, most)
         if edit.condition:
             model.token_id(edit.condition[1], "token of a condition")
+    swapped = _swapped_values(model, wanted)
     acts: list[Act] = []
     where = _TokenTracker(model, prompt_tokens, rows)
     by_site_layer: dict[tuple[str, int], list[Edit]] = {}
     for edit in wanted:
-        site = "attn" if edit.neuron.site == "head" else edit.neuron.site
-        by_site_layer.setdefault((site, edit.neuron.layer), []).append(edit)
+        by_site_layer.setdefault((neuron_site(edit.neuron.site), edit.neuron.layer), []).append(edit)
 
     def visit(site: str, layer: int, x: Tensor) -> Tensor:
-        for edit in by_site_layer[site, layer]:
-            x = _apply(edit, x, where, model.head_dim, acts if trace else None)
+        for edit in by_site_layer[site, layer] if not _READING.get() else ():
+            x = _apply(edit, x, where, model.head_dim, swapped.get(edit), acts if trace else None)
         return x
 
     @contextmanager
@@ -124,12 +130,42 @@ def steer(
         )
 
 
-def _apply(edit: Edit, x: Tensor, where: _TokenTracker, head_dim: int, trace: list[Act] | None) -> Tensor:
+def _swapped_values(model: Model, edits: Iterable[Edit]) -> dict[Edit, Tensor]:
+    """Return for each swap the activations (S, 1 or head_dim) after its prompt, at all S tokens."""
+    swapped: dict[Edit, Tensor] = {}
+    for edit in edits:
+        if edit.source is None:
+            continue
+        site, stack = neuron_site(edit.neuron.site), model.stack_of(edit.neuron.layer)
+        objective = objective_of(model, [edit.source])
+        values = Values(model, objective.batch, [site])
+        reading = _READING.set(True)
+        try:
+            forward(model, Logits(objective), [values])
+        finally:
+            _READING.reset(reading)
+        activations = values.values(0, values.activation[site])[edit.neuron.layer, objective.batch.span_of(stack)]
+        if last_position(edit.where) >= len(activations):
+            raise InputError(f"{edit} reads a token that its prompt does not have; it has {len(activations)} tokens.")
+        swapped[edit] = activations[:, _columns(edit, model.head_dim)]
+    return swapped
+
+
+def _columns(edit: Edit, head_dim: int) -> slice:
     width = head_dim if edit.neuron.site == "head" else 1
-    columns = slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
+    return slice(edit.neuron.index * width, (edit.neuron.index + 1) * width)
+
+
+def _apply(
+    edit: Edit, x: Tensor, where: _TokenTracker, head_dim: int, swapped: Tensor | None, trace: list[Act] | None
+) -> Tensor:
+    columns = _columns(edit, head_dim)
     old = x[..., columns]  # (B, T, 1 or head_dim)
     acts, strength = where.acting(edit, x)  # (B, T, 1)
-    new = {"set": torch.full_like(old, edit.value), "scale": old * edit.value, "add": old + edit.value}[edit.op]
+    if swapped is not None:
+        new = swapped[where.read_at(edit, len(swapped))].to(old)
+    else:
+        new = {"set": torch.full_like(old, edit.value), "scale": old * edit.value, "add": old + edit.value}[edit.op]
     if edit.decay != 1 or edit.share != 1:
         new = old + strength * (new - old)
     new = torch.where(acts, new, old)
@@ -238,6 +274,13 @@ class _TokenTracker:
         mask = attention_mask.cpu().long()
         mask = mask.repeat_interleave(batch // len(mask), 0)[:, :columns]  # beams of a prompt are next to each other
         return torch.cat((mask, torch.ones(batch, columns - mask.shape[1], dtype=torch.long)), 1)
+
+    def read_at(self, edit: Edit, tokens: int) -> Tensor:
+        """Return which of the tokens of a swap's prompt each token of the running pass takes its value from (B, T)."""
+        position = self.position[self.model.stack_of(edit.neuron.layer)]
+        if edit.where.startswith("position:"):
+            return position.clamp(0, tokens - 1)
+        return torch.full_like(position, tokens - 1)
 
     def acts_of(self, edit: Edit, acts: Tensor, old: Tensor, new: Tensor) -> list[Act]:
         stack = self.model.stack_of(edit.neuron.layer)

@@ -33,6 +33,8 @@ def patch(model: Model, recipe: Recipe) -> dict[str, Tensor]:
         site = "attn" if edit.neuron.site == "head" else edit.neuron.site
         if edit.where != "all" or edit.decay != 1:
             raise RecipeError(f"A weight acts equally at all tokens, but {edit} does not; use @all without decay.")
+        if edit.source is not None:
+            raise RecipeError(f"{edit} takes its value from a prompt; a weight has none, so leave out this edit.")
         if edit.unit:
             raise RecipeError(f"The value of {edit} is in units of an index (std or max); give a plain number.")
         if site not in WRITERS or (site == "ffn" and model.family.experts):

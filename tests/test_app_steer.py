@@ -72,12 +72,18 @@ def test_steer(environment):
     assert "--store" in text(page)
     page.get_by_key("remove 0 L29.ffn.860=-20max@last").click().run()
     assert page.get_by_key("edits").value == ""
+    page.get_by_key("edits").set_value('L23.head.4<-"The \\"ice\\" bear"@last').run()
+    source = next(field for field in page.text_input if field.label == "Its value after")
+    assert source.value == 'The "ice" bear'
+    source.set_value("The camel").run()
+    assert page.get_by_key("edits").value == 'L23.head.4<-"The camel"@last'
     page.get_by_key("edits").set_value("L29.ffn.860 is hot").run()
     assert "is not an edit" in page.error[0].value.replace("\\", "")
 
 
 def test_the_code_it_shows_does_what_it_did(environment, smol):
-    page = fine(visit("steer", section="edits", edits="L29.ffn.860=-20", tokens="4", temperature="0.9", seed="3"))
+    edits = "L29.ffn.860=-20\nL23.head.4<-\"The 'camel'\"@last"
+    page = fine(visit("steer", section="edits", edits=edits, tokens="4", temperature="0.9", seed="3"))
     page.get_by_key("generate").click().run()
     result = page.session_state["edits result"][1]
     python = page.code[1].value.replace("load_model('smollm2-135m')", "MODEL")

@@ -38,7 +38,7 @@ def test_ray_equals_local_even_when_a_worker_is_killed(model, corpus, tmp_path, 
     killed = []
 
     def kill(done, total):
-        if not killed:
+        if done and not killed:
             ours = [process for process in psutil.Process().children(recursive=True) if _is_worker(process)]
             killed.append(generator.choice(ours))
             killed[0].kill()

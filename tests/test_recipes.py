@@ -108,6 +108,8 @@ def test_what_no_weight_expresses_is_refused(smol, desert, tmp_path):
         patch(smol, desert)
     with pytest.raises(RecipeError):
         patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.q.1*0")]))
+    with pytest.raises(RecipeError, match="prompt"):
+        patch(smol, Recipe.for_model(smol, "r", [Edit.from_prompt("L3.head.1", "ice", "all")]))
     with pytest.raises(RecipeError, match="max"):
         patch(smol, Recipe.for_model(smol, "r", [Edit.parse("L3.ffn.1=2max")]))
     with pytest.raises(RecipeError):

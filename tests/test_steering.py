@@ -5,11 +5,13 @@ import torch
 from conftest import ICE_BEAR, IDS
 from hypothesis import given
 from hypothesis import strategies as st
+from test_stages import OTHER, PROMPT, made
 
 from icebear import Edit, Neuron, Recipe, attribute, steer
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.edits import acts_at
 from icebear.errors import InputError, RecipeError
+from icebear.models.model import Model
 
 PROMPTS = ["ice bear", "in the cold far north"]
 EDITS = ["L0.ffn.5=9", "L2.ffn.7=9"]
@@ -26,6 +28,7 @@ edits = st.one_of(
         st.floats(0, 1),
     ),
     st.builds(Edit, st.just(Neuron(1, "ffn", 2)), st.just("scale"), numbers, st.just(""), places),
+    st.builds(Edit.from_prompt, st.just("L1.head.2"), st.text(), places),
 )
 
 
@@ -42,6 +45,8 @@ def test_an_edit_reads_back(edit):
         ("L24.ffn.559+2std@last", Edit(Neuron(24, "ffn", 559), "add", 2, "std", "last")),
         ("L24.ffn.559-2max@step:0-3~0.5", Edit(Neuron(24, "ffn", 559), "add", -2, "max", "step:0-3", 0.5)),
         ("L4.head.3*-1e-3", Edit(Neuron(4, "head", 3), "scale", -1e-3)),
+        ('L4.head.3<-"say \\"a@b\\""@last', Edit.from_prompt("L4.head.3", 'say "a@b"')),
+        ('L4.head.3 <- "ice"^0.5', Edit("L4.head.3", "swap", 0, share=0.5, source="ice")),
     ],
 )
 def test_the_text_form(text, expected):
@@ -128,6 +133,61 @@ def test_an_edit_does_what_it_says(llama):
         assert torch.allclose(steered, expected), text
 
 
+@pytest.fixture
+def other(monkeypatch):
+    """A prompt that models without a tokenizer read, too."""
+    read = Model._read
+    monkeypatch.setattr(Model, "_read", lambda model, p: OTHER if p.text == "other" else read(model, p))
+
+
+@pytest.mark.usefixtures("other")
+@pytest.mark.parametrize("site", ["head", "ffn"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral", "bert", "t5"])
+def test_a_swap_is_the_activation_patched_by_hand(name, site):
+    model = made(name)
+    neuron = Neuron(model.layers - 1, site, 1)
+    begin = {"decoder_input_ids": torch.tensor([[0]])} if name == "t5" else {}
+    run = lambda ids: model.net(input_ids=torch.tensor([ids]), **begin).logits  # noqa: E731
+    if name == "mixtral" and site == "ffn":  # an expert's neurons are no columns of one module
+        values = attribute(model, OTHER, target=1, sites=("ffn",)).activation("ffn")[neuron.layer, -1, 1]
+        with steer(model, Edit(neuron, "set", values.item(), where="last")):
+            expected = run(PROMPT)
+    else:
+        module = model.site_module("attn" if site == "head" else "ffn", neuron.layer)
+        width = model.head_dim if site == "head" else 1
+        columns, seen = slice(width, 2 * width), []
+        handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0][:, -1, columns].clone()))
+        run(OTHER)
+        handle.remove()
+
+        def patch(_, args):
+            args[0][:, -1, columns] = seen[0]
+
+        handle = module.register_forward_pre_hook(patch)
+        expected = run(PROMPT)
+        handle.remove()
+    with steer(model, Edit.from_prompt(neuron, "other")):
+        swapped = run(PROMPT)
+    assert (swapped - expected).abs().max() < 1e-5
+    assert (swapped - run(PROMPT)).abs().max() > 1e-4
+
+
+@pytest.mark.usefixtures("other")
+def test_a_swap_reads_tokens_of_its_prompt_without_edits(llama):
+    """At positions, those of the prompt; else its last one, whatever else is edited, and in which row."""
+    of = lambda ids: attribute(llama, ids, target=1, sites=("attn", "ffn"))  # noqa: E731
+    here, there = of(IDS).activation("ffn")[2, :, 3], of(OTHER).activation("ffn")[2, :, 3]
+    swap = Edit.from_prompt("L2.ffn.3", "other", "position:1,3-4")
+    with steer(llama, swap):
+        expected = here.clone()
+        expected[[1, 3, 4]] = there[[1, 3, 4]]
+        assert torch.allclose(of(IDS).activation("ffn")[2, :, 3], expected)
+    with steer(llama, "L1.ffn.3=50"), steer(llama, Edit.from_prompt("L2.ffn.3", "other", "all")):
+        assert torch.allclose(of(IDS).activation("ffn")[2, :, 3], there[-1].expand(len(IDS)))
+    with pytest.raises(InputError), steer(llama, Edit.from_prompt("L2.ffn.3", "other", "position:9")):
+        pass
+
+
 def test_decay_moves_part_of_the_way(llama):
     seen = []
     handle = llama.net.model.layers[0].mlp.down_proj.register_forward_pre_hook(
@@ -212,11 +272,23 @@ def test_a_bad_recipe_says_what_is_wrong(text, message):
         "L1.ffn.2*2max",
         "L1.ffn.2=1~x",
         "ffn.2=1",
+        "L1.head.2<-ice",
+        'L1.head.2<-"ice"max',
+        'L1.head.2<-"\\x"',
+        'L1.head.2<-"\\ud800"',
     ],
 )
 def test_a_bad_edit_says_so(text):
     with pytest.raises(InputError):
         Edit.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "source"), [("swap", 0, None), ("set", 1, "ice"), ("swap", 1, "ice"), ("swap", 0, 3)]
+)
+def test_a_swap_has_a_prompt_and_no_value(op, value, source):
+    with pytest.raises(InputError):
+        Edit("L1.head.2", op, value, source=source)
 
 
 def test_an_edit_that_is_never_reached_is_named(model, caplog):

@@ -355,16 +355,20 @@ class Tools:
         ctx: Context,
         prompt: Prompt,
         edits: Annotated[
-            list[Annotated[str, Field(max_length=200)]],
-            Field(min_length=1, max_length=100, description="L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+5@last"),
+            list[Annotated[str, Field(max_length=2000)]],
+            Field(
+                min_length=1,
+                max_length=100,
+                description='L29.ffn.860*0, L29.ffn.490=-6.2, L24.ffn.559+5@last, L23.head.4<-"Other prompt"@last',
+            ),
         ],
         target: Word = None,
         contrast: Word = None,
         chat: IsChat = False,
         max_new_tokens: Length = 20,
     ) -> Answer:
-        """Generate with edited neurons (set, scaled, added to) and without. The control makes the same edits to random
-        neurons of the same layers; the side effects are changes in unrelated texts."""
+        """Generate with edited neurons (set, scaled, added to, swapped) and without. The control makes the same edits
+        to random neurons of the same layers; the side effects are changes in unrelated texts."""
         model, read, parsed = self.session.model, _read(prompt, chat), parse_edits(edits)
         steps = RANDOM_DRAWS + 2 * max_new_tokens
         with self.session.store() as store:

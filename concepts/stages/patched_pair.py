@@ -187,12 +187,12 @@ class Passes:
                 mask[row, sorted(state.free_tokens(kind))] = True
         on_device = {kind: mask.to(model.device) for kind, mask in free.items()}  # once, not in each layer
         kinds = {site: kind for kind, sites in KINDS.items() for site in sites if site in pair.sites}
-        held = [site for site, kind in kinds.items() if not free[kind][:, start:].all()]
+        tokens = frozenset(range(start, len(pair.ids)))
+        held = [site for site, kind in kinds.items() if not all(tokens <= state.free_tokens(kind) for state in states)]
         nodes = {site: _together(states, site, model.device) for site in held}
 
         def hook(site: str, layer: int, x: Tensor) -> Tensor:
-            tokens = range(len(pair.ids))[batch.span_of(model.stack_of(layer))] if batch.decoder else None
-            begin = tokens.start if tokens else start
+            begin = batch.span_of(model.stack_of(layer)).start if batch.decoder else start
             mask = on_device[kinds[site]][:, begin : begin + x.shape[1], None].to(x.device)
             chosen, column = nodes[site], pair.explained - begin
             if chosen is not None and 0 <= column < x.shape[1]:
@@ -374,7 +374,7 @@ class CachedPasses(Passes):
     def logits(self, states: Sequence[State]) -> Tensor:
         logits: dict[int, Tensor] = {}
         self._read_before(states)
-        begins = [self._begin(state) for state in states]
+        begins = self._begins(states)
         by_prefix: dict[int, list[int]] = {}
         for number in sorted(range(len(states)), key=lambda number: -begins[number][0]):
             by_prefix.setdefault(id(self.prefixes[self._key(states[number])][0]), []).append(number)
@@ -396,23 +396,28 @@ class CachedPasses(Passes):
                 undo.enter_context(self.starting(lowest, streams))
             return self._last(known[0][0], [row for _, row in known], ids, explained)
 
-    def _begin(self, state: State) -> tuple[int, Reading]:
-        """Return the first layer whose explained token must be computed, and the prompt or the counterfactual, which
-        has the residual stream before it."""
-        pair, layers = self.pair, self.model.layers
-        is_held, is_free = (torch.ones(layers, dtype=torch.bool) for _ in range(2))  # all of a layer's nodes
+    def _begins(self, states: Sequence[State]) -> list[tuple[int, Reading]]:
+        """Return for each state the first layer whose explained token must be computed, and the prompt or the
+        counterfactual, which has the residual stream before it."""
+        pair, shape = self.pair, (len(states), self.model.layers)
+        is_held, is_free = (torch.ones(shape, dtype=torch.bool) for _ in range(2))  # all of a layer's nodes
         for kind, site in ((kind, site) for kind, sites in KINDS.items() for site in sites if site in pair.sites):
             at = self.model.layers_with(site)
-            if pair.explained in state.free_tokens(kind):
-                is_held[at] = False
-            elif site in state.nodes:
-                is_held[at] &= ~state.nodes[site][at].any(1)
-                is_free[at] &= state.nodes[site][at].all(1)
-            else:
-                is_free[at] = False
-        held = _leading(is_held) if pair.is_aligned and pair.ends_alike else 0
-        free = _leading(is_free) if self._key(state) == self._plain_key(0) else 0
-        return (free, pair.prompt) if free > held else (held, pair.counterfactual)
+            for row, state in enumerate(states):
+                if pair.explained in state.free_tokens(kind):
+                    is_held[row, at] = False
+                elif site in state.nodes:
+                    is_held[row, at] &= ~state.nodes[site][at].any(1)
+                    is_free[row, at] &= state.nodes[site][at].all(1)
+                else:
+                    is_free[row, at] = False
+        leading = torch.stack([is_held, is_free], -1).long().cumprod(1).sum(1).tolist()  # layers before the first other
+        begins = []
+        for state, (held, free) in zip(states, leading, strict=True):
+            held *= pair.is_aligned and pair.ends_alike
+            free *= self._key(state) == self._plain_key(0)
+            begins.append((free, pair.prompt) if free > held else (held, pair.counterfactual))
+        return begins
 
     @contextmanager
     def starting(self, layer: int, stream: Tensor) -> Iterator[None]:
@@ -446,11 +451,6 @@ class CachedPasses(Passes):
             undo.enter_context(self.patching(rows, begin))
             prefix, row = self.prefixes[self._plain_key(1)]
             return self._last(prefix, [row] * len(rows), ids, begin)
-
-
-def _leading(values: Tensor) -> int:
-    """Return the number of values before the first that is false."""
-    return int(values.long().cumprod(0).sum())
 
 
 def _chunks(tokens: Sequence[int]) -> Iterator[list[int]]:

@@ -38,6 +38,7 @@ SYNTAX = """\
 - `L29.ffn.860*0` multiplies the activation by 0, which switches the neuron off
 - `L29.ffn.860=-20` sets it to -20
 - `L24.ffn.559+2std` adds 2 standard deviations (or `max`: times its largest activation; both need an index)
+- `L23.head.4<-"The capital of Italy is"` sets a head or a neuron to its value after another prompt
 - `@last`, `@prompt`, `@generated` or `@answer` after it limits the tokens that are edited"""
 CHARTED = 3
 """Likely words that are charted of each side."""
@@ -105,9 +106,12 @@ def _edits() -> list[Edit]:
 def sentence(edit: Edit) -> str:
     """Return what an edit does, as Markdown: "L29.ffn.860: set to -20 everywhere"."""
     size, unit = f"{edit.value:.4g}", f" {UNITS[edit.unit]}" * bool(edit.unit)
-    what = {"set": f"set to {size}{unit}", "scale": f"multiplied by {size}", "add": f"{edit.value:+.4g}{unit} added"}[
-        edit.op
-    ]
+    what = {
+        "set": f"set to {size}{unit}",
+        "scale": f"multiplied by {size}",
+        "add": f"{edit.value:+.4g}{unit} added",
+        "swap": f"set to its value after {edit.source!r}",
+    }[edit.op]
     what = "switched off" if (edit.op, edit.value) == ("scale", 0) else what
     where = WHERE.get(edit.where, f"at {edit.where}")
     decay = f", {edit.decay:g} times as much at each further token" if edit.decay != 1 else ""
@@ -137,9 +141,12 @@ def _controls(edits: list[Edit], number: int) -> None:
 
     units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_labels() else [""])]))
     wheres = list(dict.fromkeys([edit.where, *TOKEN_GROUPS]))
-    st.selectbox("Operation", list(SYMBOLS), list(SYMBOLS).index(edit.op), **options("op"))
-    st.slider("Value", -largest, largest, edit.value, **options("value"))
-    if edit.op != "scale":
+    if edit.op == "swap":
+        st.text_input("Its value after", edit.source, **options("source"))
+    else:
+        st.selectbox("Operation", list(SYMBOLS), list(SYMBOLS).index(edit.op), **options("op"))
+        st.slider("Value", -largest, largest, edit.value, **options("value"))
+    if edit.op not in ("scale", "swap"):
         st.selectbox("Unit", units, format_func=UNITS.__getitem__, **options("unit"))
     st.selectbox("Where", wheres, format_func=lambda where: WHERE.get(where, where), **options("where"))
     card = (str(edit.neuron), "+" if edit.value >= 0 else "-")
