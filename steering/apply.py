@@ -132,22 +132,25 @@ def steer(
 
 def _swapped_values(model: Model, edits: Iterable[Edit]) -> dict[Edit, Tensor]:
     """Return for each swap the activations (S, 1 or head_dim) after its prompt, at all S tokens."""
-    swapped: dict[Edit, Tensor] = {}
+    by_source: dict[str, list[Edit]] = {}
     for edit in edits:
-        if edit.source is None:
-            continue
-        site, stack = neuron_site(edit.neuron.site), model.stack_of(edit.neuron.layer)
-        objective = objective_of(model, [edit.source])
-        values = Values(model, objective.batch, [site])
+        if edit.source is not None:
+            by_source.setdefault(edit.source, []).append(edit)
+    swapped: dict[Edit, Tensor] = {}
+    for source, swaps in by_source.items():
+        objective = objective_of(model, [source])
+        values = Values(model, objective.batch, list(dict.fromkeys(neuron_site(edit.neuron.site) for edit in swaps)))
         reading = _READING.set(True)
         try:
             forward(model, Logits(objective), [values])
         finally:
             _READING.reset(reading)
-        activations = values.values(0, values.activation[site])[edit.neuron.layer, objective.batch.span_of(stack)]
-        if last_position(edit.where) >= len(activations):
-            raise InputError(f"{edit} reads a token that its prompt does not have; it has {len(activations)} tokens.")
-        swapped[edit] = activations[:, _columns(edit, model.head_dim)]
+        for edit in swaps:
+            span = objective.batch.span_of(model.stack_of(edit.neuron.layer))
+            read = values.values(0, values.activation[neuron_site(edit.neuron.site)])[edit.neuron.layer, span]
+            if last_position(edit.where) >= len(read):
+                raise InputError(f"{edit} reads a token that its prompt does not have; it has {len(read)} tokens.")
+            swapped[edit] = read[:, _columns(edit, model.head_dim)]
     return swapped
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from reference.stages import Reference
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-from icebear import Neuron, stages
+from icebear import Edit, Neuron, stages, steer
 from icebear.concepts.stages.patched_pair import CachedPasses, CompletePasses, PatchedPair, State
 from icebear.concepts.stages.stage_measurements import RANDOM_DRAWS
 from icebear.concepts.stages.stage_parts import Network, Parts, Shares
@@ -214,10 +214,15 @@ def test_one_head_says_the_other_word(france):
     assert len(france.random_sets.sets) == RANDOM_DRAWS
 
 
-def test_parts_are_swapped_together(france):
-    """One head gives its swap, the whole set what is lost without it, and nothing the prompt."""
+def test_parts_are_swapped_together(smol, france):
+    """One head gives its swap, as `steer` does, the whole set what is lost without it, and nothing the prompt."""
     for swap in france.swaps:
         assert france.swapped([swap.neuron]) == pytest.approx(swap.after, rel=1e-4)
+        with steer(smol, Edit.from_prompt(swap.neuron, FRANCE["counterfactual"])):
+            steered = [
+                smol.probability("The capital of France is", FRANCE[answer]) for answer in ("target", "contrast")
+            ]
+        assert steered == pytest.approx(swap.after, rel=1e-3)
     target, contrast = france.swapped([str(node.neuron) for node in (*france.heads, *france.neurons)])
     lost = (france.prompt.number - math.log(target / contrast)) / france.difference
     assert lost == pytest.approx(france.without, abs=1e-4)
