@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -28,6 +28,7 @@ from icebear.concepts.stages.stage_records import (
 )
 from icebear.models.model import Model
 from icebear.records import Neuron, Ranked
+from icebear.steps import OnProgress
 
 HEAD_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30)
 NEURON_COUNTS = (0, 1, 2, 3, 5, 8, 12, 20, 30, 50, 100)
@@ -47,7 +48,6 @@ LARGE_EFFECT = 1 / 3
 SHOWN_WORDS = 4
 """The largest number of words that are raised, and lowered."""
 
-Progress = Callable[[int, int], None]
 STEPS = 6
 """The steps that are reported as progress."""
 
@@ -63,7 +63,7 @@ class Measured:
         self.differing = tuple(sorted(frozenset().union(*(pair.differing for pair in pairs))))
         self.between = tuple(sorted(frozenset().union(*(pair.between for pair in pairs)) - {*self.differing}))
 
-    def stages(self, relevance: Relevance, on_progress: Progress) -> dict[str, Any]:
+    def stages(self, relevance: Relevance, on_progress: OnProgress) -> dict[str, Any]:
         """Take the steps, and return the fields of `StageRecord`."""
         assert relevance.target is not None
         ranked = _candidates(relevance, self.network)

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import KINDS, PatchedPair
-from icebear.concepts.stages.stage_measurements import STEPS, Measured, Progress
+from icebear.concepts.stages.stage_measurements import STEPS, Measured
 from icebear.concepts.stages.stage_parts import WholeParts
 from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord, StageShares
@@ -31,6 +31,7 @@ from icebear.models.text.prompts import Prompt, PromptLike, Prompts
 from icebear.paths import write_file
 from icebear.records import Neuron
 from icebear.render import page
+from icebear.steps import OnProgress, unwatched
 from icebear.values import typed
 
 
@@ -150,7 +151,7 @@ def stages(
     target: Token | None = None,
     contrast: Token | None = None,
     counterfactual: PromptLike | Prompts | None = None,
-    on_progress: Progress = lambda done, total: None,
+    on_progress: OnProgress = unwatched,
 ) -> Stages:
     """Show how an answer is computed: which token is read, which heads move it, and which neurons write the answer.
 
@@ -206,7 +207,7 @@ def why_no_stages(model: Model, relevance: Relevance) -> str:
     return ""
 
 
-def stages_of(model: Model, relevance: Relevance, on_progress: Progress = lambda done, total: None) -> Stages:
+def stages_of(model: Model, relevance: Relevance, on_progress: OnProgress = unwatched) -> Stages:
     """Return the stages of an answer whose relevance is known. Raises `InputError`, see `stages`."""
     model.check_made(relevance.made_with["model"], "The relevance")
     if reason := why_no_stages(model, relevance):
