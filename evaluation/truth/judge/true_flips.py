@@ -20,7 +20,7 @@ from icebear.evaluation.truth.judge.judged_pairs import pairs_of
 from icebear.evaluation.truth.judge.truth_tables import means
 from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.evaluation.truth.programs.program import PROGRAM, Program
-from icebear.evaluation.uses.flips import SEARCHES
+from icebear.evaluation.uses.flips import NEURONS, SEARCHES
 from icebear.steering.flipping.flip import CANDIDATES, LEVELS, MARGIN, FlipRequest, flip_by
 from icebear.steering.flipping.last_token import Edits, LastToken, values_by_step
 from icebear.steering.provenance import FlipRecord
@@ -108,8 +108,8 @@ def judged(ask: Ask, random: Random) -> dict[str, Any]:
 
     Random edits are as many passes as `flip` made, with as many edits each.
     """
-    edits, passes = flipped(ask, "gradient")
-    by_source, _ = flipped(ask, "gradient", ask.source)
+    edits, passes = flipped(ask, NEURONS)
+    by_source, _ = flipped(ask, NEURONS, ask.source)
     others = [flipped(ask, chance)[0] for chance in CHANCES]
     count = len(edits) or 1
     drawn = (ask.margins([drawn_edits(ask, count, random) for _ in range(passes)]) >= MARGIN).float()
@@ -150,12 +150,13 @@ def of_program(ask: Ask, each: Sequence[Edits]) -> float | None:
 def flipped(ask: Ask, choose: str, source: Sequence[int] | None = None) -> tuple[Edits, int]:
     """Return the edits of a flip, none if there is no flip, and the edited passes of its search."""
     try:
-        request = FlipRequest(ask.compiled.model, ask.prompt, ask.wanted, source, MAX_NEURONS, ways=SEARCHES[choose])
+        how = {**SEARCHES[choose], "heads": False}
+        request = FlipRequest(ask.compiled.model, ask.prompt, ask.wanted, source, MAX_NEURONS, **how)
         recipe = flip_by(request)
     except InputError:
         return {}, MAX_NEURONS * CANDIDATES * len(LEVELS)
     record = FlipRecord.of(recipe)
-    return values_by_step(recipe), record.rounds[-1][0] if record else 0
+    return values_by_step(ask.compiled.model, recipe), record.rounds[-1][0] if record else 0
 
 
 def exhaustive(ask: Ask) -> int:
