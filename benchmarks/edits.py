@@ -21,7 +21,7 @@ from icebear.concepts.vocabulary.vocabulary import direct_rows, unembedding
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
-from icebear.evaluation.uses.flips import NEURONS, SEARCHES
+from icebear.evaluation.uses.flips import NEURONS, RANDOM, SEARCHES
 from icebear.models.model import Model
 from icebear.records import Neuron
 from icebear.steering.apply import steer
@@ -53,7 +53,7 @@ COLUMNS = {
     "off_target_kl": "KL at held-out contexts, in nats; lower is better",
     "neurons": "edited; lower is better",
 }
-CHOSEN = (NEURONS, "chance 0")
+CHOSEN = (NEURONS, RANDOM)
 TOGETHER, LIKE_OBJECT = "neurons, with paraphrases", "concept"
 METHODS = (*CHOSEN, TOGETHER, LIKE_OBJECT, "nothing")
 

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.evaluation import runner
-from icebear.evaluation.uses.flips import NEURONS, SEARCHES, FlipPair, Flips, first_tokens, flips
+from icebear.evaluation.uses.flips import NEURONS, SEARCHES, FlipPair, Flips, at_random, first_tokens, flips
 from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.flipping.flip import (
@@ -552,7 +553,7 @@ def test_controls_have_the_same_budget_and_reach(letters):
                     changed = {place: value for place, value in proposal.items() if place != (1, 2, 0)}
                     for place, value in changed.items():
                         assert state.low[place] - 1e-5 <= value <= state.high[place] + 1e-5
-    *_, last = ways = [SEARCHES[f"chance {seed}"]["ways"][0] for seed in range(3)]
+    *_, last = ways = [partial(at_random, seed=seed) for seed in range(3)]
     draws = [way(state, {})[0] for way in ways]
     assert not torch.equal(draws[0], draws[1])
     assert torch.equal(draws[2], last(state, {})[0])

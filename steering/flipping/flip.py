@@ -211,8 +211,8 @@ def flip(
     InputError
         If no flip was found (the message says how near it came), or for an argument that cannot be used.
     """
-    asked = model, prompt, to, source, max_neurons, suppress, top_k, store, on_progress, unbounded
-    return flip_by(FlipRequest(*asked, several(paraphrases), heads))
+    arguments = model, prompt, to, source, max_neurons, suppress, top_k, store, on_progress, unbounded
+    return flip_by(FlipRequest(*arguments, several(paraphrases), heads))
 
 
 def flip_by(request: FlipRequest) -> Recipe:
