@@ -555,7 +555,6 @@ evaluate faithfulness --model tiny --out {new} --samples 1e3 --corpus text.txt
 evaluate faithfulness --model tiny --out {new} --samples 1 --task sva --corpus text.txt
 evaluate groundtruth --model tiny --out {new} --data prompts.jsonl --samples 1
 evaluate groundtruth --model tiny --out {new} --tokens nothing --samples 1
-evaluate pruning --model tiny --out {new} --site mixer --samples 1 --corpus text.txt
 evaluate ablation --model tiny --out {new} --data null.jsonl --samples 1
 evaluate ablation --model tiny --out {new} --tasks "" --samples 1
 evaluate circuits --model tiny --out {new} --nodes 0 --samples 1
