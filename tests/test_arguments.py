@@ -355,7 +355,6 @@ DOORS = {
         lambda at, x: icebear.find_concept(at.model, x, at.others),
         ("ice bear", 3, [3] * 20, None),
     ),
-    "find_concept.method": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method=x), NO_NAME),
     "find_concept.max_neurons": (
         lambda at, x: icebear.find_concept(at.model, at.examples, at.others, max_neurons=x),
         NO_COUNT,
@@ -365,10 +364,6 @@ DOORS = {
         ("x", 3, [], [3], "head"),
     ),
     "find_concept.seed": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, seed=x), NO_SEED),
-    "find_concept.words": (
-        lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method="w_out", words=x),
-        ((), 3, [3]),
-    ),
     "units.relevance": (lambda at, x: icebear.units(x), ("x", None, 3)),
     "Effects.words": (lambda at, x: at.effects.words(x), (99, -1, 2.5, "0", None)),
     "Effects.words.k": (lambda at, x: at.effects.words(0, x), NO_COUNT),

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
 
 DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
-RANKED_BY = {
-    "means": "difference of means",
-    "cna": "difference of means at the last token",
-    "relevance": "relevance for the words",
-    "w_out": "W_out rows on the words",
-    "search": "search for the words",
-}
 EDITS = (
     "edit: neuron = new activation @ token. before: the activation without the edit. share of range: the new "
     "activation divided by the end of the neuron's activation range. relevance: the neuron's contribution to the "
@@ -173,7 +166,7 @@ def provenance_lines(concept: icebear.Concept) -> list[str]:
         case {"examples": int() as examples, "others": int() as others, "path": [*path], "universal": [*universal]}:
             tried = filter(None, map(_tried, path))
             lines += [
-                f"ranked by {RANKED_BY.get(by, by)}, {examples} positive / {others} negative texts",
+                f"ranked by {'difference of means' if by == 'means' else by}, {examples} positive / {others} negative texts",
                 f"validation AUROC by number of neurons: {', '.join(dict.fromkeys(tried))}",
             ]
         case _:
