@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
 
 DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
-RANKED_BY = {
-    "means": "difference of means",
-    "cna": "difference of means at the last token",
-    "relevance": "relevance for the words",
-    "w_out": "W_out rows on the words",
-    "search": "search for the words",
-}
 EDITS = (
     "alone: the probability of the wanted token with this edit alone. raises, lowers: the likely next words that this "
     "edit alone makes more and less likely."
@@ -183,7 +176,7 @@ def provenance_lines(concept: icebear.Concept) -> list[str]:
         case {"examples": int() as examples, "others": int() as others, "path": [*path], "universal": [*universal]}:
             tried = filter(None, map(_tried, path))
             lines += [
-                f"ranked by {RANKED_BY.get(by, by)}, {examples} positive / {others} negative texts",
+                f"ranked by {'difference of means' if by == 'means' else by}, {examples} positive / {others} negative texts",
                 f"validation AUROC by number of neurons: {', '.join(dict.fromkeys(tried))}",
             ]
         case _:
