@@ -244,7 +244,7 @@ class Outcome(Noted):
         if self.other_sources:
             values = self.other_sources.drawn
             text += (
-                f" With outputs of the same heads after {len(values)} other prompts it becomes "
+                f" With the outputs that the same heads have after {len(values)} other prompts, it becomes "
                 f"{number_text(min(values))} to {number_text(max(values))}."
             )
         return text
