@@ -134,7 +134,7 @@ def groups(request: Request) -> None:
 def details(request: Request) -> None:
     relevance = relevance_of(request)
     if relevance.sites:
-        ranked_neurons.show(relevance, request.prompt, request.target or "")
+        ranked_neurons.show(relevance, request.prompt)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
