@@ -7,26 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from markupsafe import Markup
 
-from icebear.concepts.methods.attnlrp import CP_LRP
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neuron_recorders import BlockedNeurons
-from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.vocabulary.calibration import TEXTS
-from icebear.concepts.vocabulary.vocabulary import direct_row
 from icebear.convert import CONVERTER, Saved, Tabled
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import objective_of
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
 from icebear.render import page, render
-from icebear.steering.apply import steer
 from icebear.steering.concept.reading import counts, read, see_each
 from icebear.steering.provenance import score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
@@ -61,20 +52,6 @@ class Measured:
 
     def _repr_html_(self) -> Markup:
         return render("icebear.steering/measured.html", measured=self)
-
-
-@dataclass(frozen=True)
-class PassThrough:
-    """How much of the logit of the most probable next token passes through a concept."""
-
-    target: str
-    logit: float
-    relevance: float
-    """The share of the logit that passes through the concept's neurons by CP-LRP: the tokens' relevance less that with
-    these neurons blocked. Neurons in series do not count twice."""
-    drop: float
-    """The share of the logit that is lost when the neurons take their means over the corpus, at all tokens but the
-    first."""
 
 
 @dataclass(frozen=True)
@@ -234,22 +211,6 @@ class Concept(Saved, Tabled):
             measured.append(Measured(self.name, model.pieces(ids), tuple(measures.tolist()), mean, excluded))
         return measured
 
-    def through(self, model: Model, prompt: PromptLike) -> PassThrough:
-        """Measure how much of the logit of the most probable next token passes through the concept's neurons."""
-        self.check(model)
-        neurons = [part.neuron for part in self.parts]
-        by_layer = by_site_layer(neurons).items()
-        blocked = BlockedNeurons({layer: [neurons[c].index for c in columns] for layer, columns in by_layer})
-        inputs, past, target = Inputs(), Inputs(), Logits(objective_of(model, [prompt]))
-        logit = forward_backward(model, target, [inputs], CP_LRP)[0][0].item()
-        forward_backward(model, target, [past, blocked], CP_LRP)
-        passing = inputs.relevance()[0].sum().item() - past.relevance()[0].sum().item()
-        (token,) = target.targets[0]
-        where = f"position:1-{len(model.ids(prompt))}"
-        with steer(model, [Edit(part.neuron, "set", part.mean, where=where) for part in self.parts]):
-            left = model.next_logits(prompt)[token].item()
-        return PassThrough(model.answer_text(token), logit, passing / logit, (logit - left) / logit)
-
     def recipe(
         self,
         model: Model,
@@ -314,31 +275,6 @@ class Concept(Saved, Tabled):
 
     def _repr_html_(self) -> str:
         return render("icebear.steering/concept.html", concept=self)
-
-
-@dataclass(frozen=True)
-class ConceptSimilarity:
-    neurons: float | None
-    """The share of (neuron, polarity) that both concepts have; None for concepts of two models."""
-    directions: float | None
-    """The cosine of the vectors that they write to the residual stream when each neuron moves by its weight."""
-    measures: float
-    """The correlation of their values of the same texts."""
-
-
-def concept_similarity(
-    left: tuple[Model, Concept], right: tuple[Model, Concept], texts: Sequence[str]
-) -> ConceptSimilarity:
-    """Compare two concepts, each with its model, on some texts."""
-    values = [[row.value for row in concept.measures(model, texts)] for model, concept in (left, right)]
-    measures = float(np.asarray(np.corrcoef(values))[0, 1])
-    if left[1].model_fingerprint != right[1].model_fingerprint:
-        return ConceptSimilarity(None, None, measures)
-    mine, theirs = (
-        torch.stack([p.sign * p.weight * p.std * direct_row(model, p.neuron) for p in concept.parts]).sum(0)
-        for model, concept in (left, right)
-    )  # (D,)
-    return ConceptSimilarity(overlap(left[1], right[1]), torch.cosine_similarity(mine, theirs, dim=0).item(), measures)
 
 
 def overlap(left: Concept, right: Concept) -> float:
