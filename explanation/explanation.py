@@ -86,23 +86,25 @@ class Explanation(ExplainedPrediction):
         graph: Graph | None = None,
         cards: int = 0,
         groups: int = 0,
+        effects: bool = True,
     ) -> Explanation:
         """Explain an existing relevance.
 
         sizes: the numbers of nodes to ablate, of each site apart. graph: the circuit of the same prompts. cards: the
-            number of neurons with a card from the store. groups: the number of groups. Raises `InputError` as
-            `Relevance.top` and `ablation` do.
+            number of neurons with a card from the store. groups: the number of groups. effects: whether to measure what
+            each node does to the next word. Raises `InputError` as `Relevance.top` and `ablation` do.
         """
         ranking = ranking or Ranking(site=model.main_site)
         if ranking.position is None:
             ranking = replace(ranking, position="all" if relevance.counterfactual else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites else []
-        measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
+        writers = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
+        measured = writers if effects else []
         patched = Patched(model, relevance) if measured else None
-        effects = patched.measure(measured) if patched else None
+        each = patched.measure(measured) if patched else None
         explained = _Explained(model, relevance, store)
-        words = {row: effects.words(number) for number, row in enumerate(measured)} if effects else {}
-        answer = effects_on_answer(effects, relevance.target) if effects else []
+        words = {row: each.words(number) for number, row in enumerate(measured)} if each else {}
+        answer = effects_on_answer(each, relevance.target) if each else []
         nodes = explained.nodes(rows, words, dict(zip(measured, answer, strict=True)))
         uncompared = patched is not None and not relevance.counterfactual
         together, parts = explained.groups(patched, ranking, groups) if patched and groups else (None, ())
@@ -123,7 +125,7 @@ class Explanation(ExplainedPrediction):
             cards=tuple(
                 describe(store, n, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons if store
             ),
-            effects=effects,
+            effects=each,
             random_effects=tuple(random_effects(patched, measured, relevance.target)) if patched and uncompared else (),
             groups=parts,
             together=together,
@@ -251,7 +253,7 @@ def explain(
         If `attribute` or `circuit` raise it.
     """
     site = model.main_site if site == "ffn" else site
-    graph, ranking = None, Ranking(top, site)
+    ranking = Ranking(top, site)
     if isinstance(prompt, Relevance):
         chosen = (target, contrast, counterfactual, base_model, span, circuit_nodes)
         if any(value is not None for value in chosen):
@@ -260,20 +262,35 @@ def explain(
             )
         model.check_made(prompt.made_with["model"], "The relevance")
         return explain_relevance(model, prompt, ranking, store=store, details=details)
-    compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
-    if circuit_nodes is not None:
-        if counterfactual is None:
-            raise InputError("A circuit needs a counterfactual; give one.")
-        graph = circuit(model, prompt, target, contrast, **compared, nodes=circuit_nodes)
-        relevance = graph.relevances[0]
-    else:
-        sites = sites_of(model, site, counterfactual is not None and base_model is None)
-        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, sites=sites)
+    compared: dict[str, Any] = {"counterfactual": counterfactual, "base_model": base_model}
+    pair = {"prompt": prompt, "target": target, "contrast": contrast, "span": span, **compared}
+    relevance, graph = relevance_and_circuit(model, site, circuit_nodes, **pair)
     return explain_relevance(model, relevance, ranking, store=store, graph=graph, details=details)
 
 
-def sites_of(
-    model: Model, site: str | None, has_counterfactual: bool, method: Method | None = None
+def relevance_and_circuit(
+    model: Model,
+    site: str | None,
+    circuit_nodes: int | None,
+    on_progress: OnProgress = unwatched,
+    **arguments: Any,
+) -> tuple[Relevance, Graph | None]:
+    """Return the relevance that explains the nodes of a site, and the circuit of `circuit_nodes` nodes, if any.
+
+    arguments: those of `attribute`, with the counterfactual and the base model. Raises `InputError`.
+    """
+    if circuit_nodes is not None:
+        if arguments["counterfactual"] is None:
+            raise InputError("A circuit needs a counterfactual; give one.")
+        pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
+        graph = circuit(model, **pair, nodes=circuit_nodes, heads=site == "head", on_progress=on_progress)
+        return graph.relevances[0], graph
+    is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
+    return attribute(model, **arguments, sites=_sites_of(model, site, is_pair, arguments.get("method"))), None
+
+
+def _sites_of(
+    model: Model, site: str | None, has_counterfactual: bool, method: Method | None
 ) -> tuple[str, ...] | None:
     """Return the sites to record for an explanation of the nodes of a site; None for the default."""
     if site is None or not model.has_family or (method and not method.scores_neurons):
@@ -292,10 +309,12 @@ def explain_relevance(
     cards: int = CARDS,
     groups: int = GROUPS,
     details: bool = False,
+    is_screen: bool = False,
     on_progress: OnProgress = unwatched,
 ) -> Explanation:
     """Explain a relevance by its stages, or by the effects of nodes. details: also by groups of nodes, and by a control
-    of the tokens; a comparison without stages always is. Raises `InputError`."""
+    of the tokens; a comparison without stages always is. is_screen: only the screen is shown, which has stages without
+    the effects of nodes. Raises `InputError`."""
     ranking = ranking or Ranking(site=model.main_site)
     if isinstance(relevance, Diff):
         return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
@@ -311,6 +330,7 @@ def explain_relevance(
         graph=graph,
         cards=cards,
         groups=groups if details and can_group(relevance, ranking.site or "ffn") else 0,
+        effects=details or stages is None or not is_screen,
     )
     return replace(explanation, stages=stages)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.errors import need
+from icebear.steps import unwatched
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.counterfactuals import Suggestion
@@ -123,20 +125,15 @@ def explain(options: Options) -> None:
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:
     """Compute the relevance, or the circuit, and explain it."""
     from icebear.concepts.results.ranking import Ranking
-    from icebear.explanation.explanation import CARDS, GROUPS, explain_relevance, sites_of
+    from icebear.explanation.explanation import CARDS, GROUPS, explain_relevance, relevance_and_circuit
 
-    graph = None
+    site = options.site or model.main_site
     if options.nodes:
         need("circuits")
-        pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
-        with bar("edges") as move:
-            graph = icebear.circuit(model, **pair, nodes=options.nodes, heads=options.site == "head", on_progress=move)
-        relevance = graph.relevances[0]
-    else:
-        is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
-        sites = sites_of(model, options.site or model.main_site, is_pair, arguments["method"])
-        relevance = icebear.attribute(model, **arguments, sites=sites)
-    ranking = Ranking(options.top, options.site or model.main_site, position=options.position)
+    with bar("edges") if options.nodes else nullcontext(unwatched) as move:
+        relevance, graph = relevance_and_circuit(model, site, options.nodes, move, **arguments)
+    ranking = Ranking(options.top, site, position=options.position)
+    has_page = bool(options.html or options.json)
     with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
         explanation = explain_relevance(
             model,
@@ -144,9 +141,10 @@ def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]
             ranking,
             store=store,
             graph=graph,
-            cards=CARDS if options.html or options.json else 0,
+            cards=CARDS if has_page else 0,
             groups=0 if options.units or options.sources else GROUPS,
             details=options.details,
+            is_screen=not has_page and not options.claim,
         )
         return replace(explanation, transfers=_transfers(explanation, options.paraphrase))
 
