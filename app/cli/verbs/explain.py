@@ -1,4 +1,4 @@
-"""`icebear explain`: why the model predicts what it predicts."""
+"""`icebear explain`: why the model predicts what it predicts. docs/changing.md lists the files of its way."""
 
 from __future__ import annotations
 
