@@ -65,16 +65,16 @@ def test_neuron(environment, near):
 
 
 def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment, few_contexts):
-    page = fine(visit(groups_open="true"))
+    page = fine(visit(switch="true"))
     prompt = page.get_by_key("prompt").value
-    strongest = page.get_by_key("group_neurons")
-    strongest.set_value(strongest.options[0]).run()
+    edited = page.get_by_key("flip_neurons")
+    edited.set_value(edited.options[0]).run()
     assert fine(page).get_by_key("back").label == "Why this word?"
     page.get_by_key("back").click().run()
     assert fine(page).get_by_key("prompt").value == prompt
-    page = fine(visit(groups_open="true"))
-    strongest = page.get_by_key("group_neurons")
-    strongest.set_value(strongest.options[0]).run()
+    page = fine(visit(switch="true"))
+    edited = page.get_by_key("flip_neurons")
+    edited.set_value(edited.options[0]).run()
     page.get_by_key("card_to_steer").click().run()
     assert fine(page).get_by_key("prompt").value == prompt
     assert fine(visit("neurons", neuron="L29.ffn.860")).get_by_key("back").label == "Search"

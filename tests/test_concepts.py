@@ -154,15 +154,9 @@ def test_bad_texts_are_told(model, with_, without, text):
         find_concept(model, with_, without)
 
 
-def test_unknown_ways_and_missing_words_are_told(model):
-    for options, text in (
-        ({"method": "magic"}, "'magic'"),
-        ({"method": "relevance"}, "relevance"),
-        ({"method": "search"}, "search"),
-        ({"max_neurons": 0}, "not 0"),
-    ):
-        with pytest.raises(InputError, match=text):
-            find_concept(model, texts(20, True), texts(20, False), **options)
+def test_a_concept_has_at_least_one_neuron(model):
+    with pytest.raises(InputError, match="not 0"):
+        find_concept(model, texts(20, True), texts(20, False), max_neurons=0)
 
 
 # --- measuring ------------------------------------------------------------------------------------------

@@ -48,7 +48,6 @@ class Options:
     units: Literal["word", "sentence", "turn", "document"] | None = option(
         "Sum the relevance of tokens by word, sentence, ...", show_default="token", advanced=True
     )
-    details: bool = option("Also group the 100 most relevant nodes by their effects.")
     paraphrase: tuple[tuple[str, str], ...] = option(
         "Also measure the heads and neurons that compute the answer on another pair of prompts. You can give this "
         "option several times.",
@@ -99,7 +98,7 @@ def explain(options: Options) -> None:
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
     is_report = options.units or options.sources or not explanation.random_effects
-    is_screen = explanation.groups or explanation.stages or not is_report
+    is_screen = explanation.stages or not is_report
     report = explanation_screen if is_screen else explanation_report
     tables: list[Any] = [report(explanation, units_table(units) if units else None)]
     if units:
@@ -125,7 +124,7 @@ def explain(options: Options) -> None:
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:
     """Compute the relevance, or the circuit, and explain it."""
     from icebear.concepts.results.ranking import Ranking
-    from icebear.explanation.explanation import CARDS, GROUPS, explain_relevance, relevance_and_circuit
+    from icebear.explanation.explanation import CARDS, explain_relevance, relevance_and_circuit
 
     site = options.site or model.main_site
     if options.nodes:
@@ -142,8 +141,6 @@ def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]
             store=store,
             graph=graph,
             cards=CARDS if has_page else 0,
-            groups=0 if options.units or options.sources else GROUPS,
-            details=options.details,
             is_screen=not has_page and not options.claim,
         )
         return replace(explanation, transfers=_transfers(explanation, options.paraphrase))
