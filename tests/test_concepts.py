@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
 from sklearn.metrics import roc_auc_score
 
-from icebear import Concept, circuit, find_concept, open_store, steer
+from icebear import Concept, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.steering import concept_report, concepts_table
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
@@ -343,20 +343,6 @@ def test_by_hand_a_neuron_stands_once(model):
     for weights in ({(PLANTED[0], "+"): 1.0, (PLANTED[0], "-"): 1.0}, {(PLANTED[0], "+"): -1.0}):
         with pytest.raises(InputError):
             Concept.of(model, "twice", weights)
-
-
-def test_a_circuits_group_is_a_concept(smol, few_contexts):
-    graph = circuit(
-        smol, "The ice bear lives in the", contrast=" desert", counterfactual="The wild camel lives in the", nodes=8
-    )
-    group = max(graph.groups, key=lambda group: len(group.nodes))
-    concept = Concept.of_group(graph, group)
-    assert {part.neuron for part in concept.parts} == {node.neuron for node in group.nodes}
-    assert concept.provenance["found_by"] == "circuit"
-    values = [
-        concept.measure(smol, text).value for text in ("The ice bear lives in the", "The wild camel lives in the")
-    ]
-    assert values[0] > values[1]
 
 
 def test_a_concept_without_neurons_and_one_of_heads_are_refused(model, few_texts):

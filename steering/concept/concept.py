@@ -26,9 +26,6 @@ from icebear.values import POSITIVE, one_of, real, several, typed
 if TYPE_CHECKING:
     import pandas
 
-    from icebear.concepts.circuits.circuit_records import Group
-    from icebear.concepts.circuits.graph import Graph
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -165,26 +162,6 @@ class Concept(Saved, Tabled):
             parts.append(ConceptNeuron(neurons[column], polarity, weight, float(values.mean()), spread, float(end)))
         provenance = {"found_by": "hand", **provenance, "made_with": model.made_with}
         return cls(name, tuple(parts), model.name, model.fingerprint, provenance)
-
-    @classmethod
-    def of_group(cls, graph: Graph, group: Group | str) -> Concept:
-        """Make a concept of the neurons of a circuit's group (or of the group with this name).
-
-        The weights are the absolute scores. The polarity of a neuron is the sign of its activation minus its activation
-        in the counterfactual prompt. Raises `InputError` for a group with whole attention heads.
-        """
-        group = graph.group(group)
-        weights: dict[tuple[Neuron, str], float] = {}
-        for node in group.nodes:
-            if node.neuron.site == "head":
-                raise InputError(
-                    f"{node.neuron} is a whole head, and a concept consists of neurons; choose a group without heads."
-                )
-            key = (node.neuron, "+" if node.activation >= (node.counterfactual or 0.0) else "-")
-            weights[key] = weights.get(key, 0.0) + abs(node.score)
-        # A neuron at several tokens may have both polarities; the one with the larger weight counts.
-        strongest = {key[0]: key for key in sorted(weights, key=lambda key: weights[key])}
-        return cls.of(graph.model, group.name, {key: weights[key] for key in strongest.values()}, found_by="circuit")
 
     def measure(self, model: Model, text: PromptLike) -> Measured:
         """Measure the concept in a text and in each of its tokens. Raises `InputError` for a text without a token that
