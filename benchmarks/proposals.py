@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 from pathlib import Path
 
@@ -22,22 +21,18 @@ def main() -> None:
     from icebear.models.loading.loading import load_model
 
     model = load_model("smollm2-135m", dtype="float32", device="cpu")
-    print("| prompt, answer | proposed, its answer, nats | by chance |\n| --- | --- | --- |")
+    print("| prompt, answer | proposed, its answer, score | by chance |\n| --- | --- | --- |")
     for row in json.loads(Path(options.data).read_text(encoding="utf-8")):
         prompt = row["prompt"]
         suggestions = suggest_counterfactuals(model, prompt, 1000)
-        texts = [f"{one.instead_of} → **{one.word}**:{one.answer} ({one.log_probability:.0f})" for one in suggestions]
-        some = "<br>".join(texts[: options.most]) or "none"
+        texts = [f"{one.instead_of} → **{one.word}**:{one.answer} ({one.score:.2f})" for one in suggestions]
+        shown = "<br>".join(texts[: options.most]) or "none"
         more = f"<br>and {len(texts) - options.most} more" if len(texts) > options.most else ""
-        print(f"| {prompt}{answer(model, prompt)} | {some}{more} | {by_chance(model, prompt)} |", flush=True)
+        print(f"| {prompt} **{answer(model, prompt)}** | {shown}{more} | {by_chance(model, prompt)} |", flush=True)
 
 
-def answer(model, prompt: str) -> str:
-    from icebear.concepts.answers import counterfactuals as proposals
-
-    ids = model.token_ids(prompt)
-    ((best, probability, log_probability),) = proposals._answers(model, [ids])
-    return f" **{model.answer_text(best).strip()}** ({log_probability + math.log(probability):.0f})"
+def answer(model, prompt) -> str:
+    return model.predict(prompt, 1)[0].text.strip()
 
 
 def by_chance(model, prompt: str) -> str:
@@ -47,19 +42,15 @@ def by_chance(model, prompt: str) -> str:
     draw = random.Random(0)
     ids = model.token_ids(prompt)
     texts = [model.answer_text(token) for token in ids]
-    places = [start for start, end in proposals._words(texts) if end == start + 1]
+    starts = [start for start, end in proposals._words(texts) if end == start + 1]
     words = [token for token in range(len(model.tokenizer)) if proposals._content(model.answer_text(token))]
-    ((own, _, _),) = proposals._answers(model, [ids])
-    if not places:
+    if not starts:
         return "no word to exchange"
     while True:
-        place, word = draw.choice(places), draw.choice(words)
-        changed = [*ids[:place], word, *ids[place + 1 :]]
-        ((best, probability, log_probability),) = proposals._answers(model, [changed])
-        log_probability += math.log(probability)
-        if best != own:
-            text = f"{texts[place].strip()} → {model.answer_text(word).strip()}:{model.answer_text(best)}"
-            return f"{text} ({log_probability:.0f})"
+        start, word = draw.choice(starts), draw.choice(words)
+        changed = [*ids[:start], word, *ids[start + 1 :]]
+        if answer(model, changed) != answer(model, prompt):
+            return f"{texts[start].strip()} → {model.answer_text(word).strip()}: {answer(model, changed)}"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from test_tasks import make
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, explain, load_model, steer
 from icebear.app.cli.main import main
-from icebear.concepts.answers.counterfactuals import COMMON, suggest_counterfactuals
+from icebear.concepts.answers.counterfactuals import COMMON, FAR_ENOUGH, suggest_counterfactuals
 from icebear.concepts.methods.multipliers import alignment
 from icebear.errors import InputError, SameAnswer
 from icebear.evaluation.baselines.attention import AttentionRollout
@@ -212,15 +212,15 @@ def test_as_many_prompts_as_to_compare_with(model):
 
 @pytest.fixture
 def few_tried(monkeypatch):
-    """Fewer words in each place."""
-    monkeypatch.setattr("icebear.concepts.answers.counterfactuals.TRIED", 16)
+    """Fewer prompts."""
+    monkeypatch.setattr("icebear.concepts.answers.counterfactuals.RUNS", 32)
 
 
 def test_of_a_chat_words_of_its_messages_are_exchanged(smol, few_tried):
     """Not those of its template, of which SmolLM2's has a sentence."""
     request = [
-        {"role": "user", "content": "Name a country in Africa"},
-        {"role": "assistant", "content": "The answer is"},
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "The capital is"},
     ]
     ids = smol.ids(request)
     text = {place for turn in smol.turns(ids) for place in range(turn.first, turn.last)}
@@ -236,7 +236,7 @@ def test_a_suggestion_exchanges_one_content_word_for_another_answer(smol, few_tr
     prompt = "The capital of France is"
     ids, old = smol.token_ids(prompt), smol.predict(prompt, 1)[0]
     result = suggest_counterfactuals(smol, prompt, 20)
-    assert result == sorted(result, key=lambda one: -one.log_probability)
+    assert result == sorted(result, key=lambda one: -one.score)
     for one in result:
         changed = [place for place, (a, b) in enumerate(zip(ids, one.ids, strict=True)) if a != b]
         assert changed
@@ -246,7 +246,7 @@ def test_a_suggestion_exchanges_one_content_word_for_another_answer(smol, few_tr
         new = smol.predict(list(one.ids), 1)[0]
         assert (new.text, new.probability) == (one.answer, pytest.approx(one.probability, rel=1e-3))
         assert new.id != old.id
-        assert new.probability >= old.probability / 2 - 1e-6
+        assert new.logit - smol.next_logits(list(one.ids))[old.id].item() >= FAR_ENOUGH - 1e-3
     assert suggest_counterfactuals(smol, prompt, 2) == result[:2]
     first = attribute(smol, prompt, counterfactual=list(result[0].ids), sites=())
     assert first.linear_share == pytest.approx(1, abs=1e-3)

@@ -106,7 +106,7 @@ def once(smol, desert):
     measured = writes.writes
     load = cache(loading.load_model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counterfactuals, "TRIED", 12)
+        patch.setattr(counterfactuals, "RUNS", 24)
         patch.setattr(lens, "TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
         patch.setattr("icebear.evaluation.explanations.circuit_graph.LEARN", 1)

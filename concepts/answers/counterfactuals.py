@@ -1,6 +1,6 @@
 """Suggestions of counterfactual prompts: one content word is exchanged for a similar one, which changes the answer.
 
-1. The content words with the largest relevance are exchanged, `WORDS` at most.
+1. The content words with the largest relevance are exchanged, `EXCHANGED_WORDS` at most.
 2. Candidates are the words with the nearest embeddings, and those that the model expects there, of equal
    capitalization and as many tokens; those with the highest score before they are run are run.
 3. A suggestion needs another answer, which is a word as well, by a clear margin in both prompts.
@@ -30,7 +30,7 @@ from icebear.values import check_int, typed
 
 COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
 """The 200 most common English words."""
-WORDS = 3
+EXCHANGED_WORDS = 3
 """The largest number of words that are exchanged, one at a time."""
 CANDIDATES_PER_WORD = 40
 """Words with the nearest embeddings, and as many that the model expects."""
@@ -45,10 +45,10 @@ SIMILAR = 0.4
 ALIKE = 0.7
 """The smallest cosine of two words that a person exchanges for an answer of common words: "dogs" and "dog" for "are"
 and "is"."""
+LIKELY = 30
+"""Two answers are of one kind if each is among this many most probable ones after the other prompt."""
 FAR_ENOUGH = 1.0
 """The smallest logit difference between the two answers, in both prompts."""
-GOOD_SCORE = 0.9
-"""Suggestions with this score are comparisons that a person could have made, in three of four cases."""
 UNLIKELY = -8.0
 """A log-probability below this counts as this: after "The", "flower" is unlikely where "flowers" is written."""
 FAR = 5.0
@@ -69,11 +69,7 @@ class Suggestion:
     """The most probable next token of the suggestion."""
     probability: float
     score: float
-    """Higher is more like a comparison that a person would make; `GOOD_SCORE` and more is good."""
-
-    @property
-    def is_good(self) -> bool:
-        return self.score >= GOOD_SCORE
+    """Higher is more like a comparison that a person would make."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
     Returns
     -------
     list of Suggestion
-        Suggestions sorted by their score (`Suggestion.is_good`); empty if there are none.
+        Suggestions sorted by their score; empty if there are none.
 
     Raises
     ------
@@ -150,8 +146,9 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
         key=lambda exchange: -exchange.score,
     )[:RUNS]
     answers = _last_logits(model, ids, exchanges)
-    found = (_suggestion(model, embeddings, ids, *row, logits[-1]) for row in zip(exchanges, answers, strict=True))
-    return sorted(filter(None, found), key=lambda suggestion: -suggestion.score)[:count]
+    rows = zip(exchanges, answers, strict=True)
+    suggestions = [row for pair in rows if (row := _suggestion(model, embeddings, ids, *pair, logits[-1]))]
+    return sorted(suggestions, key=lambda suggestion: -suggestion.score)[:count]
 
 
 def _exchanged(model: Model, ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -159,10 +156,10 @@ def _exchanged(model: Model, ids: Sequence[int]) -> list[tuple[int, int]]:
     turns = model.turns(ids)
     allowed = inside(turns) if turns else set(range(len(ids)))
     spans = [span for span in _words([model.answer_text(token) for token in ids]) if allowed.issuperset(range(*span))]
-    if len(spans) > WORDS:
+    if len(spans) > EXCHANGED_WORDS:
         relevance = attribute(model, list(ids), sites=()).tokens
         spans.sort(key=lambda span: -abs(relevance[slice(*span)].sum().item()))
-    return spans[:WORDS]
+    return spans[:EXCHANGED_WORDS]
 
 
 def _exchanges(
@@ -205,6 +202,10 @@ def _suggestion(
     texts = [_text(model, [token]) for token in (answer, other)]
     if answer == other or margin < FAR_ENOUGH or not all(text.isalpha() for text in texts):
         return None
+    copies = [_text(model, tokens) for tokens in (ids[exchange.start : exchange.end], exchange.tokens)]
+    if texts[1] == copies[1] and texts[0] != copies[0]:  # the new answer repeats the new word, and the old one did not
+        return None
+    ranks = int((logits > logits[other]).sum()), int((logits_c > logits_c[answer]).sum())
     probability, probability_c = (x.softmax(-1)[token].item() for x, token in ((logits, answer), (logits_c, other)))
     common = [text.lower() in COMMON for text in texts]
     is_likely = not any(common) or (all(common) and exchange.similarity >= ALIKE)
@@ -214,6 +215,7 @@ def _suggestion(
         + 0.03 * min(margin, FAR)
         + 0.8 * embeddings.similarity([answer], [other])
         - 0.3 * (not is_likely)
+        + 0.3 * (max(ranks) < LIKELY)
     )
     return Suggestion(
         tuple(changed),
@@ -256,7 +258,8 @@ def _continued(model: Model, before: Sequence[int], begun: list[list[int]]) -> l
 @torch.no_grad()
 def _last_logits(model: Model, ids: Sequence[int], exchanges: Sequence[_Exchange]) -> list[Tensor]:
     """Return the logits (V,) after each changed prompt, whose tokens before the word are read once."""
-    prefix, last, logits = Prefix.of(model, [list(ids)]), len(ids) - 1, {}
+    prefix, last = Prefix.of(model, [list(ids)]), len(ids) - 1
+    logits: dict[int, Tensor] = {}
     for start in {exchange.start for exchange in exchanges}:
         numbers = [number for number, exchange in enumerate(exchanges) if exchange.start == start]
         for begin in range(0, len(numbers), ROWS_PER_PASS):
