@@ -291,7 +291,7 @@ class TaskClaim(Kind):
                 counterfactual=text_of(pair.counterfactual),
                 target=_token(model, pair.target, pair.prompt),
                 contrast=_token(model, pair.contrast, pair.prompt) if pair.contrast else None,
-                parts=pair.whole,
+                parts=pair.whole_parts,
             )
             for pair in task.measured
         )

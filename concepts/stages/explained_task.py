@@ -197,8 +197,8 @@ def _search(model: Model, case: Case) -> _Searched:
     if not chosen.heads:
         return _Searched(replace(pair, left_out="no head of the last token has a positive relevance"))
     heads, neurons = (tuple(node.neuron for node in nodes) for nodes in (chosen.heads, chosen.neurons))
-    whole = tuple(f"{part}:{where}" for part, where in sorted(chosen.earlier))
-    pair = replace(pair, reached=chosen.reached, heads=heads, neurons=neurons, whole=whole)
+    parts = tuple(f"{part}:{where}" for part, where in sorted(chosen.earlier))
+    pair = replace(pair, reached=chosen.reached, heads=heads, neurons=neurons, whole_parts=parts)
     return _Searched(pair, objective, chosen)
 
 

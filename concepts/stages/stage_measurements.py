@@ -111,10 +111,10 @@ class Measured:
     def search(self, relevance: Relevance, on_progress: OnProgress = unwatched) -> SearchedSet:
         """Steps 1, 3 and 4: return the set, and the whole parts that it needs."""
         heads, neurons = _candidates(relevance, self.network)
-        whole, left_out = self.whole_parts() if self.kind == "alone" else (frozenset(), ())
+        searched, left_out = self.whole_parts() if self.kind == "alone" else (frozenset(), ())
         on_progress(3, STEPS)
-        earlier = whole - LAST_FFN
-        smallest = self.smallest_set(self.beside_the_set(earlier), heads, neurons if whole >= LAST_FFN else [])
+        earlier = searched - LAST_FFN
+        smallest = self.smallest_set(self.beside_the_set(earlier), heads, neurons if searched >= LAST_FFN else [])
         on_progress(4, STEPS)
         return SearchedSet(*smallest, earlier, left_out)
 

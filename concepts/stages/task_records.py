@@ -34,7 +34,7 @@ class TaskPair:
     """Whether its own set gives between `ENOUGH` and `OVERSHOOT` of the difference; else it is the nearest one."""
     heads: tuple[Neuron, ...] = ()
     neurons: tuple[Neuron, ...] = ()
-    whole: tuple[str, ...] = ()
+    whole_parts: tuple[str, ...] = ()
     """The whole parts of earlier tokens that are recomputed as well, such as ``ffn:differing``."""
     share: float | None = None
     """The share that the shared set gives alone; None for a pair that helped to choose it."""

@@ -52,14 +52,14 @@ def own_sets(task: TaskRecord) -> str:
     """Say for how many pairs stages reach their share, and with how many parts."""
     reached = [pair for pair in task.compared if pair.reached]
     text = (
-        f"Each pair alone: in {len(reached)} of {len(task.compared)} pairs, a set of heads and FFN neurons at the last "
-        f"token gives 80 to {percent(OVERSHOOT)} of the difference between the two prompts while every other head and "
-        "neuron is held at its value in the counterfactual prompt"
+        f"In {len(reached)} of {len(task.compared)} pairs, a few heads and FFN neurons at the last token give 80 to "
+        f"{percent(OVERSHOOT)} of the difference between the two prompts while every other head and neuron is held at "
+        "its value in the counterfactual prompt"
     )
     if not reached:
         return f"{text}."
     heads, neurons = (_quartiles([len(getattr(pair, name)) for pair in reached]) for name in ("heads", "neurons"))
-    return f"{text}. Such a set has {heads} heads and {neurons} FFN neurons (medians [quartiles])."
+    return f"{text}: {heads} heads and {neurons} FFN neurons (median [quartiles])."
 
 
 def _quartiles(counts: Sequence[int]) -> str:
@@ -68,7 +68,7 @@ def _quartiles(counts: Sequence[int]) -> str:
 
 
 def parts_title(task: TaskRecord) -> str:
-    return f"In how many of these {len(task.compared)} sets a part is (* in the shared set)"
+    return f"Heads and neurons by how many of the {len(task.compared)} pairs they are chosen for (* shared, see below)"
 
 
 def parts_by_kind(task: TaskRecord) -> list[tuple[str, list[TaskPart]]]:
@@ -94,8 +94,8 @@ def shared_set(task: TaskRecord) -> str:
     interval = f"95% interval over pairs: {percent(task.low)} to {percent(task.high)}"
     over = ", which overshoots" if task.share > OVERSHOOT else ""
     return (
-        f"Shared: {choosing} pairs choose {set_text(task)} (*), those in most of their sets, as many as a median set "
-        f"has. On the other {measured} pairs, these alone give {percent(task.share)} of the difference{over} "
+        f"{choosing} of the pairs choose {set_text(task)} (*): those of most of these pairs, as many as their median "
+        f"set has. On the other {measured} pairs, these alone give {percent(task.share)} of the difference{over} "
         f"[{interval}; as many random {kinds_text(task)}: {percent(task.random)}]. The reverse: when only these take "
         f"their counterfactual values, {percent(task.without)} is lost."
     )

@@ -40,10 +40,11 @@ class Options:
     html: str | None
     json: bool
     file: str | None = option(
-        "Read many prompts from this file instead of PROMPT; each line is a JSON object with a prompt, its "
-        "counterfactual and, optionally, target and contrast. Show which heads and neurons they share. With "
-        "--base-model: show what fine-tuning changed for these prompts.",
+        "Read many prompts from this file instead of PROMPT, and show which heads and neurons they share; each line is "
+        "a JSON object with a prompt, a counterfactual and, optionally, target and contrast. With --base-model: show "
+        "what fine-tuning changed for these prompts.",
         type="file",
+        advanced=True,
     )
     task_file: str | None = option(
         "Say in how many pairs of a task each head and neuron is. The file is what --file prints with --json.",
@@ -82,10 +83,10 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT.
 
-    With --counterfactual, show how the answer is computed: the tokens that are read, the attention heads that move
-    their information to the last token, and the neurons that write the answer. Without it, show the tokens and the
-    neurons that contributed. With --file, show which heads and neurons many pairs of prompts share. With --base-model,
-    show which weights caused the difference between two models. With --span, explain words of the model's answer.
+    With --counterfactual, show how the answer is computed: the tokens that are read, the heads that move their
+    information to the last token, and the neurons that write the answer; with --file, what many pairs share. Without
+    it, show the tokens and neurons that contributed. With --base-model, show which weights caused the difference. With
+    --span, explain words of the model's answer.
 
     Example:
       icebear explain "The capital of France is" --counterfactual "The capital of Japan is"
