@@ -52,9 +52,9 @@ def own_sets(task: TaskRecord) -> str:
     """Say for how many pairs stages reach their share, and with how many parts."""
     reached = [pair for pair in task.compared if pair.reached]
     text = (
-        f"In {len(reached)} of {len(task.compared)} pairs, a few heads and FFN neurons at the last token give 80 to "
-        f"{percent(OVERSHOOT)} of the difference between the two prompts while every other head and neuron is held at "
-        "its value in the counterfactual prompt"
+        f"In {len(reached)} of {len(task.compared)} pairs, a set of heads and FFN neurons at the last token gives 80 "
+        f"to {percent(OVERSHOOT)} of the difference between the two prompts while every other head and neuron is held "
+        "at its value in the counterfactual prompt"
     )
     if not reached:
         return f"{text}."
