@@ -93,11 +93,17 @@ def shared_set(task: TaskRecord) -> str:
     choosing = len(task.compared) - measured
     interval = f"95% interval over pairs: {percent(task.low)} to {percent(task.high)}"
     over = ", which overshoots" if task.share > OVERSHOOT else ""
+    several = len(task.heads) + len(task.neurons) > 1
+    only, values = (
+        ("these alone give", "these take their counterfactual values")
+        if several
+        else ("this alone gives", "this takes its counterfactual value")
+    )
     return (
-        f"{choosing} of the pairs choose {set_text(task)} (*): those of most of these pairs, as many as their median "
-        f"set has. On the other {measured} pairs, these alone give {percent(task.share)} of the difference{over} "
-        f"[{interval}; as many random {kinds_text(task)}: {percent(task.random)}]. The reverse: when only these take "
-        f"their counterfactual values, {percent(task.without)} is lost."
+        f"{choosing} of the pairs choose {set_text(task)} (*): those in most of their sets, as many as the median "
+        f"set has. On the other {measured} pairs, {only} {percent(task.share)} of the difference{over} "
+        f"[{interval}; as many random {kinds_text(task)}: {percent(task.random)}]. The reverse: when only "
+        f"{values}, {percent(task.without)} is lost."
     )
 
 
