@@ -110,14 +110,14 @@ def sources(model: Model, relations: Path | None) -> Iterator[tuple[str, Iterato
     yield from ((name, templates(model, name)) for name in NAMES)
     yield "greater-than", greater_than(model)
     for name in FACTS if relations else ():
-        yield name.replace("_", "-"), facts(model, relations / f"factual__{name}.json")  # type: ignore[operator]
+        yield name.replace("_", "-"), facts(model, relations / f"factual__{name}.json")
 
 
 def row_of(model: Model, name: str, task: Task, other: Task) -> list[object]:
     """Return a row of the table. other: the task whose shared set is measured on this one's pairs."""
     ((claim, _),) = TaskClaim.of(model, task)
     sets = (task.heads, (*other.heads, *other.neurons))
-    heads, from_other = (replace(claim, nodes=tuple(nodes)).measure(model).value for nodes in sets)  # type: ignore[call-arg]
+    heads, from_other = (replace(claim, nodes=tuple(nodes)).measure(model).value for nodes in sets)
     sizes = [median(len(getattr(pair, kind)) for pair in task.compared) for kind in ("heads", "neurons")]
     shares = [f"{share:.2f}" for share in (task.without, task.random, heads, from_other)]
     reached = sum(pair.reached for pair in task.compared)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -68,7 +67,7 @@ def _quartiles(counts: Sequence[int]) -> str:
 
 
 def parts_title(task: TaskRecord) -> str:
-    return f"Heads and neurons by how many of the {len(task.compared)} pairs they are chosen for (* shared, see below)"
+    return f"Heads and neurons by how many of the {len(task.compared)} pairs they are chosen for (* shared)"
 
 
 def parts_by_kind(task: TaskRecord) -> list[tuple[str, list[TaskPart]]]:
@@ -112,7 +111,7 @@ def failures(task: TaskRecord) -> tuple[str, list[tuple[str, str]]]:
     failing = sorted(task.failing, key=lambda pair: pair.share or 0)
     count = f"{len(failing)} of these {len(task.measured)} pairs"
     text = f"The shared set gives less than {percent(CARRIED)} on {count}" + (":" if failing else ".")
-    return text, [(f"{math.floor(100 * (pair.share or 0))}%", pair.text) for pair in failing]
+    return text, [(f"{pair.share:z.1%}", pair.text) for pair in failing]
 
 
 def task_lines(task: TaskRecord) -> list[Line]:
@@ -133,7 +132,7 @@ def task_lines(task: TaskRecord) -> list[Line]:
         Line(shared_set(task)),
         Line(text),
         *shown,
-        *([Line(f"        and {more} more")] if more else []),
+        *([Line(f"        and {more} others")] if more else []),
     ]
 
 
