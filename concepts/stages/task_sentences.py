@@ -122,7 +122,7 @@ def task_lines(task: TaskRecord) -> list[Line]:
     more = len(failing) - len(shown)
     return [
         Line(title(task), "bold"),
-        Line(example(task), wraps=False),
+        Line(example(task)),
         *(Line(reason, "yellow") for reason in left_out(task)),
         Line(""),
         Line(own_sets(task)),
