@@ -104,8 +104,10 @@ def test_halves_share_no_prompts(seed):
         {text for at in half for text in (rows[at].prompt, rows[at].counterfactual)} for half in (choosing, measuring)
     ]
     assert not texts[0] & texts[1]
-    with pytest.raises(InputError):
-        halves(rows[:3], seed)
+    out = [TaskPair("p", "c", left_out="too long")] * 3
+    assert halves([*out, *rows], seed) == tuple([at + 3 for at in half] for half in (choosing, measuring))
+    with pytest.raises(InputError, match="too long"):
+        halves([*rows[:3], *out], seed)
 
 
 def test_the_order_of_the_file_does_not_matter(model, pairs, task):

@@ -121,15 +121,14 @@ def explain_task(
     for row in order:
         rows[row] = _search(model, cases[row])
         advance(1)
-    compared = [row for row in order if rows[row].chosen]
-    choosing, measuring = halves([rows[row].pair for row in compared], seed)
-    chosen = shared_set([rows[compared[at]].chosen for at in choosing])  # type: ignore[misc]
+    choosing, measuring = ([order[at] for at in half] for half in halves([rows[row].pair for row in order], seed))
+    chosen = shared_set([rows[row].chosen for row in choosing])  # type: ignore[misc]
     parts = parts_of([rows[row].pair for row in order], chosen)
     shared = [part.neuron for part in parts if part.shared]  # in the order of the record: random sets depend on it
     measured = []
-    for at in measuring:
-        pair = _measured(model, rows[compared[at]], shared, seed)
-        rows[compared[at]] = replace(rows[compared[at]], pair=pair)
+    for row in measuring:
+        pair = _measured(model, rows[row], shared, seed)
+        rows[row] = replace(rows[row], pair=pair)
         measured.append(pair)
         advance(1)
     advance(2 * len(cases))  # pairs that are left out are not measured
@@ -203,18 +202,22 @@ def _search(model: Model, case: Case) -> _Searched:
 
 
 def halves(pairs: Sequence[TaskPair], seed: int) -> tuple[list[int], list[int]]:
-    """Return the numbers of the pairs that choose the shared set, and of those that measure it. Raises `InputError`."""
-    keys = [frozenset((repr(pair.prompt), repr(pair.counterfactual))) for pair in pairs]
-    distinct = sorted(set(keys), key=sorted)
+    """Return the numbers of the pairs that choose the shared set, and of those that measure it. Raises `InputError` if
+    too few count."""
+    prompts = [frozenset((repr(pair.prompt), repr(pair.counterfactual))) for pair in pairs]
+    compared = [number for number, pair in enumerate(pairs) if not pair.left_out]
+    distinct = sorted({prompts[number] for number in compared}, key=sorted)
     if len(distinct) < LEAST_PAIRS:
+        reasons = Counter(pair.left_out for pair in pairs if pair.left_out).most_common(1)
+        why = f"; left out: {reasons[0][1]} pairs ({reasons[0][0]})" if reasons else ""
         raise InputError(
-            f"Only {len(distinct)} pairs of different prompts have stages that show a share, and a task needs "
-            f"{LEAST_PAIRS}; `icebear explain` of a single pair says why it has none."
+            f"A task needs {LEAST_PAIRS} different pairs of prompts that can be compared, and {len(distinct)} of these "
+            f"{len(pairs)} can{why}."
         )
     random.Random(seed).shuffle(distinct)
-    choosing = set(distinct[: len(distinct) // 2])
-    numbers = range(len(keys))
-    return [at for at in numbers if keys[at] in choosing], [at for at in numbers if keys[at] not in choosing]
+    first_half = set(distinct[: len(distinct) // 2])
+    choosing = [number for number in compared if prompts[number] in first_half]
+    return choosing, [number for number in compared if prompts[number] not in first_half]
 
 
 def shared_set(sets: Sequence[SearchedSet]) -> list[Neuron]:
