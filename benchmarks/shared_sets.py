@@ -28,7 +28,7 @@ from icebear.models.loading.loading import load_model
 from icebear.models.model import Model
 
 NAMES = ("capitals", "across-clause", "pronouns", "indirect-object")
-FACTS = ("landmark_in_country", "landmark_on_continent", "country_language", "person_plays_pro_sport")
+FACTS = ("landmark_in_country", "landmark_on_continent", "country_language")
 SUBJECTS = 150
 """Subjects of a relation that are tried."""
 COLUMNS = (
