@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
 from markupsafe import escape
 
 from icebear.actmax.card import describe
@@ -20,13 +19,11 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.methods.method import Method
-from icebear.concepts.nodes.controls import ablate, ablation, nodes_of
-from icebear.concepts.nodes.effect_groups import EffectGroup, effect_groups
+from icebear.concepts.nodes.controls import ablation
 from icebear.concepts.nodes.random_controls import effects_on_answer, random_effects, token_removal_control
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.diff import Diff
-from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
@@ -39,7 +36,7 @@ from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.explanation import sentences
-from icebear.explanation.record import CheckedCircuit, ExplainedGroup, ExplainedNode, ExplainedPrediction
+from icebear.explanation.record import CheckedCircuit, ExplainedNode, ExplainedPrediction
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.model import Model
 from icebear.models.objective import Token
@@ -53,20 +50,12 @@ from icebear.steps import OnProgress, unwatched
 from icebear.values import typed
 
 LOOK = files("icebear.explanation").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
-GROUPED_NODES = 100
-"""The number of nodes that are grouped by their effects, each with a copy of the prompt."""
-GROUPED_TOKENS = 2400
-"""The largest number of tokens of these copies: longer prompts have fewer nodes."""
 PROJECTED_WORDS = 8
 """The number of words of a vocabulary projection."""
 CARDS = 4
 """The number of neurons with a card."""
 CARD_EXAMPLES = 4
 """The number of examples on a card."""
-GROUPS = 3
-"""The number of groups that are shown."""
-GROUP_NODES = 2
-"""The number of nodes of a group that are shown."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,27 +74,26 @@ class Explanation(ExplainedPrediction):
         removal_control: RandomControl | None = None,
         graph: Graph | None = None,
         cards: int = 0,
-        groups: int = 0,
+        effects: bool = True,
     ) -> Explanation:
         """Explain an existing relevance.
 
         sizes: the numbers of nodes to ablate, of each site apart. graph: the circuit of the same prompts. cards: the
-            number of neurons with a card from the store. groups: the number of groups. Raises `InputError` as
-            `Relevance.top` and `ablation` do.
+            number of neurons with a card from the store. effects: whether to measure what each node does to the next
+            word. Raises `InputError` as `Relevance.top` and `ablation` do.
         """
         ranking = ranking or Ranking(site=model.main_site)
         if ranking.position is None:
             ranking = replace(ranking, position="all" if relevance.counterfactual else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites else []
-        measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
+        writers = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
+        measured = writers if effects else []
         patched = Patched(model, relevance) if measured else None
-        effects = patched.measure(measured) if patched else None
-        explained = _Explained(model, relevance, store)
-        words = {row: effects.words(number) for number, row in enumerate(measured)} if effects else {}
-        answer = effects_on_answer(effects, relevance.target) if effects else []
-        nodes = explained.nodes(rows, words, dict(zip(measured, answer, strict=True)))
+        each = patched.measure(measured) if patched else None
+        words = {row: each.words(number) for number, row in enumerate(measured)} if each else {}
+        answer = effects_on_answer(each, relevance.target) if each else []
+        nodes = explained_nodes(model, relevance, store, rows, words, dict(zip(measured, answer, strict=True)))
         uncompared = patched is not None and not relevance.counterfactual
-        together, parts = explained.groups(patched, ranking, groups) if patched and groups else (None, ())
         neurons = list(dict.fromkeys(row.neuron for row in rows))[:cards]
         reading = model if mean_lens(model) else None  # else their lens would take longer than all the rest
         return cls(
@@ -123,10 +111,8 @@ class Explanation(ExplainedPrediction):
             cards=tuple(
                 describe(store, n, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons if store
             ),
-            effects=effects,
+            effects=each,
             random_effects=tuple(random_effects(patched, measured, relevance.target)) if patched and uncompared else (),
-            groups=parts,
-            together=together,
         )
 
     def __repr__(self) -> str:
@@ -158,50 +144,26 @@ class Explanation(ExplainedPrediction):
         return html
 
 
-@dataclass(frozen=True)
-class _Explained:
-    """Nodes of a relevance, with all that is known of them."""
-
-    model: Model
-    relevance: Relevance
-    store: Store | None
-
-    def nodes(
-        self,
-        rows: Sequence[Ranked],
-        moved: dict[Ranked, tuple[list[str], list[str]]],
-        effects: dict[Ranked, float | None] | None = None,
-    ) -> tuple[ExplainedNode, ...]:
-        words = projections(self.model, (row.neuron for row in rows), PROJECTED_WORDS)
-        store, strings = self.store, self.relevance.prompt.strings
-        known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
-        significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
-        nodes = []
-        for row in rows:
-            label = store.labels.name(row.neuron, row.polarity) if store else None
-            meaning = significant.get((row.neuron, row.polarity))
-            raises, lowers = map(tuple, moved.get(row, ((), ())))
-            about = (words.get(row.neuron), label, meaning, raises, lowers, (effects or {}).get(row))
-            nodes.append(ExplainedNode(row, strings[row.position], *about))
-        return tuple(nodes)
-
-    def groups(
-        self, patched: Patched, ranking: Ranking, count: int
-    ) -> tuple[ExplainedGroup | None, tuple[ExplainedGroup, ...]]:
-        """Return the `GROUPED_NODES` most relevant nodes of all tokens as one group, and their first groups."""
-        model, relevance, site = self.model, self.relevance, ranking.site or "ffn"
-        rows = relevance.top(max(1, min(GROUPED_NODES, GROUPED_TOKENS // len(relevance.tokens))), site, position="all")
-        patchable = nodes_of(model, relevance, site) if _can_ablate(model, relevance, site) else None
-        generator = torch.Generator().manual_seed(0)
-
-        def explained(group: EffectGroup) -> ExplainedGroup:
-            effects = zip(group.nodes, group.each, strict=True)
-            words = {row: effect_words(patched.tokens, effect) for row, effect in effects}
-            ablated = ablate(patchable, relevance.mask(group.nodes, site), generator) if patchable else None
-            return ExplainedGroup(group, ablated, self.nodes(group.nodes[:GROUP_NODES], words))
-
-        together, groups = effect_groups(patched, rows, count)
-        return explained(together), tuple(map(explained, groups))
+def explained_nodes(
+    model: Model,
+    relevance: Relevance,
+    store: Store | None,
+    rows: Sequence[Ranked],
+    moved: dict[Ranked, tuple[list[str], list[str]]],
+    effects: dict[Ranked, float | None],
+) -> tuple[ExplainedNode, ...]:
+    """Return ranked nodes with all that is known of them. moved: the words that each raises and lowers."""
+    words = projections(model, (row.neuron for row in rows), PROJECTED_WORDS)
+    known = store.labels.meanings(dict.fromkeys(row.neuron for row in rows)) if store else {}
+    significant = {pair: meaning for pair, meaning in known.items() if meaning.significant}
+    nodes = []
+    for row in rows:
+        label = store.labels.name(row.neuron, row.polarity) if store else None
+        meaning = significant.get((row.neuron, row.polarity))
+        raises, lowers = map(tuple, moved.get(row, ((), ())))
+        about = (words.get(row.neuron), label, meaning, raises, lowers, effects.get(row))
+        nodes.append(ExplainedNode(row, relevance.prompt.strings[row.position], *about))
+    return tuple(nodes)
 
 
 @typed
@@ -217,7 +179,6 @@ def explain(
     top: int = 10,
     site: str | None = "ffn",
     circuit_nodes: int | None = None,
-    details: bool = False,
     store: Store | None = None,
 ) -> Explanation:
     """Explain a prediction: how the answer is computed (its stages), and the relevance of tokens and nodes.
@@ -234,9 +195,6 @@ def explain(
         scans only ``mixer``.
     circuit_nodes : int, optional
         Also compute the circuit of this many nodes, which needs a counterfactual and takes seconds.
-    details : bool
-        Also group the most relevant nodes by their effects, measure their sufficiency and necessity, and remove the
-        tokens that contribute most.
     store : Store, optional
         An index of the model, for labels and cards.
 
@@ -251,7 +209,7 @@ def explain(
         If `attribute` or `circuit` raise it.
     """
     site = model.main_site if site == "ffn" else site
-    graph, ranking = None, Ranking(top, site)
+    ranking = Ranking(top, site)
     if isinstance(prompt, Relevance):
         chosen = (target, contrast, counterfactual, base_model, span, circuit_nodes)
         if any(value is not None for value in chosen):
@@ -259,21 +217,36 @@ def explain(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
             )
         model.check_made(prompt.made_with["model"], "The relevance")
-        return explain_relevance(model, prompt, ranking, store=store, details=details)
-    compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span}
+        return explain_relevance(model, prompt, ranking, store=store)
+    compared: dict[str, Any] = {"counterfactual": counterfactual, "base_model": base_model}
+    pair = {"prompt": prompt, "target": target, "contrast": contrast, "span": span, **compared}
+    relevance, graph = relevance_and_circuit(model, site, circuit_nodes, **pair)
+    return explain_relevance(model, relevance, ranking, store=store, graph=graph)
+
+
+def relevance_and_circuit(
+    model: Model,
+    site: str | None,
+    circuit_nodes: int | None,
+    on_progress: OnProgress = unwatched,
+    **arguments: Any,
+) -> tuple[Relevance, Graph | None]:
+    """Return the relevance that explains the nodes of a site, and the circuit of `circuit_nodes` nodes, if any.
+
+    arguments: those of `attribute`, with the counterfactual and the base model. Raises `InputError`.
+    """
     if circuit_nodes is not None:
-        if counterfactual is None:
+        if arguments["counterfactual"] is None:
             raise InputError("A circuit needs a counterfactual; give one.")
-        graph = circuit(model, prompt, target, contrast, **compared, nodes=circuit_nodes)
-        relevance = graph.relevances[0]
-    else:
-        sites = sites_of(model, site, counterfactual is not None and base_model is None)
-        relevance = attribute(model, prompt, target, contrast, **compared, base_model=base_model, sites=sites)
-    return explain_relevance(model, relevance, ranking, store=store, graph=graph, details=details)
+        pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
+        graph = circuit(model, **pair, nodes=circuit_nodes, heads=site == "head", on_progress=on_progress)
+        return graph.relevances[0], graph
+    is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
+    return attribute(model, **arguments, sites=_sites_of(model, site, is_pair, arguments.get("method"))), None
 
 
-def sites_of(
-    model: Model, site: str | None, has_counterfactual: bool, method: Method | None = None
+def _sites_of(
+    model: Model, site: str | None, has_counterfactual: bool, method: Method | None
 ) -> tuple[str, ...] | None:
     """Return the sites to record for an explanation of the nodes of a site; None for the default."""
     if site is None or not model.has_family or (method and not method.scores_neurons):
@@ -290,27 +263,26 @@ def explain_relevance(
     store: Store | None = None,
     graph: Graph | None = None,
     cards: int = CARDS,
-    groups: int = GROUPS,
-    details: bool = False,
+    is_screen: bool = False,
     on_progress: OnProgress = unwatched,
 ) -> Explanation:
-    """Explain a relevance by its stages, or by the effects of nodes. details: also by groups of nodes, and by a control
-    of the tokens; a comparison without stages always is. Raises `InputError`."""
+    """Explain a relevance by its stages, or by the effects of nodes and a control of the tokens. is_screen: only the
+    screen is shown, which has stages without the effects of nodes. Raises `InputError`."""
     ranking = ranking or Ranking(site=model.main_site)
     if isinstance(relevance, Diff):
         return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
     stages = None if why_no_stages(model, relevance) else stages_of(model, relevance, on_progress)
-    details = details or (relevance.counterfactual is not None and stages is None)
+    unstaged = relevance.counterfactual is not None and stages is None
     next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     explanation = Explanation.of(
         model,
         relevance,
         ranking,
         store=store,
-        removal_control=token_removal_control(model, relevance) if details and next_token else None,
+        removal_control=token_removal_control(model, relevance) if unstaged and next_token else None,
         graph=graph,
         cards=cards,
-        groups=groups if details and can_group(relevance, ranking.site or "ffn") else 0,
+        effects=stages is None or not is_screen,
     )
     return replace(explanation, stages=stages)
 
@@ -347,12 +319,6 @@ def _can_ablate(model: Model, relevance: Relevance, site: str) -> bool:
     if relevance.contrast_phrase or model.task.stacks == 2:
         return False
     known = site in ("ffn", "attn", "head") and neuron_site(site) in relevance.sites
-    return known and len(relevance.neurons.recorded) == len(relevance.tokens)
-
-
-def can_group(relevance: Relevance, site: str) -> bool:
-    """Return whether the effects of all nodes of a site can be measured."""
-    known = neuron_site(site) in WRITERS and neuron_site(site) in relevance.sites
     return known and len(relevance.neurons.recorded) == len(relevance.tokens)
 
 

@@ -11,7 +11,6 @@ from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, GroupAblation
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.nodes.controls import Ablation
-from icebear.concepts.nodes.effect_groups import EffectGroup
 from icebear.concepts.results.effects import Effects
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
@@ -57,19 +56,6 @@ class ExplainedNode:
 
 
 @dataclass(frozen=True)
-class ExplainedGroup:
-    """Nodes that raise and lower the same words, with the controls of the group."""
-
-    group: EffectGroup
-    ablation: Ablation | None
-    """None where ablation does not apply (see `ablation`)."""
-    strongest: tuple[ExplainedNode, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.group.to_dict(), "ablation": vars(self.ablation) if self.ablation else None}
-
-
-@dataclass(frozen=True)
 class CheckedCircuit:
     """A circuit with the interventions that test it."""
 
@@ -111,10 +97,6 @@ class ExplainedPrediction(Tabled):
     """The effects of the nodes on the next token; None where nodes cannot be set."""
     random_effects: tuple[float, ...] = ()
     """Without a counterfactual: what random nodes of the same layers and tokens do to the answer."""
-    groups: tuple[ExplainedGroup, ...] = ()
-    """The groups with the largest relevance, of the `GROUPED_NODES` most relevant nodes."""
-    together: ExplainedGroup | None = None
-    """The first `GROUPED_NODES` nodes as one group."""
     changes: ExplainedChanges | None = None
     """With a base model: what its changed weights caused."""
     stages: Stages | None = None
@@ -161,8 +143,6 @@ class ExplainedPrediction(Tabled):
             "silencing_control": self.silencing_control and self.silencing_control.to_dict(),
             **(self.circuit.to_dict() if self.circuit else {}),
             "cards": [card.to_dict() for card in self.cards],
-            "groups": [group.to_dict() for group in self.groups],
-            "together": self.together and self.together.to_dict(),
             "effects": self.effects and self.effects.to_dict(),
             "random_effects": list(self.random_effects),
             "restored": self.changes and self.changes.to_dict(),

@@ -1,9 +1,6 @@
-"""Relevance by layer, and the neurons of two prompts, as tables."""
+"""Relevance by layer, as a table."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import pandas
 
@@ -18,23 +15,3 @@ def relevance_map(relevance: Relevance, site: str) -> pandas.DataFrame:
         return pandas.DataFrame(relevance.heads()[:, positions].sum(1).numpy())
     names = [f"{position} {visible(relevance.prompt.strings[position])}" for position in positions]
     return pandas.DataFrame(relevance.layers(site)[:, positions].numpy(), columns=names)
-
-
-def shared_neurons(sides: Mapping[str, Relevance], site: str | None, count: int) -> pandas.DataFrame:
-    """Return the top neurons of two prompts at the last token, with their relevance in each; shared ones first.
-
-    sides: a name for each prompt, and its relevance.
-    """
-    left, right = sides
-    top = {name: {row.neuron: row.polarity for row in side.top(count, site)} for name, side in sides.items()}
-    rows: list[dict[str, Any]] = [
-        {
-            "neuron": str(neuron),
-            "sign": sign,
-            "in": left if neuron not in top[right] else right if neuron not in top[left] else "both",
-            **{name: side.of_neuron(neuron) for name, side in sides.items()},
-        }
-        for neuron, sign in (top[right] | top[left]).items()
-    ]
-    rows.sort(key=lambda row: (row["in"] != "both", -max(row[left], row[right])))
-    return pandas.DataFrame(rows)

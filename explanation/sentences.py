@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from icebear.concepts.results.effect_words import effect_text, effect_words
+from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stage_sentences import stage_lines, transfer_text
 from icebear.concepts.stages.task_sentences import membership
@@ -16,15 +16,9 @@ from icebear.lines import Line
 if TYPE_CHECKING:
     from icebear.concepts.nodes.controls import Ablation
     from icebear.concepts.results.result import Relevance
-    from icebear.explanation.record import ExplainedGroup, ExplainedNode, ExplainedPrediction
+    from icebear.explanation.record import ExplainedNode, ExplainedPrediction
     from icebear.records import TokenScore
 
-NODE_KINDS = {"ffn": "FFN neurons", "attn": "attention neurons", "head": "heads", "mixer": "mixer neurons"}
-"""The nodes of a site, in words."""
-GROUPS_ABOUT = (
-    "Each group of nodes is named by its joint effect: the likely next words that all its nodes together raise and "
-    "lower most. In brackets: as many random nodes of the same layers and tokens."
-)
 SINK_SHARE = 0.05
 """Sinks with at least this share of the difference are named."""
 CLOSE = 1e-3
@@ -93,30 +87,6 @@ def check_sentence(relevance: Relevance) -> str:
     return f"Method check: {passed if relevance.counterfactual else ''}{relevance.conservation_text()}."
 
 
-def sum_text(group: ExplainedGroup) -> str:
-    """Say what the effects of the nodes, one at a time, add up to, where this differs from their joint effect."""
-    if not group.group.interacts:
-        return ""
-    words = effect_words(group.group.tokens, group.group.each.sum(0), 3)
-    return f"Effects of the single nodes, summed: {effect_text(*words)}"
-
-
-def group_text(group: ExplainedGroup) -> str:
-    """Say how many nodes a group has, where they are, and how much of the difference they carry."""
-    nodes, (lowest, highest) = len(group.group.nodes), group.group.layers
-    layers = f"layer {lowest}" if lowest == highest else f"layers {lowest} to {highest}"
-    return f"{nodes} node{'s' if nodes > 1 else ''}, {layers}{shares_text(group.ablation)}"
-
-
-def shares_text(ablation: Ablation | None) -> str:
-    if ablation is None or hardly_differs(ablation):
-        return ""
-    return (
-        f"; sufficiency {ablation.sufficiency:z.0%} [{ablation.random_sufficiency:z.0%}], "
-        f"necessity {ablation.necessity:z.0%} [{ablation.random_necessity:z.0%}]"
-    )
-
-
 def hardly_differs(ablation: Ablation) -> str:
     """Say that shares of a difference of less than `SMALL` mean little; empty for a larger one."""
     if abs(ablation.difference) >= SMALL:
@@ -129,68 +99,23 @@ def empty_shares(ablations: Sequence[Ablation]) -> dict[str, float]:
     return {row.site: row.empty_sufficiency for row in ablations if abs(row.empty_sufficiency) >= 0.005}
 
 
-def together_sentence(explanation: ExplainedPrediction) -> str:
-    """Say what the grouped nodes do together."""
-    if explanation.together is None:
-        return ""
-    group = explanation.together.group
-    raises, lowers = (", ".join(words) or "no likely word" for words in group.words(6))
-    compared = explanation.relevance.counterfactual is not None
-    values = "counterfactual values" if compared else "averages on other texts"
-    site = NODE_KINDS[explanation.ranking.site or "ffn"]
-    return (
-        f"Together, the {len(group.nodes)} most relevant nodes ({site} at a token) raise {raises}, and "
-        f"lower {lowers}. The baseline of raise and lower is the prediction in which these nodes have their {values}."
-    )
-
-
-def reach_sentence(explanation: ExplainedPrediction) -> str:
-    """Say how much of the difference the grouped nodes carry; empty if it was not measured."""
-    row = explanation.together.ablation if explanation.together else None
-    if row is None:
-        return ""
-    if small := hardly_differs(row):
-        return small
-    compared = explanation.relevance.counterfactual is not None
-    values = "counterfactual values" if compared else "average on other texts"
-    empty = "".join(f", no nodes {share:z.0%}" for share in empty_shares([row]).values())
-    return (
-        f"These {row.nodes} nodes recover {row.sufficiency:z.0%} of the difference ({row.difference:+.1f} logits) when "
-        f"all other nodes take their {values} (random nodes {row.random_sufficiency:z.0%}{empty}). When only these "
-        f"nodes take their {values}, {row.necessity:z.0%} of the difference is lost (random nodes "
-        f"{row.random_necessity:z.0%})."
-    )
-
-
-def limits_sentence(explanation: ExplainedPrediction) -> str:
-    """Say what the list of nodes does not show."""
-    site = explanation.ranking.site or "ffn"
-    others = "attention" if site == "ffn" else "FFN neurons"
-    return f"Not shown: {others}, the other nodes, and interactions between nodes of different groups."
-
-
 # --- the screen: the lines of an explanation, for a terminal and for `print` ----------------------------
 
 
 def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
-    """Return the lines before and after the tokens of the prompt; of an answer with stages, those of the details."""
-    title = "Groups of these nodes by what they do to the next word [random nodes in brackets]"
-    groups = [line for number, group in enumerate(explanation.groups, 1) for line in _group(number, group)]
-    nodes = [] if groups or explanation.random_effects else [_node(node) for node in explanation.nodes]
+    """Return the lines before and after the tokens of the prompt; an answer with stages has only theirs."""
+    if explanation.stages:
+        return stage_lines(explanation.stages, stage_notes(explanation)), []
+    nodes = [] if explanation.random_effects else [_node(node) for node in explanation.nodes]
     after = [
         Line(tokens_sentence(explanation.relevance)),
         *effect_lines(explanation),
-        Line(together_sentence(explanation)),
-        *([Line(""), Line(title, "bold"), *groups] if groups else nodes),
+        *nodes,
         Line(""),
-        Line(reach_sentence(explanation)),
-        Line(limits_sentence(explanation), "dim") if groups else Line(comparison_hint(explanation)),
+        Line(comparison_hint(explanation)),
     ]
     after = [line for line, following in zip(after, [*after[1:], Line("")], strict=True) if line.text or following.text]
-    if explanation.stages is None:
-        return _predictions(explanation), after
-    details = [Line(""), *after] if groups else []
-    return [*stage_lines(explanation.stages, stage_notes(explanation)), *details], []
+    return _predictions(explanation), after
 
 
 def stage_notes(explanation: ExplainedPrediction) -> list[str]:
@@ -256,12 +181,6 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
 
 def _listed(tokens: tuple[TokenScore, ...]) -> str:
     return ", ".join(f"{token.text!r} {token.number}" for token in tokens[:3])
-
-
-def _group(number: int, group: ExplainedGroup) -> list[Line]:
-    interaction = [Line(f"   {sum_text(group)}", "dim", wraps=False)] if group.group.interacts else []
-    head = Line(f"{number}. {effect_text(*group.group.words())}", "bold")
-    return [head, Line(f"   {group_text(group)}", "dim"), *interaction, *map(_node, group.strongest)]
 
 
 def _node(node: ExplainedNode, number: str = "") -> Line:

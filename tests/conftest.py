@@ -316,9 +316,8 @@ def environment(folder, monkeypatch):
 
 
 @pytest.fixture
-def no_groups(monkeypatch):
-    """Stages, groups and suggestions take seconds."""
-    monkeypatch.setattr("icebear.app.web.shared.explanations.GROUPS", 0)
+def no_stages(monkeypatch):
+    """Stages and suggestions take seconds."""
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
     monkeypatch.setattr("icebear.concepts.answers.counterfactuals.suggest_counterfactuals", lambda *arguments: [])
 

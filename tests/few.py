@@ -13,7 +13,6 @@ from icebear.actmax.index.corpus import held_out
 from icebear.concepts.vocabulary import calibration
 
 FEW = {
-    "icebear.explanation.explanation.GROUPED_TOKENS": 60,
     "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
     "icebear.app.web.neuron_card.PAGE_SENTENCES": 2,
     "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 import weakref
-from html import escape
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import URLError
@@ -24,16 +23,14 @@ from serving import serving, started
 
 from icebear import attribute, explain, stages
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import Groups, Job, Shared, shared
+from icebear.app.web.shared.background import Job, Shared, shared
 from icebear.app.web.why import gallery, measuring
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
-from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.stages.stage_picture import stage_picture
 from icebear.errors import IcebearError
-from icebear.explanation.explanation import GROUPS, Explanation, saved_stages, saved_tokens
+from icebear.explanation.explanation import saved_stages, saved_tokens
 from icebear.explanation.saved import SavedExplanation
-from icebear.explanation.sentences import group_text
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
 from icebear.render import heatmap
@@ -131,7 +128,7 @@ def test_without_a_counterfactual_effects_are_shown(environment, smol):
     assert not page.get("bidi_component")
 
 
-def test_an_own_prompt(environment, smol, no_groups):
+def test_an_own_prompt(environment, smol, no_stages):
     page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL))
     relevance = attribute(smol, ICE_BEAR, counterfactual=CAMEL)
     assert heatmap(list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks) in text(page)
@@ -146,18 +143,7 @@ def test_an_own_prompt(environment, smol, no_groups):
     assert page.get_by_key("contrast").value is None
 
 
-def test_groups_are_shown_with_their_words(environment, smol, few_contexts):
-    """Measured when they are opened, in an example too."""
-    page = fine(visit(groups_open="true"))
-    relevance = attribute(smol, FRANCE, " Paris", " Rome", counterfactual="The capital of Italy is")
-    groups = Explanation.of(smol, relevance, Ranking(site="ffn"), groups=GROUPS).groups
-    assert len(groups) == GROUPS
-    for group in groups:
-        assert all(f">{escape(word)}</span>" in text(page) for words in group.group.words() for word in words)
-        assert escape(group_text(group)) in text(page)
-
-
-def test_a_long_prompt_asks_first(environment, no_groups, monkeypatch):
+def test_a_long_prompt_asks_first(environment, no_stages, monkeypatch):
     monkeypatch.setattr(measuring, "LONG_TOKENS", 8)
     page = fine(visit(prompt="one two three four five six seven eight nine ten eleven"))
     assert page.info
@@ -221,28 +207,17 @@ def test_messages_leave_out_what_only_a_command_line_knows():
     assert markdown.message("Use --to.") == markdown.plain("Use --to.")
 
 
-def test_groups_are_measured_once(environment, no_groups, monkeypatch):
-    calls, measure = [], Explanation.of
-    monkeypatch.setattr(
-        Explanation, "of", lambda *arguments, **how: calls.append(arguments) or measure(*arguments, **how)
-    )
-    for prompt in ("A bear lives in the", "A bear lives in the", "A cat lives in the"):
-        fine(visit(prompt=prompt, groups_open="true"))
-    assert len(calls) == 2
-
-
-def test_details_and_method(environment, no_groups):
+def test_details_and_method(environment, no_stages):
     page = fine(visit(prompt=ICE_BEAR, counterfactual=CAMEL, details_open="true", method_open="true"))
     assert len(page.dataframe[0].value) == 50
     assert len(set(page.dataframe[0].value["token"])) > 1  # ranked at every token
     page.get_by_key("site").set_value("attention heads").run()
     assert "head" in page.dataframe[0].value["neuron"][0]
     page.get_by_key("map").set_value("heads").run()
-    page.toggle(key="compare").set_value(True).run()
-    assert set(fine(page).dataframe[1].value["in"]) == {"both", "A", "B"}
+    fine(page)
 
 
-def test_a_base_model_is_compared(first_visit, tiny_folder, tmp_path, monkeypatch, no_groups):
+def test_a_base_model_is_compared(first_visit, tiny_folder, tmp_path, monkeypatch, no_stages):
     """One neuron's W_out row is changed, so that it is the only cause, and restoring it undoes everything."""
     changed = loading.load_model(tiny_folder, dtype="float32", device="cpu")
     with torch.no_grad():
@@ -258,7 +233,7 @@ def test_a_base_model_is_compared(first_visit, tiny_folder, tmp_path, monkeypatc
 
 
 def test_a_base_model_that_does_not_load_is_tried_again_and_the_model_stays(
-    first_visit, tiny_folder, tmp_path, monkeypatch, no_groups
+    first_visit, tiny_folder, tmp_path, monkeypatch, no_stages
 ):
     base = str(tmp_path / "none")
     set_up(monkeypatch, model=tiny_folder, base_model=base)
@@ -270,14 +245,14 @@ def test_a_base_model_that_does_not_load_is_tried_again_and_the_model_stays(
     assert jobs.loading() is model
 
 
-def test_what_was_typed_stays(environment, no_groups):
+def test_what_was_typed_stays(environment, no_stages):
     page = fine(visit(prompt="The camel lives in the"))
     shown(page, "neurons").get_by_key("text").set_value("desert").run()
     assert shown(page, "circuit").get_by_key("prompt").value == "The camel lives in the"
     assert shown(page, "neurons").get_by_key("text").value == "desert"
 
 
-def test_one_token_and_an_unknown_family(environment, no_groups):
+def test_one_token_and_an_unknown_family(environment, no_stages):
     fine(visit(prompt="Hi"))
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(FAMILIES, "llama")
@@ -288,7 +263,7 @@ def test_one_token_and_an_unknown_family(environment, no_groups):
     jobs._load.clear()
 
 
-def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, monkeypatch):
+def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_stages, monkeypatch):
     suggestion = Suggestion((), CAMEL, "camel", "bear", " desert", 0.25, -3.0)
     monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda model, prompt: [suggestion])
     page = fine(visit(prompt="The wild bear lives in the"))
@@ -301,20 +276,14 @@ def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_groups, 
     assert fine(page).get_by_key("counterfactual").value == suggestion.text
 
 
-def test_stages_and_groups_are_forgotten_with_their_relevance(model):
-    relevance, known = attribute(model, "ice bear", contrast="z", counterfactual="big cats"), Shared().groups
-    staged = Shared().staged
+def test_stages_are_forgotten_with_their_relevance(model):
+    relevance, staged = attribute(model, "ice bear", contrast="z", counterfactual="big cats"), Shared().staged
     staged[relevance] = saved_stages(saved_tokens(relevance, "ice bear", "big cats"), model, relevance)
     assert staged[relevance].stages
-    explanation = Explanation.of(model, relevance, Ranking(site="ffn"), groups=2)
-    known[relevance] = {"ffn": Groups(explanation.together, explanation.groups)}
-    assert explanation.groups
-    del explanation
     forgotten = weakref.ref(relevance)
     del relevance
     gc.collect()
     assert forgotten() is None
-    assert not known
     assert not staged
 
 
@@ -334,7 +303,7 @@ def test_explanations_are_kept_in_so_many_bytes(model):
     assert alive("wolf", "a polar bear") == [False, True]
 
 
-def test_the_second_visitor_does_not_load_the_model_again(environment, no_groups, monkeypatch):
+def test_the_second_visitor_does_not_load_the_model_again(environment, no_stages, monkeypatch):
     loads = []
     load = loading.load_model
     monkeypatch.setattr(loading, "load_model", lambda *args, **options: loads.append(1) or load(*args, **options))

@@ -133,7 +133,7 @@ def test_a_model_without_a_template_says_so(first_visit):
     assert not page.chat_input
 
 
-def test_views_take_a_conversation(environment, smol, few_contexts, no_groups):
+def test_views_take_a_conversation(environment, smol, few_contexts, no_stages):
     chat = output_of("What is the capital of France? Answer in one word.")
     page = fine(visit("why", prompt=chat, target="Paris"))
     assert "'France' accounts for" in text(page).replace("\\", "")

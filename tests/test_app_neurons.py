@@ -64,17 +64,22 @@ def test_neuron(environment, near):
     assert name in text(shown(page, "neurons"))
 
 
+def card_of_a_group(page):
+    """The card of the first neuron of a circuit's first group."""
+    (groups,) = (choice for choice in page.get("button_group") if choice.key == "without")
+    page.session_state["without"] = groups.options[0].replace("\\", "")
+    cards = fine(page.run()).get_by_key("cards_0")
+    return fine(cards.set_value(cards.options[0]).run())
+
+
 def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment, few_contexts):
-    page = fine(visit(groups_open="true"))
+    page = fine(visit("circuit", contrast=" desert", nodes="10"))
     prompt = page.get_by_key("prompt").value
-    strongest = page.get_by_key("group_neurons")
-    strongest.set_value(strongest.options[0]).run()
-    assert fine(page).get_by_key("back").label == "Why this word?"
+    page = card_of_a_group(page)
+    assert page.get_by_key("back").label == "How is it computed?"
     page.get_by_key("back").click().run()
     assert fine(page).get_by_key("prompt").value == prompt
-    page = fine(visit(groups_open="true"))
-    strongest = page.get_by_key("group_neurons")
-    strongest.set_value(strongest.options[0]).run()
+    page = card_of_a_group(page)
     page.get_by_key("card_to_steer").click().run()
     assert fine(page).get_by_key("prompt").value == prompt
     assert fine(visit("neurons", neuron="L29.ffn.860")).get_by_key("back").label == "Search"

@@ -31,7 +31,6 @@ VIEWS = {
         {
             "prompt": PROMPT,
             "counterfactual": OTHER,
-            "groups_open": "true",
             "details_open": "true",
             "method_open": "true",
         },

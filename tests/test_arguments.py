@@ -229,7 +229,6 @@ DOORS = {
     "Graph.regrouped": (lambda at, x: at.graph.regrouped(distance=x), (NAN, -1, "1", None)),
     "Graph.without": (lambda at, x: at.graph.without(x), ("x", 3, None)),
     "Graph.recipe": (lambda at, x: at.graph.recipe(x), ("x", 3, None)),
-    "Concept.of_group": (lambda at, x: icebear.Concept.of_group(at.graph, x), ("x", 3, None)),
     "Graph.mask": (lambda at, x: at.graph.mask(x), ("x", 3, [3])),
     "Graph.to_png": (lambda at, x: at.graph.to_png(x), (0, -1, NAN, "2", None, 1e9)),
     # a model

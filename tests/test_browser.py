@@ -12,7 +12,7 @@ TALK = [
     {"role": "assistant", "content": "The capital of France is Paris.\n\n" + "=" * 200 + "\nsupercalifragilistic " * 3},
 ]
 VIEWS = (
-    "?switch=true&groups_open=true&details_open=true&method_open=true",
+    "?switch=true&details_open=true&method_open=true",
     f"chat?turn=1&span=5-6&rather=London&chat={quote(json.dumps(TALK))}",
     "circuit?nodes=20",
     "neurons?neuron=L29.ffn.860&polarity=-",
@@ -57,12 +57,9 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     """In three clicks; stopped, and found again; the link shows it in another browser."""
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address)
     page.locator("svg.stages").wait_for()
-    page.get_by_text("Groups of neurons").click()
-    page.locator(".groups article").nth(2).wait_for(timeout=120_000)
     page.get_by_label("Prompt", exact=True).fill("The capital of Japan is")
     page.keyboard.press("Enter")
-    settled(page).locator(".groups article").first.wait_for(timeout=120_000)
-    page.get_by_role("button", name="Suggest prompts").click()
+    settled(page).get_by_role("button", name="Suggest prompts").click()
     page.locator(".st-key-suggestion button").first.click(timeout=120_000)
     settled(page).get_by_text("Make it say").click(timeout=120_000)
     page.get_by_role("button", name="Stop").click()

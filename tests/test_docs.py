@@ -37,11 +37,8 @@ from icebear.actmax import writes
 from icebear.app.cli.main import main
 from icebear.claims import check
 from icebear.concepts.answers import counterfactuals
-from icebear.concepts.nodes import controls
-from icebear.concepts.results.effects import Patched
 from icebear.concepts.vocabulary import lens
 from icebear.db.store import Store
-from icebear.explanation import explanation
 from icebear.models.loading import loading
 from icebear.models.model import Model
 from icebear.steering.concept import finding
@@ -64,7 +61,6 @@ REMEMBERED = (
     (counterfactuals, "suggest_counterfactuals"),
     (writes, "writes"),
     (check, "check_claim"),
-    (explanation._Explained, "groups"),
 )
 """What several commands and blocks of pages compute of the same arguments."""
 
@@ -94,8 +90,6 @@ def identity(value):
         return tuple(map(identity, value))
     if isinstance(value, Store):
         return value.path.resolve()
-    if isinstance(value, explanation._Explained | Patched):
-        return controls.RANDOM_DRAWS, explanation.GROUPED_TOKENS, repr(value.relevance.to_dict(0))
     try:
         hash(value)
     except TypeError:
@@ -105,14 +99,13 @@ def identity(value):
 
 @pytest.fixture(scope="module")
 def once(smol, desert):
-    """The model is there, and what is the same on several pages is computed once for all. Prompts that are longer than
-    those of printed groups group fewer nodes, counterfactuals are tried with fewer words, cards read fewer texts, a
-    task's circuit is made of one pair and run by fewer edges, and no figure is drawn."""
+    """The model is there, and what is the same on several pages is computed once for all. Counterfactuals are tried
+    with fewer words, cards read fewer texts, a task's circuit is made of one pair and run by fewer edges, and no figure
+    is drawn."""
     found = {key_of(flipping.flip, smol, ICE_BEAR, " desert", source=CAMEL): desert}
     measured = writes.writes
     load = cache(loading.load_model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(explanation, "GROUPED_TOKENS", 800)
         patch.setattr(counterfactuals, "TRIED", 12)
         patch.setattr(lens, "TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
@@ -144,7 +137,6 @@ def test_every_block_of_a_page_runs(page, once, folder, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             if long or after.language != "text" or after.mark:
                 few(patch, UNCOUNTED)
-                patch.setattr(explanation, "GROUPED_TOKENS", 30)
                 patch.setattr(Model, "_generated", short(Model._generated))
             if block.language == "python":
                 text = python(code, names) if block.runs else ""

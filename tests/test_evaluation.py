@@ -19,7 +19,7 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.statistics import paired_p, table
 from icebear.errors import InputError, NumericalError
 from icebear.evaluation import report, runner
-from icebear.evaluation.baselines.all_methods import BASELINES, methods_of
+from icebear.evaluation.baselines.all_methods import methods_of
 from icebear.evaluation.explanations import faithfulness, groundtruth
 from icebear.evaluation.explanations.questions import Question, choices, next_words, reviews
 from icebear.evaluation.protocol import Part
@@ -252,18 +252,6 @@ def test_the_explained_answer_is_the_chosen_one(smol):
     line = faithfulness.sample(smol, question, methods_of("random"))
     assert line["target"] == [smol.token_id(question.choice(smol), "answer")]
     assert line["correct"] == (question.choice(smol) == " desert")
-
-
-def test_parameters_are_chosen_on_other_samples(model):
-    questions = [Question(IDS[:length]) for length in (7, 8)]
-    (name,) = tuned = faithfulness.tuned(model, questions, {"atman": BASELINES["atman"]})
-    areas = {
-        repr(method): sum(faithfulness.sample(model, q, {"m": method})["methods"]["m"]["delta_a"] for q in questions)
-        for method in BASELINES[name].variants()
-    }
-    assert repr(tuned[name]) == max(areas, key=areas.get)
-    with pytest.raises(InputError, match="--samples"):
-        faithfulness.tuned(model, [], {})
 
 
 # --- ground truth ---

@@ -7,22 +7,13 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 
 from icebear import attribute, build_index, circuit, explain, open_store, project
-from icebear.concepts.nodes.controls import ablate, nodes_of
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
 from icebear.explanation.explanation import Explanation
-from icebear.explanation.sentences import (
-    group_text,
-    limits_sentence,
-    reach_sentence,
-    sum_text,
-    together_sentence,
-    tokens_sentence,
-)
+from icebear.explanation.sentences import tokens_sentence
 from icebear.records import Meaning
 
 PROMPT, OTHER = "<b>ice</b> bear", "<b>big</b> cats"
@@ -30,16 +21,12 @@ PROMPT, OTHER = "<b>ice</b> bear", "<b>big</b> cats"
 
 @pytest.fixture
 def explanation(model):
-    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, details=True)
+    return explain(model, PROMPT, contrast="z", counterfactual=OTHER)
 
 
 def test_its_numbers_are_those_of_the_library(model, explanation):
     relevance = attribute(model, PROMPT, contrast="z", counterfactual=OTHER)
     assert [node.ranked for node in explanation.nodes] == relevance.top(10, "ffn", position="all")
-    (together,) = [explanation.together.ablation]
-    nodes = relevance.mask(explanation.together.group.nodes, "ffn")
-    assert together == ablate(nodes_of(model, relevance), nodes, torch.Generator().manual_seed(0))
-    assert explanation.removal_control == token_removal_control(model, relevance)
     for node in explanation.nodes:
         assert node.words == project(model, node.ranked.neuron, 8).words(node.ranked.polarity)
         assert node.token == relevance.prompt.strings[node.ranked.position]
@@ -75,7 +62,7 @@ def test_a_circuit_needs_a_counterfactual(model):
 @pytest.fixture
 def whole(model):
     """With its circuit."""
-    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, circuit_nodes=12, details=True)
+    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, circuit_nodes=12)
 
 
 def test_the_circuit_is_the_librarys(model, whole):
@@ -86,13 +73,12 @@ def test_the_circuit_is_the_librarys(model, whole):
     json.dumps(whole.to_dict(), allow_nan=False)
 
 
-def test_beside_each_claim_stands_its_control(whole, tmp_path):
-    """Of the words, of the list, of the edges, and of each group."""
+def test_beside_each_claim_stands_its_control(model, whole, tmp_path):
+    """Of the words, of the edges, and of each group."""
     page = html.unescape(whole.to_html(tmp_path / "a.html"))
     assert html.unescape((tmp_path / "a.html").read_text()) == page
-    assert str(whole.removal_control) in page
-    for group in whole.groups:
-        assert group_text(group) in page
+    unstaged = replace(whole, stages=None, removal_control=token_removal_control(model, whole.relevance))
+    assert str(unstaged.removal_control) in html.unescape(unstaged.to_html())
     assert (
         f"random edges into the same targets from the same layers {whole.circuit.faithfulness.random_sufficiency:.0%}"
         in page
@@ -149,12 +135,8 @@ def renamed(explanation, word):
     def node(one):
         return replace(one, raises=tokens[:2], lowers=tokens[2:3], label=tokens[3])
 
-    groups = tuple(
-        replace(one, group=replace(one.group, tokens=tokens), strongest=tuple(map(node, one.strongest)))
-        for one in explanation.groups
-    )
     nodes = tuple(map(node, explanation.nodes))
-    return replace(explanation, effects=replace(explanation.effects, tokens=tokens), groups=groups, nodes=nodes)
+    return replace(explanation, effects=replace(explanation.effects, tokens=tokens), nodes=nodes)
 
 
 @pytest.fixture
@@ -163,33 +145,25 @@ def worded(explanation):
 
 
 def test_a_page_without_effects_has_the_words_that_neurons_promote(worded):
-    page = replace(worded, effects=None, groups=(), stages=None).to_html()
+    page = replace(worded, effects=None, stages=None).to_html()
     assert "promotes" in page
     assert "<svg" not in page
 
 
 def test_the_page_begins_with_answers(worded):
-    """Predictions, tokens, groups, nodes, and how far they carry; then the details."""
-    page = html.unescape(re.sub("</?span.*?>", "", worded.to_html()))
-    relevance, groups = worded.relevance, worded.groups
-    assert groups
+    """Predictions, tokens and nodes."""
+    page = html.unescape(re.sub("</?span.*?>", "", replace(worded, stages=None).to_html()))
+    relevance = worded.relevance
     parts = [
         *(repr(token.text) for token in relevance.predictions[:5]),
         "".join(relevance.counterfactual.prompts[0]),
         *(repr(token.text) for token in relevance.counterfactual.predictions[:5]),
         tokens_sentence(relevance),
-        together_sentence(worded),
-        *(text for group in groups for text in (group_text(group), sum_text(group))),
-        reach_sentence(worded),
         *(f">{node.ranked.relevance:+.3f}<" for node in worded.nodes),
-        limits_sentence(worded),
     ]
     place = 0
     for part in parts:
         place = page.index(part, place)
-    for group in groups:
-        raises, lowers = group.group.words()
-        assert f"raises {' '.join(raises)}; lowers {' '.join(lowers)}" in page
 
 
 def test_hostile_words_stay_text(explanation):

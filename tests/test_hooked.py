@@ -280,9 +280,7 @@ def test_a_vocabulary_names_tokens_and_outputs(tmp_path):
     batch = attribute(model, ["a b", "b a"], 0, position=-1)
     assert [one.prompt.ids for one in batch] == [(1, 2), (2, 1)]
     other = Prompt(tokens=["BOS", "a", "b", "(", "2", "2"])
-    explanation = explain(model, attribute(model, tokens, "yes", "no", counterfactual=other, position=3), details=True)
-    assert explanation.removal_control
-    assert explanation.together.ablation
+    explanation = explain(model, attribute(model, tokens, "yes", "no", counterfactual=other, position=3))
     assert explanation.stages.prompt.tokens[explanation.stages.position] == "("
     assert "yes" in explanation.to_html()
 

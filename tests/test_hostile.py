@@ -211,7 +211,6 @@ concept show none --store good.db
 concept show deep.json
 concept show unknown-way.json
 concept measure none a --model tiny --store good.db
-concept compare none deep.json --store good.db --model tiny
 concept export none /dev/full --store good.db
 recipe show deep.json
 recipe show recipe.json /dev/null
@@ -480,12 +479,9 @@ concept measure concept-none.json a --model tiny
 concept measure concept-flat.json a --model tiny
 concept measure concept.json a --texts text.txt --model tiny
 concept measure concept.json --model tiny
-concept measure concept.json "" --through --model tiny
+concept measure concept.json "" --model tiny
 concept measure concept.json --texts newlines.txt --model tiny
 concept measure concept.json a --model nan
-concept compare concept.json --on text.txt
-concept compare concept.json concept.json concept.json --on text.txt
-concept compare concept.json concept-far.json --on text.txt
 concept steer concept.json a --strength nan --model tiny
 concept steer concept.json a --strength 1 --kl 1 --model tiny
 concept steer concept.json a --kl -1 --model tiny

@@ -1,6 +1,7 @@
 """The house: importing is quick, and what is installed is one package; `make lint` checks what may import what."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,12 @@ def test_no_function_has_many_parameters_or_is_longer_than_a_screen():
         words = ast.get_docstring(node, clean=False) or ""
         lines = node.end_lineno - node.lineno + 1 - (words.count("\n") + 1 if words else 0)
         assert lines <= 60, f"{where} has {lines} lines"
+
+
+def test_the_way_of_explain_is_twenty_files_that_exist():
+    steps = re.findall(r"^\d+\. `([\w/]+\.py)`", (ROOT / "docs" / "changing.md").read_text(), re.MULTILINE)
+    assert 10 < len(steps) <= 20
+    assert [step for step in steps if not (ROOT / step).is_file()] == []
 
 
 def test_help_imports_nothing_heavy():

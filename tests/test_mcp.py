@@ -29,7 +29,6 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.edits import parse_edits
 from icebear.evaluation.baselines.all_methods import Occlusion
 from icebear.explanation.explanation import Explanation
-from icebear.explanation.sentences import group_text, limits_sentence, together_sentence
 from icebear.records import RandomControl
 from icebear.steering.random_edits import random_edit_control, random_edits
 
@@ -214,19 +213,10 @@ def test_which_neurons_with_their_controls(session, model, site, counterfactual)
     assert [row["neuron"] for row in result["neurons"]] == [str(row.neuron) for row in best]
     assert result["control"]["draws"] == 20 if site != "head" else 0 < result["control"]["draws"] <= 20
     assert bool(result["ablation"]) is (counterfactual is not None)
-    nodes = Explanation.of(model, relevance, Ranking(2, site), groups=3)
+    nodes = Explanation.of(model, relevance, Ranking(2, site))
     for row, node in zip(result["neurons"], nodes.nodes, strict=True):
         assert (row["raises"], row["lowers"]) == (list(node.raises), list(node.lowers))
         assert "promotes" not in row
-    assert nodes.groups
-    for row, one in zip(result["groups"], nodes.groups, strict=True):
-        assert (row["raises"], row["lowers"]) == tuple(one.group.words())
-        assert group_text(one) in row["about"]
-        assert [node["neuron"] for node in row["strongest"]] == [str(node.ranked.neuron) for node in one.strongest]
-    for sentence in (together_sentence(nodes), limits_sentence(nodes)):
-        assert sentence in result["about_groups"]
-    groups = json_of(session, "more", handle=result["handle"], part="groups")["rows"]
-    assert [len(row["nodes"]) for row in groups] == [len(one.group.nodes) for one in nodes.groups]
     for row in result["ablation"]:
         assert {"sufficiency", "random_sufficiency", "necessity", "random_necessity"} <= set(row)
 

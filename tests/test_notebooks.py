@@ -16,7 +16,6 @@ from pages import NOTEBOOKS, build_site, script
 from icebear.actmax import writes
 from icebear.concepts.stages import stage_measurements
 from icebear.evaluation.explanations import faithfulness, questions
-from icebear.explanation import explanation
 from icebear.models.model import Model
 
 notebooks = script("notebooks")
@@ -71,7 +70,6 @@ def pages(shared, smol, scanned, tmp_path_factory):
                 )
                 few(patch)
                 patch.setattr(stage_measurements, "RANDOM_DRAWS", 20)  # *why* claims what they give
-                patch.setattr(explanation, "GROUPED_TOKENS", 600)  # *why* claims what a hundred nodes do together
                 text = notebooks.page(executed(path))
             (folder / "page.md").write_text(text)
 

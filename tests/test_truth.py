@@ -16,7 +16,7 @@ from icebear.concepts.methods import rounds
 from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.evaluation.truth.judge import evaluation as truth
-from icebear.evaluation.truth.judge import true_stages, truth_tables
+from icebear.evaluation.truth.judge import judging, true_stages, truth_tables
 from icebear.evaluation.truth.judge.judged_pairs import Pair, pair_of, pairs_of
 from icebear.evaluation.truth.judge.judging import (
     SITES,
@@ -259,6 +259,8 @@ def test_the_evaluation_needs_no_model_resumes_and_prints_strict_json(tmp_path, 
     monkeypatch.setattr(truth, "VARIANTS", {"plain": truth.plain})
     options = ["--programs", "previous", "--samples", "2", "--methods", "difference,random", "--out", "out", "--json"]
     monkeypatch.setattr(true_stages, "PAIRS", 2)
+    monkeypatch.setattr(judging, "PROOF_SETS", 100)
+    monkeypatch.setattr(judging, "SEARCHED_SETS", 100)
     first = CliRunner().invoke(main, ["evaluate", "truth", *options])
     assert first.exit_code == 0, first.output
     monkeypatch.setattr(truth, "judged", lambda *_: pytest.fail("measured again"))

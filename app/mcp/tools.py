@@ -33,13 +33,10 @@ from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import BY, absence, absent, by_words
 from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError, exhausted, need
-from icebear.explanation import sentences
 from icebear.explanation.explanation import (
-    GROUPS,
     CheckedCircuit,
     ExplainedNode,
     Explanation,
-    can_group,
     silencing_control,
     with_changes,
 )
@@ -68,8 +65,6 @@ TOP_ROWS = 8
 """Rows of a list in an answer; its handle has all."""
 RANKED = 200
 """Rows behind the handle of a ranking."""
-SHORT = 64
-"""The tokens of a prompt whose groups are measured, which takes half a second a token."""
 LISTS = (100, 1000)
 """Numbers of (neuron, token) pairs that are ablated as well."""
 
@@ -216,23 +211,22 @@ class Tools:
         k: Count = TOP_ROWS,
     ) -> Answer:
         """List the neurons that contribute most to the next token, or with `counterfactual` to the difference to
-        another prompt, with the likely next words that each raises and lowers here, and groups of them by these words.
-        Relevance alone proves nothing: the control switches these neurons off, and others, most of which are less
-        active; with `counterfactual`, the nodes that change most are a harder control."""
+        another prompt, with the likely next words that each raises and lowers here. Relevance alone proves nothing: the
+        control switches these neurons off, and others, most of which are less active; with `counterfactual`, the nodes
+        that change most are a harder control."""
         model, read = self.session.model, _read(prompt, chat)
         sites = ("attn",) if site == "head" else (site,)
         other = other_prompt(read, counterfactual)
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=sites)
         sizes = sorted({k, *LISTS}) if counterfactual else []
         with self.session.store() as store:
-            groups = GROUPS if len(relevance.tokens) <= SHORT and can_group(relevance, site) else 0
             ranking = Ranking(RANKED, site)
-            explanation = Explanation.of(model, relevance, ranking, store=store, sizes=sizes, groups=groups)
+            explanation = Explanation.of(model, relevance, ranking, store=store, sizes=sizes)
         nodes = explanation.nodes[:k]
         control = silencing_control(model, relevance, [node.ranked for node in nodes], on_progress=reporting(ctx))
         ablations = list(map(vars, explanation.ablations))
         explanation = replace(explanation, silencing_control=control)
-        rows = {"neurons": list(map(_node, nodes)), **_groups(explanation), "ablation": ablations}
+        rows = {"neurons": list(map(_node, nodes)), "ablation": ablations}
         return self._explained("neurons", explanation, control, **rows)
 
     @tool
@@ -256,8 +250,7 @@ class Tools:
     def _explained(self, kind: str, explanation: Explanation, control: RandomControl | None, **rows: Any) -> Answer:
         """Return the answer about an explanation; the file behind its handle has the controls too."""
         relevance = explanation.relevance
-        groups = [{"nodes": [node.to_dict() for node in explained.group.nodes]} for explained in explanation.groups]
-        lists = {"neurons": list(map(_node, explanation.nodes)), "tokens": explanation.tokens, "groups": groups}
+        lists = {"neurons": list(map(_node, explanation.nodes)), "tokens": explanation.tokens}
         lists = {name: every for name, every in lists.items() if every}
         files = {"json": explanation.to_json, "html": explanation.to_html}
         return {
@@ -517,22 +510,6 @@ class Tools:
 def _node(node: ExplainedNode) -> Answer:
     """Return a node with the words that it raises and lowers here, without its vocabulary projection."""
     return {name: value for name, value in node.to_dict().items() if name != "promotes"}
-
-
-def _groups(explanation: Explanation) -> Answer:
-    """Return what groups of nodes do, in sentences, and how much of the difference they carry."""
-    if not explanation.groups:
-        return {}
-    rows = []
-    for explained in explanation.groups:
-        raises, lowers = explained.group.words()
-        about = " ".join(filter(None, [sentences.group_text(explained), sentences.sum_text(explained)]))
-        strongest = list(map(_node, explained.strongest))
-        rows.append({"raises": raises, "lowers": lowers, "about": about, "strongest": strongest})
-    together, reach = sentences.together_sentence(explanation), sentences.reach_sentence(explanation)
-    parts = [together, sentences.GROUPS_ABOUT, reach, sentences.limits_sentence(explanation)]
-    note = " ".join(filter(None, parts))
-    return {"groups": rows, "about_groups": note}
 
 
 def _read(prompt: str, chat: bool) -> PromptLike:

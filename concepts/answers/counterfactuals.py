@@ -1,16 +1,25 @@
-"""Suggestions of counterfactual prompts: one content word is exchanged for a likely one that changes the answer."""
+"""Suggestions of counterfactual prompts: one content word is exchanged for a similar one, which changes the answer.
+
+1. The content words with the largest relevance are exchanged, `WORDS` at most.
+2. Candidates are the words with the nearest embeddings, and those that the model expects there, of equal
+   capitalization and as many tokens; those with the highest score before they are run are run.
+3. A suggestion needs another answer, which is a word as well, by a clear margin in both prompts.
+4. Its score adds up the similarity of the words, how likely the new word is there, how probable and how far apart the
+   answers are, and their similarity.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, pairwise
-from operator import itemgetter
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
 
+from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.passes.prefix import Prefix
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -21,12 +30,29 @@ from icebear.values import check_int, typed
 
 COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
 """The 200 most common English words."""
-TRIED = 50
-"""The number of words that are tried instead of each word."""
-MOST = 3000
-"""They are among this many most likely or similar tokens."""
-AS_SURE = 0.5
-"""The least ratio of the probabilities of the new and the old answer."""
+WORDS = 3
+"""The largest number of words that are exchanged, one at a time."""
+CANDIDATES_PER_WORD = 40
+"""Words with the nearest embeddings, and as many that the model expects."""
+SEARCHED = 1000
+"""The nearest, and the most expected, tokens among which they are."""
+RUNS = 80
+"""The largest number of prompts that are run."""
+SHORTEST = 3
+"""The smallest number of letters of a word."""
+SIMILAR = 0.4
+"""The smallest cosine of the embeddings of two words that are exchanged."""
+ALIKE = 0.7
+"""The smallest cosine of two words that a person exchanges for an answer of common words: "dogs" and "dog" for "are"
+and "is"."""
+FAR_ENOUGH = 1.0
+"""The smallest logit difference between the two answers, in both prompts."""
+GOOD_SCORE = 0.9
+"""Suggestions with this score are comparisons that a person could have made, in three of four cases."""
+UNLIKELY = -8.0
+"""A log-probability below this counts as this: after "The", "flower" is unlikely where "flowers" is written."""
+FAR = 5.0
+"""A logit difference above this counts as this."""
 ROWS_PER_PASS = 16
 """The number of prompts in a forward pass."""
 
@@ -42,8 +68,46 @@ class Suggestion:
     answer: str
     """The most probable next token of the suggestion."""
     probability: float
+    score: float
+    """Higher is more like a comparison that a person would make; `GOOD_SCORE` and more is good."""
+
+    @property
+    def is_good(self) -> bool:
+        return self.score >= GOOD_SCORE
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Tokens in the place of a word, with what is known before they are run."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+    similarity: float
     log_probability: float
-    """Of prompt and answer together, in nats."""
+
+    @property
+    def score(self) -> float:
+        return self.similarity + 0.06 * max(self.log_probability, UNLIKELY)
+
+    def of(self, ids: Sequence[int]) -> list[int]:
+        return [*ids[: self.start], *self.tokens, *ids[self.end :]]
+
+
+class _Embeddings:
+    """The embeddings of a model's vocabulary, centered and of unit length."""
+
+    def __init__(self, model: Model) -> None:
+        rows = Linear(model.net.get_input_embeddings()).rows()[: model.output_size].float()
+        self.rows = normalize(rows - rows.mean(0), dim=-1)
+
+    def similarities(self, word: Sequence[int]) -> Tensor:
+        """(V,) cosine of the embedding of each token with that of a word, the mean of its tokens."""
+        return self.rows @ normalize(self.rows[list(word)].mean(0), dim=0)
+
+    def similarity(self, word: Sequence[int], other: Sequence[int]) -> float:
+        """Return the cosine of the embeddings of two words."""
+        return cosine_similarity(self.rows[list(word)].mean(0), self.rows[list(other)].mean(0), dim=0).item()
 
 
 @typed
@@ -64,7 +128,7 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
     Returns
     -------
     list of Suggestion
-        Suggestions sorted by the probability of prompt and answer; empty if there are none.
+        Suggestions sorted by their score (`Suggestion.is_good`); empty if there are none.
 
     Raises
     ------
@@ -78,36 +142,88 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
             "a counterfactual yourself."
         )
     ids = list(model.encode([prompt]).row_ids(0))
-    texts = [model.answer_text(token) for token in ids]
-    prefix = Prefix.of(model, [ids])
-    (answer, sure, read), *_ = _answers(model, [ids])
+    embeddings, spans = _Embeddings(model), _exchanged(model, ids)
+    with torch.no_grad(), model.lock:
+        logits = model.logits(model.encode([ids]), list(range(len(ids))))[0].float()  # (T, V)
+    exchanges = sorted(
+        (exchange for span in spans for exchange in _exchanges(model, embeddings, ids, span, logits)),
+        key=lambda exchange: -exchange.score,
+    )[:RUNS]
+    answers = _last_logits(model, ids, exchanges)
+    found = (_suggestion(model, embeddings, ids, *row, logits[-1]) for row in zip(exchanges, answers, strict=True))
+    return sorted(filter(None, found), key=lambda suggestion: -suggestion.score)[:count]
+
+
+def _exchanged(model: Model, ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the bounds of the words that are exchanged: the content words with the largest relevance."""
     turns = model.turns(ids)
     allowed = inside(turns) if turns else set(range(len(ids)))
-    changes = [
-        ([*ids[:start], *tokens, *ids[end:]], start, end)
-        for start, end in _words(texts)
-        if allowed.issuperset(range(start, end))
-        for tokens in _likely(model, ids[:start], ids[start:end], "".join(texts[start:end]).strip())
-    ]
-    rows = [
-        (other, probability, sum(read[: start - 1]) + sum(logs))
-        for start, group in groupby(changes, key=itemgetter(1))
-        for other, probability, logs in _answers(model, [changed for changed, _, _ in group], prefix, start)
-    ]
-    suggestions = [
-        Suggestion(
-            tuple(changed),
-            model.tokenizer.decode(changed),
-            "".join(model.answer_text(token) for token in changed[start:end]).strip(),
-            "".join(texts[start:end]).strip(),
-            model.answer_text(other),
-            probability,
-            log_probability + math.log(probability),
-        )
-        for (changed, start, end), (other, probability, log_probability) in zip(changes, rows, strict=True)
-        if other != answer and probability >= AS_SURE * sure and _content(model.answer_text(other))
-    ]
-    return sorted(suggestions, key=lambda suggestion: -suggestion.log_probability)[:count]
+    spans = [span for span in _words([model.answer_text(token) for token in ids]) if allowed.issuperset(range(*span))]
+    if len(spans) > WORDS:
+        relevance = attribute(model, list(ids), sites=()).tokens
+        spans.sort(key=lambda span: -abs(relevance[slice(*span)].sum().item()))
+    return spans[:WORDS]
+
+
+def _exchanges(
+    model: Model, embeddings: _Embeddings, ids: Sequence[int], span: tuple[int, int], logits: Tensor
+) -> Iterator[_Exchange]:
+    """Yield similar and expected words for a word of the prompt. logits (T, V): those of the prompt."""
+    start, end = span
+    word, text = ids[start:end], _text(model, ids[start:end])
+    logs = logits[start - 1].log_softmax(-1)
+    expected = _first_words(model, logs, text)
+    similar = _first_words(model, embeddings.similarities(word), text) if len(word) == 1 else []
+    begun = [[token] for token in dict.fromkeys([*similar, *expected])]
+    for _ in word[1:]:
+        begun = _continued(model, ids[:start], begun)
+    for tokens in begun:
+        similarity = embeddings.similarity(tokens, word)
+        if similarity >= SIMILAR and _text(model, tokens).lower() != text.lower():
+            yield _Exchange(start, end, tuple(tokens), similarity, logs[tokens[0]].item())
+
+
+def _first_words(model: Model, scores: Tensor, text: str) -> list[int]:
+    """Return the content words with the largest scores (V,) and the capitalization of a text."""
+    best = scores.topk(min(SEARCHED, len(scores))).indices.tolist()
+    texts = ((token, model.answer_text(token)) for token in best)
+    words = (token for token, word in texts if _content(word) and word.strip()[0].isupper() == text[0].isupper())
+    return list(islice(words, CANDIDATES_PER_WORD))
+
+
+def _text(model: Model, tokens: Sequence[int]) -> str:
+    return "".join(map(model.answer_text, tokens)).strip()
+
+
+def _suggestion(
+    model: Model, embeddings: _Embeddings, ids: Sequence[int], exchange: _Exchange, logits_c: Tensor, logits: Tensor
+) -> Suggestion | None:
+    """Return a suggestion, unless the answer is the same, is no word, or is hardly more probable. logits (V,)."""
+    changed = exchange.of(ids)
+    answer, other = int(logits.argmax()), int(logits_c.argmax())
+    margin = min((logits[answer] - logits[other]).item(), (logits_c[other] - logits_c[answer]).item())
+    texts = [_text(model, [token]) for token in (answer, other)]
+    if answer == other or margin < FAR_ENOUGH or not all(text.isalpha() for text in texts):
+        return None
+    probability, probability_c = (x.softmax(-1)[token].item() for x, token in ((logits, answer), (logits_c, other)))
+    common = [text.lower() in COMMON for text in texts]
+    is_likely = not any(common) or (all(common) and exchange.similarity >= ALIKE)
+    score = (
+        exchange.score
+        + 0.5 * min(probability, probability_c)
+        + 0.03 * min(margin, FAR)
+        + 0.8 * embeddings.similarity([answer], [other])
+        - 0.3 * (not is_likely)
+    )
+    return Suggestion(
+        tuple(changed),
+        model.tokenizer.decode(changed),
+        _text(model, exchange.tokens),
+        _text(model, ids[exchange.start : exchange.end]),
+        model.answer_text(other),
+        probability_c,
+        score,
+    )
 
 
 def _words(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -117,31 +233,12 @@ def _words(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _content(word: str) -> bool:
-    return word.strip().isalpha() and word[:1].isspace() and word.strip().lower() not in COMMON
+    text = word.strip()
+    return text.isalpha() and word[:1].isspace() and len(text) >= SHORTEST and text.lower() not in COMMON
 
 
 @torch.no_grad()
-def _likely(model: Model, before: list[int], tokens: list[int], word: str) -> list[list[int]]:
-    """Return words with as many tokens and equal capitalization that are likely after `before`; words of one token are
-    sorted by the similarity of their embeddings."""
-    with model.lock:
-        logits = model.logits(model.encode([before]), [len(before) - 1])[0, 0]
-    likeliest = logits.topk(min(MOST, len(logits))).indices.tolist()
-    near, likely = likeliest, set(likeliest)
-    if len(tokens) == 1:
-        rows = Linear(model.net.get_input_embeddings()).rows()
-        similar = torch.nn.functional.cosine_similarity(rows, rows[tokens[0]], dim=-1)
-        near = [token for token in similar.topk(min(MOST, len(rows))).indices.tolist() if token in likely]
-    texts = ((token, model.answer_text(token)) for token in near)
-    words = ([token] for token, text in texts if _content(text) and text.strip()[0].isupper() == word[0].isupper())
-    begun = list(islice(words, TRIED))
-    for _ in tokens[1:]:
-        begun = _continued(model, before, begun)
-    begun_texts = {tuple(ids): "".join(model.answer_text(token) for token in ids) for ids in begun}
-    return [list(ids) for ids, text in begun_texts.items() if _content(text) and text.strip().lower() != word.lower()]
-
-
-def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[list[int]]:
+def _continued(model: Model, before: Sequence[int], begun: list[list[int]]) -> list[list[int]]:
     """Extend each beginning by the most probable token that continues the word."""
     continued = []
     for start in range(0, len(begun), ROWS_PER_PASS):
@@ -157,24 +254,19 @@ def _continued(model: Model, before: list[int], begun: list[list[int]]) -> list[
 
 
 @torch.no_grad()
-def _answers(
-    model: Model, rows: Sequence[list[int]], prefix: Prefix | None = None, same: int = 1
-) -> list[tuple[int, float, list[float]]]:
-    """Return (answer, its probability, log-probabilities of the tokens from `same` on) for prompts of equal length.
-
-    prefix: a prompt whose first `same` tokens all prompts share.
-    """
-    answers, begin = [], same - 1 if prefix else 0
-    for start in range(0, len(rows), ROWS_PER_PASS):
-        ids = torch.tensor(rows[start : start + ROWS_PER_PASS], device=model.device)[:, begin:]
-        positions = list(range(ids.shape[1]))
-        with model.lock:
-            if prefix and begin:
-                logits = prefix.logits(ids, [0] * len(ids), [begin] * len(ids), positions)
-            else:
-                logits = model.logits(model.encode(ids.tolist()), positions)
-        logs = logits.float().log_softmax(-1)  # (B, T, V)
-        read = logs[:, :-1].gather(-1, ids[:, 1:, None])[:, same - 1 - begin :, 0]
-        best = logs[:, -1].max(-1)
-        answers += list(zip(best.indices.tolist(), best.values.exp().tolist(), read.tolist(), strict=True))
-    return answers
+def _last_logits(model: Model, ids: Sequence[int], exchanges: Sequence[_Exchange]) -> list[Tensor]:
+    """Return the logits (V,) after each changed prompt, whose tokens before the word are read once."""
+    prefix, last, logits = Prefix.of(model, [list(ids)]), len(ids) - 1, {}
+    for start in {exchange.start for exchange in exchanges}:
+        numbers = [number for number, exchange in enumerate(exchanges) if exchange.start == start]
+        for begin in range(0, len(numbers), ROWS_PER_PASS):
+            part = numbers[begin : begin + ROWS_PER_PASS]
+            rows = [exchanges[number].of(ids) for number in part]
+            with model.lock:
+                if prefix:
+                    read = torch.tensor(rows, device=model.device)[:, start:]
+                    after = prefix.logits(read, [0] * len(part), [start] * len(part), [last - start])
+                else:
+                    after = model.logits(model.encode(rows), [last])
+            logits |= zip(part, after[:, 0].float(), strict=True)
+    return [logits[number] for number in range(len(exchanges))]

@@ -150,7 +150,7 @@ def _past_ffn(model: Model, row: PromptRequest, relevance: Relevance, checkpoint
     contrast = row.contrast_phrase or (None if row.contrast is None else (row.contrast,))
     for ids in filter(None, (row.answer, contrast)):
         target, inputs = objective_of(model, [row.prompt], target_text=[ids], kind=kind), Inputs()
-        ffn = BlockedNeurons({("ffn", layer): slice(None) for layer in model.layers_with("ffn")})
+        ffn = BlockedNeurons("ffn")
         forward_backward(model, Logits(target), [inputs, ffn], CP_LRP, checkpoint=checkpoint)
         sums.append(inputs.relevance()[0].sum().item())
     return sums[0] - sum(sums[1:])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.methods import common
-from icebear.concepts.methods.method import Method, Multiplying, OnePass, Point
+from icebear.concepts.methods.method import Multiplying, OnePass, Point
 from icebear.concepts.passes.inputs import InputHook, Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.models.model import Model
@@ -43,9 +42,6 @@ class IntegratedGradients(Multiplying):
 
     def points(self) -> list[float]:
         return [(step + 0.5) / self.steps for step in range(self.steps)]
-
-    def variants(self) -> Sequence[Method]:
-        return [replace(self, steps=steps) for steps in (5, 10, 20, 50)]
 
 
 def embedding_gradients(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -59,10 +58,6 @@ class Method:
         raise InputError(
             f"The method {self!r} does not score the neurons of a single prompt; choose attnlrp, cp-lrp or gxi."
         )
-
-    def variants(self) -> Sequence[Method]:
-        """Return the methods that an evaluation tries when it tunes a parameter; empty if there is none."""
-        return ()
 
     def compared(self) -> Method:
         """Return the method for a prompt with a counterfactual. Raises `InputError` if it has no multipliers."""

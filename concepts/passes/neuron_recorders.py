@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -180,19 +180,14 @@ class PairedNeurons(Values):
 
 
 class BlockedNeurons(Recorder):
-    """Let no relevance through some neurons."""
+    """Let no relevance through the neurons of a site."""
 
-    def __init__(self, columns: Mapping[tuple[str, int], Sequence[int] | slice]) -> None:
-        """columns: (site, layer) -> the blocked neurons."""
-        self.columns = columns
+    def __init__(self, site: str) -> None:
+        self.site = site
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
-        return hooks(model, self.columns, self._stop)
-
-    def _stop(self, site: str, layer: int, x: Tensor) -> Tensor:
-        stopped = torch.zeros(x.shape[-1], dtype=torch.bool, device=x.device)
-        stopped[self.columns[site, layer]] = True
-        return torch.where(stopped, x.detach(), x)
+        layers = [(self.site, layer) for layer in model.layers_with(self.site)]
+        return hooks(model, layers, lambda site, layer, x: x.detach())
 
 
 @dataclass(frozen=True, eq=False)

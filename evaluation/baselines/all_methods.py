@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -77,9 +77,6 @@ class SmoothGrad(Method):
         means = [torch.stack(step).mean(0) for step in zip(*steps, strict=True)]
         return common.by_row(objective, [(x * g).sum(-1) for x, g in zip(plain, means, strict=True)])
 
-    def variants(self) -> Sequence[Method]:
-        return [replace(self, noise=noise) for noise in (0.01, 0.05, 0.1, 0.25, 0.5)]
-
 
 @dataclass(frozen=True, repr=False)
 class Positions(Method):
@@ -131,9 +128,6 @@ class AtMan(Method):
             measured = measure_variants(model, objective, row, _each_token(length), log_probability, scale).cpu()
             rows.append(measured[0] - measured[1:])
         return rows
-
-    def variants(self) -> Sequence[Method]:
-        return [AtMan(p) for p in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)]
 
 
 def _each_token(count: int) -> Tensor:

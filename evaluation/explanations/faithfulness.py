@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,7 +22,6 @@ from icebear.models.objective import Objective, objective_of
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares of the tokens that are removed (rounded), by setting their embeddings to zero."""
-TUNING_SAMPLES = 10
 METRICS = {
     "delta_a": "Delta A^F = Delta A^I (logit), higher is better",
     "delta_p": "the same of the probability, higher is better",
@@ -48,9 +47,6 @@ class Faithfulness(MethodEvaluation):
     task: Annotated[Literal["next-word", "reviews", "choice"], Setting("The kind of prompts.")] = "next-word"
     corpus: CorpusName = None
     max_tokens: Annotated[int, Setting(least=17)] = 128
-    tune: Annotated[bool, Setting("First choose the parameters of the methods on other samples.", decides=False)] = (
-        False
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,14 +55,11 @@ class Faithfulness(MethodEvaluation):
 
     def parts(self, model: Model) -> Iterator[Part]:
         corpus = self.corpus or CORPORA[self.task]
-        count = self.samples + TUNING_SAMPLES * self.tune
-        questions = questions_of(model, self.task, corpus, count, self.seed, self.max_tokens)
+        questions = questions_of(model, self.task, corpus, self.samples, self.seed, self.max_tokens)
         methods, unable = able_and_unable(model, questions[0].prompt, self.chosen())
-        if self.tune:
-            methods = tuned(model, questions[self.samples :], methods)
         yield Part(
             METRICS,
-            questions[: self.samples],
+            questions,
             partial(sample, model, methods=methods),
             methods=methods,
             unable=unable,
@@ -94,20 +87,6 @@ def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> d
         **right,
         "methods": results,
     }
-
-
-def tuned(model: Model, questions: Sequence[Question], methods: Mapping[str, Method]) -> dict[str, Method]:
-    """Return the methods; one with variants becomes the variant with the largest mean Delta A^F on `questions`."""
-    if not questions:
-        raise InputError("--samples takes all texts of the corpus, so --tune has none; lower --samples.")
-    chosen = dict(methods)
-    for name, method in methods.items():
-        variants = {repr(variant): variant for variant in method.variants()}
-        if variants:
-            lines = [sample(model, question, variants)["methods"] for question in questions]
-            best = max(variants, key=lambda key: sum(line[key]["delta_a"] for line in lines))
-            chosen[name] = variants[best]
-    return chosen
 
 
 def removals(values: Tensor) -> Tensor:

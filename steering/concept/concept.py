@@ -7,26 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from markupsafe import Markup
 
-from icebear.concepts.methods.attnlrp import CP_LRP
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.neuron_recorders import BlockedNeurons
-from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.vocabulary.calibration import TEXTS
-from icebear.concepts.vocabulary.vocabulary import direct_row
 from icebear.convert import CONVERTER, Saved, Tabled
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.objective import objective_of
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
 from icebear.records import POLARITIES, Neuron
 from icebear.render import page, render
-from icebear.steering.apply import steer
 from icebear.steering.concept.reading import counts, read, see_each
 from icebear.steering.provenance import score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
@@ -34,9 +25,6 @@ from icebear.values import POSITIVE, one_of, real, several, typed
 
 if TYPE_CHECKING:
     import pandas
-
-    from icebear.concepts.circuits.circuit_records import Group
-    from icebear.concepts.circuits.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -61,20 +49,6 @@ class Measured:
 
     def _repr_html_(self) -> Markup:
         return render("icebear.steering/measured.html", measured=self)
-
-
-@dataclass(frozen=True)
-class PassThrough:
-    """How much of the logit of the most probable next token passes through a concept."""
-
-    target: str
-    logit: float
-    relevance: float
-    """The share of the logit that passes through the concept's neurons by CP-LRP: the tokens' relevance less that with
-    these neurons blocked. Neurons in series do not count twice."""
-    drop: float
-    """The share of the logit that is lost when the neurons take their means over the corpus, at all tokens but the
-    first."""
 
 
 @dataclass(frozen=True)
@@ -189,26 +163,6 @@ class Concept(Saved, Tabled):
         provenance = {"found_by": "hand", **provenance, "made_with": model.made_with}
         return cls(name, tuple(parts), model.name, model.fingerprint, provenance)
 
-    @classmethod
-    def of_group(cls, graph: Graph, group: Group | str) -> Concept:
-        """Make a concept of the neurons of a circuit's group (or of the group with this name).
-
-        The weights are the absolute scores. The polarity of a neuron is the sign of its activation minus its activation
-        in the counterfactual prompt. Raises `InputError` for a group with whole attention heads.
-        """
-        group = graph.group(group)
-        weights: dict[tuple[Neuron, str], float] = {}
-        for node in group.nodes:
-            if node.neuron.site == "head":
-                raise InputError(
-                    f"{node.neuron} is a whole head, and a concept consists of neurons; choose a group without heads."
-                )
-            key = (node.neuron, "+" if node.activation >= (node.counterfactual or 0.0) else "-")
-            weights[key] = weights.get(key, 0.0) + abs(node.score)
-        # A neuron at several tokens may have both polarities; the one with the larger weight counts.
-        strongest = {key[0]: key for key in sorted(weights, key=lambda key: weights[key])}
-        return cls.of(graph.model, group.name, {key: weights[key] for key in strongest.values()}, found_by="circuit")
-
     def measure(self, model: Model, text: PromptLike) -> Measured:
         """Measure the concept in a text and in each of its tokens. Raises `InputError` for a text without a token that
         counts, and for another model."""
@@ -233,22 +187,6 @@ class Concept(Saved, Tabled):
             mean = float(measures[positions].mean())
             measured.append(Measured(self.name, model.pieces(ids), tuple(measures.tolist()), mean, excluded))
         return measured
-
-    def through(self, model: Model, prompt: PromptLike) -> PassThrough:
-        """Measure how much of the logit of the most probable next token passes through the concept's neurons."""
-        self.check(model)
-        neurons = [part.neuron for part in self.parts]
-        by_layer = by_site_layer(neurons).items()
-        blocked = BlockedNeurons({layer: [neurons[c].index for c in columns] for layer, columns in by_layer})
-        inputs, past, target = Inputs(), Inputs(), Logits(objective_of(model, [prompt]))
-        logit = forward_backward(model, target, [inputs], CP_LRP)[0][0].item()
-        forward_backward(model, target, [past, blocked], CP_LRP)
-        passing = inputs.relevance()[0].sum().item() - past.relevance()[0].sum().item()
-        (token,) = target.targets[0]
-        where = f"position:1-{len(model.ids(prompt))}"
-        with steer(model, [Edit(part.neuron, "set", part.mean, where=where) for part in self.parts]):
-            left = model.next_logits(prompt)[token].item()
-        return PassThrough(model.answer_text(token), logit, passing / logit, (logit - left) / logit)
 
     def recipe(
         self,
@@ -314,31 +252,6 @@ class Concept(Saved, Tabled):
 
     def _repr_html_(self) -> str:
         return render("icebear.steering/concept.html", concept=self)
-
-
-@dataclass(frozen=True)
-class ConceptSimilarity:
-    neurons: float | None
-    """The share of (neuron, polarity) that both concepts have; None for concepts of two models."""
-    directions: float | None
-    """The cosine of the vectors that they write to the residual stream when each neuron moves by its weight."""
-    measures: float
-    """The correlation of their values of the same texts."""
-
-
-def concept_similarity(
-    left: tuple[Model, Concept], right: tuple[Model, Concept], texts: Sequence[str]
-) -> ConceptSimilarity:
-    """Compare two concepts, each with its model, on some texts."""
-    values = [[row.value for row in concept.measures(model, texts)] for model, concept in (left, right)]
-    measures = float(np.asarray(np.corrcoef(values))[0, 1])
-    if left[1].model_fingerprint != right[1].model_fingerprint:
-        return ConceptSimilarity(None, None, measures)
-    mine, theirs = (
-        torch.stack([p.sign * p.weight * p.std * direct_row(model, p.neuron) for p in concept.parts]).sum(0)
-        for model, concept in (left, right)
-    )  # (D,)
-    return ConceptSimilarity(overlap(left[1], right[1]), torch.cosine_similarity(mine, theirs, dim=0).item(), measures)
 
 
 def overlap(left: Concept, right: Concept) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +21,7 @@ from icebear.steering.provenance import FlipRecord, Outcome, SideEffects, score_
 if TYPE_CHECKING:
     import icebear
     from icebear.steering.comparison import Comparison
-    from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
+    from icebear.steering.concept.concept import Measured
 
 DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
 EDITS = (
@@ -175,8 +175,9 @@ def provenance_lines(concept: icebear.Concept) -> list[str]:
     match record:
         case {"examples": int() as examples, "others": int() as others, "path": [*path], "universal": [*universal]}:
             tried = filter(None, map(_tried, path))
+            ranked_by = "difference of means" if by == "means" else by
             lines += [
-                f"ranked by {'difference of means' if by == 'means' else by}, {examples} positive / {others} negative texts",
+                f"ranked by {ranked_by}, {examples} positive / {others} negative texts",
                 f"validation AUROC by number of neurons: {', '.join(dict.fromkeys(tried))}",
             ]
         case _:
@@ -203,29 +204,14 @@ def concepts_table(records: Sequence[dict[str, Any]]) -> Table:
     return grid("concept", ">neurons", ">AUROC", "found by", "model", rows=rows)
 
 
-def similarity_table(similarity: ConceptSimilarity, texts: int) -> Table:
-    values = (
-        ("neurons", similarity.neurons, "share of (neuron, sign) pairs in both"),
-        ("directions", similarity.directions, "cosine of their directions in the residual stream"),
-        ("measures", similarity.measures, f"correlation of their values on {texts} texts"),
-    )
-    rows = ((by, "two models" if value is None else f"{value:.2f}", about) for by, value, about in values)
-    return grid("by", ">similarity", "definition", rows=rows)
-
-
-def measured_report(rows: Sequence[Measured], passing: PassThrough | None = None) -> Group:
+def measured_report(rows: Sequence[Measured]) -> Group:
     maps = [heatmap(row.tokens, list(row.values), row.excluded) for row in rows]
     measured = rows[0]
     if len(rows) > 1:
         values = ((f"{row.value:+.2f}", text) for row, text in zip(rows, maps, strict=True))
         return Group(grid(f">{measured.concept}", "text", rows=values), Text(DEVIATIONS, "dim"))
     title = Text.assemble((measured.concept, "bold"), f" {measured.value:+.2f}")
-    parts: list[RenderableType] = [title, Padding(maps[0], (1, 2)), Text(DEVIATIONS, "dim")]
-    if passing:
-        share = f"{passing.relevance:+.1%} of the logit {passing.logit:.2f} of {passing.target!r}"
-        drop = f"mean ablation of its neurons removes {passing.drop:+.1%}"
-        parts.append(Text(f"{share} passes through the concept (CP-LRP); {drop}."))
-    return Group(*parts)
+    return Group(title, Padding(maps[0], (1, 2)), Text(DEVIATIONS, "dim"))
 
 
 def steered_line(concept: icebear.Concept, recipe: icebear.Recipe) -> Text:

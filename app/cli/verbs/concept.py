@@ -144,7 +144,6 @@ class Measure:
     name: str = argument()
     text: str | None = argument(required=False)
     texts: str | None = option("File of texts to measure instead of TEXT, one per line.", type="file")
-    through: bool = option("Also measure how much of the prediction after TEXT passes through the concept.")
     html: str | None
     store: str = option(type="file")
     json: bool
@@ -161,17 +160,15 @@ def measure(options: Measure) -> None:
     from icebear.app.cli.tables.steering import measured_report
 
     exactly_one({"a TEXT": options.text, "--texts": options.texts})
-    if options.texts and (options.through or options.html):
-        raise click.UsageError("--through and --html are for one TEXT; leave out --texts.")
+    if options.texts and options.html:
+        raise click.UsageError("--html is for one TEXT; leave out --texts.")
     this = _read(options.name, options.store)
     texts = lines(options.texts) if options.texts else [str(options.text)]
     model = options.model.load()
     rows = this.measures(model, texts)
-    through = this.through(model, texts[0]) if options.through else None
     write_page(options.html, rows[0].to_html)
-    passing = {"through": vars(through)} if through else {}
-    document = {"model": model.made_with, "measured": [row.to_dict() for row in rows], **passing}
-    show(options.json, document, measured_report(rows, through))
+    document = {"model": model.made_with, "measured": [row.to_dict() for row in rows]}
+    show(options.json, document, measured_report(rows))
 
 
 @record
@@ -234,33 +231,6 @@ def export(options: Export) -> None:
     this = _read(options.name, options.store)
     this.save(options.file)
     show(options.json, this.to_dict())
-
-
-@record
-class Compare:
-    names: tuple[str, str] = argument(nargs=2, metavar="NAME OTHER")
-    on: str = option("File of texts, one per line, in which both are measured.", type="file", required=True)
-    store: str = option(type="file")
-    json: bool
-
-
-@verb(Compare, concept)
-def compare(options: Compare) -> None:
-    """Compare two concepts of one or two models by their neurons, their W_out rows and their values on texts.
-
-    Example:
-      icebear concept compare music.json other.json --on examples/music.txt
-    """
-    from icebear.app.cli.tables.steering import similarity_table
-    from icebear.steering.concept.concept import concept_similarity
-
-    concepts = [_read(name, options.store) for name in options.names]
-    texts = lines(options.on)
-    models = {name: icebear.load_model(name) for name in {concept.model_name for concept in concepts}}
-    left, right = ((models[concept.model_name], concept) for concept in concepts)
-    result = concept_similarity(left, right, texts)
-    document = {"concepts": [concept.name for concept in concepts], "texts": len(texts), **vars(result)}
-    show(options.json, document, similarity_table(result, len(texts)))
 
 
 def _read(name: str, store_path: str) -> icebear.Concept:

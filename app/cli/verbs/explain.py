@@ -1,9 +1,10 @@
-"""`icebear explain`: why the model predicts what it predicts."""
+"""`icebear explain`: why the model predicts what it predicts. docs/changing.md lists the files of its way."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.errors import need
+from icebear.steps import unwatched
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.behaviour import Case
@@ -54,7 +56,6 @@ class Options:
     units: Literal["word", "sentence", "turn", "document"] | None = option(
         "Sum the relevance of tokens by word, sentence, ...", show_default="token", advanced=True
     )
-    details: bool = option("Also group the 100 most relevant nodes by their effects.")
     paraphrase: tuple[tuple[str, str], ...] = option(
         "Also measure the heads and neurons that compute the answer on another pair of prompts. You can give this "
         "option several times.",
@@ -108,7 +109,7 @@ def explain(options: Options) -> None:
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
     is_report = options.units or options.sources or not explanation.random_effects
-    is_screen = explanation.groups or explanation.stages or not is_report
+    is_screen = explanation.stages or not is_report
     report = explanation_screen if is_screen else explanation_report
     tables: list[Any] = [report(explanation, units_table(units) if units else None)]
     if units:
@@ -134,20 +135,15 @@ def explain(options: Options) -> None:
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:
     """Compute the relevance, or the circuit, and explain it."""
     from icebear.concepts.results.ranking import Ranking
-    from icebear.explanation.explanation import CARDS, GROUPS, explain_relevance, sites_of
+    from icebear.explanation.explanation import CARDS, explain_relevance, relevance_and_circuit
 
-    graph = None
+    site = options.site or model.main_site
     if options.nodes:
         need("circuits")
-        pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
-        with bar("edges") as move:
-            graph = icebear.circuit(model, **pair, nodes=options.nodes, heads=options.site == "head", on_progress=move)
-        relevance = graph.relevances[0]
-    else:
-        is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
-        sites = sites_of(model, options.site or model.main_site, is_pair, arguments["method"])
-        relevance = icebear.attribute(model, **arguments, sites=sites)
-    ranking = Ranking(options.top, options.site or model.main_site, position=options.position)
+    with bar("edges") if options.nodes else nullcontext(unwatched) as move:
+        relevance, graph = relevance_and_circuit(model, site, options.nodes, move, **arguments)
+    ranking = Ranking(options.top, site, position=options.position)
+    has_page = bool(options.html or options.json)
     with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
         explanation = explain_relevance(
             model,
@@ -155,9 +151,8 @@ def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]
             ranking,
             store=store,
             graph=graph,
-            cards=CARDS if options.html or options.json else 0,
-            groups=0 if options.units or options.sources else GROUPS,
-            details=options.details,
+            cards=CARDS if has_page else 0,
+            is_screen=not has_page and not options.claim,
         )
         return replace(explanation, transfers=_transfers(explanation, options.paraphrase))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import streamlit as st
@@ -27,7 +27,6 @@ from icebear.models.loading.presets import PRESETS
 if TYPE_CHECKING:
     from icebear.actmax.index.corpus import Corpus
     from icebear.concepts.results.result import Relevance
-    from icebear.explanation.record import ExplainedGroup
     from icebear.explanation.saved import SavedExplanation
     from icebear.models.model import Model
     from icebear.records import Sentence
@@ -145,13 +144,6 @@ def _is_open(visitor: str) -> bool:
     return not runtime.exists() or runtime.get_instance().is_active_session(visitor)
 
 
-class Groups(NamedTuple):
-    """What nodes do together, and their groups; without a reference to their relevance."""
-
-    together: ExplainedGroup | None
-    groups: tuple[ExplainedGroup, ...]
-
-
 class Shared:
     """The indexes that a server builds, and the explanations that it caches (`shared`)."""
 
@@ -162,9 +154,8 @@ class Shared:
         """The settings of a model -> the job that loads it, or has loaded it."""
         self.room = room
         self._relevances: dict[tuple, Relevance] = {}  # the longest unused first
-        self.groups: WeakKeyDictionary[Relevance, dict[str, Groups]] = WeakKeyDictionary()
-        """By site, as long as the relevance is cached."""
         self.staged: WeakKeyDictionary[Relevance, SavedExplanation] = WeakKeyDictionary()
+        """As long as the relevance is cached."""
         self._lock = threading.Lock()
 
     def build(self, model: Job, path: Path | None = None) -> None:

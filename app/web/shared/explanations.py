@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import streamlit as st
 
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import Groups, Job, shared
+from icebear.app.web.shared.background import shared
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.explanation.explanation import GROUPS, Explanation, can_group, saved_stages
+from icebear.explanation.explanation import Explanation, saved_stages
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.text.answer import Answer, answer_of
 from icebear.models.text.chat import Chat
@@ -71,25 +70,3 @@ def staged(begun: SavedExplanation, relevance: Relevance) -> SavedExplanation:
         measure = partial(saved_stages, begun, model, relevance)
         known[relevance] = jobs.computed("Measuring which heads and neurons compute it", lambda job: measure(job.step))
     return known[relevance]
-
-
-def grouped(relevance: Relevance, site: str) -> Explanation:
-    """Return the groups of a site, measured once for all visitors."""
-    known = shared().groups.setdefault(relevance, {})
-    ranking = Ranking(site=site)
-    if site not in known:
-        model, count = jobs.model(), GROUPS if can_group(relevance, site) else 0
-
-        def measure(_: Job) -> Groups:
-            explanation = Explanation.of(model, relevance, ranking, groups=count)
-            return Groups(explanation.together, explanation.groups)
-
-        known[site] = jobs.computed("Measuring what groups of neurons do to the next word", measure)
-    return with_groups(Explanation(relevance, ranking, ()))
-
-
-def with_groups(explanation: Explanation) -> Explanation:
-    """Return the explanation with the groups of its nodes, if they were measured."""
-    known = shared().groups.get(explanation.relevance, {})
-    measured = known.get(explanation.ranking.site or "ffn")
-    return replace(explanation, together=measured.together, groups=measured.groups) if measured else explanation

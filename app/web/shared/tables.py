@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pandas
 import streamlit as st
 
-from icebear.app.web.shared import explanations, links, served
+from icebear.app.web.shared import links, served
 from icebear.concepts.results.effect_words import BY_LENS, IN_PROMPT
 from icebear.explanation.explanation import Explanation
 from icebear.records import Neuron
@@ -50,8 +49,7 @@ def node_table(explanation: Explanation, key: str, columns: Sequence[str], **val
         st.caption(f"Promotes: {BY_LENS['direct'][0].lower()}{BY_LENS['direct'][1:]}.")
     neuron = explanation.nodes[0].ranked.neuron
     with st.container(horizontal=True):
-        complete = partial(explanations.with_groups, explanation)  # when it is downloaded
-        downloads(key, {"html": lambda: complete().to_html(), "json": lambda: complete().to_json()})
+        downloads(key, {"html": explanation.to_html, "json": explanation.to_json})
         st.button(
             f"Switch off {neuron} in {links.VIEWS['steer'].title}",
             key=f"{key}_steer",

@@ -24,7 +24,6 @@ from icebear.explanation import sentences
 from icebear.explanation.explanation import Explanation, explain, saved_tokens
 from icebear.explanation.saved import SavedExplanation
 from icebear.records import Neuron
-from icebear.render import render
 from icebear.steering.flipping.phrases import likelier_form
 
 LONG_TOKENS = 512
@@ -116,25 +115,10 @@ def flip(request: Request, word: str) -> None:
     flips.watch(wanted)
 
 
-def groups(request: Request) -> None:
-    """Show the groups of nodes, and how much of the difference the nodes carry together."""
-    relevance = relevance_of(request)
-    if not relevance.sites:
-        return
-    explanation = explanations.grouped(relevance, "ffn" if "ffn" in relevance.sites else "head")
-    st.caption(markdown.plain(f"{sentences.together_sentence(explanation)} {sentences.GROUPS_ABOUT}"))
-    st.html(render("icebear.explanation/groups.html", explanation=explanation, sentences=sentences))
-    if request.counterfactual is None:  # else the stages show what carries the difference
-        st.caption(markdown.plain(sentences.reach_sentence(explanation)))
-    strongest = [node.ranked for group in explanation.groups for node in group.strongest]
-    pairs = [(row.neuron, row.polarity) for row in strongest if row.neuron.site != "head"]
-    tables.neuron_pills("The strongest neurons of each group", pairs, "group_neurons")
-
-
 def details(request: Request) -> None:
     relevance = relevance_of(request)
     if relevance.sites:
-        ranked_neurons.show(relevance, request.prompt, request.target or "")
+        ranked_neurons.show(relevance, request.prompt)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)

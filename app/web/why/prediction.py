@@ -148,7 +148,7 @@ def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | N
 
 
 def _folded(request: Request) -> None:
-    titles = {"groups": "Groups of neurons", "details": "Details", "method": "Method"}
+    titles = {"details": "Details", "method": "Method"}
     if served.base_name():
         titles = {"fine_tuning": "What fine-tuning changed", **titles}
     for name, title in titles.items():

@@ -1,16 +1,14 @@
-"""Below an explanation: all ranked neurons with filters, maps by layer, and the neurons of a second prompt."""
+"""Below an explanation: all ranked neurons with filters, and maps by layer."""
 
 from __future__ import annotations
 
 import altair as alt
 import streamlit as st
 
-from icebear.app.web.shared import explanations, links, markdown, tables
-from icebear.app.web.shared.explanations import explained
+from icebear.app.web.shared import explanations, links, tables
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
-from icebear.explanation.explanation import Explanation
-from icebear.explanation.relevance_map import relevance_map, shared_neurons
+from icebear.explanation.relevance_map import relevance_map
 from icebear.render import NEGATIVE, POSITIVE, hexadecimal
 
 SITES = {"MLP and attention": None, "MLP": "ffn", "attention": "attn", "attention heads": "head"}
@@ -19,15 +17,12 @@ COLORS = [hexadecimal(NEGATIVE), "#ffffff", hexadecimal(POSITIVE)]
 """From the most negative number to the most positive one."""
 
 
-def show(relevance: Relevance, prompt: str, target: str) -> None:
-    explanation = _neurons(relevance, prompt)
+def show(relevance: Relevance, prompt: str) -> None:
+    _neurons(relevance, prompt)
     _map(relevance)
-    st.markdown("#### Compare with a second prompt")
-    if st.toggle("Show the neurons that both prompts share, and the neurons that differ", key="compare"):
-        _compared(prompt, target, explanation.ranking.site)
 
 
-def _neurons(relevance: Relevance, prompt: str) -> Explanation:
+def _neurons(relevance: Relevance, prompt: str) -> None:
     """Show the ranked nodes, with filters."""
     st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
     with st.container(horizontal=True):
@@ -59,7 +54,6 @@ def _neurons(relevance: Relevance, prompt: str) -> Explanation:
         tables.node_table(explanation, "neurons", columns, prompt=prompt)
     else:
         st.info("No neuron passes these filters; widen them.")
-    return explanation
 
 
 def _map(relevance: Relevance) -> None:
@@ -83,29 +77,3 @@ def _map(relevance: Relevance) -> None:
             tooltip=["layer", across, alt.Tooltip("relevance:Q", format="+.4f")],
         )
     )
-
-
-def _compared(prompt: str, target: str, site: str | None) -> None:
-    """Show the neurons of this prompt (A) and of a second one (B), each explained without a counterfactual."""
-    left, middle, right = st.columns(3)
-    second = links.bound(left.text_input, "Second prompt (B)", "prompt_b", value="The camel lives in the")
-    target_b = links.bound(middle.text_input, "Its target (empty: the most probable token)", "target_b")
-    count = links.bound(right.number_input, "Neurons of each", "count", 1, 500, 50)
-    sides = {
-        name: explained(text, token or None, None, "attnlrp", None)
-        for name, text, token in (("A", prompt, target), ("B", second, target_b))
-    }
-    for column, (name, side) in zip(st.columns(2), sides.items(), strict=True):
-        with column:
-            st.markdown(f"{name}: why {markdown.token_label(side.target_text)}?")
-            markdown.heat(side)
-    table = shared_neurons(sides, site, count)
-    sizes = table["in"].value_counts()
-    both, only_a, only_b = (sizes.get(name, 0) for name in ("both", "A", "B"))
-    st.markdown(f"**{both} shared, {only_a} only in A, {only_b} only in B**")
-    formats = {"A": tables.SIGNED, "B": tables.SIGNED}
-    if site == "head":
-        tables.data_table(table, column_config=formats)
-    else:
-        tables.neuron_table(table, "compared", column_config=formats)
-    st.scatter_chart(table, x="A", y="B", color="in", x_label="relevance in A", y_label="relevance in B")
