@@ -119,9 +119,9 @@ def row_of(model: Model, name: str, task: Task, other: Task) -> list[object]:
     sets = (task.heads, (*other.heads, *other.neurons))
     heads, from_other = (replace(claim, nodes=tuple(nodes)).measure(model).value for nodes in sets)
     sizes = [median(len(getattr(pair, kind)) for pair in task.compared) for kind in ("heads", "neurons")]
-    shares = [f"{share:.2f}" for share in (task.without, task.random, heads, from_other)]
+    shares = [f"{share:z.2f}" for share in (task.without, task.random, heads, from_other)]
     reached = sum(pair.reached for pair in task.compared)
-    shared = (len(task.heads), len(task.neurons), f"{task.share:.2f}", f"{task.low:.2f} to {task.high:.2f}")
+    shared = (len(task.heads), len(task.neurons), f"{task.share:z.2f}", f"{task.low:.2f} to {task.high:.2f}")
     failing = f"{len(task.failing)} of {len(task.measured)}"
     return [f"{name} ({len(task.compared)})", reached, *(f"{size:g}" for size in sizes), *shared, *shares, failing]
 
