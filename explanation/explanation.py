@@ -132,7 +132,7 @@ class Explanation(ExplainedPrediction):
             "icebear.explanation/explanation.html",
             explanation=self,
             sentences=sentences,
-            stages=stage_fragment(self.stages, self.transfers) if self.stages else "",
+            stages=stage_fragment(self.stages, sentences.stage_notes(self)) if self.stages else "",
             title=title,
             details=cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]],
             picture=fragment(circuit.graph) if circuit else "",

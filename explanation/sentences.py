@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.stages.stage_records import SMALL
-from icebear.concepts.stages.stage_sentences import stage_lines
+from icebear.concepts.stages.stage_sentences import stage_lines, transfer_text
+from icebear.concepts.stages.task_sentences import membership
 from icebear.lines import Line
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def empty_shares(ablations: Sequence[Ablation]) -> dict[str, float]:
 def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     """Return the lines before and after the tokens of the prompt; an answer with stages has only theirs."""
     if explanation.stages:
-        return stage_lines(explanation.stages, explanation.transfers), []
+        return stage_lines(explanation.stages, stage_notes(explanation)), []
     nodes = [] if explanation.random_effects else [_node(node) for node in explanation.nodes]
     after = [
         Line(tokens_sentence(explanation.relevance)),
@@ -115,6 +116,13 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     ]
     after = [line for line, following in zip(after, [*after[1:], Line("")], strict=True) if line.text or following.text]
     return _predictions(explanation), after
+
+
+def stage_notes(explanation: ExplainedPrediction) -> list[str]:
+    """Say what the heads and neurons of the stages give on other pairs, and in how many pairs of a task they are."""
+    stages, task = explanation.stages, explanation.task
+    known = [membership(stages, task)] if stages and stages.heads and task else []
+    return [transfer_text(*transfer) for transfer in explanation.transfers] + known
 
 
 def effect_lines(explanation: ExplainedPrediction) -> list[Line]:

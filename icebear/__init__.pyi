@@ -31,6 +31,8 @@ from .concepts.nodes.controls import ablation as ablation
 from .concepts.results.diff import Diff as Diff
 from .concepts.results.effects import Effects as Effects
 from .concepts.results.result import Relevance as Relevance
+from .concepts.stages.explained_task import Task as Task
+from .concepts.stages.explained_task import explain_task as explain_task
 from .concepts.stages.stage_records import StageShares as StageShares
 from .concepts.stages.stages import Stages as Stages
 from .concepts.stages.stages import stages as stages

@@ -21,7 +21,7 @@ from icebear.models.text.reader import Reader
 from icebear.values import check_int
 
 
-class Task:
+class ModelTask:
     """The input of a kind of model, its output, and the positions that it predicts at."""
 
     name: str
@@ -122,7 +122,7 @@ def index_of(position: int, ids: Sequence[int]) -> int:
     return check_int(position, "A position", -len(ids), len(ids) - 1) % len(ids)
 
 
-class Causal(Task):
+class Causal(ModelTask):
     """The next token: Llama, GPT-2, ..."""
 
     name = "causal"
@@ -147,7 +147,7 @@ class Causal(Task):
         return batch, [answer_positions(start, answer) for start, (_, answer) in zip(last, read, strict=True)]
 
 
-class EncoderDecoder(Task):
+class EncoderDecoder(ModelTask):
     """The next token of a decoder that attends to an encoder: T5, BART."""
 
     name = "seq2seq"
@@ -186,7 +186,7 @@ def start_of(model: Reader) -> int:
     raise ModelError(f"{model.name} does not say what its decoder starts with; set net.config.decoder_start_token_id.")
 
 
-class Masked(Task):
+class Masked(ModelTask):
     """Words instead of masks: BERT."""
 
     name = "masked"
@@ -210,7 +210,7 @@ class Masked(Task):
         return masked
 
 
-class Labelled(Task):
+class Labelled(ModelTask):
     """A model whose answers are labels."""
 
     labelled = True
@@ -272,7 +272,7 @@ class DecodedLabel(TextLabel):
         return max(position for position, token in enumerate(ids) if token == end)
 
     def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
-        return Task.forward(self, model, batch, **options)
+        return ModelTask.forward(self, model, batch, **options)
 
 
 class TokenLabel(Labelled):
@@ -333,7 +333,7 @@ class Image(Labelled):
         return (0,)
 
 
-TASKS: dict[str, Task] = {
+TASKS: dict[str, ModelTask] = {
     "ForMaskedLM": Masked(),
     "ForSequenceClassification": TextLabel(),
     "ForTokenClassification": TokenLabel(),
@@ -362,7 +362,7 @@ def auto_class_of(class_name: str) -> str | None:
     return next((auto for auto, names in shipped if class_name in names), None)
 
 
-def task_of(class_name: str, encoder_decoder: bool) -> Task:
+def task_of(class_name: str, encoder_decoder: bool) -> ModelTask:
     """Raise `ModelError` for a class that predicts neither tokens nor labels."""
     auto = auto_class_of(class_name)
     ending = SHIPPED[auto][0] if auto else next((ending for ending in TASKS if class_name.endswith(ending)), None)

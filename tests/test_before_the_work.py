@@ -41,7 +41,11 @@ LINES = {
     "evaluate faithfullness --out o": "'faithfulness'",
     "concept find x --with t --without t --site mlp": "'ffn'",
     "evaluate ablation --task sva": "--tasks",
-    'explain "a b" --file cases.jsonl': "needs --base-model",
+    'explain "a b" --file cases.jsonl': "leave out PROMPT",
+    'explain "a b" --file cases.jsonl --base-model x': "replaces PROMPT",
+    "explain --file cases.jsonl --top 3": "the other options",
+    "explain --file cases.jsonl": "Line 1 of cases.jsonl",
+    'explain "a b" --task-file cases.jsonl': "--counterfactual",
 }
 
 

@@ -85,7 +85,7 @@ def test_neither_duplicates_nor_batches_change_the_mean(llama, monkeypatch):
 def test_the_interval_is_that_of_a_bootstrap():
     """Of the mean of 200 normal numbers: 1.96 standard errors to either side."""
     values = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    low, high = module._interval(values, 0)
+    low, high = module.bootstrap_interval(values, 0)
     error = 1.96 * values.std(0) / 200**0.5
     assert torch.allclose(low, values.mean(0) - error, atol=0.15 * error.max().item())
     assert torch.allclose(high, values.mean(0) + error, atol=0.15 * error.max().item())

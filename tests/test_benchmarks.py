@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import cost, edits, knowledge, spans
+from benchmarks import cost, edits, knowledge, shared_sets, spans
 from icebear import attribute, load_model
 from icebear.app.cli.verbs.evaluate import command
 from icebear.errors import InputError
@@ -197,3 +197,29 @@ def test_a_benchmark_writes_a_table_and_resumes(kind, options, tiny_folder, tmp_
     assert all(row for part in parts for table in part["tables"] for row in table["rows"])
     assert json.loads(CliRunner().invoke(command(kind), words).stdout)["parts"] == parts
     assert len(list(Path("out").rglob("results.json"))) == len(parts)
+
+
+# --- what the pairs of a task share ---
+
+
+def test_a_prompt_is_in_one_pair_of_a_task_only():
+    pairs = [shared_sets.Pair(a, b, "x", "y") for a in "abcdef" for b in "abcdef" if a != b]
+    rows = shared_sets.disjoint(pairs, 9)
+    prompts = [row[name] for row in rows for name in ("prompt", "counterfactual")]
+    assert sorted(prompts) == list("abcdef")
+    assert len(shared_sets.disjoint(pairs, 2)) == 2
+
+
+def test_facts_have_right_answers_that_differ(model, tmp_path, monkeypatch):
+    """Of equally many tokens and the same last one; no subject is in two pairs."""
+    subjects = {f"the {letter} bear": shared_sets.first_token(model, f"the {letter} bear is") for letter in "abcdefgh"}
+    samples = [{"subject": name, "object": model.text(token).strip()} for name, token in subjects.items()]
+    (tmp_path / "r.json").write_text(json.dumps({"prompt_templates": ["{} is"], "samples": samples}))
+    monkeypatch.setattr(shared_sets, "is_right", lambda model, prompt, answer: "h" not in prompt[4:6])
+    pairs = list(shared_sets.facts(model, tmp_path / "r.json"))
+    prompts = [text for pair in pairs for text in (pair.prompt, pair.counterfactual)]
+    assert len(prompts) == len(set(prompts))
+    assert not any("h bear" in prompt for prompt in prompts)
+    for pair in pairs:
+        first, second = (subjects[text.removesuffix(" is")] for text in (pair.prompt, pair.counterfactual))
+        assert first != second

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_parts import WHOLE_PARTS
 from icebear.concepts.stages.stages import Stages, patched_pair, set_shares
+from icebear.concepts.stages.task_records import TaskRecord
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Neuron, TokenScore
@@ -243,6 +244,62 @@ class StagesClaim(Explained):
 
     def __str__(self) -> str:
         return f"{len(self.nodes)} heads and neurons compute the answer after {self.prompt!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedPair:
+    """A pair of prompts of a task, and the whole parts of earlier tokens that are recomputed on it."""
+
+    prompt: PromptText
+    counterfactual: PromptText
+    target: str | int
+    contrast: str | int | None = None
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskClaim(Kind):
+    """These heads and neurons of the last token give this share of the difference of each of these pairs, a mean, as
+    in a claim of stages. They were chosen on other pairs of the task. The control is the mean over pairs of its
+    control."""
+
+    nodes: tuple[Neuron, ...]
+    pairs: tuple[ClaimedPair, ...]
+    kind = "task"
+    value_is = "mean share of the difference that they give alone"
+    control_is = "that of random heads and neurons"
+
+    def __post_init__(self) -> None:
+        if not self.pairs:
+            raise InputError("A claim of a task has pairs of prompts; give some.")
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        each = [StagesClaim(**vars(pair), nodes=self.nodes).measure(model, seed) for pair in self.pairs]
+        return self.of_shares([row.value for row in each], [row.control for row in each])
+
+    @staticmethod
+    def of_shares(shares: Sequence[float], random: Sequence[float]) -> Measured:
+        error = stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else 0.0
+        return Measured(fmean(shares), fmean(random), error)
+
+    @classmethod
+    def of(cls, model: Model, task: TaskRecord) -> list[Draft]:
+        """Return the claim of the shared set, on the pairs that did not choose it. Raises `InputError`."""
+        pairs = tuple(
+            ClaimedPair(
+                prompt=text_of(pair.prompt),
+                counterfactual=text_of(pair.counterfactual),
+                target=_token(model, pair.target, pair.prompt),
+                contrast=_token(model, pair.contrast, pair.prompt) if pair.contrast else None,
+                parts=pair.whole_parts,
+            )
+            for pair in task.measured
+        )
+        measured = cls.of_shares(*([getattr(pair, name) for pair in task.measured] for name in ("share", "random")))
+        return [(cls(nodes=(*task.heads, *task.neurons), pairs=pairs), measured)]
+
+    def __str__(self) -> str:
+        return f"{len(self.nodes)} heads and neurons carry {len(self.pairs)} pairs, such as {self.pairs[0].prompt!r}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -108,7 +108,7 @@ def behaviour(
     chosen = scores.argsort(descending=True, stable=True)[:k]  # ties go to the first
     chosen = chosen[scores[chosen] > 0]
     neurons = [_neuron(number, names, widths, model.layers) for number in chosen.tolist()]
-    low, high = _interval(values[:, chosen].double(), seed)
+    low, high = bootstrap_interval(values[:, chosen].double(), seed)
     numbers = (means[chosen].tolist(), low.tolist(), high.tolist(), activations[chosen].tolist())
     counts = [among_top[neuron] for neuron in neurons]
     return [BehaviourNeuron(*row) for row in zip(neurons, *numbers, counts, strict=True)]
@@ -124,29 +124,39 @@ def behaviour_changes(model: Model, base_model: Model, cases: Sequence[Case], k:
     return ExplainedChanges.of(*diffs, k=k)
 
 
-def read_cases(path: str | Path, **defaults: Any) -> list[Case]:
+def read_cases(path: str | Path, has_counterfactuals: bool = False, **defaults: Any) -> list[Case]:
     """Read a file of JSON lines: objects with prompt and, optionally, target, contrast and counterfactual.
 
-    defaults: values for missing fields. Raises `InputError`.
+    has_counterfactuals: whether each must have a counterfactual. defaults: values for missing fields. Raises
+        `InputError`.
     """
-    names = ("target", "contrast", "counterfactual")
     cases: list[Case] = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line, object_pairs_hook=_with_single_keys)
-            prompt = row["prompt"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise InputError(
-                f"Line {number} of {path} is not a JSON object with a prompt; correct this line."
-            ) from None
-        for name in row:
-            one_of(name, f"key in line {number} of {path}", ("prompt", *names))
-        cases.append(Case(prompt, *(row.get(name) or defaults.get(name) for name in names)))
+        except (ValueError, RecursionError):
+            row = None
+        cases.append(case_of(row, f"line {number} of {path}", has_counterfactuals, **defaults))
     if not cases:
         raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
     return cases
+
+
+def case_of(row: Any, where: str, has_counterfactual: bool = False, **defaults: Any) -> Case:
+    """Return the case of a mapping; an empty text is a missing field. where: its name in messages. Raises
+    `InputError`."""
+    fields = row.items() if isinstance(row, Mapping) else ()
+    values = defaults | {name: value for name, value in fields if not isinstance(value, str | None) or value}
+    wanted = ["prompt", *(["counterfactual"] if has_counterfactual else [])]
+    if any(values.get(name) is None for name in wanted):
+        what = " and a ".join(wanted)
+        raise InputError(f"{where[0].upper()}{where[1:]} is not a JSON object with a {what}; correct it.")
+    names = ("prompt", "target", "contrast", "counterfactual")
+    for name, _ in fields:
+        one_of(name, f"key in {where}", names)
+    return Case(*(values.get(name) for name in names))
 
 
 def _with_single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -187,7 +197,7 @@ def _neuron(number: int, names: Sequence[str], widths: Sequence[int], layers: in
     raise IndexError(number)
 
 
-def _interval(values: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+def bootstrap_interval(values: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Return the bounds (K,) of the 95 % bootstrap interval of the mean of values (P, K)."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)

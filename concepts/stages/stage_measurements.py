@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -28,7 +29,7 @@ from icebear.concepts.stages.stage_records import (
 )
 from icebear.models.model import Model
 from icebear.records import Neuron, Ranked
-from icebear.steps import OnProgress
+from icebear.steps import OnProgress, unwatched
 
 HEAD_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30)
 NEURON_COUNTS = (0, 1, 2, 3, 5, 8, 12, 20, 30, 50, 100)
@@ -52,6 +53,18 @@ STEPS = 6
 """The steps that are reported as progress."""
 
 
+@dataclass(frozen=True)
+class SearchedSet:
+    """The heads and neurons of the last token that steps 3 and 4 choose."""
+
+    heads: tuple[Ranked, ...]
+    neurons: tuple[Ranked, ...]
+    reached: bool
+    earlier: WholeParts
+    """The whole parts of earlier tokens."""
+    left_out: tuple[WholePartChange, ...]
+
+
 class Measured:
     """The measurements of stages, on pairs of prompts with the same prompt."""
 
@@ -66,17 +79,12 @@ class Measured:
     def stages(self, relevance: Relevance, on_progress: OnProgress) -> dict[str, Any]:
         """Take the steps, and return the fields of `StageRecord`."""
         assert relevance.target is not None
-        ranked = _candidates(relevance, self.network)
         shown = [*self.differing, *_largest_between(relevance, self.between)]
         is_aligned = all(pair.is_aligned for pair in self.pairs)
         trace = self.trace(sorted(shown)) if is_aligned else Trace((), (), ())
         on_progress(2, STEPS)
-        searched, left_out = self.whole_parts() if self.kind == "alone" else (frozenset(), ())
-        on_progress(3, STEPS)
-        earlier = searched - LAST_FFN
-        rest = self.beside_the_set(earlier)
-        heads, neurons, reached = self.smallest_set(rest, ranked[0], ranked[1] if searched >= LAST_FFN else [])
-        on_progress(4, STEPS)
+        result = self.search(relevance, on_progress)
+        heads, neurons, rest = result.heads, result.neurons, self.beside_the_set(result.earlier)
         parts = self.measured_parts(heads, neurons, rest, sorted(shown)) if heads else NOTHING
         on_progress(5, STEPS)
         fields: dict[str, Any] = dict(
@@ -84,14 +92,14 @@ class Measured:
             kind=self.kind,
             heads=heads,
             neurons=neurons,
-            whole=self.named(earlier) if heads else (),
+            whole=self.named(result.earlier) if heads else (),
             target=relevance.target,
             contrast=relevance.contrast,
             position=self.pairs[0].explained,
             differing=self.differing,
             trace=trace,
-            reached=reached,
-            left_out=left_out,
+            reached=result.reached,
+            left_out=result.left_out,
             words=self.words([node.neuron for node in neurons]) if neurons else (),
             made_with=self.model.made_with,
             pairs=tuple(pair.pair for pair in self.pairs),
@@ -99,6 +107,16 @@ class Measured:
         )
         on_progress(STEPS, STEPS)
         return fields
+
+    def search(self, relevance: Relevance, on_progress: OnProgress = unwatched) -> SearchedSet:
+        """Steps 1, 3 and 4: return the set, and the whole parts that it needs."""
+        heads, neurons = _candidates(relevance, self.network)
+        searched, left_out = self.whole_parts() if self.kind == "alone" else (frozenset(), ())
+        on_progress(3, STEPS)
+        earlier = searched - LAST_FFN
+        smallest = self.smallest_set(self.beside_the_set(earlier), heads, neurons if searched >= LAST_FFN else [])
+        on_progress(4, STEPS)
+        return SearchedSet(*smallest, earlier, left_out)
 
     def answers(self) -> dict[str, Any]:
         """Return what the prompt and the (first) counterfactual answer."""

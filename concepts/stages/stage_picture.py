@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from icebear.concepts.stages import stage_sentences
-from icebear.concepts.stages.stage_records import StageRecord, StageShares
+from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stage_sentences import percent, summary, swap_text
 from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render
 
@@ -78,9 +78,7 @@ def stage_picture(stages: StageRecord) -> Markup:
     )
 
 
-def stage_fragment(stages: StageRecord, transfers: Sequence[tuple[str, StageShares]] = ()) -> Markup:
-    """Return what stages say, with the picture, as HTML."""
+def stage_fragment(stages: StageRecord, notes: Sequence[str] = ()) -> Markup:
+    """Return what stages say, with the picture, as HTML. notes: see `stage_lines`."""
     picture = stage_picture(stages)
-    return render(
-        "icebear.concepts/stages.html", stages=stages, text=stage_sentences, picture=picture, transfers=transfers
-    )
+    return render("icebear.concepts/stages.html", stages=stages, text=stage_sentences, picture=picture, notes=notes)

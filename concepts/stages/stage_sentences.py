@@ -13,6 +13,7 @@ from icebear.lines import Line
 
 if TYPE_CHECKING:
     from icebear.concepts.stages.stage_records import Answers, Control, StageRecord, StageShares, Swap, WholePart
+    from icebear.concepts.stages.task_records import TaskRecord
     from icebear.records import Ranked
 
 LOW_NECESSITY = 0.6
@@ -92,8 +93,8 @@ def summary(stages: StageRecord) -> str:
     return (
         f"Recomputing {nodes} at {at}{_with_whole(stages)} gives {percent(stages.alone)} of the difference of "
         f"{abs(stages.difference):.1f} logits between the prompts while {_held(stages)} "
-        f"[as many random {_kinds(stages)} at {at} instead: {percent(stages.random)}]. The reverse: when only {only} "
-        f"{nodes} {values} and everything else, at every token, is recomputed, {percent(stages.without)} of the "
+        f"[as many random {kinds_text(stages)} at {at} instead: {percent(stages.random)}]. The reverse: when only "
+        f"{only} {nodes} {values} and everything else, at every token, is recomputed, {percent(stages.without)} of the "
         "difference is lost."
     )
 
@@ -107,7 +108,7 @@ def _little(stages: StageRecord) -> str:
     )
 
 
-def set_text(stages: StageShares) -> str:
+def set_text(stages: StageShares | TaskRecord) -> str:
     heads, neurons = len(stages.heads), len(stages.neurons)
     parts = [f"{heads} head{'s' * (heads != 1)}"]
     if neurons:
@@ -115,7 +116,7 @@ def set_text(stages: StageShares) -> str:
     return " and ".join(parts)
 
 
-def _kinds(stages: StageShares) -> str:
+def kinds_text(stages: StageShares | TaskRecord) -> str:
     return "heads and neurons" if stages.neurons else "heads"
 
 
@@ -292,12 +293,12 @@ def transfer_text(text: str, transfer: StageShares) -> str:
     )
 
 
-def stage_lines(stages: StageRecord, transfers: Sequence[tuple[str, StageShares]] = ()) -> list[Line]:
-    """Return the lines of a screen. transfers: other prompts, and what the same parts give there."""
+def stage_lines(stages: StageRecord, notes: Sequence[str] = ()) -> list[Line]:
+    """Return the lines of a screen. notes: what is known of these parts on other prompts, in sentences."""
     lines = [Line(question(stages), "bold"), *(Line(text, wraps=False) for text in answer_lines(stages)), Line("")]
     lines += [Line(summary(stages)), *(Line(text, "yellow") for text in warnings(stages))]
     lines += [Line(text, wraps=False) for text in trace_lines(stages)]
     for number, (name, texts) in enumerate(stage_sentences(stages), 1):
         heads = [f"{number} {name}" if name else ""] + [""] * (len(texts) - 1)
         lines += [Line(f"{head:<{INDENT}}{text}", indent=INDENT + 2) for head, text in zip(heads, texts, strict=True)]
-    return lines + [Line(transfer_text(text, transfer)) for text, transfer in transfers]
+    return lines + [Line(note) for note in notes]

@@ -21,7 +21,7 @@ from icebear.models.loading import hooked
 from icebear.models.loading.conversion import converted, fetch
 from icebear.models.loading.presets import PRESETS
 from icebear.models.model import Model
-from icebear.models.tasks import TASKS, Task, auto_class_of, task_of
+from icebear.models.tasks import TASKS, ModelTask, auto_class_of, task_of
 from icebear.paths import local
 from icebear.values import shown, text_of
 
@@ -173,7 +173,7 @@ def complete(kind: Any, source: str, **options: Any) -> Any:
     return net
 
 
-def _auto_class(source: str, options: dict[str, Any], wanted: str | None = None) -> tuple[str, Task]:
+def _auto_class(source: str, options: dict[str, Any], wanted: str | None = None) -> tuple[str, ModelTask]:
     """Return the auto class of transformers that loads a model, and its task. Raises `ModelError`.
 
     wanted: the auto class, if another one than that of the saved model.

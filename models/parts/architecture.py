@@ -14,7 +14,7 @@ from icebear.errors import InputError, ModelError
 from icebear.models.parts import experts
 from icebear.models.parts.families import FAMILIES, SCANS, Family, family_of
 from icebear.models.parts.linear import Linear, fingerprint, offloaded
-from icebear.models.tasks import Task, task_of
+from icebear.models.tasks import ModelTask, task_of
 from icebear.records import SITES, WRITERS, Neuron, as_neuron
 from icebear.values import shown
 
@@ -44,7 +44,7 @@ class Architecture:
 
     weights = "weights as saved"
     """How the weights are stored, in words."""
-    task: Task
+    task: ModelTask
     """The kind of input and output."""
 
     def __init__(self, net: Any, name: str = "") -> None:

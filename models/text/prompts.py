@@ -157,7 +157,7 @@ class PromptRequest:
     contrast_phrase: tuple[int, ...] | None = None
     """The phrase that a phrase is explained against."""
     before: Prompt | None = None
-    """What precedes the answer, see `Task.before`."""
+    """What precedes the answer, see `ModelTask.before`."""
     position: int | None = None
     """The token whose output is explained."""
     counterfactuals: tuple[Prompt, ...] = ()

@@ -130,6 +130,11 @@ def explanation_screen(explanation: icebear.Explanation, units: Table | None = N
     return Constrain(Group(*map(_shown, before), *tokens, *map(_shown, after)), WIDTH)
 
 
+def screen(lines: Sequence[Line]) -> Constrain:
+    """Lines that are at most 100 columns wide."""
+    return Constrain(Group(*map(_shown, lines)), WIDTH)
+
+
 def _shown(line: Line) -> Text:
     cut = {} if line.wraps else {"no_wrap": True, "overflow": "ellipsis"}
     return Text(str(line) if line.indent else line.text, line.style, **cut)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from icebear.errors import need
 from icebear.steps import unwatched
 
 if TYPE_CHECKING:
+    from icebear.concepts.answers.behaviour import Case
     from icebear.concepts.answers.counterfactuals import Suggestion
 
 
@@ -41,7 +42,14 @@ class Options:
     html: str | None
     json: bool
     file: str | None = option(
-        "With --base-model: read many prompts from this file instead of PROMPT; each line is a JSON object.",
+        "Read many prompts from this file instead of PROMPT, and show which heads and neurons they share; each line is "
+        "a JSON object with a prompt, a counterfactual and, optionally, target and contrast. With --base-model: show "
+        "what fine-tuning changed for these prompts.",
+        type="file",
+        advanced=True,
+    )
+    task_file: str | None = option(
+        "Say in how many pairs of a task each head and neuron is. The file is what --file prints with --json.",
         type="file",
         advanced=True,
     )
@@ -76,9 +84,9 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT.
 
-    With --counterfactual, show how the answer is computed: the tokens that are read, the attention heads that move
-    their information to the last token, and the neurons that write the answer. Without it, show the tokens and the
-    neurons that contributed. With --base-model, show which weights caused the difference between two models. With
+    With --counterfactual, show how the answer is computed: the tokens that are read, the heads that move their
+    information to the last token, and the neurons that write the answer; with --file, what many pairs share. Without
+    it, show the tokens and neurons that contributed. With --base-model, show which weights caused the difference. With
     --span, explain words of the model's answer.
 
     Example:
@@ -86,12 +94,15 @@ def explain(options: Options) -> None:
       icebear explain --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
     if options.file:
-        return _explain_file(options.file, options)
+        return (_explain_task if options.attribution.base_model is None else _explain_file)(options.file, options)
     attribution = _checked(options)
+    task = icebear.Task.load(options.task_file) if options.task_file else None
     model, arguments = attribution.arguments(options.model)
+    if task:
+        model.check_made(task.made_with["model"], str(options.task_file))
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
 
-    explanation = _explained(options, model, arguments)
+    explanation = replace(_explained(options, model, arguments), task=task)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
@@ -178,16 +189,51 @@ def _command(text: str, suggestion: Suggestion, model_name: str) -> str:
     return f"{command}  # {suggestion.answer!r} {suggestion.probability:.2f}"
 
 
+def _explain_task(file: str, options: Options) -> None:
+    """Explain what the pairs of prompts of a file share."""
+    supported = set("file target contrast counterfactual html json claim".split())
+    others = set(click.get_current_context().params) - supported - set(vars(options.model))
+    if any(map(named, others)):
+        raise click.UsageError(
+            "--file can be combined only with --target, --contrast, one --counterfactual, --html, --json and --claim, "
+            "or with --base-model; leave out PROMPT and the other options."
+        )
+    from icebear.app.cli.tables.explanations import screen
+    from icebear.concepts.stages.explained_task import check_count
+    from icebear.concepts.stages.task_sentences import task_lines
+
+    cases = _cases(file, options, has_counterfactuals=True)
+    check_count(len(cases), file)
+    model = options.model.load()
+    with bar("pairs") as move:
+        task = icebear.explain_task(model, cases, on_progress=move)
+    write_page(options.html, task.to_html)
+    show(options.json, task.to_dict(), screen(task_lines(task)))
+    if options.claim:
+        from icebear.claims.kinds.predictions import TaskClaim
+
+        claim(options.claim, model, lambda: TaskClaim.of(model, task))
+
+
+def _cases(file: str, options: Options, has_counterfactuals: bool = False) -> list[Case]:
+    """Read the prompts of a file. Raises `UsageError` for more counterfactuals than one for all of them."""
+    from icebear.concepts.answers.behaviour import read_cases
+
+    attribution = options.attribution
+    if attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
+        raise click.UsageError("--file replaces PROMPT; give at most one --counterfactual.")
+    other = next(iter(attribution.counterfactual), None)
+    values = {"target": attribution.target, "contrast": attribution.contrast, "counterfactual": other}
+    return read_cases(file, has_counterfactuals, **values)
+
+
 def _explain_file(file: str, options: Options) -> None:
     """Explain what fine-tuning changed for the prompts of a file."""
     attribution = options.attribution
-    if attribution.base_model is None or attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
-        raise click.UsageError("--file replaces PROMPT and needs --base-model; give at most one --counterfactual.")
     from icebear.app.cli.tables.explanations import changes_tables
-    from icebear.concepts.answers.behaviour import behaviour_changes, read_cases
+    from icebear.concepts.answers.behaviour import behaviour_changes
 
-    other = next(iter(attribution.counterfactual), None)
-    cases = read_cases(file, target=attribution.target, contrast=attribution.contrast, counterfactual=other)
+    cases = _cases(file, options)
     base, model = options.model.load(attribution.base_model), options.model.load()
     with waiting("Measuring changes"):
         changes = behaviour_changes(model, base, cases, options.top)
@@ -209,6 +255,8 @@ def _checked(options: Options) -> AttributionOptions:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
     if options.nodes and options.site not in (None, "ffn", "head"):
         raise click.UsageError("--nodes draws FFN neurons, and heads with --site head; leave out --site.")
+    if options.task_file and not pairs:
+        raise click.UsageError("--task-file looks up the heads that compute the answer; add --counterfactual.")
     if options.nodes and pairs != 1:
         raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs > 1:
