@@ -4,9 +4,7 @@ import shlex
 
 import pytest
 import torch
-from click.testing import CliRunner
 from conftest import LLAMA, Letters, printed, random_model
-from test_families import CONFIGS
 from test_families import make as family
 
 from icebear import Model, Neuron, annotate, build_index, describe, open_store, read_corpus
@@ -15,12 +13,11 @@ from icebear.actmax.head_attention import HeadAttention
 from icebear.actmax.index import build as index
 from icebear.actmax.index.head_norms import HeadNorms
 from icebear.actmax.writes import effect_sizes, likely_effects, patched_logits, writes
-from icebear.app.cli.main import main
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.calibration import mean_activations
+from icebear.db.search import by_words
 from icebear.edits import parse_edits
 from icebear.errors import InputError
-from icebear.db.search import by_words
 
 K = 5
 HEAD = Neuron(1, "head", 2)

@@ -103,7 +103,7 @@ def build_index(
         **corpus.facts,
         "claimed_limit": corpus.limit,
         "shard": SHARD,
-        **{name: value for name, value in vars(settings).items() if name != "head_means"},
+        **{name: value for name, value in vars(settings).items() if name not in ("head_means", "sites")},
         "sites": list(settings.sites),
     }
     with store.exclusively():
