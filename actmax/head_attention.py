@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 MEASURED = "heads"
 """The name of the measurement of all heads among the controls of a store."""
+MOST = 0.5
 SHARES = {"first": "the first token", "previous": "the token before", "itself": "itself"}
 KINDS = {
     "induction": (
@@ -53,9 +54,11 @@ class HeadAttention:
 
     @property
     def named(self) -> list[str]:
-        """The kinds whose share is above the null, the largest share first."""
+        """The kinds whose share is above the null, the largest share first; the first token last, and only with most of the
+        attention: nearly all heads attend to it where they have nothing to do."""
         above = [kind for kind, (share, null) in self.kinds.items() if share > null]
-        return sorted(above, key=lambda kind: -self.kinds[kind][0])
+        above = [kind for kind in above if kind != "first" or self.kinds[kind][0] > MOST]
+        return sorted(above, key=lambda kind: (kind == "first", -self.kinds[kind][0]))
 
     @property
     def lines(self) -> list[str]:

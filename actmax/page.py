@@ -116,8 +116,8 @@ class Card(SavedRecord, Tabled):
         prompts = dict.fromkeys("".join(e.sentence.tokens[: e.token + 1]) for e in self.examples["+"])
         if not self.is_head or len(prompts) < 2:
             return ""
-        first, source = list(prompts)[:2]
-        return shlex.join(["icebear", "steer", first, "--edit", f"{self.neuron}<-{json.dumps(source)}@last"])
+        prompt, source = list(prompts)[:2]
+        return shlex.join(["icebear", "steer", prompt, "--edit", f"{self.neuron}<-{json.dumps(source)}@last"])
 
     @property
     def title(self) -> str:
