@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def describe(
     search_vectors = store.vectors.size() < LARGE if search_vectors is None else search_vectors
     statistics = store.neurons.statistics(neuron)
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
-    polarities = POLARITIES if neuron.site != "head" else POLARITIES[:1]
+    polarities: Sequence[str] = POLARITIES if neuron.site != "head" else POLARITIES[:1]
     examples = {polarity: store.examples(neuron, polarity)[:k] for polarity in polarities}
     common = [by for by, silent in SILENT.items() if search_vectors and neuron.site not in silent]
     if model and neuron.site == "head":

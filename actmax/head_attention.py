@@ -54,8 +54,8 @@ class HeadAttention:
 
     @property
     def named(self) -> list[str]:
-        """The kinds whose share is above the null, the largest share first; the first token last, and only with most of the
-        attention: nearly all heads attend to it where they have nothing to do."""
+        """The kinds whose share is above the null, the largest share first; the first token last, and only with most of
+        the attention: nearly all heads attend to it where they have nothing to do."""
         above = [kind for kind, (share, null) in self.kinds.items() if share > null]
         above = [kind for kind in above if kind != "first" or self.kinds[kind][0] > MOST]
         return sorted(above, key=lambda kind: (kind == "first", -self.kinds[kind][0]))

@@ -57,9 +57,10 @@ def attended(model: Model, store: Store, head: Neuron, k: int) -> list[Example]:
             weights = maps[head.layer][row, head.index, example.token, : len(rows[at])]
             examples[lacking[at]] = replace(example, relevance=tuple(weights.tolist()))
     with suppress(StoreError):
-        new = [examples[number] for number in lacking if examples[number].relevance is not None]
-        packed = [(head, "+", example.sentence.id, list(example.relevance or ()), {}) for example in new]
-        store.example_tables.add_attributions(ATTENTION, packed)
+        for example in (examples[number] for number in lacking):
+            if example.relevance is not None:
+                row = (head, "+", example.sentence.id, list(example.relevance), dict[str, float]())
+                store.example_tables.add_attributions(ATTENTION, [row])
     return examples
 
 

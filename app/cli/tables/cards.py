@@ -141,7 +141,7 @@ def _examples_table(
     of_head: bool = False,
 ) -> Table:
     """Sentences, and the measured effects of the neuron in the first of them; of a head, both tokens by themselves."""
-    rows = []
+    rows: list[Sequence[str | Text]] = []
     for example, effect in zip_longest(examples, effects[: len(examples)]):
         text = _highlighted(example)
         if effect:
