@@ -22,9 +22,9 @@ KINDS = {
         "duplicate token: it attends to the same token earlier in the text",
         "of any head where nothing repeats",
     ),
-    "previous": ("previous token: it attends to the token before", "of any head to a token 2 to 8 before"),
-    "itself": ("current token: it attends to its own token", "of any head to a token 2 to 8 before"),
-    "first": ("first token: it attends to the start of the text", "of any head to one of the tokens 2 to 9"),
+    "previous": ("previous token: it attends to the token before", "of any head to a token 2 to 20 before"),
+    "itself": ("current token: it attends to its own token", "of any head to a token 2 to 20 before"),
+    "first": ("first token: it attends to the start of the text", "of any head to one of the tokens 2 to 20"),
 }
 """Kind -> what such a head does, and the attention that is its null."""
 

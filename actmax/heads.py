@@ -23,10 +23,12 @@ TEXTS = 48
 """The number of calibration texts that shares of attention are averaged over."""
 REPEATS = 16
 """The number of sequences of random tokens."""
-PERIOD = 24
+PERIOD = 30
 """Random tokens are repeated after this many."""
-NEAR = range(2, 9)
-"""Distances, and positions, that stand for chance."""
+NEAR = range(2, 21)
+FAR = range(PERIOD - 18, PERIOD + 1)
+"""Distances that stand for chance, near ones (also positions) and those about the period: 19, so that in a model whose
+heads do not look at one of 20 in particular, any head is named in one of 20 measurements."""
 
 
 @torch.no_grad()
@@ -57,10 +59,10 @@ def attended(model: Model, store: Store, head: Neuron, k: int) -> list[Example]:
             weights = maps[head.layer][row, head.index, example.token, : len(rows[at])]
             examples[lacking[at]] = replace(example, relevance=tuple(weights.tolist()))
     with suppress(StoreError):
-        for example in (examples[number] for number in lacking):
-            if example.relevance is not None:
-                row = (head, "+", example.sentence.id, list(example.relevance), dict[str, float]())
-                store.example_tables.add_attributions(ATTENTION, [row])
+        new = [examples[number] for number in lacking]
+        store.example_tables.add_attributions(
+            ATTENTION, [(head, "+", e.sentence.id, list(e.relevance), dict[str, float]()) for e in new if e.relevance]
+        )
     return examples
 
 
@@ -122,7 +124,7 @@ def text_shares(texts: Iterable[tuple[list[list[int]], Tensor]]) -> dict[str, tu
 
 def kind_shares(repeated: Tensor, plain: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Return kind -> the mean attention (L, H) that makes a head of this kind, and the attention (N, L, H) that heads
-    pay by chance: where nothing repeats, or at other distances and positions.
+    pay by chance: where nothing repeats, at distances about the period; or at other distances and positions.
 
     repeated, plain: attention (L, B, H, T, T) on the sequences of `random_rows`.
     """
@@ -135,10 +137,10 @@ def kind_shares(repeated: Tensor, plain: Tensor) -> dict[str, tuple[Tensor, Tens
     def to(position: int) -> Tensor:
         return plain[..., second, position].mean(-1).mean(1)
 
-    near = torch.stack([at(plain, distance) for distance in NEAR])
+    near, far = (torch.stack([at(plain, distance) for distance in distances]) for distances in (NEAR, FAR))
     return {
-        "induction": (at(repeated, PERIOD - 1), at(plain, PERIOD - 1)[None]),
-        "duplicate": (at(repeated, PERIOD), at(plain, PERIOD)[None]),
+        "induction": (at(repeated, PERIOD - 1), far),
+        "duplicate": (at(repeated, PERIOD), far),
         "previous": (at(plain, 1), near),
         "itself": (at(plain, 0), near),
         "first": (to(0), torch.stack([to(position - 1) for position in NEAR])),
