@@ -21,7 +21,7 @@ from icebear.concepts.vocabulary.vocabulary import direct_rows, unembedding
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
-from icebear.evaluation.uses.flips import SEARCHES
+from icebear.evaluation.uses.flips import NEURONS, RANDOM, SEARCHES
 from icebear.models.model import Model
 from icebear.records import Neuron
 from icebear.steering.apply import steer
@@ -53,8 +53,8 @@ COLUMNS = {
     "off_target_kl": "KL at held-out contexts, in nats; lower is better",
     "neurons": "edited; lower is better",
 }
-CHOSEN = ("gradient", "chance 0")
-TOGETHER, LIKE_OBJECT = "gradient, with paraphrases", "concept"
+CHOSEN = (NEURONS, RANDOM)
+TOGETHER, LIKE_OBJECT = "neurons, with paraphrases", "concept"
 METHODS = (*CHOSEN, TOGETHER, LIKE_OBJECT, "nothing")
 
 
@@ -114,12 +114,11 @@ def sample(model: Model, contexts: HeldOutContexts, case: Case, max_neurons: int
 
 
 def _flip(
-    model: Model, case: Case, max_neurons: int, choose: str = "gradient", paraphrases: Sequence[str] = ()
+    model: Model, case: Case, max_neurons: int, choose: str = NEURONS, paraphrases: Sequence[str] = ()
 ) -> Sequence[Edit]:
     prompt, source = case.prompts()[0], RELATIONS[case.relation]["prompts"][0].format(case.source)
-    request = FlipRequest(
-        model, prompt, _first(model, case.new), source, max_neurons, paraphrases=paraphrases, ways=SEARCHES[choose]
-    )
+    how = {**SEARCHES[choose], "paraphrases": paraphrases, "heads": False}
+    request = FlipRequest(model, prompt, _first(model, case.new), source, max_neurons, **how)
     return list(flip_by(request))
 
 

@@ -7,7 +7,6 @@ _EXPLANATIONS = "icebear.evaluation.explanations"
 EVALUATIONS = {
     "faithfulness": (f"{_EXPLANATIONS}.faithfulness:Faithfulness", "Remove tokens and measure the predicted answer."),
     "groundtruth": (f"{_EXPLANATIONS}.groundtruth:GroundTruth", "Test whether relevance lies on the evidence."),
-    "pruning": (f"{_EXPLANATIONS}.pruning:Pruning", "Prune FFN neurons or heads and measure the predictions."),
     "ablation": (
         f"{_EXPLANATIONS}.ablation:AblationCurves",
         "Measure sufficiency and necessity of a method's first nodes.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from icebear.evaluation.baselines.all_methods import methods_of
 from icebear.models.model import Model
@@ -44,7 +44,6 @@ Methods = Annotated[str, Setting("Names separated by commas (docs/evaluate.md), 
 Tasks = Annotated[str, Setting("Separated by commas: simple, phrase, across-clause, capitals, ...", decides=False)]
 DataFile = Annotated[str | None, Setting("Your own file to evaluate on.", is_file=True)]
 CorpusName = Annotated[str | None, Setting(decides=False)]
-FfnOrHead = Annotated[Literal["ffn", "head"], Setting("FFN neurons, or whole attention heads.")]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from icebear.errors import InputError
 from icebear.records import Neuron, as_neuron
-from icebear.values import one_of, real, several, shown, text_of
+from icebear.values import check_int, one_of, real, several, shown, text_of
 
 SYMBOLS = {"set": "=", "scale": "*", "add": "+"}
 UNITS = ("", "max", "std")
@@ -22,7 +22,7 @@ EXAMPLES = (
 
 _EDIT = re.compile(
     r"(?P<neuron>L\d+\.[a-z_]+\.\d+)\s*"
-    r'(?:<-\s*(?P<source>"(?:[^"\\]|\\.)*")'
+    r'(?:<-\s*(?P<source>"(?:[^"\\]|\\.)*"|\[[\d,\s]+\])'
     r"|(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))(?P<unit>max|std)?)"
     r'(?:@(?P<where>[a-z]+(?::(?:[\d,-]+|[a-z-]+|"(?:[^"\\]|\\.)*"))?))?'
     r"(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"
@@ -30,6 +30,9 @@ _EDIT = re.compile(
 _WHERE = re.compile(r"(position|step):\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
 _TURN = re.compile(r"turn:(?:(last-)?(system|user|assistant)|(\d{1,4}))")
 _CONDITION = re.compile(r'(seen|unseen):("(?:[^"\\]|\\.)+")')
+
+SwapSource = str | tuple[int, ...]
+"""The prompt of a swap: a text, or token ids."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,9 @@ class Edit:
         From 0 to 1; step s > 0 applies decay**s of the change.
     share : float
         The share of the change that is applied, from 0 to 1.
-    source : str, optional
-        The prompt of a swap. The activation is that of its last token, or with ``position:N`` that of its token N; it
-        is read, without edits, when the edit is applied to a model.
+    source : str or tuple of int, optional
+        The prompt of a swap, a text or token ids. The activation is that of its last token, or with ``position:N`` that
+        of its token N; it is read, without edits, when the edit is applied to a model.
 
     Raises
     ------
@@ -75,7 +78,7 @@ class Edit:
     where: str = "all"
     decay: float = 1.0
     share: float = 1.0
-    source: str | None = None
+    source: SwapSource | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "neuron", as_neuron(self.neuron))
@@ -96,7 +99,7 @@ class Edit:
                 "Edit.from_prompt for a swap."
             )
         if self.source is not None:
-            text_of(self.source)
+            _check_source(self.source)
         where = self.where if isinstance(self.where, str) else ""
         ordered = _WHERE.fullmatch(where) and all(low <= high for low, high in _bounds(where))
         if not (where in TOKEN_GROUPS or ordered or (where and (self.condition or self.turn))):
@@ -123,14 +126,14 @@ class Edit:
         return (match[1], text) if match else None
 
     @classmethod
-    def from_prompt(cls, neuron: Neuron | str, prompt: str, where: str = "last") -> Edit:
+    def from_prompt(cls, neuron: Neuron | str, prompt: SwapSource, where: str = "last") -> Edit:
         """Return the edit that gives a neuron, or a head, its value after another prompt.
 
         Parameters
         ----------
         neuron : Neuron or str
-        prompt : str
-            The value is read at its last token; with ``position:N`` at its token N.
+        prompt : str or tuple of int
+            A text, or token ids. The value is read at its last token; with ``position:N`` at its token N.
         where : str
             The tokens that are edited, see `Edit`.
 
@@ -171,7 +174,7 @@ class Edit:
             raise InputError(f"{text!r} has a value that is not a number; {EXAMPLES}.") from None
         amount: dict[str, Any] = {"where": match["where"] or "all", "decay": decay, "share": share}
         if match["source"]:
-            return cls(neuron, "swap", 0.0, source=_prompt(match["source"]), **amount)
+            return cls(neuron, "swap", 0.0, source=_source(match["source"]), **amount)
         sign = -1 if match["op"] == "-" else 1
         op = {"=": "set", "*": "scale"}.get(match["op"], "add")
         return cls(neuron, op, sign * value, match["unit"] or "", **amount)  # type: ignore[arg-type]
@@ -189,11 +192,21 @@ class Edit:
         return replace(self, value=self.value * unit_value, unit="")
 
 
-def _prompt(text: str) -> str:
+def _source(text: str) -> SwapSource:
     try:
-        return json.loads(text)  # type: ignore[no-any-return]
+        prompt = json.loads(text)
     except ValueError:
-        raise InputError(f"{text} is not a JSON string; {EXAMPLES}.") from None
+        raise InputError(f"{text} is not a JSON string, or a list of token ids; {EXAMPLES}.") from None
+    return tuple(prompt) if isinstance(prompt, list) else str(prompt)
+
+
+def _check_source(source: SwapSource) -> None:
+    if not isinstance(source, tuple):
+        text_of(source)
+        return
+    check_int(len(source), "The number of token ids of a swap's prompt")
+    for token in source:
+        check_int(token, "A token id of a swap's prompt", 0)
 
 
 def parse_edits(edits: Edit | str | Iterable[Edit | str]) -> list[Edit]:

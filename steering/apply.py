@@ -16,7 +16,7 @@ from torch import Tensor
 from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks, neuron_site
-from icebear.edits import Edit, acts_at, last_position, parse_edits
+from icebear.edits import Edit, SwapSource, acts_at, last_position, parse_edits
 from icebear.errors import InputError
 from icebear.models.lock import replaced
 from icebear.models.model import Model
@@ -132,13 +132,13 @@ def steer(
 
 def _swapped_values(model: Model, edits: Iterable[Edit]) -> dict[Edit, Tensor]:
     """Return for each swap the activations (S, 1 or head_dim) after its prompt, at all S tokens."""
-    by_source: dict[str, list[Edit]] = {}
+    by_source: dict[SwapSource, list[Edit]] = {}
     for edit in edits:
         if edit.source is not None:
             by_source.setdefault(edit.source, []).append(edit)
     swapped: dict[Edit, Tensor] = {}
     for source, swaps in by_source.items():
-        objective = objective_of(model, [source])
+        objective = objective_of(model, [source if isinstance(source, str) else list(source)])
         values = Values(model, objective.batch, list(dict.fromkeys(neuron_site(edit.neuron.site) for edit in swaps)))
         reading = _READING.set(True)
         try:

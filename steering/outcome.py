@@ -18,7 +18,7 @@ from icebear.records import RandomControl
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, values_by_step
-from icebear.steering.provenance import OTHERS, FlipRecord, Outcome
+from icebear.steering.provenance import FlipRecord, Outcome
 from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import HeldOutContexts
 from icebear.steps import OnProgress, unwatched
@@ -68,7 +68,7 @@ def outcomes(
     record.check(model)
     edits, contexts = list(recipe), contexts or HeldOutContexts(model)
     draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
-    outcome = _flipped(model, record, edits, draws, len(contexts.contexts))
+    outcome = _flipped(model, record, edits, draws, contexts)
     yield outcome
     if model.task.generates:
         plain, edited = texts_under(
@@ -115,7 +115,9 @@ def steer_concept(
         drawn = texts_under(model, prompt, draws, max_new_tokens, third, None, temperature, seed)
     begun = prompt_line(prompt)
     before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*sides, *drawn]]))
-    control = RandomControl(_edits_text(edits), OTHERS, f"{concept.name} in the text", before, after, tuple(random))
+    control = RandomControl(
+        _edits_text(edits), _others(edits), f"{concept.name} in the text", before, after, tuple(random)
+    )
     suppress = bool(recipe.provenance.get("suppress"))
     outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (sides[0], sides[1]))
     return comparison, _with_side_effects(outcome, contexts, edits, draws, lambda done: step(tokens + done))
@@ -131,19 +133,39 @@ def concept_outcome(
     return Outcome(control, aim, reached, as_far, contexts, SEED, *sides)
 
 
-def _flipped(model: Model, record: FlipRecord, edits: list[Edit], draws: list[list[Edit]], contexts: int) -> Outcome:
-    """Return the probabilities without and with edits and under each draw, which are rows of a batch."""
-    last = LastToken(model, model.ids(record.prompt), record.phrase)
-    logs = last.logits([values_by_step(row) for row in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
-    phrase = logs[:, range(last.steps), record.phrase].sum(1).exp().tolist()
+def _flipped(
+    model: Model, record: FlipRecord, edits: list[Edit], draws: list[list[Edit]], contexts: HeldOutContexts
+) -> Outcome:
+    """Return the probabilities without and with edits, under each draw, and with swaps from other prompts, which are
+    rows of a batch."""
+    ids, swaps = model.ids(record.prompt), any(edit.source is not None for edit in edits)
+    last = LastToken(model, ids, record.phrase, model.ids(record.source) if swaps else None)
+    logs = last.logits([values_by_step(model, row) for row in ([], edits, *draws)]).log_softmax(-1)  # (N, S, V)
+    phrase = _phrase(record, logs)
     previous = logs[:, 0, record.before[0].id].exp().tolist()
     _, reached, *others = _hold(record, logs)
     new, old = (
-        RandomControl(_edits_text(edits), OTHERS, f"P({text!r})", values[0], values[1], tuple(values[2:]))
+        RandomControl(_edits_text(edits), _others(edits), f"P({text!r})", values[0], values[1], tuple(values[2:]))
         for text, values in ((record.text, phrase), (record.before[0].text, previous))
     )
     aim = f"make {record.text!r} the answer" if record.top_k is None else f"suppress {record.text!r}"
-    return Outcome(new, aim, reached, sum(others), contexts, SEED, old=old)
+    outcome = Outcome(new, aim, reached, sum(others), len(contexts.contexts), SEED, old=old)
+    if not swaps:
+        return outcome
+    sources = contexts.contexts[:: max(1, len(contexts.contexts) // RANDOM_DRAWS)][:RANDOM_DRAWS]
+    values = [LastToken(model, ids, record.phrase, source).logits([values_by_step(model, edits)]) for source in sources]
+    drawn = _phrase(record, torch.cat(values).log_softmax(-1))
+    return replace(outcome, other_sources=replace(new, others="the same swaps from other prompts", drawn=tuple(drawn)))
+
+
+def _phrase(record: FlipRecord, logs: Tensor) -> list[float]:
+    """Return the probability of a flip's phrase in each row of logs (N, S, V)."""
+    return logs[:, range(logs.shape[1]), record.phrase].sum(1).exp().tolist()
+
+
+def _others(edits: list[Edit]) -> str:
+    what = "heads" if all(edit.neuron.site == "head" for edit in edits) else "neurons"
+    return f"the same edits of random other {what} of the same layers"
 
 
 def _hold(record: FlipRecord, logs: Tensor) -> list[bool]:

@@ -16,9 +16,6 @@ from icebear.values import check_int
 if TYPE_CHECKING:
     from icebear.models.model import Model
 
-OTHERS = "the same edits of random other neurons of the same layers"
-"""The random control of an outcome, in words."""
-
 
 class Noted:
     """A record in a recipe's provenance."""
@@ -47,19 +44,22 @@ class Noted:
 
 @dataclass(frozen=True)
 class EditedNeuron:
-    """An edited neuron of a flip, before its edit."""
+    """A neuron that a flip sets, or a head that it swaps."""
 
     neuron: Neuron
-    activation: float
-    relevance: float
-    """The relevance for the margin of the flip, without edits; activation x gradient in a model with scans."""
-    range_share: float | None
-    """The value that it is set to, as a multiple of its activation range (`Calibration.share`)."""
+    alone: float
+    """The probability of the wanted token, at the step of the edit, with this edit alone."""
     raises: tuple[str, ...]
     """The likely next words that this edit alone raises most, at its step, relative to the other likely tokens."""
     lowers: tuple[str, ...]
-    examples: tuple[str, ...]
-    """Sentences with large activations of the sign that it is set to, if there was an index."""
+    activation: float | None = None
+    """Of a neuron, without edits."""
+    relevance: float | None = None
+    """Of a neuron, for the margin of the flip, without edits; activation x gradient in a model with scans."""
+    range_share: float | None = None
+    """The value that a neuron is set to, as a multiple of its activation range (`Calibration.share`); None outside."""
+    examples: tuple[str, ...] = ()
+    """Sentences with large activations of the sign that a neuron is set to, if there was an index."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,9 @@ class Outcome(Noted):
     """Of the first draws."""
     old: RandomControl | None = None
     """Of a flip: the probability of the token that is the answer without edits."""
+    other_sources: RandomControl | None = None
+    """Of swapped heads: the probability of the flip's token or phrase when they take their outputs after other
+    prompts."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers with their controls, JSON-ready, without the texts."""
@@ -220,6 +223,7 @@ class Outcome(Noted):
                 "as_far": self.as_far,
                 "seed": self.seed,
             },
+            "other_sources": self.other_sources.to_dict() if self.other_sources else None,
             "off_target_kl": self.off_target_kl,
             "random_off_target_kl": list(self.random_off_target_kl),
             "side_effects": self.side_effects_text,
@@ -232,11 +236,18 @@ class Outcome(Noted):
         control, drawn = self.control, self.control.drawn
         change = f"{control.number} goes from {number_text(control.before)} to {number_text(control.after)}"
         if not drawn:
-            return f"{change}. There are not enough other neurons for a random control."
-        return (
-            f"{change}; with {OTHERS} ({len(drawn)} draws, seed {self.seed}) it becomes {number_text(min(drawn))} to "
-            f"{number_text(max(drawn))}. {self.as_far} of {len(drawn)} draws {self.aim}."
+            return f"{change}. There are not enough others for a random control."
+        text = (
+            f"{change}; with {control.others} ({len(drawn)} draws, seed {self.seed}) it becomes "
+            f"{number_text(min(drawn))} to {number_text(max(drawn))}. {self.as_far} of {len(drawn)} draws {self.aim}."
         )
+        if self.other_sources:
+            values = self.other_sources.drawn
+            text += (
+                f" With the outputs that the same heads have after {len(values)} other prompts, it becomes "
+                f"{number_text(min(values))} to {number_text(max(values))}."
+            )
+        return text
 
     @property
     def side_effects_text(self) -> str:

@@ -291,10 +291,10 @@ def few_contexts(monkeypatch):
 
 @pytest.fixture(scope="session")
 def desert(smol, shared):
-    """The ice bear's way to the desert, found once a run."""
+    """The ice bear's way to the desert by neurons, found once a run."""
 
     def find(folder):
-        flip(smol, ICE_BEAR, " desert", source=CAMEL).save(folder / "desert.json")
+        flip(smol, ICE_BEAR, " desert", source=CAMEL, heads=False).save(folder / "desert.json")
 
     return Recipe.load(shared("desert", find) / "desert.json")
 

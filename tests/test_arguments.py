@@ -30,7 +30,6 @@ from icebear.concepts.vocabulary import calibration
 from icebear.errors import IcebearError
 from icebear.evaluation.explanations.circuit_graph import Circuits
 from icebear.evaluation.explanations.faithfulness import Faithfulness
-from icebear.evaluation.explanations.pruning import Pruning
 from icebear.evaluation.truth.judge.evaluation import KnownMechanisms
 
 PROMPT, OTHER = "ice bear", "big cats"
@@ -356,7 +355,6 @@ DOORS = {
         lambda at, x: icebear.find_concept(at.model, x, at.others),
         ("ice bear", 3, [3] * 20, None),
     ),
-    "find_concept.method": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method=x), NO_NAME),
     "find_concept.max_neurons": (
         lambda at, x: icebear.find_concept(at.model, at.examples, at.others, max_neurons=x),
         NO_COUNT,
@@ -366,16 +364,12 @@ DOORS = {
         ("x", 3, [], [3], "head"),
     ),
     "find_concept.seed": (lambda at, x: icebear.find_concept(at.model, at.examples, at.others, seed=x), NO_SEED),
-    "find_concept.words": (
-        lambda at, x: icebear.find_concept(at.model, at.examples, at.others, method="w_out", words=x),
-        ((), 3, [3]),
-    ),
     "units.relevance": (lambda at, x: icebear.units(x), ("x", None, 3)),
     "Effects.words": (lambda at, x: at.effects.words(x), (99, -1, 2.5, "0", None)),
     "Effects.words.k": (lambda at, x: at.effects.words(0, x), NO_COUNT),
     "steer.rows": (lambda at, x: steered(at, [], rows=x), (-1, "x", [0.5], [None], 10**30)),
     "evaluation.samples": (lambda at, x: Faithfulness(samples=x), (0, -1, 10**20)),
-    "evaluation.seed": (lambda at, x: Pruning(seed=x), (-1, 10**23)),
+    "evaluation.seed": (lambda at, x: Faithfulness(seed=x), (-1, 10**23)),
     "evaluation of circuits": (lambda at, x: Circuits(nodes=x), (0, 10**20)),
     "evaluation of truth": (lambda at, x: KnownMechanisms(samples=x), (0, 10**20)),
     "Claim.seed": (lambda at, x: Provenance("m", "0", "float32", {}, x, "2026-01-31"), (-1, 2**70, 2.5, None)),

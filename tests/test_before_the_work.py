@@ -39,7 +39,6 @@ LINES = {
     "explain a b c": "in quotes",
     "explian a": "'explain'",
     "evaluate faithfullness --out o": "'faithfulness'",
-    "concept find x --with t --without t --rank-by meanz": "'means'",
     "concept find x --with t --without t --site mlp": "'ffn'",
     "evaluate ablation --task sva": "--tasks",
     'explain "a b" --file cases.jsonl': "needs --base-model",

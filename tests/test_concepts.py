@@ -91,14 +91,6 @@ def test_a_planted_concept_is_found_exactly(results):
     assert results.provenance["auroc"] == 1
 
 
-@pytest.mark.parametrize("by", ["cna", "relevance", "w_out"])
-def test_other_ways_take_the_same_road(model, by):
-    results = find_concept(model, texts(80, True), texts(80, False), by, by, sites=("ffn",), words=TOPICS["song"][:3])
-    assert results.provenance["found_by"] == by
-    assert 1 <= len(results) <= finding.MAX_NEURONS
-    assert {row["neurons"] for row in results.provenance["path"]} >= {1}
-
-
 def test_nothing_is_chosen_on_the_texts_that_test(model, results):
     """With others in their place, of the wrong kind, it is the same concept with another score."""
     _, _, parts = finding.prepared(texts(80, True), texts(80, False), 0)
@@ -570,9 +562,8 @@ def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
     monkeypatch.setattr(latent_topics, "FEWEST", 4)
     monkeypatch.setattr(evaluation, "read_corpus", partial(evaluation.read_corpus, limit=2000))
     monkeypatch.setattr(evaluation, "KLS", (0.1,))
-    monkeypatch.setattr(evaluation, "WAYS", ("means", "w_out"))
     monkeypatch.setattr(evaluation, "STEERED_SIZES", (5,))
-    monkeypatch.setattr(evaluation, "METHODS", ("means 5", "w_out 5", "residual stream", "random neurons"))
+    monkeypatch.setattr(evaluation, "METHODS", ("5 neurons", "residual stream", "random neurons"))
     monkeypatch.setattr(evaluation, "LAYER_STEP", 40)
     monkeypatch.setattr(evaluation, "HELD_OUT_TEXTS", [text[:18] for text in HELD_OUT_TEXTS[:2]])
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:1])
@@ -585,13 +576,11 @@ def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
     assert {table["table"] for table in part["tables"]} == {"detection", "0.1 nats"}
     (line,) = [json.loads(row) for row in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     cells = line["steered"]["0.1"]
-    assert {"means 5", "w_out 5", "residual stream", "noise", "random neurons", "wrong sign", "prompt", "plain"} <= set(
-        cells
-    )
+    assert {"5 neurons", "residual stream", "noise", "random neurons", "wrong sign", "prompt", "plain"} <= set(cells)
     assert all(
         cell["off_target_kl"] == pytest.approx(0.1, rel=0.05) for cell in cells.values() if "off_target_kl" in cell
     )
-    assert cells["w_out 5"]["words"] > cells["random neurons"]["words"]
+    assert cells["5 neurons"]["words"] > cells["random neurons"]["words"]
     assert (tmp_path / "out" / "frontier.png").stat().st_size > 10_000
 
 

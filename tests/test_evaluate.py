@@ -16,7 +16,6 @@ from icebear.concepts import selftest
 from icebear.concepts.statistics import table
 from icebear.errors import InputError
 from icebear.evaluation import report, runner
-from icebear.evaluation.explanations import pruning
 from icebear.evaluation.protocol import Part
 
 ROOT = Path(__file__).parent.parent
@@ -65,8 +64,6 @@ def test_methods_written_out_are_told_apart_at_the_commas_outside_their_brackets
     result = strict(evaluate("groundtruth", *options))
     assert [row["method"] for row in rows_of(result)] == wanted
     assert result["parts"][0]["settings"]["methods"][written] == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.1))"
-    pruned = ("--methods", f"random,{written}", "--samples", "1", "--corpus", "texts.txt", "--out", "p", "--json")
-    assert [row["method"] for row in rows_of(strict(evaluate("pruning", *pruned)))] == wanted[:2]
 
 
 # --- strict JSON ---
@@ -76,7 +73,6 @@ VERBS = {
     "faithfulness": ("--corpus", "texts.txt", "--samples", "2", *SETTINGS),
     "faithfulness of one sample": ("--corpus", "texts.txt", "--samples", "1", *SETTINGS),
     "groundtruth": ("--samples", "6", *SETTINGS),
-    "pruning": ("--corpus", "texts.txt", "--samples", "1", "--methods", "random,gxi", "--out", "found"),
     "flips": ("--data", "pairs.json", "--max-neurons", "3", "--out", "found"),
 }
 
@@ -126,27 +122,6 @@ def test_killed_at_any_moment_an_evaluation_keeps_every_finished_sample(tmp_path
     assert kills > 3
     started_alone(evaluated, tmp_path / "whole").join()
     assert lines.read_bytes() == (tmp_path / "whole" / "samples.jsonl").read_bytes()
-
-
-def test_a_pruning_goes_on_with_the_methods_that_are_done(evaluate, monkeypatch):
-    options = ("--methods", "random,activation,gxi", "--corpus", "texts.txt", "--samples", "1")
-    ranking = pruning.ranking
-    ranked = []
-
-    def counting(model, prompts, site, method, seed=0):
-        ranked.append(str(method))
-        if len(ranked) == 3:
-            raise KeyboardInterrupt
-        return ranking(model, prompts, site, method, seed)
-
-    monkeypatch.setattr(pruning, "ranking", counting)
-    with pytest.raises(AssertionError, match="Aborted"):
-        evaluate("pruning", *options, "--out", "broken")
-    evaluate("pruning", *options, "--out", "broken")
-    assert len(set(ranked[:2])) == 2
-    assert ranked[2:] == [ranked[2]] * 2
-    evaluate("pruning", *options, "--out", "whole")
-    assert Path("broken/table.csv").read_text() == Path("whole/table.csv").read_text()
 
 
 def test_a_damaged_folder_loses_nothing(tmp_path):

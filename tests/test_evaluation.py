@@ -17,13 +17,12 @@ from icebear.app.cli.main import main
 from icebear.concepts import statistics as metrics
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.statistics import paired_p, table
-from icebear.errors import InputError, NumericalError, UnknownName
+from icebear.errors import InputError, NumericalError
 from icebear.evaluation import report, runner
 from icebear.evaluation.baselines.all_methods import BASELINES, methods_of
-from icebear.evaluation.explanations import faithfulness, groundtruth, pruning
+from icebear.evaluation.explanations import faithfulness, groundtruth
 from icebear.evaluation.explanations.questions import Question, choices, next_words, reviews
 from icebear.evaluation.protocol import Part
-from icebear.models.objective import objective_of
 
 RUN = CliRunner()
 
@@ -355,58 +354,6 @@ def test_items_together_are_items_one_by_one(model, monkeypatch):
             assert one["scores"] == pytest.approx(scores[1][name]["scores"], rel=1e-3, abs=1e-4), name
 
 
-# --- pruning ---
-
-
-@pytest.mark.parametrize("site", ["ffn", "head"])
-def test_pruning_is_zeroing_weights(model, site):
-    """Against the model with columns of W2 (or of the attention projection) set to zero."""
-    order = torch.rand(model.layers, model.width(site), generator=torch.Generator().manual_seed(0))
-    curve = pruning.answer_curves(model, [IDS], site, order)[0]
-    request = objective_of(model, [IDS]).resolved(model)
-    for share, result in zip(pruning.SHARES, curve, strict=True):
-        plain = random_model(LLAMA, dtype=torch.float32)
-        count = round(share * order.numel())
-        for flat in order.flatten().argsort()[:count].tolist():
-            layer, index = divmod(flat, order.shape[1])
-            with torch.no_grad():
-                if site == "ffn":
-                    plain.net.model.layers[layer].mlp.down_proj.weight[:, index] = 0
-                else:
-                    dim = model.head_dim
-                    plain.net.model.layers[layer].self_attn.o_proj.weight[:, index * dim : (index + 1) * dim] = 0
-        logits = plain.net(torch.tensor([IDS])).logits[0, -1]
-        assert result == pytest.approx(logits.log_softmax(-1)[request.targets[0][0]].item(), abs=1e-4)
-
-
-def test_latent_rankings(model):
-    gxi, activation = (pruning.ranking(model, [IDS], "ffn", method) for method in (METHODS["gxi"], "activation"))
-    assert (activation >= 0).all()
-    neuron = (1, 7)
-    with torch.enable_grad():  # gradient x activation, from one neuron changed a little, at every token
-        request = objective_of(model, [IDS]).resolved(model)
-        from icebear.concepts.methods.common import explained_numbers
-        from icebear.concepts.passes.sites import hooks
-
-        def scaled(factor):
-            def visit(site, layer, x):
-                return torch.cat((x[..., : neuron[1]], factor * x[..., neuron[1], None], x[..., neuron[1] + 1 :]), -1)
-
-            with torch.no_grad(), hooks(model, [("ffn", neuron[0])], visit):
-                return explained_numbers(model, request)[0].item()
-
-        slope = (scaled(1.01) - scaled(0.99)) / 0.02
-    assert gxi[neuron].item() == pytest.approx(slope, abs=2e-3)
-    heads = pruning.ranking(model, [IDS], "head", METHODS["attnlrp"])
-    assert heads.shape == (3, 4)
-    methods = methods_of("random,attnlrp", controls=pruning.CONTROLS)
-    result = {name: pruning.curves(model, [IDS], [IDS[::-1]], method, "ffn") for name, method in methods.items()}
-    (line,) = pruning.prompt_lines([IDS], result)
-    assert line["methods"]["attnlrp"]["curve_least"][0] == line["methods"]["random"]["curve_most"][0]
-    with pytest.raises(UnknownName, match="'random'"):
-        methods_of("randon", controls=pruning.CONTROLS)
-
-
 # --- the command ---
 
 
@@ -425,12 +372,10 @@ def test_the_commands_and_their_mistakes(tiny_folder, tmp_path, monkeypatch):
     other = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--seed", "3"])
     assert (other.exit_code, "other settings" in other.stderr) == (1, True)
     made = ["--methods", "random,gxi", "--model", tiny_folder, "--device", "cpu"]
-    pruned = RUN.invoke(main, ["evaluate", "pruning", "--samples", "1", "--out", "p", "--json", *made])
-    assert pruned.exit_code == 0, pruned.stderr
-    assert (tmp_path / "p" / "curves.png").is_file()
     for task in ("reviews", "choice"):
         options = ["--task", task, "--samples", "2", "--max-tokens", "400", "--out", task]
         request = RUN.invoke(main, ["evaluate", "faithfulness", *options, *made])
         assert "accuracy of the model" in request.stdout, request.stderr
+        assert (tmp_path / task / "curves.png").is_file()
     wrong = RUN.invoke(main, ["evaluate", "faithfulness", "--methods", "attnlpr", "--out", "f"])
     assert (wrong.exit_code, "Did you mean 'attnlrp'" in wrong.stderr) == (1, True)

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,17 +13,18 @@ from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model, started
 from few import FEW
 from test_tasks import make
 
-from icebear import ATTNLRP, Edit, Model, Neuron, Recipe, attribute, flip, steer
+from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, flip, steer
 from icebear.app.cli.main import main
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.evaluation import runner
-from icebear.evaluation.uses.flips import SEARCHES, FlipPair, Flips, first_tokens, flips
+from icebear.evaluation.uses.flips import NEURONS, SEARCHES, FlipPair, Flips, at_random, first_tokens, flips
 from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.flipping.flip import (
     MARGIN,
+    WAYS,
     FlipRequest,
     _edits,
     _proposals,
@@ -66,11 +68,41 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
     assert (record.prompt, record.source, record.text, record.left_source) == (ICE_BEAR, CAMEL, " desert", False)
     assert [row.neuron for row in record.neurons] == [edit.neuron for edit in desert]
     assert desert.provenance["after"][0]["text"] == " desert"
-    further = flip(smol, ICE_BEAR, " desert", source=CAMEL, unbounded=True)
+    further = flip(smol, ICE_BEAR, " desert", source=CAMEL, unbounded=True, heads=False)
     assert len(further) < len(desert)
     assert_inside(smol, desert)
     shares = [row.range_share for row in FlipRecord.of(further).neurons]
     assert max(shares) > 1
+
+
+def test_two_heads_of_the_camel_move_the_ice_bear(smol):
+    """Each head alone, both, and the number of the outcome are those of steering."""
+    recipe = flip(smol, ICE_BEAR, " desert", source=CAMEL)
+    assert {str(edit) for edit in recipe} == {f'L23.head.{head}<-"{CAMEL}"@last' for head in (4, 5)}
+    for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
+        with steer(smol, edit):
+            assert row.alone == pytest.approx(smol.probability(ICE_BEAR, " desert"), rel=1e-3)
+        assert (row.neuron, row.activation, row.relevance) == (edit.neuron, None, None)
+    outcome = outcome_of(smol, recipe, HeldOutContexts(smol, HELD_OUT_TEXTS[:3]))
+    with steer(smol, recipe):
+        assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
+        assert outcome.control.after == pytest.approx(smol.probability(ICE_BEAR, " desert"), rel=1e-3)
+    assert outcome.as_far == 0
+    source = HeldOutContexts(smol, HELD_OUT_TEXTS[:3]).contexts[0]
+    with steer(smol, [Edit.from_prompt(edit.neuron, tuple(source)) for edit in recipe]):
+        assert outcome.other_sources.drawn[0] == pytest.approx(smol.probability(ICE_BEAR, " desert"), rel=1e-3)
+    assert max(outcome.other_sources.drawn) < outcome.control.after
+
+
+def test_heads_of_a_chat_are_swapped_by_its_token_ids(smol):
+    prompt, source = Chat([{"role": "user", "content": "ice"}]), Chat([{"role": "user", "content": "a camel"}])
+    state = _start(FlipRequest(smol, prompt, source=source), (7,))
+    (edit,) = _edits(state, {(1, smol.width("ffn") + 2, 0): 1.0})
+    assert edit == Edit.from_prompt("L1.head.2", tuple(smol.ids(source)))
+    assert Edit.parse(str(edit)) == edit
+    with steer(smol, edit):
+        edited = smol.next_logits(smol.ids(prompt))
+    assert torch.allclose(state.last.logits([{(1, smol.width("ffn") + 2, 0): 1.0}])[0, 0], edited, atol=1e-4)
 
 
 def assert_inside(model, recipe):
@@ -203,7 +235,7 @@ def test_an_index_is_asked_and_tells_examples(letters):
 
     prompt, (first, *others) = "the ice bear", letters.predict("the ice bear", 9)
     wanted = next(token for token in others[1:] if token.text.isalpha())
-    recipe = flip(letters, prompt, wanted.id, source="a source prompt", store=Store())
+    recipe = flip(letters, prompt, wanted.id, source="a source prompt", store=Store(), heads=False)
     assert request == [(letters.fingerprint, letters.name), wanted.text.strip()]
     for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
         assert row.examples == (f"{edit.neuron} {'+' if edit.value > 0 else '-'}",)
@@ -358,6 +390,23 @@ def test_reading_a_prompt_once_changes_nothing():
         assert torch.allclose(last.logits([{}, {(first, 3, 0): 2.0}])[1, 0], edited, atol=1e-4), name
 
 
+def test_a_swap_of_a_head_is_that_of_steering():
+    """In every family: logits under swaps, and the change of a number with the share of a swap."""
+    for name, config in {**dense(), **mixtures()}.items():
+        model = Model(random_model(config, "eager", torch.float32).net, Letters(), name)
+        last, layer = LastToken(model, IDS, source=[3, 1, 4]), model.layers_with("attn")[-1]
+        head = (layer, model.width("ffn") + model.width("head") - 1, 0)
+        with steer(model, Edit.from_prompt(f"L{layer}.head.{model.width('head') - 1}", (3, 1, 4))):
+            edited = model.next_logits(IDS)
+        assert torch.allclose(last.logits([{head: 1.0}])[0, 0], edited, atol=1e-4), name
+        if name in mixtures():
+            continue  # where the choice of experts jumps
+        slope = last.gradients({head: 0.3}, lambda logits: logits[0, 5], None)[head]
+        below, above = last.logits([{head: 0.25}, {head: 0.35}])[:, 0, 5].double()
+        left = 0.7  # of the way, of which the gradient is asked
+        assert slope.item() / left == pytest.approx((above - below).item() / 0.1, rel=2e-2, abs=2e-3), name
+
+
 def test_many_rows_go_in_parts(letters, monkeypatch):
     whole = LastToken(letters, IDS)
     proposals = [{(1, index, 0): 3.0} for index in range(9)]
@@ -423,7 +472,7 @@ def test_margins_of_a_phrase_are_those_of_the_steered_model(letters, generator):
             (generator.randrange(3), generator.randrange(20), generator.randrange(3)): generator.uniform(-9, 9)
             for _ in range(count)
         }
-        result = phrase_logits(letters, _edits(edits), "the ice bear", phrase)
+        result = phrase_logits(letters, _edits(state, edits), "the ice bear", phrase)
         own = result[range(3), list(phrase)].clone()
         result[range(3), list(phrase)] = -torch.inf
         by_token = own - result.amax(-1)
@@ -478,36 +527,33 @@ def test_evaluating_flips(letters, few_contexts, tmp_path):
     (again,) = runner.run(evaluation, letters, tmp_path / "out")
     assert part.to_dict() == again.to_dict()  # from the folder
     lines = [json.loads(row) for row in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
-    assert [len(line["runs"]) for line in lines] == [2 * len(SEARCHES), 0, 0]
+    assert [len(line["runs"]) for line in lines] == [len(SEARCHES), 0, 0]
     assert ("is empty" in lines[1]["why"], lines[2]["already"]) == (True, True)
     for row in lines[0]["runs"]:
-        if row["chosen_by"] == "gradient":
+        if row["search"] == NEURONS:
             assert (row["flipped"], row["off_target_kl"] > 0, row["after"] > lines[0]["before"]) == (True, True, True)
-            origin = Recipe.load(tmp_path / "out" / f"00-{row['limit']}-gradient.json")
-            record = FlipRecord.of(origin)
-            assert (record.text, record.unbounded) == (wanted, row["limit"] == "unbounded")
+            assert FlipRecord.of(Recipe.load(tmp_path / "out" / "00-neurons.json")).text == wanted
     (counts,) = part.listings["pairs"]
     assert (counts["pairs"], counts["left out, as the token was first already"]) == (1, 1)
-    medians = {(row["limit"], row["chosen_by"]): row for row in part.listings["medians over flips"]}
-    assert medians["bounded", "gradient"]["flipped"] == 1
-    assert {name for limit, name in medians if limit == "unbounded"} == set(SEARCHES)
-    assert part.tables[""].cells["gradient, bounded"]["flipped"].mean == 1
+    medians = {row["search"]: row for row in part.listings["medians over flips"]}
+    assert (medians[NEURONS]["flipped"], medians[NEURONS]["by heads"], set(medians)) == (1, 0, set(SEARCHES))
+    assert part.tables[""].cells[NEURONS]["flipped"].mean == 1
 
 
 def test_controls_have_the_same_budget_and_reach(letters):
     """FINDINGS A2: each way of choosing has as many edited rows a round, inside the same limits."""
-    state = _start(FlipRequest(letters, "the ice bear", source="a source prompt"), (7,))
+    state = _start(FlipRequest(letters, "the ice bear", source="a source prompt", heads=False), (7,))
     unbounded = replace(state, request=replace(state.request, unbounded=True))
     for reach in (state, replace(state, goal=None), unbounded):
-        for name, (choose, *_) in SEARCHES.items():
+        for choose, *_ in (WAYS, *(how["ways"] for how in SEARCHES.values() if "ways" in how)):
             proposals = _proposals(reach, choose, {(1, 2, 0): 0.5})
-            assert 40 <= len(proposals) <= 48, name
+            assert 40 <= len(proposals) <= 48, choose
             if not reach.request.unbounded:
                 for proposal in proposals:
                     changed = {place: value for place, value in proposal.items() if place != (1, 2, 0)}
                     for place, value in changed.items():
                         assert state.low[place] - 1e-5 <= value <= state.high[place] + 1e-5
-    *_, last = ways = [SEARCHES[f"chance {seed}"][0] for seed in range(3)]
+    *_, last = ways = [partial(at_random, seed=seed) for seed in range(3)]
     draws = [way(state, {})[0] for way in ways]
     assert not torch.equal(draws[0], draws[1])
     assert torch.equal(draws[2], last(state, {})[0])

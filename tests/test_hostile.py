@@ -207,7 +207,6 @@ label --auto --model tiny --store good.db --prompt ""
 concept find x --with text.txt --without text.txt --model tiny --store good.db
 concept find x --with empty --without text.txt --model tiny --store good.db
 concept find "" --with text.txt --without latin.txt --model tiny --store good.db
-concept find x --with text.txt --without other.txt --rank-by magic --model tiny
 concept show none --store good.db
 concept show deep.json
 concept show unknown-way.json
@@ -465,8 +464,6 @@ flip --model tiny a --to b --held-out newlines.txt --max-neurons 1
 flip --model tiny a --to b --top-k 0
 flip --model tiny a --to b --budget inf --unbounded
 flip --model nan a --to b --max-neurons 1
-concept find x --with text.txt --without text.txt --rank-by relevance --model tiny
-concept find x --with text.txt --without other.txt --rank-by w_out --words "," --model tiny
 concept find x --with text.txt --without other.txt --site ffn,,attn --model tiny
 concept find ../../x --with newlines.txt --without other.txt --model tiny
 concept find x --with null.jsonl --without circle-a --model tiny
@@ -555,7 +552,6 @@ evaluate faithfulness --model tiny --out {new} --samples 1e3 --corpus text.txt
 evaluate faithfulness --model tiny --out {new} --samples 1 --task sva --corpus text.txt
 evaluate groundtruth --model tiny --out {new} --data prompts.jsonl --samples 1
 evaluate groundtruth --model tiny --out {new} --tokens nothing --samples 1
-evaluate pruning --model tiny --out {new} --site mixer --samples 1 --corpus text.txt
 evaluate ablation --model tiny --out {new} --data null.jsonl --samples 1
 evaluate ablation --model tiny --out {new} --tasks "" --samples 1
 evaluate circuits --model tiny --out {new} --nodes 0 --samples 1

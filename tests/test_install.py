@@ -88,7 +88,6 @@ def output_of(part):
         ("app", ["app"]),
         ("evaluate", ["evaluate", "faithfulness", "--out", "f"]),
         ("evaluate", ["evaluate", "groundtruth", "--out", "f"]),
-        ("evaluate", ["evaluate", "pruning", "--out", "f"]),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else part,
 )

@@ -35,6 +35,15 @@ def test_recipes_combine_in_any_order_and_scale_to_nothing(smol, desert):
         desert + Recipe("x", (), "y", "z")
 
 
+def test_a_recipe_with_a_swap_refuses_another_model(smol, tmp_path):
+    recipe = Recipe.for_model(smol, "swap", [Edit.from_prompt("L0.head.1", ICE_BEAR)])
+    recipe.save(tmp_path / "swap.json")
+    read = Recipe.load(tmp_path / "swap.json")
+    assert read == recipe
+    with pytest.raises(RecipeError), steer(random_model(LLAMA, dtype=torch.float32), read):
+        pass
+
+
 @pytest.mark.parametrize("op", ["=3", "*0.3", "+2", "=3^0.25", "*0^0.5"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_permanent_patch_is_steering(op, family):

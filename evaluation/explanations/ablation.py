@@ -14,11 +14,12 @@ from torch import Tensor
 from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
+from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.passes.run import Logits, forward
 from icebear.evaluation import protocol
 from icebear.evaluation.data import task_pairs
 from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
-from icebear.evaluation.explanations.pruning import activations
 from icebear.evaluation.protocol import DataFile, Lines, MethodEvaluation, Part, Setting, Tasks
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
@@ -137,7 +138,10 @@ def task_means(model: Model, pairs: Sequence[Pair]) -> dict[int, Tensor]:
     by_length: dict[int, list[Tensor]] = {}
     for prompt in [text for pair in pairs for text in (pair.prompt, pair.counterfactual)]:
         objective = objective_of(model, [prompt])
-        by_length.setdefault(objective.batch.lengths[0], []).append(activations(model, objective, "ffn"))
+        values = Values(model, objective.batch, ("ffn",))
+        forward(model, Logits(objective), [values])
+        rows = by_length.setdefault(objective.batch.lengths[0], [])
+        rows.append(values.values(0, values.activation["ffn"]))
     return {length: torch.stack(rows).mean(0) for length, rows in by_length.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,8 @@ from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
-from icebear.steering.concept.finding import RANKINGS, Material, parts_of, separation, universal, word_ids
-from icebear.steering.concept.reading import Read, neurons_of, read, stream_means, vector_added
+from icebear.steering.concept.finding import parts_of, ranked, separation, universal
+from icebear.steering.concept.reading import neurons_of, read, stream_means, vector_added
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
 from icebear.values import stable_hash
 
@@ -39,12 +39,11 @@ KLS = (0.02, 0.1, 0.25, 0.5)
 TOLERANCE = 0.05
 SIZES = (1, 5, 20, 100)
 STEERED_SIZES = (5, 20)
-WAYS = ("means", "cna", "w_out", "relevance")
 VECTOR = "residual stream"
 PROMPT = "prompt"
 PLAIN = "plain"
 CONTROLS = ("random neurons", "wrong sign", "noise")
-METHODS = (*(f"{way} {size}" for way in WAYS for size in STEERED_SIZES), VECTOR, *CONTROLS)
+METHODS = (*(f"{size} neurons" for size in STEERED_SIZES), VECTOR, *CONTROLS)
 OPENINGS = LEXICON["plain_openings"]
 """Prompts of the generated texts: none is about a concept, none is a held-out context."""
 NEW_TOKENS = 30
@@ -149,7 +148,7 @@ class ConceptData:
         model, others, find = ground.model, ground.others, ground.others["find"]
         texts = {part: rows for part, rows in {**topic.sentences, "silent": topic.silent}.items() if rows}
         seen_in = {part: read(model, rows, find.neurons) for part, rows in texts.items()}
-        self.topic, self.centre, self.spread = topic, find.means.mean(0), find.means.std(0)
+        self.model, self.topic, self.centre, self.spread = model, topic, find.means.mean(0), find.means.std(0)
         self.x: dict[str, np.ndarray] = {}
         self.stream: dict[str, np.ndarray] = {}
         self.positive: dict[str, np.ndarray] = {}
@@ -159,29 +158,15 @@ class ConceptData:
             self.x[part] = (means - self.centre) / np.where(self.spread > 0, self.spread, 1)
             self.stream[part] = np.concatenate([stream_means(model, texts[part]), ground.streams[without]])
             self.positive[part] = np.arange(len(means)) < len(seen.means)
-        both = Read(
-            find.neurons,
-            np.concatenate([seen_in["find"].means, find.means]),
-            np.concatenate([seen_in["find"].last, find.last]),
-            np.minimum(seen_in["find"].low, find.low),
-            np.maximum(seen_in["find"].high, find.high),
-        )
-        self.material = Material(
-            model,
-            [*topic.sentences["find"], *ground.topics.others["find"]],
-            self.positive["find"],
-            np.arange(len(both.means)),
-            both,
-            self.x["find"],
-            universal(find.means) | (self.spread == 0),
-            topic.known,
-            None,
-        )
+        with_it = seen_in["find"]
+        self.seen = replace(find, low=np.minimum(with_it.low, find.low), high=np.maximum(with_it.high, find.high))
+        excluded = universal(find.means) | (self.spread == 0)
+        self.order, self.weights = ranked(self.x["find"], self.positive["find"], excluded)
 
     def concept(self, name: str, columns: np.ndarray, weights: np.ndarray) -> Concept:
         """Return a concept of these neurons; weights (N,)."""
-        parts = parts_of(self.material.seen, columns, weights[columns], self.centre, self.spread)
-        return Concept(name, parts, self.material.model.name, self.material.model.fingerprint)
+        parts = parts_of(self.seen, columns, weights[columns], self.centre, self.spread)
+        return Concept(name, parts, self.model.name, self.model.fingerprint)
 
     def difference(self, layer: int) -> np.ndarray:
         return separation(self.stream["find"][:, layer], self.positive["find"])
@@ -202,13 +187,12 @@ def detection(data: ConceptData) -> dict[str, dict[str, float]]:
     The detectors are neurons by their difference of means, and two vectors of the residual stream at the layer that is
     the best on the validation sentences.
     """
-    ranked, weights = RANKINGS["means"](data.material)
     tests = {column: part for column, part in TESTS.items() if part in data.x}
     methods: dict[str, dict[str, float]] = {}
     for size in SIZES:
-        columns = ranked[:size]
+        columns = data.order[:size]
         methods[f"{size} neuron{'s' * (size > 1)}"] = {
-            name: auroc(data.x[part][:, columns] @ weights[columns], data.positive[part])
+            name: auroc(data.x[part][:, columns] @ data.weights[columns], data.positive[part])
             for name, part in tests.items()
         }
     for name, fit in (("difference of means", data.difference), ("logistic", data.logistic)):
@@ -247,13 +231,12 @@ def classifier_of(ground: Ground, topic: Topic) -> tuple[Any, dict[str, float]]:
 
 
 def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direction]:
-    model, seen = ground.model, data.material.seen
-    concepts: dict[str, Concept] = {}
-    for way in WAYS:
-        ranked, weights = RANKINGS[way](data.material)
-        concepts |= {f"{way} {size}": data.concept(f"{way} {size}", ranked[:size], weights) for size in STEERED_SIZES}
+    model, seen = ground.model, data.seen
+    concepts = {
+        f"{size} neurons": data.concept(f"{size} neurons", data.order[:size], data.weights) for size in STEERED_SIZES
+    }
     generator = np.random.default_rng([seed, stable_hash(data.topic.name)])
-    best = concepts[f"means {STEERED_SIZES[-1]}"]
+    best = concepts[f"{STEERED_SIZES[-1]} neurons"]
     by_layer = by_site_layer(seen.neurons)
     random_neurons = [generator.choice(by_layer[part.neuron.site, part.neuron.layer]) for part in best.parts]
     signs = np.zeros(len(seen.neurons))
@@ -273,6 +256,11 @@ def directions(ground: Ground, data: ConceptData, seed: int) -> dict[str, Direct
         VECTOR: _along(model, layer, vector),
         "noise": _along(model, layer, noise),
     }
+
+
+def word_ids(model: Model, words: Sequence[str]) -> list[int]:
+    """Return the first token of each word, with a space before it."""
+    return list(dict.fromkeys(model.tokens_of(f" {word}")[0] for word in words))
 
 
 def vector_layer(ground: Ground, data: ConceptData) -> int:
@@ -405,7 +393,7 @@ def frontier(folder: Path, lines: Lines) -> None:
         control = name in CONTROLS
         style: dict[str, Any] = {
             "color": f"{0.3 + 0.2 * CONTROLS.index(name)}" if control else f"C{number // 2}",
-            "linestyle": ":" if control else "--" if name.endswith(f" {STEERED_SIZES[0]}") else "-",
+            "linestyle": ":" if control else "--" if name == f"{STEERED_SIZES[0]} neurons" else "-",
             "marker": "x" if control else "o",
         }
         left.errorbar(KLS, score, error, label=name, capsize=2, **style)

@@ -23,9 +23,7 @@ from icebear.paths import read_text
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 from icebear.steering.flipping.flip import (
-    WAYS,
     Choice,
-    Chooser,
     FlipRequest,
     SearchState,
     flip_by,
@@ -35,10 +33,8 @@ from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wa
 from icebear.steering.provenance import FlipRecord
 from icebear.steering.side_effects import HeldOutContexts
 
-LIMITS = ("bounded", "unbounded")
-"""Whether edits keep neurons inside their activation range."""
 METRICS = {"flipped": "share of the pairs that flip"}
-MEDIANS = ("neurons", "after", "off_target_kl")
+MEDIANS = ("edits", "after", "off_target_kl")
 
 
 def at_random(state: SearchState, edits: Edits, seed: int) -> Choice:
@@ -50,11 +46,16 @@ def at_random(state: SearchState, edits: Edits, seed: int) -> Choice:
     return moves * (1e-6 + torch.rand(state.now.shape, generator=generator)), limits
 
 
-SEARCHES: dict[str, tuple[Chooser, ...]] = {
-    "gradient": WAYS,
-    **{f"chance {seed}": (partial(at_random, seed=seed),) for seed in range(3)},
+HEADS = "heads, then neurons"
+"""The search of `flip`."""
+NEURONS = "neurons"
+RANDOM = "random candidates"
+"""The search of `flip`, with random candidates, the same limits and the same budget."""
+SEARCHES: dict[str, dict[str, Any]] = {
+    HEADS: {},
+    NEURONS: {"heads": False},
+    RANDOM: {"ways": (partial(at_random, seed=0),)},
 }
-"""The ways to choose candidates: those of `flip`, and random ones with the same search, limits and budget."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class FlipPair:
 
 @dataclass(frozen=True)
 class Flips(Evaluation):
-    """Measure how often answers flip, inside the activation range and unbounded, with side effects and controls.
+    """Measure how often answers flip, with how few heads or neurons, with side effects and controls.
 
     --data is a JSON list of objects with prompt, to and source. The recipes are saved in --out as well.
 
@@ -86,8 +87,8 @@ class Flips(Evaluation):
             METRICS,
             pairs,
             lambda pair: try_flips(model, pair, self.max_neurons, contexts),
-            methods={f"{choose}, {limit}": choose for limit in LIMITS for choose in SEARCHES},
-            settings={"pairs": [vars(pair) for pair in pairs], "limits": list(LIMITS)},
+            methods={search: search for search in SEARCHES},
+            settings={"pairs": [vars(pair) for pair in pairs]},
             listings=listings,
             write=write_recipes,
         )
@@ -116,22 +117,15 @@ def try_flips(model: Model, pair: FlipPair, max_neurons: int, contexts: HeldOutC
     except IcebearError as error:
         return {**vars(pair), "why": str(error), "runs": [], "counts": False}
     already = flips(model, pair, [])
-    runs = [
-        {"limit": limit, "chosen_by": choose, **_try_flip(model, pair, limit, choose, max_neurons, contexts)}
-        for limit in LIMITS
-        for choose in SEARCHES
-        if not already
-    ]
-    methods = {f"{run['chosen_by']}, {run['limit']}": {"flipped": float(run["flipped"])} for run in runs}
+    searches = [] if already else SEARCHES
+    runs = [{"search": search, **_try_flip(model, pair, search, max_neurons, contexts)} for search in searches]
+    methods = {run["search"]: {"flipped": float(run["flipped"])} for run in runs}
     line = {**vars(pair), "before": before, "already": already, "runs": runs}
     return {**line, "counts": bool(runs), "methods": methods}
 
 
-def _try_flip(
-    model: Model, pair: FlipPair, limit: str, choose: str, max_neurons: int, contexts: HeldOutContexts
-) -> dict[str, Any]:
-    unbounded, ways = limit == "unbounded", SEARCHES[choose]
-    request = FlipRequest(model, pair.prompt, pair.to, pair.source, max_neurons, unbounded=unbounded, ways=ways)
+def _try_flip(model: Model, pair: FlipPair, search: str, max_neurons: int, contexts: HeldOutContexts) -> dict[str, Any]:
+    request = FlipRequest(model, pair.prompt, pair.to, pair.source, max_neurons, **SEARCHES[search])
     try:
         recipe = flip_by(request)
     except IcebearError as error:
@@ -140,7 +134,8 @@ def _try_flip(
     recipe = Recipe.from_json(recipe.noting(kl=kl).to_json())  # the recipe of a saved file is judged
     return {
         "flipped": flips(model, pair, list(recipe)),
-        "neurons": len(recipe),
+        "edits": len(recipe),
+        "heads": sum(edit.source is not None for edit in recipe),
         "after": phrase_probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt)),
         "off_target_kl": kl,
         "recipe": recipe.to_dict(),
@@ -172,7 +167,7 @@ def write_recipes(folder: Path, lines: Lines) -> None:
     for number, line in enumerate(lines):
         for run in line["runs"]:
             if "recipe" in run:
-                name = f"{number:02d}-{run['limit']}-{run['chosen_by'].replace(' ', '-')}.json"
+                name = f"{number:02d}-{run['search'].replace(', ', '-').replace(' ', '-')}.json"
                 Recipe.from_dict(run["recipe"]).save(folder / name, overwrite=True)
 
 
@@ -182,14 +177,15 @@ def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
         {
             "prompt": prompt_line(line["prompt"]),
             "to": line["to"],
-            "limit": run["limit"],
+            "search": run["search"],
             "flipped": run["flipped"],
+            "heads": run.get("heads"),
             **{name: run.get(name) for name in MEDIANS},
             "before": line["before"],
         }
         for line in lines
         for run in line["runs"]
-        if run["chosen_by"] == "gradient"
+        if run["search"] in (HEADS, NEURONS)
     ]
     counts = {
         "pairs": sum(bool(line["runs"]) for line in lines),
@@ -200,14 +196,11 @@ def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
 
 
 def flip_medians(lines: Lines) -> list[dict[str, Any]]:
-    """Return a row for each limit and choice of candidates: how many pairs flip, and medians over flips."""
+    """Return a row for each search: how many pairs flip, how many of them by heads, and medians over flips."""
     rows = []
-    for limit in LIMITS:
-        for choose in SEARCHES:
-            tried = [
-                run for line in lines for run in line["runs"] if (run["limit"], run["chosen_by"]) == (limit, choose)
-            ]
-            done = [run for run in tried if run["flipped"]]
-            medians = {f"median {name}": median(run[name] for run in done) if done else None for name in MEDIANS}
-            rows.append({"limit": limit, "chosen_by": choose, "flipped": len(done), **medians})
+    for search in SEARCHES:
+        done = [run for line in lines for run in line["runs"] if run["search"] == search and run["flipped"]]
+        medians = {f"median {name}": median(run[name] for run in done) if done else None for name in MEDIANS}
+        by_heads = sum(bool(run["heads"]) for run in done)
+        rows.append({"search": search, "flipped": len(done), "by heads": by_heads, **medians})
     return rows

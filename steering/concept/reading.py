@@ -30,8 +30,6 @@ class Read:
     neurons: tuple[Neuron, ...]
     means: np.ndarray
     """(S, N)"""
-    last: np.ndarray
-    """(S, N) at the last of these tokens."""
     low: np.ndarray
     """(N,) the smallest of all texts."""
     high: np.ndarray
@@ -51,16 +49,16 @@ def read(
 ) -> Read:
     """Run one forward pass over each text. Raises `InputError` for a text in which no token counts."""
     rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
-    means, last = np.zeros((2, len(texts), len(neurons)), dtype=np.float32)
+    means = np.zeros((len(texts), len(neurons)), dtype=np.float32)
     low, high = np.full(len(neurons), np.inf), np.full(len(neurons), -np.inf)
 
     def see(row: int, columns: np.ndarray, values: np.ndarray) -> None:
-        means[row, columns], last[row, columns] = values.mean(0), values[-1]
+        means[row, columns] = values.mean(0)
         low[columns] = np.minimum(low[columns], values.min(0))
         high[columns] = np.maximum(high[columns], values.max(0))
 
     see_each(model, rows, neurons, see, on_progress)
-    return Read(tuple(neurons), means, last, low, high)
+    return Read(tuple(neurons), means, low, high)
 
 
 @torch.no_grad()

@@ -1,10 +1,13 @@
-"""`flip`: find few neuron edits that make a token or phrase the answer, or that suppress the current one.
+"""`flip`: find few edits that make a token or phrase the answer, or that suppress the current one.
 
-Each round ranks neurons by the gradient of the margin times how far each activation may move, tries the best ones at
-several strengths in a batch of forward passes, and keeps the edit with the largest margin. If none has a larger margin
-than before, neurons are ranked by that distance alone. Then it removes edits that are not needed, and weakens the
-others together as far as the flip holds. Each token of a phrase is predicted after the tokens before it, and a neuron
-may be set where any of them is predicted.
+With a source prompt, heads are swapped first: at the last token they take their outputs after that prompt. Where swaps
+do not suffice, and without a source, FFN neurons are set instead.
+
+Each round ranks heads (or neurons) by the gradient of the margin times how far each may move, tries the best ones in a
+batch of forward passes, neurons at several strengths, and keeps the edit with the largest margin. If none has a larger
+margin than before, they are ranked by that distance alone. Then it removes edits that are not needed, and weakens those
+of neurons together as far as the flip holds. Each token of a phrase is predicted after the tokens before it, and a
+neuron may be set where any of them is predicted.
 """
 
 from __future__ import annotations
@@ -36,22 +39,25 @@ from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, several, typed
 
 CANDIDATES = 24
-"""Neurons that each round tries, at `LEVELS` strengths each."""
+"""Heads or neurons that each round tries, neurons at `LEVELS` strengths each."""
 LEVELS = (0.5, 1.0)
 """Shares of the way to the limit of each activation."""
+SWAP = (1.0,)
+"""A head takes its whole output after the source prompt."""
 REACH_SOURCE = 2.5
 """An activation may move this many times the way to its value in the source prompt, or to zero with `suppress`."""
 MARGIN = 0.05
 """The margin of a finished flip, in logits, so that another machine's rounding does not undo it."""
 
 Choice = tuple[Tensor, Tensor]
-"""(L, F, S) the score of each neuron at each step, 0 or less for no candidate; and the limit of its activation."""
+"""(L, N, S) the score of each neuron and head at each step, 0 or less for no candidate; and the limit of its move."""
 Chooser = Callable[["SearchState", Edits], Choice]
 
 
 @dataclass(frozen=True)
 class SearchState:
-    """The state of a search: what is asked, the tokens, the activations and their limits, (L, F, S)."""
+    """The state of a search: what is asked, the tokens, and for each neuron and head the activations and their limits,
+    (L, N, S); a head moves from 0 to 1."""
 
     request: FlipRequest
     last: LastToken | Paraphrases
@@ -60,10 +66,12 @@ class SearchState:
     `top_k` most probable ones."""
     now: Tensor
     goal: Tensor | None
-    """The activations in the source prompt, or zero."""
+    """How far each may move towards its activation in the source prompt, or to zero."""
     low: Tensor
     high: Tensor
-    """The limits: the activation range, or with `unbounded` the largest magnitude of the layer."""
+    """The limits without a goal: the activation range, or with `unbounded` the largest magnitude of the layer."""
+    searched: slice
+    """The columns of `now` that are searched: heads, or neurons."""
     prefer: tuple[Neuron, ...] = ()
     """Neurons that every round tries."""
 
@@ -96,8 +104,7 @@ class SearchState:
         """(L, F, S) the limit of each activation: towards the goal, or up or down if there is none."""
         if self.goal is None:
             return torch.where(up, self.high, self.low)
-        goal = self.now + REACH_SOURCE * (self.goal - self.now)
-        return goal if self.request.unbounded else torch.clamp(goal, self.low, self.high)
+        return self.goal
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,7 @@ class FlipRequest:
     on_progress: OnProgress = unwatched
     unbounded: bool = False
     paraphrases: Sequence[PromptLike] = ()
+    heads: bool = True
     ways: Sequence[Chooser] = WAYS
     """How candidates are chosen; a way is tried where those before it are in vain."""
 
@@ -159,8 +167,10 @@ def flip(
     on_progress: OnProgress = unwatched,
     unbounded: bool = False,
     paraphrases: Sequence[PromptLike] = (),
+    heads: bool = True,
 ) -> Recipe:
-    """Find at most `max_neurons` edits of FFN neurons after which the model's answer begins with `to`.
+    """Find at most `max_neurons` edits after which the model's answer begins with `to`: swaps of heads or, where they
+    do not suffice, values of FFN neurons.
 
     If it does already, the recipe has no edits. The recipe's provenance holds a `FlipRecord`.
 
@@ -169,11 +179,12 @@ def flip(
     prompt
         A text, token ids, or a chat.
     to
-        A token, for which neurons are set at the last token; or a phrase, for which they are set there and at the
+        A token, for which the last token is edited; or a phrase, for which they are set there and at the
         tokens of the phrase (`Edit.where` ``step:1``, ...).
     source
-        A source prompt of any length: neurons move towards their activations where its answer is predicted (an
-        interchange intervention). Where that is not enough, and without `source`, neurons move either way.
+        A source prompt of any length (an interchange intervention): heads take their outputs where its answer is
+        predicted. Where that does not suffice, neurons move towards their activations there; where that does not
+        suffice either, and without `source`, neurons move either way.
     max_neurons
         The maximum number of edits.
     suppress
@@ -188,6 +199,8 @@ def flip(
         `icebear.concepts.vocabulary.calibration`.
     paraphrases
         Prompts with the same meaning, for which the edits must work too; only for a single token `to`.
+    heads
+        Whether heads are swapped, which needs `source`.
 
     Returns
     -------
@@ -198,10 +211,8 @@ def flip(
     InputError
         If no flip was found (the message says how near it came), or for an argument that cannot be used.
     """
-    prompts = several(paraphrases)
-    return flip_by(
-        FlipRequest(model, prompt, to, source, max_neurons, suppress, top_k, store, on_progress, unbounded, prompts)
-    )
+    arguments = model, prompt, to, source, max_neurons, suppress, top_k, store, on_progress, unbounded
+    return flip_by(FlipRequest(*arguments, several(paraphrases), heads))
 
 
 def flip_by(request: FlipRequest) -> Recipe:
@@ -217,7 +228,7 @@ def flip_by(request: FlipRequest) -> Recipe:
     hits = store.search(state.text.strip(), k=20) if store and has_words(state.text) else []
     state = replace(state, prefer=tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn"))
     state, result = _flipped(state)
-    edits = _edits(result.edits)
+    edits = _edits(state, result.edits)
     if not flip_holds(model, edits, prompt, state.phrase, state.top_k):
         raise InputError(f"The flip of {state.text!r} failed its check; please report this prompt.")
     record = FlipRecord(
@@ -262,13 +273,17 @@ def _wanted(request: FlipRequest) -> tuple[int, ...] | None:
 
 
 def _start(request: FlipRequest, wanted: tuple[int, ...] | None) -> SearchState:
-    model, source = request.model, request.source
+    model = request.model
     ids = model.ids(request.prompt)
     tokens = wanted or (int(LastToken(model, ids).logits([{}])[0, 0].argmax()),)
-    last: LastToken | Paraphrases = LastToken(model, ids, tokens)
-    now = last.activations()
-    goal = LastToken(model, model.ids(source), tokens).activations() if source is not None else None
-    if goal is None and request.suppress:
+    source = None if request.source is None else model.ids(request.source)
+    swapped = source if request.heads and not request.suppress and "attn" in model.sites else None
+    last: LastToken | Paraphrases = LastToken(model, ids, tokens, swapped)
+    activations, goal = last.activations(), None
+    now = activations[:, : model.width("ffn")]
+    if source is not None:
+        goal = LastToken(model, source, tokens).activations()
+    elif request.suppress:
         goal = torch.zeros_like(now)
     if request.unbounded:
         high = now.abs().amax(1, keepdim=True).expand_as(now)  # of a layer at a step
@@ -278,25 +293,40 @@ def _start(request: FlipRequest, wanted: tuple[int, ...] | None) -> SearchState:
         low, high = torch.minimum(seen.low[..., None], now), torch.maximum(seen.high[..., None], now)
         if goal is not None and not model.reads_any_text:  # seen are random ids only
             low, high = torch.minimum(low, goal), torch.maximum(high, goal)
+    if goal is not None:
+        goal = now + REACH_SOURCE * (goal - now)
+        goal = goal if request.unbounded else torch.clamp(goal, low, high)
     if request.paraphrases:
-        last = Paraphrases(model, [ids, *map(model.ids, request.paraphrases)])
+        last = Paraphrases(model, [ids, *map(model.ids, request.paraphrases)], swapped)
         tokens *= 1 + len(request.paraphrases)
-    return SearchState(request, last, tokens, now, goal, low, high)
+    swap = torch.zeros_like(activations[:, model.width("ffn") :])
+    swap[..., 0] = 1  # at the last token
+    low, high = torch.cat((low, 0 * swap), 1), torch.cat((high, swap), 1)
+    goal = None if goal is None else torch.cat((goal, swap), 1)
+    return SearchState(request, last, tokens, activations, goal, low, high, slice(None))
+
+
+def _searches(state: SearchState) -> list[SearchState]:
+    """Return the searches, one after the other until the flip holds: heads; neurons towards the goal, and freely."""
+    count, width = state.model.width("ffn"), state.now.shape[1]
+    neurons = replace(state, searched=slice(count))
+    heads = [replace(state, searched=slice(count, None))] * (width > count)
+    towards = [neurons] * (state.goal is not None)
+    return [*heads, *towards, replace(neurons, goal=None)]
 
 
 def _flipped(state: SearchState) -> tuple[SearchState, _Result]:
     """Search edits, prune and weaken them; return the state of the successful search and its result."""
-    start = _Result({}, margins(state, [{}])[0].item())
+    start = result = _Result({}, margins(state, [{}])[0].item())
     if _holds(state, start.edits):
         return state, start
-    result = _search(state, start)
-    if result.margin < MARGIN and state.goal is not None:  # not enough
-        free = replace(state, goal=None)
-        second = _search(free, replace(start, rounds=result.rounds))
-        if second.margin > result.margin:
-            state, result = free, second
-        else:
-            result = replace(result, rounds=second.rounds)
+    for searched in _searches(state):
+        if result.margin < MARGIN:
+            next_result = _search(searched, replace(start, rounds=result.rounds))
+            if next_result.margin > result.margin:
+                state, result = searched, next_result
+            else:
+                result = replace(result, rounds=next_result.rounds)
     if not _holds(state, result.edits):
         raise InputError(_failure(state, result.edits))
     return state, replace(result, edits=_weakened(state, _pruned(state, result.edits)))
@@ -355,9 +385,11 @@ def _holds(state: SearchState, edits: Edits) -> bool:
 
 
 def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[NeuronStep, float]]:
-    """Return the edits with one more neuron (or one of them moved further), at several strengths."""
-    score, limits = choose(state, edits)
-    score = score.nan_to_num(0.0, 0.0, 0.0)
+    """Return the edits with one more swap, or with one more neuron (or one of them moved further) at several
+    strengths."""
+    scores, limits = choose(state, edits)
+    score = torch.zeros_like(scores)
+    score[:, state.searched] = scores[:, state.searched].nan_to_num(0.0, 0.0, 0.0)
     best = score.flatten().topk(min(CANDIDATES, score.numel())).indices
     neuron_steps = list(zip(*(axis.tolist() for axis in torch.unravel_index(best, score.shape)), strict=True))
     neuron_steps += [(neuron.layer, neuron.index, step) for neuron in state.prefer for step in range(score.shape[2])]
@@ -365,12 +397,12 @@ def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[N
         {**edits, neuron_step: (state.now + level * (limits - state.now))[neuron_step].item()}
         for neuron_step in dict.fromkeys(neuron_steps)
         if score[neuron_step] > 0
-        for level in LEVELS
+        for level in (LEVELS if neuron_step[1] < state.model.width("ffn") else SWAP)
     ]
 
 
 def _gradients(state: SearchState, edits: Edits, method: AttnLRP | None = None) -> Tensor:
-    """(L, F, S) the gradient, under edits, of the summed margins of the tokens that lack `MARGIN`, or of the smallest
+    """(L, N, S) the gradient, under edits, of the summed margins of the tokens that lack `MARGIN`, or of the smallest
     margin; to suppress, of the largest."""
 
     def margin(logits: Tensor) -> Tensor:
@@ -400,55 +432,64 @@ def _pruned(state: SearchState, edits: dict[NeuronStep, float]) -> dict[NeuronSt
 
 
 def _weakened(state: SearchState, edits: dict[NeuronStep, float]) -> dict[NeuronStep, float]:
-    """Scale all edits together towards the plain activations, as far as the flip holds."""
-    plain = {at: state.now[at].item() for at in edits}
+    """Scale all edits of neurons together towards the plain activations, as far as the flip holds."""
+    plain = {at: state.now[at].item() for at in edits if at[1] < state.model.width("ffn")}
+    if not plain:
+        return edits
     weaker = [
-        {at: round(plain[at] + share / 20 * (value - plain[at]), 4) for at, value in edits.items()}
+        {**edits, **{at: round(value + share / 20 * (edits[at] - value), 4) for at, value in plain.items()}}
         for share in range(1, 21)
     ]
     reached = margins(state, weaker).tolist()
     return next((scaled for scaled, margin in zip(weaker, reached, strict=True) if margin >= MARGIN), edits)
 
 
-def _edits(edits: Edits) -> list[Edit]:
-    return [as_edit(neuron_step, value) for neuron_step, value in sorted(edits.items())]
+def _edits(state: SearchState, edits: Edits) -> list[Edit]:
+    model, source = state.model, state.request.source
+    read = None if source is None else source if isinstance(source, str) else tuple(model.ids(source))
+    return [as_edit(model, neuron_step, value, read) for neuron_step, value in sorted(edits.items())]
 
 
 def _neurons(state: SearchState, edits: Sequence[Edit], store: Store | None) -> tuple[EditedNeuron, ...]:
     method = None if state.model.has_scan else ATTNLRP
     relevance, rows = state.now * _gradients(state, {}, method), []
-    values = values_by_step(edits)
-    for edit, neuron_step, (raises, lowers) in zip(edits, values, _moved_words(state, values), strict=True):
+    values = values_by_step(state.model, edits)
+    for edit, at, effects in zip(edits, values, _effects_alone(state, values), strict=True):
+        if edit.source is not None:
+            rows.append(EditedNeuron(edit.neuron, *effects))
+            continue
         examples = store.examples(edit.neuron, "+" if edit.value > 0 else "-", 3) if store else []
         row = EditedNeuron(
             edit.neuron,
-            round(state.now[neuron_step].item(), 4),
-            relevance[neuron_step].item(),
-            calibrate(state.model).share(neuron_step[:2], edit.value),
-            tuple(raises),
-            tuple(lowers),
+            *effects,
+            round(state.now[at].item(), 4),
+            relevance[at].item(),
+            calibrate(state.model).share(at[:2], edit.value),
             tuple(example.sentence.text for example in examples if example.by == "activation"),
         )
         rows.append(row)
     return tuple(rows)
 
 
-def _moved_words(state: SearchState, edits: Edits) -> list[tuple[list[str], list[str]]]:
-    """Return the likely next words that each edit alone raises and lowers at its step. The likely words are those
-    without edits and with all of them."""
+def _effects_alone(state: SearchState, edits: Edits) -> list[tuple[float, tuple[str, ...], tuple[str, ...]]]:
+    """Return what each edit does alone: the probability of the token of its step, and the likely next words that it
+    raises and lowers there. The likely words are those without edits and with all of them."""
     plain, edited, *each = state.last.logits([{}, edits, *(dict([edit]) for edit in edits.items())])
-    words = []
+    effects = []
     for (_, _, step), alone in zip(edits, each, strict=True):
         likely = likely_ids(torch.stack([plain[step], edited[step]]))
-        effects = (alone - plain)[step, likely]
-        words.append(effect_words([state.model.answer_text(id) for id in likely], effects - effects.mean()))
-    return words
+        changes = (alone - plain)[step, likely]
+        texts = [state.model.answer_text(id) for id in likely]
+        raised, lowered = effect_words(texts, changes - changes.mean())
+        probability = alone[step].softmax(-1)[state.tokens[step]].item()
+        effects.append((probability, tuple(raised), tuple(lowered)))
+    return effects
 
 
 def _failure(state: SearchState, edits: Edits) -> str:
     request, model, k = state.request, state.model, state.top_k or 1
     worst = int(_steps(state, [edits])[0].argmax() if state.top_k else _steps(state, [edits])[0].argmin())
-    with steer(model, _edits(edits), prompt_tokens=len(state.last.ids)):
+    with steer(model, _edits(state, edits), prompt_tokens=len(state.last.ids)):
         tokens = model.predict(state.last.before(worst), k, [state.tokens[worst]], -1)
     token = next(token for token in tokens if token.id == state.tokens[worst])
     phrase = f" of {state.text!r}" if state.last.steps > 1 else ""

@@ -14,15 +14,17 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks
-from icebear.edits import Edit
+from icebear.edits import Edit, SwapSource
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Neuron
 
 NeuronStep = tuple[int, int, int]
-"""Layer and index of an FFN neuron, and the step: 0 at the last token, s at the s-th token of the phrase after it."""
+"""Layer and index of an FFN neuron (of a head: the number of FFN neurons, and its index after them), and the step: 0 at
+the last token, s at the s-th token of the phrase after it."""
 Edits = Mapping[NeuronStep, float]
-"""The values that activations are set to."""
+"""The values that activations are set to; of a head, how far its output moves to the one after the source prompt: 1 is
+a swap."""
 
 PASS_TOKENS = 8192
 """Tokens in all copies of a prompt in one pass; bounds the memory of their keys and values."""
@@ -30,33 +32,44 @@ PASS_ROWS = 64
 """Copies of a prompt in one pass; bounds the memory of their logits."""
 
 
-def values_by_step(edits: Iterable[Edit]) -> dict[NeuronStep, float]:
+def values_by_step(model: Model, edits: Iterable[Edit]) -> dict[NeuronStep, float]:
     """Return the edits of a flip as values by neuron and step. Raises `InputError` for other edits."""
     values = {}
     for edit in edits:
-        step = "0" if edit.where == "last" else edit.where.removeprefix("step:")
-        neuron_step = edit.neuron.layer, edit.neuron.index, int(step) if step.isdecimal() else 0
-        if edit != as_edit(neuron_step, edit.value):
+        neuron, step = edit.neuron, "0" if edit.where == "last" else edit.where.removeprefix("step:")
+        is_swap = edit.source is not None
+        index = neuron.index + is_swap * model.width("ffn")
+        neuron_step = neuron.layer, index, int(step) if step.isdecimal() else 0
+        value = 1.0 if is_swap else edit.value
+        if edit != as_edit(model, neuron_step, value, edit.source):
             raise InputError(
-                f"{edit} is not an edit that flip makes; choose edits that set FFN neurons at the last token or a step "
-                "after it."
+                f"{edit} is not an edit that flip makes; choose edits that set FFN neurons, or swap heads, at the last "
+                "token or a step after it."
             )
-        values[neuron_step] = edit.value
+        values[neuron_step] = value
     return values
 
 
-def as_edit(neuron_step: NeuronStep, value: float) -> Edit:
-    layer, index, step = neuron_step
-    return Edit(Neuron(layer, "ffn", index), "set", value, where=f"step:{step}" if step else "last")
+def as_edit(model: Model, neuron_step: NeuronStep, value: float, source: SwapSource | None = None) -> Edit:
+    """source: the source prompt of a swap."""
+    (layer, index, step), neurons = neuron_step, model.width("ffn")
+    where = f"step:{step}" if step else "last"
+    if index >= neurons and source is not None:
+        return Edit.from_prompt(Neuron(layer, "head", index - neurons), source, where)
+    return Edit(Neuron(layer, "ffn", index), "set", value, where=where)
 
 
 class LastToken:
     """Passes over the last token of a prompt, and a phrase after it, with cached keys and values of the tokens before
     (exact if no token attends to a later one; else, and where a mixer has a state, all tokens are read)."""
 
-    def __init__(self, model: Model, ids: Sequence[int], phrase: Sequence[int] = ()) -> None:
-        """phrase: tokens after the prompt; all S of them are predicted, and all but the last are read."""
+    def __init__(
+        self, model: Model, ids: Sequence[int], phrase: Sequence[int] = (), source: Sequence[int] | None = None
+    ) -> None:
+        """phrase: tokens after the prompt; all S of them are predicted, and all but the last are read. source: a prompt
+        after whose last token heads have the outputs that they are swapped for; without it there are no heads."""
         self.model, self.ids = model, list(ids)
+        self.swapped = {} if source is None else LastToken(model, source).head_outputs()
         self.read = [self.ids[-1], *phrase[:-1]]
         self.steps = len(self.read)
         self.rows = max(1, min(PASS_ROWS, PASS_TOKENS // (len(self.ids) + self.steps)))
@@ -78,16 +91,26 @@ class LastToken:
         return self.prefix.inputs(ids, [0] * count, [self.prefix.length] * count)
 
     def activations(self) -> Tensor:
-        """(L, F, S) of the FFN neurons."""
-        values = torch.zeros(self.model.layers, self.model.width("ffn"), self.steps)
-
-        def visit(site: str, layer: int, x: Tensor) -> None:
-            values[layer] = x[0, self.predicting].float().cpu().T
-
-        ffn_layers = [("ffn", layer) for layer in self.model.layers_with("ffn")]
-        with self.model.lock, torch.no_grad(), hooks(self.model, ffn_layers, visit):
-            self.model.net(**self._inputs(1))
+        """(L, F, S) of the FFN neurons, and 0 for each head after them."""
+        values = self._zeros()
+        for layer, x in self._read("ffn").items():
+            values[layer, : x.shape[-1]] = x[0, self.predicting].float().cpu().T
         return values
+
+    def head_outputs(self) -> dict[int, Tensor]:
+        """Layer -> the outputs of its heads at the last token, before the output projection (heads x head_dim)."""
+        return {layer: x[0, self.predicting][0] for layer, x in self._read("attn").items()}
+
+    def _read(self, site: str) -> dict[int, Tensor]:
+        read: dict[int, Tensor] = {}
+        at = [(site, layer) for layer in self.model.layers_with(site)]
+        with self.model.lock, torch.no_grad(), hooks(self.model, at, lambda _, layer, x: read.update({layer: x})):
+            self.model.net(**self._inputs(1))
+        return read
+
+    def _zeros(self) -> Tensor:
+        heads = self.model.width("head") if self.swapped else 0
+        return torch.zeros(self.model.layers, self.model.width("ffn") + heads, self.steps)
 
     @torch.no_grad()
     def logits(self, proposals: Sequence[Edits]) -> Tensor:
@@ -95,21 +118,28 @@ class LastToken:
         logits = []
         for start in range(0, len(proposals), self.rows):
             part = proposals[start : start + self.rows]
-            edits = _Edited(part, len(self.again))
-            with self.model.lock, hooks(self.model, [("ffn", layer) for layer in edits.by_layer], edits.set):
+            edits = _Edited(self, part)
+            with self.model.lock, hooks(self.model, edits.moved, edits.set):
                 logits.append(self.model.net(**self._inputs(len(part))).logits[:, self.predicting].float().cpu())
         return torch.cat(logits)
 
     def gradients(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
-        """(L, F, S) the gradient of `explained` (a number of the logits (S, V)) at each FFN neuron, under edits, by the
-        rules of a method; None is the plain gradient. Activation x gradient is the relevance."""
-        model, edited = self.model, _Edited([edits], len(self.again))
+        """(L, F, S) the gradient of `explained` (a number of the logits (S, V)) at each FFN neuron, and how much it
+        grows with the move of each head to its swap, under edits, by the rules of a method; None is the plain gradient.
+        Activation x gradient is the relevance."""
+        model, edited = self.model, _Edited(self, [edits])
         margin = _Margin(self._inputs(1), lambda logits: explained(logits[self.predicting]))
         forward_backward(model, margin, [Inputs(), edited], method)
-        gradients = torch.zeros(model.layers, model.width("ffn"), self.steps)
-        for layer, gradient in zip(model.layers_with("ffn"), edited.gradients, strict=True):
-            if gradient is not None:
-                gradients[layer] = gradient[0, self.predicting].float().cpu().T
+        gradients = self._zeros()
+        for (site, layer), x, gradient in zip(edited.at, edited.leaves, edited.gradients, strict=True):
+            if gradient is None:
+                continue
+            gradient = gradient[0, self.predicting]
+            if site == "attn":
+                moves = gradient[:1] * (self.swapped[layer] - x[0, self.predicting][:1])
+                gradients[layer, model.width("ffn") :, 0] = moves.unflatten(-1, (-1, model.head_dim)).sum(-1)[0]
+            else:
+                gradients[layer, : gradient.shape[-1]] = gradient.float().cpu().T
         return gradients.nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -124,28 +154,38 @@ class _Margin(Target):
 
 
 class _Edited:
-    """Sets FFN neurons of each row to the values of its edits, and records the gradient at all of them."""
+    """Moves FFN neurons and heads of each row by its edits, and records the gradient at all of them."""
 
-    def __init__(self, rows: Sequence[Edits], step_0: int) -> None:
-        """step_0: its position in a pass."""
-        self.by_layer: dict[int, list[tuple[int, int, int, float]]] = {}
+    def __init__(self, last: LastToken, rows: Sequence[Edits]) -> None:
+        self.last, model = last, last.model
+        step_0, neurons = len(last.again), model.width("ffn")
+        self.moved: dict[tuple[str, int], list[tuple[int, int, int, float]]] = {}
         for row, edits in enumerate(rows):
             for (layer, index, step), value in edits.items():
-                self.by_layer.setdefault(layer, []).append((row, step_0 + step, index, value))
+                site, column = ("attn", index - neurons) if index >= neurons else ("ffn", index)
+                self.moved.setdefault((site, layer), []).append((row, step_0 + step, column, value))
+        self.at: list[tuple[str, int]] = []
         self.leaves: list[Tensor] = []
         self.gradients: Sequence[Tensor | None] = ()
 
     def set(self, site: str, layer: int, x: Tensor) -> Tensor:
-        """x (B, S, F)"""
-        if layer in self.by_layer:
-            rows, steps, columns, values = (list(part) for part in zip(*self.by_layer[layer], strict=True))
-            x = x.clone()
-            x[rows, steps, columns] = torch.tensor(values, dtype=x.dtype, device=x.device)
+        """x (B, S, F), or (B, S, heads x head_dim)"""
+        if (site, layer) in self.moved:
+            rows, steps, columns, values = (list(part) for part in zip(*self.moved[site, layer], strict=True))
+            x, value = x.clone(), torch.tensor(values, dtype=x.dtype, device=x.device)
+            if site == "attn":
+                by_head = (-1, self.last.model.head_dim)
+                heads, swapped = x.unflatten(-1, by_head), self.last.swapped[layer].unflatten(-1, by_head)
+                heads[rows, steps, columns] += value[:, None] * (swapped[columns] - heads[rows, steps, columns])
+            else:
+                x[rows, steps, columns] = value
+        self.at.append((site, layer))
         self.leaves.append(x)
         return x
 
     def reading(self, model: Model) -> AbstractContextManager[None]:
-        return hooks(model, [("ffn", layer) for layer in model.layers_with("ffn")], self.set)
+        sites = ("attn", "ffn") if self.last.swapped else ("ffn",)
+        return hooks(model, [(site, layer) for site in sites for layer in model.layers_with(site)], self.set)
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         self.gradients = gradients
@@ -157,9 +197,9 @@ class Paraphrases:
 
     steps = 1
 
-    def __init__(self, model: Model, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], source: Sequence[int] | None = None) -> None:
         self.model, self.ids = model, list(prompts[0])
-        self.each = [LastToken(model, ids) for ids in prompts]
+        self.each = [LastToken(model, ids, source=source) for ids in prompts]
 
     def before(self, number: int) -> list[int]:
         """Return the token ids before the prediction of one of the prompts."""
@@ -176,12 +216,12 @@ class Paraphrases:
     def gradients(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
         """(L, F, 1) the sum over prompts of the gradients of `explained`, a number of all their logits (P, V)."""
         rows = self.logits([edits])[0]
-        total = torch.zeros(self.model.layers, self.model.width("ffn"), 1)
+        total = torch.zeros(())
         for number, prompt in enumerate(self.each):
 
             def of_prompt(prompt_logits: Tensor, number: int = number) -> Tensor:
                 others = rows.to(prompt_logits)
                 return explained(torch.cat([others[:number], prompt_logits, others[number + 1 :]]))
 
-            total += prompt.gradients(edits, of_prompt, method)
+            total = total + prompt.gradients(edits, of_prompt, method)
         return total

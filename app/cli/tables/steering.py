@@ -24,19 +24,17 @@ if TYPE_CHECKING:
     from icebear.steering.concept.concept import ConceptSimilarity, Measured, PassThrough
 
 DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
-RANKED_BY = {
-    "means": "difference of means",
-    "cna": "difference of means at the last token",
-    "relevance": "relevance for the words",
-    "w_out": "W_out rows on the words",
-    "search": "search for the words",
-}
 EDITS = (
-    "edit: neuron = new activation @ token. before: the activation without the edit. share of range: the new "
-    "activation divided by the end of the neuron's activation range. relevance: the neuron's contribution to the "
-    "logit margin of the flip, without edits (negative: it works against the flip). raises, lowers: the likely next "
-    "words that this edit alone makes more and less likely."
+    "alone: the probability of the wanted token with this edit alone. raises, lowers: the likely next words that this "
+    "edit alone makes more and less likely."
 )
+NEURON_EDITS = (
+    " before: the activation without the edit. share of range: the new activation divided by the end of the neuron's "
+    "activation range. relevance: the neuron's contribution to the logit margin of the flip, without edits (negative: "
+    "it works against the flip)."
+)
+EDIT_COLUMNS = (">alone", "raises", "lowers")
+NEURON_COLUMNS = (">before", ">share of range", ">relevance")
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -86,6 +84,8 @@ def _flip_lines(record: FlipRecord) -> list[str]:
     if record.source is not None:
         lines.append(f"source prompt: {prompt_line(record.source)!r}")
         aim = "their values in the source prompt"
+    if record.neurons and all(row.activation is None for row in record.neurons):
+        return [*lines, "Each head takes its output after the source prompt."]
     directed = not record.left_source and (record.source is not None or record.top_k is not None)
     if record.left_source:
         moves = f"Moves towards {aim} did not suffice, so activations move in both directions."
@@ -98,17 +98,20 @@ def _flip_lines(record: FlipRecord) -> list[str]:
 def _edits_tables(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> list[Table]:
     """The edits, and the sentences of the edited neurons if there was an index."""
     neurons = {row.neuron: row for record in records for row in record.neurons}
-    names = (">before", ">share of range", ">relevance", "raises", "lowers")
+    sets_neurons = any(row.activation is not None for row in neurons.values())
+    names = ("edit", *(EDIT_COLUMNS if neurons else ()), *(NEURON_COLUMNS if sets_neurons else ()))
     rows: list[list[str]] = []
     for edit in recipe:
         rows.append([str(edit)])
         if row := neurons.get(edit.neuron):
-            share = "outside" if row.range_share is None else f"{row.range_share:.2f} x"
             words = (", ".join(map(visible, side)) for side in (row.raises, row.lowers))
-            rows[-1] += [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}", *words]
-    caption = EDITS if neurons else ""
-    table = grid("edit", *(names if neurons else ()), rows=rows, title=recipe.name, caption=caption)
-    table.columns[0].no_wrap = True
+            rows[-1] += [f"{row.alone:.3f}", *words]
+            if row.activation is not None:
+                share = "outside" if row.range_share is None else f"{row.range_share:.2f} x"
+                rows[-1] += [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}"]
+    caption = EDITS * bool(neurons) + NEURON_EDITS * sets_neurons
+    table = grid(*names, rows=rows, title=recipe.name, caption=caption)
+    table.columns[0].no_wrap = all(edit.source is None for edit in recipe)
     examples = [(str(row.neuron), text) for row in neurons.values() for text in row.examples]
     title = "\nSentences with large activations of the sign that each neuron is set to"
     return [table, *([grid("neuron", "sentence", rows=examples, title=title)] if examples else [])]
@@ -173,7 +176,7 @@ def provenance_lines(concept: icebear.Concept) -> list[str]:
         case {"examples": int() as examples, "others": int() as others, "path": [*path], "universal": [*universal]}:
             tried = filter(None, map(_tried, path))
             lines += [
-                f"ranked by {RANKED_BY.get(by, by)}, {examples} positive / {others} negative texts",
+                f"ranked by {'difference of means' if by == 'means' else by}, {examples} positive / {others} negative texts",
                 f"validation AUROC by number of neurons: {', '.join(dict.fromkeys(tried))}",
             ]
         case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -37,12 +37,6 @@ class Find:
         "the concept.",
         type="file",
         required=True,
-    )
-    rank_by: Literal["means", "cna", "relevance", "w_out", "search"] = option(
-        "How neurons are ranked (docs/concepts.md).", "means"
-    )
-    words: str | None = option(
-        "Words for the concept, separated by commas. They are needed with --rank-by relevance, w_out or search."
     )
     max_neurons: int = option(default=20)
     claim: str | None
@@ -80,11 +74,8 @@ def find(options: Find) -> None:
                 model,
                 *texts,
                 name=options.name,
-                method=options.rank_by,
                 max_neurons=options.max_neurons,
                 sites=sites,
-                words=[word.strip() for word in (options.words or "").split(",") if word.strip()],
-                store=store,
                 seed=options.seed,
                 on_progress=move,
             )

@@ -1,4 +1,4 @@
-"""`icebear flip`: few neuron edits that change the answer."""
+"""`icebear flip`: few edits that change the answer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Options:
         "Instead of --to: a phrase that the model generates now and must not generate after the edits."
     )
     source: str | None = option(
-        "Prompt after which the model predicts the wanted token; the edits move activations towards their values "
-        "in this prompt."
+        "Prompt after which the model predicts the wanted token; heads take their outputs after it, or neurons move "
+        "towards their activations in it."
     )
     max_neurons: int
     save: str | None
@@ -52,13 +52,15 @@ class Options:
         "icebear).",
         advanced=True,
     )
+    no_heads: bool = option("Swap no heads, and set only neurons.", advanced=True)
     model: ModelOptions
 
 
 @verb(Options)
 def flip(options: Options) -> None:
-    """Find a small set of neuron edits that changes the next token after PROMPT, and report their side effects. The
-    control makes the same edits to random other neurons.
+    """Find a small set of edits that changes the next token after PROMPT, and report their side effects. With --source,
+    heads are swapped, if that suffices; else FFN neurons are set. The control makes the same edits to random other
+    heads or neurons.
 
     If there is a store, flip also tries the neurons that the command "icebear search" finds for the wanted token. flip
     also shows sentences that activate the edited neurons.
@@ -95,7 +97,8 @@ def flip(options: Options) -> None:
             store,
             advance,
             options.unbounded,
-            paraphrases=lines(options.paraphrases) if options.paraphrases else [],
+            lines(options.paraphrases) if options.paraphrases else [],
+            not options.no_heads,
         )
         labels = significant_labels(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe])
     with waiting("Measuring side effects and random edits"):

@@ -106,11 +106,12 @@ def _edits() -> list[Edit]:
 def sentence(edit: Edit) -> str:
     """Return what an edit does, as Markdown: "L29.ffn.860: set to -20 everywhere"."""
     size, unit = f"{edit.value:.4g}", f" {UNITS[edit.unit]}" * bool(edit.unit)
+    source = f"a prompt of {len(edit.source)} tokens" if isinstance(edit.source, tuple) else repr(edit.source)
     what = {
         "set": f"set to {size}{unit}",
         "scale": f"multiplied by {size}",
         "add": f"{edit.value:+.4g}{unit} added",
-        "swap": f"set to its value after {edit.source!r}",
+        "swap": f"set to its value after {source}",
     }[edit.op]
     what = "switched off" if (edit.op, edit.value) == ("scale", 0) else what
     where = WHERE.get(edit.where, f"at {edit.where}")
@@ -141,9 +142,9 @@ def _controls(edits: list[Edit], number: int) -> None:
 
     units = list(dict.fromkeys([edit.unit, *(UNITS if served.has_labels() else [""])]))
     wheres = list(dict.fromkeys([edit.where, *TOKEN_GROUPS]))
-    if edit.op == "swap":
+    if isinstance(edit.source, str):
         st.text_input("Its value after", edit.source, **options("source"))
-    else:
+    elif edit.op != "swap":
         st.selectbox("Operation", list(SYMBOLS), list(SYMBOLS).index(edit.op), **options("op"))
         st.slider("Value", -largest, largest, edit.value, **options("value"))
     if edit.op not in ("scale", "swap"):

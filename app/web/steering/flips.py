@@ -121,7 +121,9 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
             st.info(markdown.message(started(*wanted).error or STOPPED))
             st.button("Measure the rest", key="flip_measure", on_click=resume, args=(wanted,))
     pairs = [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe]
-    tables.neuron_pills("The edited neurons (+ set to a positive value, - to a negative one)", pairs, "flip_neurons")
+    about = "The edited neurons (+ set to a positive value, - to a negative one)"
+    swaps = all(edit.source is not None for edit in recipe)
+    tables.neuron_pills("The swapped heads" if swaps else about, pairs, "flip_neurons")
     with st.expander("What each edit does"):
         _edits(recipe, record)
     with st.container(horizontal=True):
@@ -183,13 +185,17 @@ def _edits(recipe: Recipe, record: FlipRecord) -> None:
     rows: list[dict[str, Any]] = []
     for edit in recipe:
         row = neurons.get(edit.neuron)
-        numbers = {"neuron": str(edit.neuron), "sign": "+" if edit.value >= 0 else "-"}
-        rows.append({**numbers, "value": row and row.activation, "set to": edit.value, "at": edit.where})
+        rows.append({"neuron": str(edit.neuron), "sign": "+" if edit.value >= 0 else "-"})
+        if edit.source is None:
+            rows[-1] |= {"value": row and row.activation, "set to": edit.value}
+        rows[-1]["at"] = edit.where
         if row:
-            rows[-1] |= {"raises": ", ".join(row.raises), "lowers": ", ".join(row.lowers)}
+            rows[-1] |= {"alone": row.alone, "raises": ", ".join(row.raises), "lowers": ", ".join(row.lowers)}
     formats = {name: st.column_config.NumberColumn(format="%+.2f") for name in ("value", "set to")}
+    formats["alone"] = st.column_config.NumberColumn(format="%.3f")
     order = [name for name in rows[0] if name != "sign"]
-    st.caption(f"Raises, lowers: {IN_PROMPT.lower()}, each edit alone, among the likely next words.")
+    alone = f"Alone: the probability of {markdown.word(record.text)} with this edit alone."
+    st.caption(f"{alone} Raises, lowers: {IN_PROMPT.lower()}, each edit alone, among the likely next words.")
     tables.neuron_table(pandas.DataFrame(rows), "flip_edits", column_order=order, column_config=formats)
 
 

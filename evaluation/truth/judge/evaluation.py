@@ -1,4 +1,4 @@
-"""The whole `icebear evaluate truth`: methods, edges, flips and concepts on models whose mechanism is known."""
+"""The whole `icebear evaluate truth`: methods and stages on models whose mechanism is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from icebear.concepts.methods.method import Method
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table, named
-from icebear.evaluation.truth.judge import true_edges, true_flips, true_stages, variables
+from icebear.evaluation.truth.judge import true_stages
 from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of, read_pairs
 from icebear.evaluation.truth.judge.judging import (
     CONTROLS,
@@ -72,8 +72,8 @@ class KnownMechanisms(MethodEvaluation):
 
     It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm; trained ones come
     with icebear. Interventions find the true nodes of each pair of prompts; the tables show how well each method ranks
-    them, how well circuits rank edges, how small flips are, and whether concepts are the right neurons. With
-    --own-model and --pairs it judges methods on your own small model.
+    them, and whether stages name the true heads. With --own-model and --pairs it judges methods on your own small
+    model.
 
     Example:
       icebear evaluate truth --programs conditional --samples 2 --methods difference,gxi@midpoint --out truth
@@ -120,23 +120,6 @@ class KnownMechanisms(MethodEvaluation):
                     listings=listings,
                 )
         yield Part(
-            true_edges.METRICS,
-            known,
-            partial(measure_model, measured=true_edges.measured, seed=self.seed),
-            name="edges",
-            settings={"pairs of a model": true_edges.PAIRS, "nodes": true_edges.GRAPH_NODES},
-            tables=lambda lines: {"": Table(true_edges.METRICS, by_program(lines))},
-        )
-        yield Part(
-            true_flips.METRICS,
-            [sample for sample in (*known, *learnt) if true_flips.can_flip(PROGRAMS[sample[0]])],
-            partial(measure_model, measured=true_flips.measured, seed=self.seed),
-            name="flips",
-            settings={"pairs of a model": true_flips.PAIRS},
-            tables=partial(by_origin, true_flips.METRICS),
-            listings=lambda lines: {"by program and variant": true_flips.by_model(lines)},
-        )
-        yield Part(
             true_stages.METRICS,
             [*known, *learnt],
             partial(measure_model, measured=true_stages.measured, seed=self.seed),
@@ -144,15 +127,6 @@ class KnownMechanisms(MethodEvaluation):
             settings={"pairs of a model": true_stages.PAIRS},
             tables=partial(by_origin, true_stages.METRICS),
             listings=lambda lines: {"by variant and kind of decoys": true_stages.by_kind(lines)},
-        )
-        yield Part(
-            variables.METRICS,
-            known,
-            partial(measure_model, measured=variables.measured, seed=self.seed),
-            name="variables",
-            settings={"texts of a kind": variables.TEXTS},
-            tables=lambda lines: {"": Table(variables.METRICS, by_program(lines))},
-            listings=lambda lines: {"by program and variant": variables.by_model(lines)},
         )
 
     def _user_model(self, source: str, file: str, methods: Mapping[str, Method | str]) -> Part:
