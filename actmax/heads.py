@@ -19,9 +19,9 @@ from icebear.models.model import Model
 from icebear.records import Example, Neuron
 
 PASS_ROWS = 8
-TEXTS = 48
+TEXTS = 24
 """The number of calibration texts that shares of attention are averaged over."""
-REPEATS = 16
+REPEATS = 8
 """The number of sequences of random tokens."""
 PERIOD = 30
 """Random tokens are repeated after this many."""
@@ -35,8 +35,9 @@ heads do not look at one of 20 in particular, any head is named in one of 20 mea
 def attention_maps(model: Model, rows: Sequence[list[int]]) -> dict[int, Tensor]:
     """Return layer -> the attention weights (B, H, T, T) of texts that share a pass; none for a model that does not
     return them. Row i of a map has the weights of the token i over the tokens it attends to."""
+    inputs, options = model.inputs(model.read(rows)), {"use_cache": False} if model.task.generates else {}
     with model.lock, eager(model):
-        maps = model.task.forward(model, model.read(rows), output_attentions=True).attentions or ()
+        maps = model.net.base_model(**inputs, output_attentions=True, **options).attentions or ()  # no logits
     layers = model.layers_with("attn")
     numbers = range(model.layers) if len(maps) == model.layers else layers
     if len(numbers) != len(maps):
