@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from icebear import values
+from icebear.actmax.head_attention import HeadAttention
 from icebear.actmax.page import Card
 from icebear.db.search import nearest, nearest_by_chance
 from icebear.db.store import Store
-from icebear.records import EFFECT_SENTENCES, Example, Meaning, Neuron, Projection, Writes, as_neuron
+from icebear.records import EFFECT_SENTENCES, POLARITIES, Example, Meaning, Neuron, Projection, Writes, as_neuron
 from icebear.values import typed
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 30
 """The size of a vector index in bytes from which a card leaves out the nearest neurons (16 GB for an 8B model)."""
-SILENT = {"writes": ("q", "k", "v"), "reads": ("attn", "mixer"), "examples": ()}
+SILENT = {"writes": ("q", "k", "v", "head"), "reads": ("attn", "mixer", "head"), "examples": ()}
 """Kind of similarity -> the sites without it."""
 
 
@@ -30,15 +32,17 @@ def describe(
     search_vectors: bool | None = None,
     effect_sentences: int = EFFECT_SENTENCES,
 ) -> Card:
-    """Describe a neuron of an index.
+    """Describe a neuron or an attention head of an index.
 
     Parameters
     ----------
     store : Store
     neuron : Neuron or str
+        Or a head, such as ``L23.head.4``.
     model : Model, optional
         With a model there are the direct vocabulary projection, exact (see `Store.vocabulary`), the one through the
-        averaged Jacobian, and, if the model predicts next tokens, the measured effects on them.
+        averaged Jacobian, and, if the model predicts next tokens, the measured effects on them. The examples of a head
+        get the tokens that it attends to, which are then in the store.
     k : int
         The number of examples and tokens.
     search_vectors : bool, optional
@@ -68,8 +72,14 @@ def describe(
     search_vectors = store.vectors.size() < LARGE if search_vectors is None else search_vectors
     statistics = store.neurons.statistics(neuron)
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
-    examples = {polarity: store.examples(neuron, polarity) for polarity in "+-"}
+    polarities: Sequence[str] = POLARITIES if neuron.site != "head" else POLARITIES[:1]
+    examples = {polarity: store.examples(neuron, polarity)[:k] for polarity in polarities}
     common = [by for by, silent in SILENT.items() if search_vectors and neuron.site not in silent]
+    if model and neuron.site == "head":
+        from icebear.actmax.heads import attended
+
+        store.check(model.fingerprint, model.name)
+        examples["+"] = attended(model, store, neuron, k)
     vocabulary, effects = _of_model(model, store, neuron, k, effect_sentences) if model else ([], {})
     if search_vectors and not model and neuron.site not in SILENT["writes"]:
         vocabulary = [store.vocabulary(neuron, k)]
@@ -80,9 +90,9 @@ def describe(
         projection,
         other,
         effects,
-        {polarity: rows[:k] for polarity, rows in examples.items()},
+        examples,
         statistics,
-        store.neurons.classes(neuron),
+        {polarity: kind for polarity, kind in store.neurons.classes(neuron).items() if polarity in polarities},
         meanings,
         {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
         *store.labels.manual(neuron),
@@ -90,6 +100,7 @@ def describe(
         {by: nearest_by_chance(store, by) for by in common},
         not search_vectors,
         store.made_with(),
+        HeadAttention.of(store, neuron) if neuron.site == "head" else None,
     )
 
 

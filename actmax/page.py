@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -11,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from icebear.actmax.head_attention import HeadAttention
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
-from icebear.concepts.results.effect_words import BY_LENS
+from icebear.concepts.results.effect_words import BY_LENS, effect_text
 from icebear.convert import SavedRecord, Tabled
 from icebear.records import (
     FEW_WORDS,
@@ -45,6 +48,8 @@ TICKS = 6
 ALIKE = 0.5
 """Effects of a smaller mean correlation change from sentence to sentence."""
 WRITES = "What the neuron writes at its maximally activating sentences"
+HEAD_WRITES = "What the head writes in the sentences in which it writes most"
+HEAD_HEADING = "Sentences in which it writes most; the color is its attention at the marked token"
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
     "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "
@@ -87,6 +92,8 @@ class Card(SavedRecord, Tabled):
     """Whether the nearest neurons (and without a model the vocabulary) are left out, see `describe`."""
     made_with: dict[str, Any]
     """See `Store.made_with`."""
+    attention: HeadAttention | None = None
+    """Of a head, where it looks; None for a neuron, and for models where that is not measured."""
 
     @property
     def projections(self) -> list[Projection]:
@@ -97,6 +104,20 @@ class Card(SavedRecord, Tabled):
         """Whether a projection can say what the neuron writes, as far as that is measured (`Reliability.ceiling`)."""
         known = [projection.reliability for projection in self.projections if projection.reliability]
         return not known or known[0].ceiling >= FEW_WORDS
+
+    @property
+    def is_head(self) -> bool:
+        return self.neuron.site == "head"
+
+    @property
+    def swap(self) -> str:
+        """A command that swaps the head at its strongest sentence for its value in the next one; empty for a neuron,
+        and without two sentences."""
+        prompts = dict.fromkeys("".join(e.sentence.tokens[: e.token + 1]) for e in self.examples["+"])
+        if not self.is_head or len(prompts) < 2:
+            return ""
+        prompt, source = list(prompts)[:2]
+        return shlex.join(["icebear", "steer", prompt, "--edit", f"{self.neuron}<-{json.dumps(source)}@last"])
 
     @property
     def title(self) -> str:
@@ -124,6 +145,7 @@ class Card(SavedRecord, Tabled):
                 "token": example.token_text,
                 "text": example.sentence.text,
                 "title": example.sentence.title,
+                **({"attends_to": attended_text(example)} if self.is_head else {}),
             }
             for polarity, examples in self.examples.items()
             for example in examples
@@ -148,11 +170,31 @@ class Card(SavedRecord, Tabled):
             "vocabulary": self.projection and self.projection.to_dict(),
             "other_lens": self.other and self.other.to_dict(),
             "writes": {polarity: effects.to_dict() for polarity, effects in self.writes.items()},
-            "examples": {polarity: list(map(_example, rows)) for polarity, rows in self.examples.items()},
+            "examples": {
+                polarity: [_example(row, self.is_head) for row in rows] for polarity, rows in self.examples.items()
+            },
+            **({"attention": self.attention and self.attention.to_dict(), "swap": self.swap} if self.is_head else {}),
         }
 
 
-def _example(example: Example) -> dict[str, Any]:
+def attended_token(example: Example) -> int | None:
+    """Return the token that a head attends to most; None if its attention is not measured."""
+    weights = example.relevance
+    return weights.index(max(weights)) if weights else None
+
+
+def attended_text(example: Example) -> str:
+    """Return the token that a head attends to most, with its share of the attention."""
+    token = attended_token(example)
+    if token is None or example.relevance is None:
+        return ""
+    return f"{example.sentence.tokens[token]!r} {example.relevance[token]:.2f}"
+
+
+def _example(example: Example, of_head: bool) -> dict[str, Any]:
+    if of_head:
+        row = _example(example, False)
+        return {**row, "attention": row.pop("relevance"), "attends_to": attended_token(example)}
     return {
         example.by: example.value,
         "token": example.token,
@@ -165,6 +207,8 @@ def _example(example: Example) -> dict[str, Any]:
 
 def heading(card: Card, polarity: str) -> str:
     """Return the heading of the examples at a polarity."""
+    if card.is_head:
+        return HEAD_HEADING
     return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
 
 
@@ -199,6 +243,11 @@ def card_fragment(card: Card) -> Markup:
 
 def statistics_line(card: Card) -> str:
     statistics = card.statistics
+    if card.is_head:
+        return (
+            f"norm of what it writes, less its mean: mean {statistics.mean:.3f}, std {statistics.std:.3f}, maximum "
+            f"{statistics.max:.2f}{token_count_note(card)}"
+        )
     return (
         f"mean {statistics.mean:+.3f}, std {statistics.std:.3f}, positive on {statistics.positive:.0%} of "
         f"the tokens{token_count_note(card)}; minimum {statistics.min:+.2f}, maximum {statistics.max:+.2f}"
@@ -226,12 +275,24 @@ def meaning_html(card: Card, polarity: str) -> Markup:
 
 def examples_html(rows: Sequence[Example], effects: Sequence[SentenceEffects] = ()) -> Markup:
     """Return sentences with the value of the neuron in each, and, in the first of them, the measured effects."""
-    return render("icebear.actmax/examples.html", examples=list(zip_longest(rows, effects[: len(rows)])))
+    pairs = list(zip_longest(rows, effects[: len(rows)]))
+    return render("icebear.actmax/examples.html", examples=pairs, effect_text=effect_text)
+
+
+def writes_title(card: Card) -> str:
+    return HEAD_WRITES if card.is_head else WRITES
 
 
 def writes_about(card: Card) -> str:
     """Return what the words and numbers of `Card.writes` are; there are some."""
     effects = next(iter(card.writes.values()))
+    if card.is_head:
+        return (
+            f"Effects on the likely next words are measured in each of the first {len(effects.places)} sentences. An "
+            "effect compares what the head writes with its mean on the calibration texts. A sentence has words only if "
+            "the effect is larger than at every one of as many random tokens; their mean has words only if the effects "
+            "are more alike than at random tokens (alike, random: mean correlation of two effects)."
+        )
     return (
         f"Effects on the likely next words are measured in each of the first {len(effects.places)} sentences, and "
         f"averaged. An effect compares the neuron's activation with its average activation ({effects.average:+.2f}). "
@@ -257,7 +318,9 @@ def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:
     """Return what the neuron writes at its sentences, by polarity; nothing if that is not measured."""
     about = writes_about(card) if card.writes else ""
     measured_at = {polarity: card.writes[polarity] for polarity in polarities if polarity in card.writes}
-    return render("icebear.actmax/writes.html", title=WRITES, writes=measured_at, verdict=writes_verdict, about=about)
+    return render(
+        "icebear.actmax/writes.html", title=writes_title(card), writes=measured_at, verdict=writes_verdict, about=about
+    )
 
 
 def projections_html(projections: Sequence[Projection], polarity: str = "+") -> Markup:

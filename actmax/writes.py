@@ -1,4 +1,4 @@
-"""What a neuron writes at its maximally activating sentences: its measured effects on the likely next tokens there."""
+"""What a neuron or head writes at its maximally activating sentences: its measured effects on the next tokens there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.passes.prefix import Prefix
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.db.store import Store
 from icebear.models.model import Model
+from icebear.models.parts.linear import Linear
 from icebear.records import EFFECT_SENTENCES, Neuron, SentenceEffects, Writes
 
 PAGE_SENTENCES = 6
@@ -26,30 +27,39 @@ PASS_ROWS = 12
 
 
 def writes(model: Model, store: Store, neuron: Neuron, sentences: int = EFFECT_SENTENCES) -> dict[str, Writes]:
-    """Measure what a neuron writes, by polarity.
+    """Measure what a neuron writes, by polarity; of a head only words with effects above those at random tokens.
 
     It is empty for models that do not predict a next token, and for sites whose mean activation is not measured.
     """
     means = mean_activations(model) if model.task.is_causal else {}
-    if neuron.site not in means:
+    if neuron_site(neuron.site) not in means:
         return {}
     store.check(model.fingerprint, model.name)
-    average = means[neuron.site][neuron.layer, neuron.index].item()
+    value = means[neuron_site(neuron.site)][neuron.layer, _columns(model, neuron)]
+    average = 0.0 if neuron.site == "head" else value.item()
     sets = {polarity: [(e.sentence, e.token) for e in store.examples(neuron, polarity, sentences)] for polarity in "+-"}
     sets["random"] = random_tokens(store, sentences)
     limit = store.facts.get("max_tokens")
     rows = [model.token_ids(sentence.text, limit)[: token + 1] for sentence, token in chain(*sets.values())]
     if not rows:
         return {}
-    measured = [part.split(list(map(len, sets.values()))) for part in patched_logits(model, neuron, average, rows)]
+    measured = [part.split(list(map(len, sets.values()))) for part in patched_logits(model, neuron, value, rows)]
     parts = dict(zip(sets, zip(*measured, strict=True), strict=True))
     plain, patched, activations = parts["random"]
-    control = mean_correlation(likely_effects(plain, patched)[1], activations - average)
+    by_chance = likely_effects(plain, patched)[1]
+    control = mean_correlation(by_chance, activations - average)
+    least = effect_sizes(by_chance).max().item() if neuron.site == "head" else 0.0
     return {
-        polarity: _writes(model, average, sets[polarity], parts[polarity], control)
+        polarity: _writes(model, average, sets[polarity], parts[polarity], control, least)
         for polarity in "+-"
         if sets[polarity]
     }
+
+
+def _columns(model: Model, neuron: Neuron) -> slice:
+    """Return the activations of its site that a neuron or a head has."""
+    width = model.head_dim if neuron.site == "head" else 1
+    return slice(neuron.index * width, (neuron.index + 1) * width)
 
 
 def random_tokens(store: Store, count: int) -> list[tuple[Any, int]]:
@@ -68,6 +78,11 @@ def likely_effects(plain: Tensor, patched: Tensor) -> tuple[list[int], Tensor, T
     return ids, effects - effects.mean(1, keepdim=True), plain.softmax(-1)[:, ids]
 
 
+def effect_sizes(effects: Tensor) -> Tensor:
+    """Return the root mean square (P,) of centered effects (P, W)."""
+    return effects.square().mean(1).sqrt()
+
+
 def mean_correlation(effects: Tensor, deviations: Tensor) -> float | None:
     """Return the mean correlation of two of P centered effects (P, W), each for an activation that is larger.
 
@@ -80,34 +95,42 @@ def mean_correlation(effects: Tensor, deviations: Tensor) -> float | None:
     return ((cosines.sum() - cosines.trace()) / (count * (count - 1))).item() if count > 1 else None
 
 
-def _writes(model: Model, average: float, chosen: Any, measured: Sequence[Tensor], control: float | None) -> Writes:
+def _writes(
+    model: Model, average: float, chosen: Any, measured: Sequence[Tensor], control: float | None, least: float
+) -> Writes:
+    """least: the size above which effects have words; unless it is 0, their mean has words only if they are more alike
+    than by chance."""
     plain, patched, activations = measured
     ids, effects, probabilities = likely_effects(plain, patched)
     tokens = list(map(model.answer_text, ids))
-    raises, lowers = map(tuple, effect_words(tokens, effects.mean(0), 6))
+    alike = mean_correlation(effects, activations - average)
+    fixed = not least or (alike is not None and control is not None and alike > control)
+    raises, lowers = map(tuple, effect_words(tokens, effects.mean(0) * fixed, 6))
     sentences = []
+    shown = effects * (effect_sizes(effects) > least)[:, None]
     for (sentence, token), row, likely, activation in zip(
-        chosen, effects, probabilities, activations.tolist(), strict=True
+        chosen, shown, probabilities, activations.tolist(), strict=True
     ):
         order = likely.argsort(descending=True, stable=True)
         words = effect_words([tokens[at] for at in order.tolist()], row[order])
         sentences.append(SentenceEffects("".join(sentence.tokens[: token + 1]), activation, *map(tuple, words)))
-    return Writes(average, raises, lowers, mean_correlation(effects, activations - average), control, tuple(sentences))
+    return Writes(average, raises, lowers, alike, control, tuple(sentences))
 
 
 @torch.no_grad()
 def patched_logits(
-    model: Model, neuron: Neuron, value: float, rows: Sequence[Sequence[int]]
+    model: Model, neuron: Neuron, value: Tensor, rows: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits (P, V) after token ids, those with a neuron set to a value at the last token, and the neuron's
-    activations (P,) there."""
+    activations (P,) there; of a head the norms of what it writes, less what the value does."""
     parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    site, columns = neuron_site(neuron.site), _columns(model, neuron)
     seen: list[Tensor] = []
 
     def visit(site: str, layer: int, x: Tensor) -> Tensor:
         half, x = len(x) // 2, x.clone()
-        seen.append(x[:half, -1, neuron.index].float().cpu())
-        x[half:, -1, neuron.index] = value
+        seen.append(x[:half, -1, columns].float().cpu())
+        x[half:, -1, columns] = value.to(x)
         return x
 
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
@@ -115,12 +138,16 @@ def patched_logits(
         chosen = order[start : start + PASS_ROWS]
         prefix = Prefix.of(model, [rows[row][:-1] for row in chosen])
         for part in [chosen] if prefix else [[row] for row in chosen]:
-            with model.lock, hooks(model, [(neuron.site, neuron.layer)], visit):
+            with model.lock, hooks(model, [(site, neuron.layer)], visit):
                 logits = _in_two_copies(model, prefix, [list(rows[row]) for row in part])
             halves = logits.float().cpu().chunk(2)
             parts |= zip(part, zip(*halves, seen.pop(), strict=True), strict=True)
     plain, patched, activations = zip(*(parts[row] for row in range(len(rows))), strict=True)
-    return torch.stack(plain), torch.stack(patched), torch.stack(activations)
+    read = torch.stack(activations)
+    if neuron.site == "head":
+        weights = Linear(model.site_module(site, neuron.layer)).columns(columns).cpu()  # (D, d)
+        read = model.residual_scale(site) * ((read - value) @ weights.T).norm(dim=1, keepdim=True)
+    return torch.stack(plain), torch.stack(patched), read[:, 0]
 
 
 def _in_two_copies(model: Model, prefix: Prefix | None, rows: list[list[int]]) -> Tensor:

@@ -10,9 +10,11 @@ import numpy as np
 
 from icebear.db.neuron_tables import NeuronTables
 from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
-from icebear.records import POLARITIES, Example, Neuron, Sentence
+from icebear.records import POLARITIES, Example, Neuron, Sentence, as_neuron
 from icebear.values import check_int, one_of, text_of
 
+ATTENTION = "attention"
+"""The method under which the attention of a head at the token of an example is saved."""
 SENTENCE_COLUMNS = 'id, text, title, "start", "end", tokens'
 
 
@@ -95,6 +97,7 @@ class ExampleTables:
     @reads
     def of(self, neuron: Neuron | str, polarity: str, k: int | None, method: str, by: str) -> list[Example]:
         """Return the examples of a neuron, see `Store.examples`. by: ``activation`` or ``relevance``."""
+        method = ATTENTION if as_neuron(neuron).site == "head" else method
         rows = self.file.database.execute(
             f"SELECT activation, token, a.relevance, {SENTENCE_COLUMNS} "
             "FROM examples e JOIN sentences s ON s.id = e.sentence LEFT JOIN attributions a ON a.neuron = e.neuron "

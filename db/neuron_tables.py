@@ -1,4 +1,4 @@
-"""The neurons of an index: ids, statistics and classes."""
+"""The neurons and attention heads of an index: ids, statistics and classes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,15 @@ class NeuronTables:
         return {identity: Neuron(*self.file.database.execute(query, (identity,)).fetchone()) for identity in ids}
 
     @reads
+    def count(self) -> int:
+        """Return the number of neurons; the ids of heads follow theirs."""
+        return self.file.database.execute("SELECT COUNT(*) FROM neurons WHERE site != 'head'").fetchone()[0]
+
+    @reads
     def all(self) -> list[Neuron]:
-        """Return all neurons in order of layer, site and index."""
-        rows = self.file.database.execute("SELECT layer, site, idx FROM neurons ORDER BY layer, site, idx")
+        """Return all neurons, without heads, in order of layer, site and index."""
+        query = "SELECT layer, site, idx FROM neurons WHERE site != 'head' ORDER BY layer, site, idx"
+        rows = self.file.database.execute(query)
         return [Neuron(*row) for row in rows]
 
     @reads

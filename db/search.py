@@ -179,7 +179,7 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
     """Save the nulls of searches: for each comparison of neurons, the median and the largest cosine of random neurons
     to their nearest neighbor; the cosines of each row with random tokens or sentences; and the largest z of outputs."""
     generator = np.random.default_rng(seed)
-    neurons = store.count("neurons")
+    neurons = store.neurons.count()
     drawn = generator.choice(neurons, min(CHANCE_NEURONS, neurons), replace=False)
     chance = {}
     for by in NEAR:
@@ -211,7 +211,7 @@ def random_rows(rows: np.ndarray, seed: int = 0) -> np.ndarray:
 def _kurtosis_by_chance(store: Tables, name: str) -> dict[str, float]:
     """Return site and layer -> the null of `Projection.kurtosis`, for the rows of a vector index."""
     index, tokens, chance = store.vectors.get(name), store.vectors.get("tokens"), {}
-    for site, (layers, width) in store.neurons.sizes().items():
+    for site, (layers, width) in store.neurons.sizes().items():  # the rows of heads are zeros
         for layer in range(layers):
             rows = index.reconstruct_n(store.neurons.id(Neuron(layer, site, 0)), width)
             if rows.any():

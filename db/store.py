@@ -239,6 +239,7 @@ class Store(Tables):
         state = "complete" if self.is_complete else "without vectors or classes" if scanned else "unfinished"
         tables = ("neurons", "examples", "attributions", "meanings", "labels", "concepts")
         rows = {table: self.count(table) for table in tables}
+        rows = {"neurons": self.neurons.count(), "heads": rows.pop("neurons") - self.neurons.count(), **rows}
         return {"state": state, "shards": len(shards), "sentences": sum(shards.values()), **rows}
 
     def changed(self) -> int:

@@ -153,7 +153,7 @@ def test_search_fuses_what_neurons_write_and_what_drives_them(model, corpus, tmp
             store.search("?!")
         for odd in ('" OR 1', "a*b NEAR (", "'; DROP TABLE neurons; --"):
             store.search(odd)
-        assert store.count("neurons") == 60
+        assert store.neurons.count() == 60
         for name in ("w_out", "w_in", "examples", "tokens"):
             store.vectors.path(name).unlink()
             with pytest.raises(StoreError, match=name):

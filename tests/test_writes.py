@@ -117,7 +117,7 @@ def test_batches_behind_a_prefix_are_as_one_by_one(steered):
         rows = [[7, 3, 12, 44, 5][:length] for length in (2, 5, 3, 4)]
         for site, path in paths.items():
             with steer(model, ["L0.ffn.0=3"]) if steered else nullcontext():
-                plain, patched, activations = patched_logits(model, Neuron(2, site, 3), 1.5, rows)
+                plain, patched, activations = patched_logits(model, Neuron(2, site, 3), torch.tensor([1.5]), rows)
                 for row, ids in enumerate(rows):
                     logits, activation = slow_logits(model, path, 3, ids)
                     assert torch.allclose(plain[row], logits, atol=1e-4)

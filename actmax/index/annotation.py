@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from icebear.actmax.heads import attended
 from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.passes.inputs import Inputs
@@ -37,7 +38,8 @@ def annotate(
 ) -> int:
     """Attribute the maximally activating examples of neurons to their tokens, and save the relevance in the store.
 
-    Examples that have an attribution are skipped. Each batch is committed.
+    The examples of a head get its attention instead. Examples that have an attribution are skipped. Each batch is
+    committed.
 
     Parameters
     ----------
@@ -77,10 +79,13 @@ def annotate(
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)
         for neuron in named
+        if neuron.site != "head"
         for polarity in "+-"
         for example in store.examples(neuron, polarity, k, name_of(method))
         if example.relevance is None
     ]
+    for head in (neuron for neuron in named if neuron.site == "head"):
+        attended(model, store, head, k)
     # Examples of about the same depth and position share a batch.
     wanted.sort(key=lambda row: (row[0].layer // LAYERS, row[2].token, row[0].layer, row[2].sentence.id))
     for span in _batches([(1 + neuron.layer, 1 + example.token) for neuron, _, example in wanted]):

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
+from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.activation_statistics import STATISTICS, ScanSummary, empty_summary, merge
 from icebear.actmax.index.classes import ensure_classes
 from icebear.actmax.index.corpus import Corpus
 from icebear.actmax.index.engines import Engine, in_process
+from icebear.actmax.index.head_norms import head_means
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
-from icebear.actmax.index.scan import Settings, index_size, shards
+from icebear.actmax.index.scan import INDEXED, Settings, index_size, indexed_sites, shards
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need
 from icebear.models.model import Model
@@ -37,7 +39,7 @@ def build_index(
     corpus: Corpus,
     store: Store,
     k: int = 32,
-    sites: Sequence[str] = ("ffn",),
+    sites: Sequence[str] = INDEXED,
     by: str = "activation",
     max_tokens: int = 256,
     seed: int = 0,
@@ -59,7 +61,9 @@ def build_index(
     k : int
         The number of examples of each neuron and polarity.
     sites : sequence of str
-        The sites whose neurons are indexed, such as ``ffn`` and ``attn``.
+        The sites whose neurons are indexed, such as ``ffn`` and ``attn``, and ``head`` for attention heads. The
+        activation of a head at a token is the norm of what it writes to the residual stream, less its mean on the
+        calibration texts. An index by relevance, or of a model without attention heads, has none.
     by : str
         ``activation`` (ActMax) or ``relevance`` (RelMax): the number by which sentences are ranked. The relevance is
         that of the neuron at a token for the model's top predictions at this and later tokens.
@@ -90,7 +94,7 @@ def build_index(
     Achtibat et al. 2023, RelMax in Concept Relevance Propagation (arXiv 2206.03208).
     """
     need("index")  # at the start, not after the scan
-    settings = Settings(k, tuple(dict.fromkeys(several(sites))), by, max_tokens, seed)
+    settings = Settings(k, indexed_sites(model, several(sites), by), by, max_tokens, seed)
     index_size(model, settings.sites)  # raises for what the model does not have, before anything is written
     facts = {
         "model": model.name,
@@ -99,7 +103,7 @@ def build_index(
         **corpus.facts,
         "claimed_limit": corpus.limit,
         "shard": SHARD,
-        **dataclasses.asdict(settings),
+        **{name: value for name, value in vars(settings).items() if name not in ("head_means", "sites")},
         "sites": list(settings.sites),
     }
     with store.exclusively():
@@ -120,6 +124,7 @@ def build_index(
             store.scan.finish(_columns(table, model, settings.sites), _examples(table), facts)
         ensure_vectors(model, store)
         ensure_classes(store)
+        ensure_heads(model, store)
         return Counter(store.facts.all().get("counts") or {"sentences": store.count("sentences")})
 
 
@@ -138,6 +143,9 @@ def _scan(
     """
     short = empty_summary(index_size(model, settings.sites), settings.k)
     packed = store.scan.progress()
+    if "head" in settings.sites:
+        means = load(packed.pop("head_means"))["head_means"] if packed else head_means(model)
+        settings = dataclasses.replace(settings, head_means=means)
     table = _unpack(packed) if packed else short
     done = {number for number, size in store.scan.shards().items() if size == SHARD} if table.token_count else set()
     counts: Counter[str] = Counter()
@@ -165,23 +173,25 @@ def _scan(
         ]
         advance(len(shard))
         if table.token_count and time.monotonic() - last > COMMIT_SECONDS:
-            store.scan.commit(waiting, _pack(table), facts)
+            store.scan.commit(waiting, _pack(table, settings), facts)
             waiting, last = {}, time.monotonic()
     total = merge(table, short)
     if not counts["sentences"]:
         raise InputError("The corpus has no text; check the file, or choose another column with --column.")
     if not total.counted:
         raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")
-    store.scan.commit(waiting, _pack(table), facts)
+    store.scan.commit(waiting, _pack(table, settings), facts)
     return total, counts
 
 
-def _pack(table: ScanSummary) -> dict[str, bytes]:
+def _pack(table: ScanSummary, settings: Settings) -> dict[str, bytes]:
     """Return each tensor by itself, because SQLite holds at most a gigabyte in one value."""
     if not table.token_count:
         return {}
     parts = {**vars(table), **table.statistics}
     del parts["statistics"]
+    if settings.head_means is not None:
+        parts["head_means"] = settings.head_means
     return {name: save({name: torch.as_tensor(part)}) for name, part in parts.items()}
 
 

@@ -79,10 +79,11 @@ def _usable(store: Store, name: str, count: int) -> bool:
 
 
 def _rows(model: Model, store: Store, matrix: Callable[[Model, str, int], Tensor | None]) -> Iterator[np.ndarray]:
-    """Yield rows by neuron id; zeros for a site without this matrix, or a layer without the site."""
+    """Yield rows by neuron id; zeros for heads, a site without this matrix, or a layer without the site."""
     for site in store.facts.all()["sites"]:
         for layer in range(model.layers):
-            rows = matrix(model, site, layer) if layer in model.layers_with(site) else None
+            has_rows = site != "head" and layer in model.layers_with(site)
+            rows = matrix(model, site, layer) if has_rows else None
             if rows is None:
                 rows = torch.zeros(model.width(site), model.config.hidden_size, device=model.device)
             if not torch.isfinite(rows).all():

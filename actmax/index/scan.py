@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from icebear.actmax.index.activation_statistics import EMPTY, STATISTICS, LayerActivations, ScanSummary, top_k
+from icebear.actmax.index.head_norms import HeadNorms, head_means
 from icebear.concepts.methods.attnlrp import ATTNLRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
-from icebear.records import SITES, Sentence
+from icebear.records import SITES_AND_HEADS, Sentence
 from icebear.values import check_int, one_of, seed_of, stable_hash
 
 BATCH = 32
+INDEXED = ("ffn", "head")
+"""What an index has unless other sites are named."""
 BY = ("activation", "relevance")
 RELEVANCE_BATCH = 8
 """Smaller, because the backward pass needs the logits of every token."""
@@ -31,25 +34,35 @@ class Settings:
     """The settings of an index, besides model and corpus, see `icebear.build_index`."""
 
     k: int = 32
-    sites: tuple[str, ...] = ("ffn",)
+    sites: tuple[str, ...] = INDEXED
     by: str = "activation"
     max_tokens: int = 256
     seed: int = 0
+    head_means: Tensor | None = field(default=None, compare=False, repr=False)
+    """`icebear.actmax.index.head_norms.head_means`, measured before the scan; all parts of a scan share them."""
 
     def __post_init__(self) -> None:
         check_int(self.k, "The number of examples of a neuron")
         check_int(self.max_tokens, "The maximum number of tokens of a sentence", 2)
         seed_of(self.seed)
         for site in self.sites:
-            one_of(site, "site", SITES)
+            one_of(site, "site", SITES_AND_HEADS)
         if not self.sites:
-            raise InputError(f"An index needs sites; name some of {', '.join(SITES)}.")
+            raise InputError(f"An index needs sites; name some of {', '.join(SITES_AND_HEADS)}.")
         one_of(self.by, "quantity to rank by", BY)
 
 
 def index_size(model: Model, sites: Sequence[str]) -> int:
-    """Return the number of neurons of some sites. Their ids go by site, then layer, then index."""
+    """Return the number of neurons (and heads) of some sites. Their ids go by site, then layer, then index."""
     return sum(model.layers * model.width(site) for site in sites)
+
+
+def indexed_sites(model: Model, sites: Sequence[str], by: str) -> tuple[str, ...]:
+    """Return the sites of an index without repetition, heads last: so the ids of neurons do not depend on them. Heads
+    are left out where the model has no attention heads, and in an index by relevance."""
+    neurons = [site for site in dict.fromkeys(sites) if site != "head"]
+    has_heads = "head" in sites and "attn" in model.sites and by == "activation"
+    return (*neurons, *(["head"] if has_heads else []))
 
 
 def scan_shard(
@@ -94,7 +107,10 @@ class _Reader:
 
     def __init__(self, model: Model, settings: Settings, count: int, threshold: Tensor | None, sums: bool):
         self.model, self.settings, self.summing = model, settings, sums
-        self.site_layers = [(site, layer) for site in settings.sites for layer in model.layers_with(site)]
+        hooked = dict.fromkeys(map(neuron_site, settings.sites))
+        self.site_layers = [(site, layer) for site in hooked for layer in model.layers_with(site)]
+        if "head" in settings.sites:
+            self.heads = HeadNorms.of(model, head_means(model) if settings.head_means is None else settings.head_means)
         starts, self.columns = 0, {}
         for site, layer in ((site, layer) for site in settings.sites for layer in range(model.layers)):
             self.columns[site, layer] = slice(starts, starts + model.width(site))
@@ -120,8 +136,13 @@ class _Reader:
         self.done = span.stop
 
         def visit(site: str, layer: int, x: Tensor) -> None:
+            if site in self.settings.sites:
+                collect(site, layer, x, x.detach().float())
+            if site == "attn" and "head" in self.settings.sites:
+                collect("head", layer, x, self.heads(layer, x))
+
+        def collect(site: str, layer: int, x: Tensor, values: Tensor) -> None:
             columns = self.columns[site, layer]
-            values = x.detach().float()
             best = _largest(values, batch)
             seen = LayerActivations(values, counted.flatten(), best, drawn)
             for name, statistic in STATISTICS.items():

@@ -68,5 +68,6 @@ def neurons_named(
             store.neurons.statistics(neuron)
     model = loading.load()
     if prompt:
-        neurons = [row.neuron for row in icebear.attribute(model, prompt, sites=store.facts.get("sites")).top(top)]
+        sites = [site for site in store.facts.get("sites") if site != "head"]
+        neurons = [row.neuron for row in icebear.attribute(model, prompt, sites=sites).top(top)]
     return model, neurons

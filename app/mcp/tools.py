@@ -297,9 +297,12 @@ class Tools:
         }
 
     @tool
-    def neuron(self, neuron: Annotated[str, Field(max_length=40, description="L29.ffn.860")], k: Count = 4) -> Answer:
+    def neuron(
+        self, neuron: Annotated[str, Field(max_length=40, description="L29.ffn.860 or L23.head.4")], k: Count = 4
+    ) -> Answer:
         """Return the tokens that a neuron promotes and suppresses, and, with an index, its maximally activating texts
-        in both directions, the words that it raises and lowers after them (measured), and its label with a score. A
+        in both directions, the words that it raises and lowers after them (measured), and its label with a score; of
+        an attention head, the texts in which it writes most, where it attends to, and its kind beside a null. A
         meaning is a correlation: `steer` measures what it causes."""
         model, wanted = self.session.model, Neuron.parse(neuron)
         model.check(wanted)
@@ -312,7 +315,9 @@ class Tools:
         rows = card.to_frame().drop(columns="neuron").to_dict("records") if card else []
         files = {"html": card.to_html} if card else {}
         labels = (
-            [f"{sign}: {label_title(card.meanings.get(sign))}" for sign in "+-"] if card else ["no index, no texts"]
+            [f"{sign}: {label_title(card.meanings.get(sign))}" for sign in card.examples]
+            if card
+            else ["no index, no texts"]
         )
         writes = {sign: effects.to_dict() for sign, effects in card.writes.items()} if card else {}
         measured = [{"polarity": sign, **text} for sign, effects in writes.items() for text in effects.pop("places")]
@@ -324,6 +329,7 @@ class Tools:
             "suppresses": [token["text"] for token in tokens["suppressed"][:TOP_ROWS]],
             "examples": [text for sign in "+-" for text in [row for row in rows if row["polarity"] == sign][:k]],
             "note": f"promoted at + and suppressed at -; {about}" if words else about or "writes nothing",
+            **({"attention": card.attention.lines} if card and card.attention else {}),
             "handle": self.session.keep("neuron", card, {"examples": rows, "places": measured, **tokens}, **files),
         }
 

@@ -49,14 +49,7 @@ def show(name: str) -> None:
     neuron = Neuron.parse(name)
     st.html(TO_TOP.format(neuron), unsafe_allow_javascript=True)
     st.markdown(f"#### {neuron}")
-    polarity = links.bound(
-        st.segmented_control,
-        "High (+) or low (-) activation first",
-        "polarity",
-        list(SIDES),
-        default="+",
-        required=True,
-    )
+    polarity = "+" if neuron.site == "head" else _polarity()
     if served.has_store(neuron.site):
         with served.store(neuron.site) as opened:
             check(opened, neuron)
@@ -71,6 +64,11 @@ def show(name: str) -> None:
         st.caption(f"The index has no sentences for {neuron.site} neurons.")
     with vocabulary, suppress(ModelError):  # last, because it waits for the model
         _vocabulary(neuron, polarity)
+
+
+def _polarity() -> str:
+    label = "High (+) or low (-) activation first"
+    return links.bound(st.segmented_control, label, "polarity", list(SIDES), default="+", required=True)
 
 
 def check(opened: Store, neuron: Neuron) -> None:
@@ -107,28 +105,25 @@ def _vocabulary(neuron: Neuron, polarity: str) -> None:
 
 def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     model = jobs.loaded(opened)
-    reading = model if model and mean_lens(model) else None  # else the lens of the neuron would take seconds
+    is_head = neuron.site == "head"
+    reading = (
+        model if model and (is_head or mean_lens(model)) else None
+    )  # else the lens of the neuron would take seconds
     card = describe(opened, neuron, reading, EXAMPLES, effect_sentences=0)
     if card.left_out:
         size = f"{opened.vectors.size() / 1e9:.0f} GB"
         if st.button(f"Vocabulary and similar neurons (reads {size})", icon=":material/hub:", key="whole_card"):
             card = describe(opened, neuron, reading, EXAMPLES, search_vectors=True, effect_sentences=0)
-    if card.title:
-        st.markdown(f"**{markdown.plain(card.title)}**")
-    if card.by == "relevance":
-        st.caption(markdown.plain(page.RELMAX))
-    elif not card.meanings:
-        _suggesting(neuron)
+    _title(card)
     worded = None if card.left_out else words(opened, neuron, EXAMPLES)
     if worded:
         without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
         projections = card.projections if card.other else without_model
         shown = [replace(p, promoted=p.promoted[:TOP_WORDS], suppressed=p.suppressed[:TOP_WORDS]) for p in projections]
         _styled(page.projections_html(shown, polarity))
-    sides = (polarity, "-" if polarity == "+" else "+")
-    slots = {
-        side: _side(card, side, column, worded is not None) for side, column in zip(sides, st.columns(2), strict=True)
-    }
+    sides = sorted(card.examples, key=lambda side: side != polarity)
+    columns = zip(sides, st.columns(len(sides)), strict=True)
+    slots = {side: _side(card, side, column, worded is not None) for side, column in columns}
     if card.by == "activation" and any(e.relevance is None for rows in card.examples.values() for e in rows):
         _annotating(opened, neuron)
     _about(opened, card, polarity, worded is not None)
@@ -144,10 +139,22 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
         _actions(card)
 
 
+def _title(card: Card) -> None:
+    """Show the label of a neuron, and where a head looks."""
+    if card.title:
+        st.markdown(f"**{markdown.plain(card.title)}**")
+    if card.by == "relevance":
+        st.caption(markdown.plain(page.RELMAX))
+    elif not card.meanings:
+        _suggesting(card.neuron)
+    for line in card.attention.lines if card.attention else ():
+        st.markdown(markdown.plain(line))
+
+
 def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
     """Show similar neurons, statistics, and the vocabulary if the card does not begin with it."""
     _nearest(opened, card, polarity)
-    with st.expander("Statistics" if worded else "Statistics and vocabulary"):
+    with st.expander("Statistics" if worded or card.is_head else "Statistics and vocabulary"):
         st.caption(page.statistics_line(card))
         _styled(page.histogram_html(card.statistics.histogram))
         if not worded:
@@ -197,7 +204,8 @@ def _styled(html: Markup, slot: Any = st) -> None:
 
 def _annotating(opened: Store, neuron: Neuron) -> None:
     """Attribute the examples that are shown, on demand, and store the result."""
-    if st.button("Color the tokens that activate it", icon=":material/palette:", key="annotate"):
+    what = "it attends to" if neuron.site == "head" else "activate it"
+    if st.button(f"Color the tokens that {what}", icon=":material/palette:", key="annotate"):
         loaded = jobs.fitting(opened)
         with jobs.progress("Attributing; finished sentences are kept") as step:
             annotate(loaded, opened, [neuron], EXAMPLES, on_progress=step)
@@ -236,6 +244,9 @@ def _labelling(name: str, path: str, neuron: str) -> Job:
 
 
 def _actions(card: Card) -> None:
+    if card.swap:
+        st.caption("The same head with its value in another of its sentences:")
+        st.code(card.swap, "bash", wrap_lines=True)
     left, middle, right = st.columns(3, vertical_alignment="bottom")
     key = f"label {card.neuron} {card.label or ''}"  # another key, and so another text, when somebody changes it
 

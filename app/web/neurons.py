@@ -121,7 +121,9 @@ def _result(opened: Store, hit: Hit) -> None:
     with st.container(border=True, key=f"result {hit}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.button(
-                f"**{name}** at {neuron_card.SIDES[side]}" if hit.polarity else f"**{name}**",
+                f"**{name}**"
+                if hit.neuron.site == "head" or not hit.polarity
+                else f"**{name}** at {neuron_card.SIDES[side]}",
                 key=f"open {hit}",
                 type="tertiary",
                 on_click=links.open_card,
@@ -161,6 +163,8 @@ def _content(path: str, changed: int, name: str, side: str) -> tuple[str, list[t
             similar = [(str(hit.neuron), hit.polarity) for hit in hits]
         order = (side, "-" if side == "+" else "+")
         sides = [(f"Sentences with {neuron_card.SIDES[s]}", opened.examples(neuron, s, SENTENCES)) for s in order]
+        if neuron.site == "head":
+            sides = [("Sentences in which it writes most", opened.examples(neuron, "+", SENTENCES))]
     return str(neuron_card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar
 
 

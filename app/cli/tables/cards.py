@@ -14,8 +14,18 @@ from rich.text import Text
 
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import meanings
-from icebear.actmax.page import NOT_NEAR, RELMAX, WRITES, nearest_title, token_count_note, writes_about
+from icebear.actmax.page import (
+    NOT_NEAR,
+    RELMAX,
+    attended_text,
+    nearest_title,
+    statistics_line,
+    token_count_note,
+    writes_about,
+    writes_title,
+)
 from icebear.app.cli.tables.grid import grid, shade
+from icebear.concepts.results.effect_words import effect_text
 from icebear.db.search import BY, NO_NEURON, absence
 from icebear.records import Example, Hit, Meaning, Projection, Promotion, SentenceEffects
 from icebear.render import normalized, visible
@@ -70,14 +80,15 @@ def reliability_table(lens: MeanLens) -> Table:
 def card_report(card: icebear.Card) -> Group:
     statistics, largest = card.statistics, max(card.statistics.histogram) or 1
     bars = "".join(" ▁▂▃▄▅▆▇█"[-(-8 * count // largest)] for count in statistics.histogram)
+    numbers = (
+        f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
+        f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{token_count_note(card)}"
+    )
     parts: list[Any] = [
         Text.assemble((str(card.neuron), "bold"), f"  {card.title}"),
-        Text(
-            f"mean {statistics.mean:+.3f}  std {statistics.std:.3f}  min {statistics.min:+.2f}  "
-            f"max {statistics.max:+.2f}  positive {statistics.positive:.0%}{token_count_note(card)}",
-            "dim",
-        ),
+        Text(statistics_line(card) if card.is_head else numbers, "dim"),
         Text(f"{bars}  histogram of activations, -128 to 128, log2 bins", "dim"),
+        *map(Text, card.attention.lines if card.attention else ()),
     ]
     words = projections_report(card.projections, PROJECTED_TOKENS)
     written = ["", writes_table(card)] if card.writes else []
@@ -85,13 +96,15 @@ def card_report(card: icebear.Card) -> Group:
     if card.by == "relevance":
         parts.append(Text(RELMAX, "dim"))
     for polarity, examples in card.examples.items():
-        parts.append(label_report(polarity, card.meanings.get(polarity), card.held_out.get(polarity, {})))
+        side = "+ (attends to)" if card.is_head else polarity
+        parts.append(label_report(side, card.meanings.get(polarity), card.held_out.get(polarity, {})))
         effects = card.writes[polarity].places if polarity in card.writes else ()
         title = f"class: {class_name(card.kind[polarity])}"
-        parts.append(_examples_table(f">{card.by}", "sentence", examples, title, effects))
+        parts.append(_examples_table(f">{card.by}", "sentence", examples, title, effects, card.is_head))
     for by, nearest in card.nearest.items():
         names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
         parts.append(Text(f"{nearest_title(by, card.nearest_by_chance[by])}: {names or NOT_NEAR}", "dim"))
+    parts += [Text(f"Try: {card.swap}", "dim")] if card.swap else []
     return Group(*parts)
 
 
@@ -102,7 +115,9 @@ def writes_table(card: icebear.Card) -> Table:
         moved = (", ".join(map(visible, side)) for side in (words.raises, words.lowers))
         numbers = (words.correlation, words.random_correlation)
         rows.append((polarity, *moved, *("" if number is None else f"{number:.2f}" for number in numbers)))
-    return grid("sign", "raises", "lowers", ">alike", ">random", rows=rows, title=WRITES, caption=writes_about(card))
+    return grid(
+        "sign", "raises", "lowers", ">alike", ">random", rows=rows, title=writes_title(card), caption=writes_about(card)
+    )
 
 
 LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
@@ -118,17 +133,23 @@ def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, lis
 
 
 def _examples_table(
-    value: str, heading: str, examples: Sequence[Example], title: str = "", effects: Sequence[SentenceEffects] = ()
+    value: str,
+    heading: str,
+    examples: Sequence[Example],
+    title: str = "",
+    effects: Sequence[SentenceEffects] = (),
+    of_head: bool = False,
 ) -> Table:
-    """Sentences, and the measured effects of the neuron in the first of them."""
-    rows = []
+    """Sentences, and the measured effects of the neuron in the first of them; of a head, both tokens by themselves."""
+    rows: list[Sequence[str | Text]] = []
     for example, effect in zip_longest(examples, effects[: len(examples)]):
         text = _highlighted(example)
         if effect:
-            words = (", ".join(map(visible, side)) for side in (effect.raises, effect.lowers))
-            text.append("\nraises {}; lowers {}".format(*words), "dim")
-        rows.append((f"{example.value:+.2f}", text))
-    return grid(value, heading, rows=rows, title=title)
+            text.append(f"\n{visible(effect_text(effect.raises, effect.lowers))}", "dim")
+        both = [repr(example.token_text), attended_text(example)] if of_head else []
+        rows.append((f"{example.value:+.2f}", *both, text))
+    columns = ("writes at", "attends to") if of_head else ()
+    return grid(value, *columns, heading, rows=rows, title=title)
 
 
 def _highlighted(example: Example) -> Text:

@@ -15,7 +15,7 @@ from icebear.errors import InputError, need
 from icebear.records import LENSES
 
 WIKI = "wiki-summaries"
-SITES = ("ffn", "attn", "q", "k", "v", "mixer")
+SITES = ("ffn", "attn", "q", "k", "v", "mixer", "head")
 
 
 @record
@@ -32,7 +32,9 @@ class Options:
         type="count",
     )
 
-    site: tuple[str, ...] = option("Site of the neurons.", ("ffn",), multiple=True, type=Choice(SITES))
+    site: tuple[str, ...] = option(
+        "Site of the neurons; head for attention heads.", ("ffn", "head"), multiple=True, type=Choice(SITES)
+    )
     k: int = option("Number of examples for each neuron and polarity (sign of the activation).", 32, type="count")
     annotate: bool
     prompt: str | None
@@ -55,7 +57,7 @@ class Options:
 
 @verb(Options)
 def index(options: Options) -> None:
-    """Index the maximally activating sentences (the examples) of every neuron.
+    """Index the maximally activating sentences (the examples) of every neuron and attention head.
 
     You can interrupt the command at any time; run it again to resume.
 

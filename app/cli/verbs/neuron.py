@@ -40,25 +40,26 @@ class Options:
 
 @verb(Options)
 def neuron(options: Options) -> None:
-    """Show what NEURON means: the tokens that it promotes or, if there is a store, its card.
+    """Show what NEURON (or an attention head) means: the tokens that it promotes or, if there is a store, its card.
 
     The command "icebear index" makes the store. The card has the sentences with the largest positive and negative
     activations, and the label with its score. The card needs only the store, not the model. With --effects, the card
-    also has the next words that the neuron raises and lowers at these sentences, measured in the model. With
+    also has the next words that the neuron raises and lowers at these sentences, measured in the model. The card of
+    an attention head always loads the model: it has the tokens that the head attends to in its sentences, and the words
+    that it raises and lowers there. With
     --base-model, the command shows the tokens that the neuron promotes in each of the two models. It also shows
     the cosine between the neuron's W_in row in one model and its W_in row in the other, and likewise for W_out.
 
     Example:
       icebear neuron L29.ffn.860 --top 5
       icebear neuron L29.ffn.860 --store wiki.db
+      icebear neuron L23.head.4 --top 4
     """
     exactly_one({"a NEURON": options.neuron, "--significant": options.significant or None})
     if options.neuron is None:
         return _significant(options)
     wanted = Neuron.parse(options.neuron)
-    if wanted.site == "head":
-        return _head(wanted, options)
-    if not (options.effects or options.annotate) and options.base_model is None:
+    if not (options.effects or options.annotate or wanted.site == "head") and options.base_model is None:
         with store_alone(options.store, options.model.model) as store:
             if store:
                 return _card(None, wanted, store, options)
@@ -68,6 +69,8 @@ def neuron(options: Options) -> None:
     with store_if_any(options.store, model) as store:
         if store:
             _card(model, wanted, store, options)
+        elif wanted.site == "head":
+            raise StoreError("The card of a head needs a store; build one with icebear index.")
         elif options.html or options.annotate or options.effects:
             raise StoreError("--html, --annotate and --effects need a store; build one with icebear index.")
         else:
@@ -102,19 +105,6 @@ def _vocabulary(model: icebear.Model, wanted: Neuron, options: Options) -> None:
         line = "Cosines between the models: " + ", ".join(f"{what} {cosine:.4f}" for what, cosine in cosines.items())
         tables += [f"In {base.name}:", projection_table(base_words), line]
     show(options.json, {**document, **model.made_with}, *tables)
-
-
-def _head(head: Neuron, options: Options) -> None:
-    """The label of an attention head, which is of the tokens that it attends to."""
-    from icebear.actmax.card import held_out_examples
-    from icebear.app.cli.tables.cards import label_report
-
-    with icebear.open_store(options.store) as store:
-        labels, made_with = list(store.labels.meanings([head]).values()), store.made_with()
-        if not labels:
-            raise StoreError(f"{head} has no label yet; make one with icebear label --auto {head}.")
-        report = label_report("+ (attends to)", labels[0], held_out_examples(store, labels[0]))
-    show(options.json, {**made_with, "neuron": str(head), "meaning": labels[0].to_dict()}, report)
 
 
 def _significant(options: Options) -> None:

@@ -35,8 +35,8 @@ SMALL_INDEX = 300
 """Summaries in the small index, which the app builds in the background."""
 LARGE_INDEX = 3000
 """Summaries in the larger one, which the visitor starts."""
-SITES = ("ffn", "attn")
-"""Whose neurons the app indexes: all that it ranks and links to."""
+SITES = ("ffn", "attn", "head")
+"""What the app indexes: all that it ranks and links to."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
 
@@ -251,7 +251,7 @@ def _build(job: Job, loading: Job, path: Path | None) -> Path:
     job.step(0, 1)
     job.doing = "fetching the summaries"
     corpus = read_corpus("wiki-summaries", limit=LARGE_INDEX if path else SMALL_INDEX)
-    name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-v{VERSION}.db"
+    name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-heads-v{VERSION}.db"
     path = path or cache_folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     _scan(job, model, corpus, path)

@@ -1,0 +1,162 @@
+"""Where attention heads look: in their examples, in the calibration texts, and on random tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from icebear.actmax.head_attention import MEASURED
+from icebear.concepts.passes.sites import eager
+from icebear.concepts.vocabulary.calibration import token_rows
+from icebear.db.example_tables import ATTENTION
+from icebear.db.store import Store
+from icebear.errors import StoreError
+from icebear.models.model import Model
+from icebear.records import Example, Neuron
+
+PASS_ROWS = 8
+TEXTS = 24
+"""The number of calibration texts that shares of attention are averaged over."""
+REPEATS = 8
+"""The number of sequences of random tokens."""
+PERIOD = 30
+"""Random tokens are repeated after this many."""
+NEAR = range(2, 21)
+FAR = range(PERIOD - 18, PERIOD + 1)
+"""Distances that stand for chance, near ones (also positions) and those about the period: 19, so that in a model whose
+heads do not look at one of 20 in particular, any head is named in one of 20 measurements."""
+
+
+@torch.no_grad()
+def attention_maps(model: Model, rows: Sequence[list[int]]) -> dict[int, Tensor]:
+    """Return layer -> the attention weights (B, H, T, T) of texts that share a pass; none for a model that does not
+    return them. Row i of a map has the weights of the token i over the tokens it attends to."""
+    inputs, options = model.inputs(model.read(rows)), {"use_cache": False} if model.task.generates else {}
+    with model.lock, eager(model):
+        maps = model.net.base_model(**inputs, output_attentions=True, **options).attentions or ()  # no logits
+    layers = model.layers_with("attn")
+    numbers = range(model.layers) if len(maps) == model.layers else layers
+    if len(numbers) != len(maps):
+        return {}
+    return {layer: weights.float().cpu() for layer, weights in zip(numbers, maps, strict=True) if layer in layers}
+
+
+def attended(model: Model, store: Store, head: Neuron, k: int) -> list[Example]:
+    """Return the first k examples of a head with its attention at their tokens, and save it if the store can be
+    written."""
+    examples, limit = store.examples(head, "+", k), store.facts.get("max_tokens")
+    if model.task.stacks != 1:
+        return examples
+    lacking = [number for number, example in enumerate(examples) if example.relevance is None]
+    rows = [model.token_ids(examples[number].sentence.text, limit) for number in lacking]
+    for part in model.batches(list(map(len, rows)), PASS_ROWS):
+        maps = attention_maps(model, [rows[at] for at in part])
+        for row, at in enumerate(part if head.layer in maps else ()):
+            example = examples[lacking[at]]
+            weights = maps[head.layer][row, head.index, example.token, : len(rows[at])]
+            examples[lacking[at]] = replace(example, relevance=tuple(weights.tolist()))
+    with suppress(StoreError):
+        new = [examples[number] for number in lacking]
+        store.example_tables.add_attributions(
+            ATTENTION, [(head, "+", e.sentence.id, list(e.relevance), dict[str, float]()) for e in new if e.relevance]
+        )
+    return examples
+
+
+def ensure_heads(model: Model, store: Store) -> None:
+    """Measure the attention of all heads, once for an index that has heads."""
+    if "head" in store.facts.get("sites") and store.controls.get(MEASURED) is None:
+        store.controls.set({MEASURED: measured_heads(model)})
+
+
+def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
+    """Return shares and kinds -> name -> the mean attention of each head, by layer, and the control, JSON-ready; empty
+    for models of several stacks, of images, and of short contexts, and for those that return no attention."""
+    if model.task.stacks != 1 or not model.task.reads_text or model.context_length <= 2 * PERIOD:
+        return {}
+    rows = sorted(token_rows(model)[:TEXTS], key=len)
+    parts = [[rows[number] for number in part] for part in model.batches(list(map(len, rows)), PASS_ROWS)]
+    texts = ((part, _stacked(model, part)) for part in parts)
+    repeated, plain = (_stacked(model, ids) for ids in random_rows(model))
+    if not len(repeated):
+        return {}
+    shares = text_shares(texts)
+    return {
+        "shares": {name: {"heads": _by_layer(x), "control": even} for name, (x, even) in shares.items()},
+        "kinds": {
+            name: {"heads": _by_layer(x), "control": null.max().item()}
+            for name, (x, null) in kind_shares(repeated, plain).items()
+        },
+    }
+
+
+def random_rows(model: Model) -> tuple[list[list[int]], list[list[int]]]:
+    """Return sequences of random tokens whose second half repeats the first, and the same with another first half; all
+    begin with the token that begins a text."""
+    special = model.special_ids()
+    able = torch.tensor([token for token in range(model.config.vocab_size) if token not in special])
+    generator = torch.Generator().manual_seed(0)
+    before, tokens = able[torch.randint(len(able), (2, REPEATS, PERIOD), generator=generator)]
+    start = torch.tensor([row[:1] for row in [token_rows(model)[0]] * REPEATS])
+    return torch.cat((start, tokens, tokens), 1).tolist(), torch.cat((start, before, tokens), 1).tolist()
+
+
+def text_shares(texts: Iterable[tuple[list[list[int]], Tensor]]) -> dict[str, tuple[Tensor, float]]:
+    """Return where to -> the mean attention (L, H) at all tokens but the first, and that of even attention.
+
+    texts: (the token ids of B texts, their attention (L, B, H, T, T)).
+    """
+    sums: dict[str, Tensor] = {}
+    count = even = 0.0
+    for rows, maps in texts:
+        for row, ids in enumerate(rows):
+            weights = maps[:, row, :, 1 : len(ids), : len(ids)]  # (L, H, T - 1, T)
+            parts = {"first": weights[..., 0], "previous": weights.diagonal(dim1=-2, dim2=-1)}
+            parts["itself"] = weights[..., 1:].diagonal(dim1=-2, dim2=-1)
+            sums = {name: sums.get(name, 0) + part.double().sum(-1) for name, part in parts.items()}
+            count += len(ids) - 1
+            even += sum(1 / (at + 1) for at in range(1, len(ids)))
+    return {name: (total / count, even / count) for name, total in sums.items()}
+
+
+def kind_shares(repeated: Tensor, plain: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return kind -> the mean attention (L, H) that makes a head of this kind, and the attention (N, L, H) that heads
+    pay by chance: where nothing repeats, at distances about the period; or at other distances and positions.
+
+    repeated, plain: attention (L, B, H, T, T) on the sequences of `random_rows`.
+    """
+    second = slice(1 + PERIOD, None)
+
+    def at(maps: Tensor, distance: int) -> Tensor:
+        """The mean attention of the second half to the token at a distance."""
+        return maps[..., second, :].diagonal(1 + PERIOD - distance, dim1=-2, dim2=-1).mean(-1).mean(1)
+
+    def to(position: int) -> Tensor:
+        return plain[..., second, position].mean(-1).mean(1)
+
+    near, far = (torch.stack([at(plain, distance) for distance in distances]) for distances in (NEAR, FAR))
+    return {
+        "induction": (at(repeated, PERIOD - 1), far),
+        "duplicate": (at(repeated, PERIOD), far),
+        "previous": (at(plain, 1), near),
+        "itself": (at(plain, 0), near),
+        "first": (to(0), torch.stack([to(position - 1) for position in NEAR])),
+    }
+
+
+def _stacked(model: Model, rows: Sequence[list[int]]) -> Tensor:
+    """Return the attention (L, B, H, T, T); zeros for layers without attention, nothing without maps."""
+    parts = [attention_maps(model, rows[start : start + PASS_ROWS]) for start in range(0, len(rows), PASS_ROWS)]
+    maps = {layer: torch.cat([part[layer] for part in parts]) for layer in parts[0]}
+    if not maps:
+        return torch.zeros(0)
+    empty = torch.zeros_like(next(iter(maps.values())))
+    return torch.stack([maps.get(layer, empty) for layer in range(model.layers)])
+
+
+def _by_layer(heads: Tensor) -> list[list[float]]:
+    return [[round(share, 5) for share in row] for row in heads.tolist()]
