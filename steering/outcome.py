@@ -164,8 +164,9 @@ def _phrase(record: FlipRecord, logs: Tensor) -> list[float]:
 
 
 def _others(edits: list[Edit]) -> str:
-    what = "heads" if all(edit.neuron.site == "head" for edit in edits) else "neurons"
-    return f"the same edits of random other {what} of the same layers"
+    if all(edit.neuron.site == "head" for edit in edits):
+        return "the same edits of random other heads"
+    return "the same edits of random other neurons of the same layers"
 
 
 def _hold(record: FlipRecord, logs: Tensor) -> list[bool]:

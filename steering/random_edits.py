@@ -54,7 +54,8 @@ def random_edit_control(
     position
         The token whose output is read, as of `attribute`.
     draws
-        The number of random draws, each of as many neurons of the same layers and sites.
+        The number of random draws, each of as many neurons of the same layers and sites; heads are drawn from all
+        layers.
     seed
         The seed of the draws.
     on_progress
@@ -115,8 +116,8 @@ def _logits(model: Model, objective: Objective, edits: Sequence[Sequence[Edit]],
 
 
 def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:
-    """Return `draws` different draws of the same edits of other neurons of the same layers and sites; fewer, or
-    none, if there are not enough other neurons (heads)."""
+    """Return `draws` different draws of the same edits of other neurons of the same layers and sites, or of other heads
+    of any layer, because a layer has few; fewer draws, or none, if there are not enough."""
     generator = random.Random(seed)
     choices: dict[frozenset[str], list[Edit]] = {}
     for _ in range(TRIES * draws):
@@ -133,10 +134,11 @@ def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> lis
     taken = {(neuron.layer, neuron.site, neuron.index) for neuron in neurons}
     moved: dict[Neuron, Neuron] = {}  # a neuron with several edits moves as a whole
     for neuron in neurons:
-        layer, site = neuron.layer, neuron.site
-        free = [index for index in range(model.width(site)) if (layer, site, index) not in taken]
+        site, layers = neuron.site, model.layers_with("attn") if neuron.site == "head" else [neuron.layer]
+        free = [(layer, site, index) for layer in layers for index in range(model.width(site))]
+        free = [at for at in free if at not in taken]
         if not free:
             return []
-        moved[neuron] = replace(neuron, index=generator.choice(free))
-        taken.add((layer, site, moved[neuron].index))
+        moved[neuron] = Neuron(*generator.choice(free))
+        taken.add((moved[neuron].layer, site, moved[neuron].index))
     return [replace(edit, neuron=moved[edit.neuron]) for edit in edits]

@@ -146,15 +146,18 @@ def test_a_change_is_beyond_chance_if_none_of_twenty_draws_is_as_large():
 def test_edits_elsewhere_are_of_other_neurons_of_the_same_layers(model):
     edits = parse_edits(["L1.ffn.3*0", "L1.ffn.3+2@last", "L1.ffn.4=1", "L0.head.2*0"])
     for drawn in random_edits(model, edits, 30):
-        assert [(e.op, e.value, e.where, e.neuron.layer, e.neuron.site) for e in drawn] == [
-            (e.op, e.value, e.where, e.neuron.layer, e.neuron.site) for e in edits
+        assert [(e.op, e.value, e.where, e.neuron.site) for e in drawn] == [
+            (e.op, e.value, e.where, e.neuron.site) for e in edits
         ]
+        assert [e.neuron.layer for e in drawn[:3]] == [1, 1, 1]
         assert drawn[0].neuron == drawn[1].neuron != drawn[2].neuron
         assert not {e.neuron for e in drawn} & {e.neuron for e in edits}
     assert len({drawn[0].neuron for drawn in random_edits(model, edits, 200)}) == 18  # of 20, all but two
     heads = random_edits(model, parse_edits(["L0.head.2*0"]), 20)
-    assert sorted(drawn[0].neuron.index for drawn in heads) == [0, 1, 3]  # no draw twice
-    assert random_edits(model, parse_edits([f"L0.head.{head}*0" for head in range(3)]), 1) == []
+    others = {(layer, index) for layer in range(model.layers) for index in range(4)} - {(0, 2)}
+    assert sorted((drawn[0].neuron.layer, drawn[0].neuron.index) for drawn in heads) == sorted(others)  # none twice
+    too_many = [f"L{layer}.head.{head}*0" for layer, head in list(others)[:-1]]
+    assert random_edits(model, parse_edits(too_many), 1) == []
 
 
 def test_the_control_of_edits_is_what_the_same_edits_do_elsewhere(model):
