@@ -264,7 +264,7 @@ def test_one_token_and_an_unknown_family(environment, no_stages):
 
 
 def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_stages, monkeypatch):
-    suggestion = Suggestion((), CAMEL, "camel", "bear", " desert", 0.25, -3.0)
+    suggestion = Suggestion((), CAMEL, "camel", "bear", " desert", 0.25, 1.2)
     monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda model, prompt: [suggestion])
     page = fine(visit(prompt="The wild bear lives in the"))
     assert not page.get("button_group")  # nothing is computed unasked

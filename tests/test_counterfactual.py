@@ -1,5 +1,6 @@
 """Relevance compared with other prompts: what it is, whom tokens are partners of, and what is refused."""
 
+import json
 import shlex
 from dataclasses import replace
 
@@ -14,7 +15,13 @@ from test_tasks import make
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, explain, load_model, steer
 from icebear.app.cli.main import main
-from icebear.concepts.answers.counterfactuals import COMMON, FAR_ENOUGH, suggest_counterfactuals
+from icebear.concepts.answers.counterfactuals import (
+    COMMON,
+    FAR_ENOUGH,
+    GOOD_SCORE,
+    chosen_counterfactual,
+    suggest_counterfactuals,
+)
 from icebear.concepts.methods.multipliers import alignment
 from icebear.errors import InputError, SameAnswer
 from icebear.evaluation.baselines.attention import AttentionRollout
@@ -254,6 +261,21 @@ def test_a_suggestion_exchanges_one_content_word_for_another_answer(smol, few_tr
 
 def test_where_nothing_can_be_exchanged_nothing_is_suggested(smol):
     assert suggest_counterfactuals(smol, "Bees make") == []
+    assert chosen_counterfactual(smol, "Bees make") is None
+
+
+def test_a_prompt_alone_is_compared_with_a_good_suggestion(smol, few_tried, monkeypatch):
+    prompt = "The capital of France is"
+    (first,) = suggest_counterfactuals(smol, prompt, 1)
+    assert first.score >= GOOD_SCORE
+    assert chosen_counterfactual(smol, prompt) == first
+    document = json.loads(run("explain", prompt, "--json"))
+    assert document["chosen_counterfactual"]["text"] == first.text
+    assert first.answer in run("explain", prompt)
+    for more in (["--no-counterfactual"], ["--target", " Paris"]):
+        assert "chosen_counterfactual" not in json.loads(run("explain", prompt, "--json", *more))
+    monkeypatch.setattr("icebear.concepts.answers.counterfactuals.GOOD_SCORE", first.score + 1e-6)
+    assert chosen_counterfactual(smol, prompt) is None
 
 
 def test_the_commonest_words_are_two_hundred_or_so():

@@ -226,7 +226,7 @@ def test_which_neurons_with_their_controls(session, model, site, counterfactual)
 
 def test_what_to_compare_with(session, monkeypatch):
     """The library's suggestions, of which the agent picks one."""
-    row = Suggestion((1, 2), "big cats", "big", "ice", "z", 0.25, -3.0)
+    row = Suggestion((1, 2), "big cats", "big", "ice", "z", 0.25, 1.2)
     monkeypatch.setattr(tools, "suggest_counterfactuals", lambda model, prompt: [row])
     (result,) = json_of(session, "suggest_counterfactuals", prompt=PROMPT)["counterfactuals"]
     assert result == {"text": "big cats", "word": "big", "instead_of": "ice", "answer": "z", "probability": 0.25}

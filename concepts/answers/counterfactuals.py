@@ -49,6 +49,8 @@ LIKELY = 30
 """Two answers are of one kind if each is among this many most probable ones after the other prompt."""
 FAR_ENOUGH = 1.0
 """The smallest logit difference between the two answers, in both prompts."""
+GOOD_SCORE = 0.9
+"""A suggestion with this score is shown without being asked for."""
 UNLIKELY = -8.0
 """A log-probability below this counts as this: after "The", "flower" is unlikely where "flowers" is written."""
 FAR = 5.0
@@ -104,6 +106,13 @@ class _Embeddings:
     def similarity(self, word: Sequence[int], other: Sequence[int]) -> float:
         """Return the cosine of the embeddings of two words."""
         return cosine_similarity(self.rows[list(word)].mean(0), self.rows[list(other)].mean(0), dim=0).item()
+
+
+def chosen_counterfactual(model: Model, prompt: str) -> Suggestion | None:
+    """Return the first suggestion for a text, if it is good, and reads as the tokens that were run."""
+    suggestions = suggest_counterfactuals(model, prompt, 1) if model.task.is_causal else []
+    good = (row for row in suggestions if row.score >= GOOD_SCORE and tuple(model.ids(row.text)) == row.ids)
+    return next(good, None)
 
 
 @typed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -37,7 +37,13 @@ class Options:
         "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
         "earlier words."
     )
-    suggest: bool = option("Suggest three counterfactual prompts, and print them as commands.")
+    suggest: int | None = option(
+        "Suggest this many counterfactual prompts, and print them as commands.",
+        type="count",
+        default=None,
+        show_default="none",
+    )
+    no_counterfactual: bool = option("Explain a PROMPT alone without a counterfactual that icebear chooses.")
     store: str
     html: str | None
     json: bool
@@ -84,10 +90,10 @@ class Options:
 def explain(options: Options) -> None:
     """Explain the prediction after PROMPT.
 
-    With --counterfactual, show how the answer is computed: the tokens that are read, the heads that move their
-    information to the last token, and the neurons that write the answer; with --file, what many pairs share. Without
-    it, show the tokens and neurons that contributed. With --base-model, show which weights caused the difference. With
-    --span, explain words of the model's answer.
+    With --counterfactual, or one that icebear finds for a PROMPT alone, show how the answer is computed: the tokens
+    that are read, the heads that move their information to the last token, and the neurons that write the answer; with
+    --file, what many pairs share. Without it, show the tokens and neurons that contributed. With --base-model, show
+    which weights caused the difference. With --span, explain words of the model's answer.
 
     Example:
       icebear explain "The capital of France is" --counterfactual "The capital of Japan is"
@@ -102,6 +108,9 @@ def explain(options: Options) -> None:
         model.check_made(task.made_with["model"], str(options.task_file))
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
 
+    chosen = _chosen(options, model) if _is_alone(options, model) else None
+    if chosen:
+        arguments["counterfactual"] = chosen.text
     explanation = replace(_explained(options, model, arguments), task=task)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
@@ -112,6 +121,10 @@ def explain(options: Options) -> None:
     is_screen = explanation.stages or not is_report
     report = explanation_screen if is_screen else explanation_report
     tables: list[Any] = [report(explanation, units_table(units) if units else None)]
+    if chosen:
+        document["chosen_counterfactual"] = vars(chosen)
+        ways = "--counterfactual for your own, --no-counterfactual for none"
+        tables.insert(0, f"Compared with {chosen.text!r}, chosen by icebear; {ways}.\n")
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
     if options.sources:
@@ -120,16 +133,35 @@ def explain(options: Options) -> None:
         tables += reports
     if options.suggest:
         text = str(attribution.prompt.prompt)
-        suggestions = icebear.suggest_counterfactuals(model, text)
+        suggestions = icebear.suggest_counterfactuals(model, text, options.suggest)
         document["suggestions"] = list(map(vars, suggestions))
         tables += [_command(text, suggestion, options.model.model) for suggestion in suggestions]
         if suggestions:
-            tables.insert(1, "\nCompare with another prompt:")
+            tables.insert(-len(suggestions), "\nCompare with another prompt:")
     show(options.json, document, *tables)
     if options.claim:
         from icebear.claims.kinds.predictions import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation))
+
+
+def _is_alone(options: Options, model: icebear.Model) -> bool:
+    """Return whether nothing but a text is named, so that a comparison may be chosen for it."""
+    from icebear.concepts.stages.stages import stage_sites
+
+    attribution, prompt = options.attribution, options.attribution.prompt
+    is_text = prompt.prompt is not None and not (prompt.chat or prompt.system or prompt.pair)
+    names = {field.name for field in fields(attribution)} - {"prompt", "max_new_tokens"}
+    others = [getattr(attribution, name) for name in names]
+    others += [options.no_counterfactual, options.site, options.position, options.units, options.sources, options.nodes]
+    return is_text and not any(others) and bool(stage_sites(model))
+
+
+def _chosen(options: Options, model: icebear.Model) -> Suggestion | None:
+    from icebear.concepts.answers.counterfactuals import chosen_counterfactual
+
+    with waiting("Looking for a prompt to compare with"):
+        return chosen_counterfactual(model, str(options.attribution.prompt.prompt))
 
 
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:
