@@ -113,7 +113,7 @@ class Card(SavedRecord, Tabled):
     def swap(self) -> str:
         """A command that swaps the head at its strongest sentence for its value in the next one; empty for a neuron,
         and without two sentences."""
-        prompts = dict.fromkeys("".join(e.sentence.tokens[: e.token + 1]) for e in self.examples["+"])
+        prompts = dict.fromkeys("".join(e.sentence.tokens[: e.token + 1]) for e in self.examples.get("+", ()))
         if not self.is_head or len(prompts) < 2:
             return ""
         prompt, source = list(prompts)[:2]

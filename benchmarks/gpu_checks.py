@@ -155,7 +155,7 @@ def held(model: Model, ids: list[int]) -> dict[str, Tensor]:
 
 
 def scanned(model: Model) -> dict[str, Tensor]:
-    summary, vectors = scan_shard(model, sentences(SCANNED), Settings(k=8))
+    summary, vectors = scan_shard(model, sentences(SCANNED), Settings(k=8, sites=("ffn",)))
     moments = summary.statistics["moments"]
     return {"scan, top activations": summary.values, "scan, sums": moments, "scan, sentence vectors": vectors}
 
@@ -264,7 +264,7 @@ def passes(model: Model) -> dict[str, Callable[[], object]]:
             attribute, model, ids, TARGET, contrast=CONTRAST, counterfactual=counterfactual(ids)
         ),
         "stages": partial(stages, model, ids, TARGET, CONTRAST, counterfactual(ids)),
-        f"scan of {BATCH} rows": partial(scan_shard, model, sentences(BATCH), Settings(k=8)),
+        f"scan of {BATCH} rows": partial(scan_shard, model, sentences(BATCH), Settings(k=8, sites=("ffn",))),
     }
 
 
@@ -371,7 +371,7 @@ def scan_speed(model: Model, device: str) -> Iterator[dict[str, Any]]:
             for start in range(0, len(ids), BATCH):
                 model.final_stream(model.read(ids[start : start + BATCH]))
 
-    cases = {"forward": bare, "scan": partial(scan_shard, model, rows, Settings(k=8))}
+    cases = {"forward": bare, "scan": partial(scan_shard, model, rows, Settings(k=8, sites=("ffn",)))}
     measured = ratios(cases, device, quick=True)
     yield row("scan: tokens a second of the bare forward", sum(map(len, ids)) / measured["forward, ms"] * 1000)
     yield row("scan: time / bare forward", measured["scan, ratio"])

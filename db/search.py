@@ -136,12 +136,13 @@ def _by_sentences(store: Tables, query: str) -> np.ndarray:
 
 
 def _by_labels(store: Tables, words: list[str]) -> dict[int, tuple[str, float]]:
-    """Return side -> a reason, and the z of a label's p, for the significant labels that have one of the words."""
+    """Return side -> a reason, and the z of a label's p, for the significant labels that have one of the words. Without
+    a null, as for the heads of a small model, p is 1."""
     wanted = {word.lower() for word in words}
     return {
         2 * identity + POLARITIES.index(polarity): (f"label {text!r} ({score:.2f})", -NormalDist().inv_cdf(p))
         for identity, polarity, text, score, p in store.labels.significant()
-        if wanted & set(re.findall(r"\w+", text.lower()))
+        if p < 1 and wanted & set(re.findall(r"\w+", text.lower()))
     }
 
 

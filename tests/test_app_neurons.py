@@ -203,7 +203,7 @@ def test_search(environment, smol, near):
     fine(page)
     page.get_by_key("how").set_value("statistics").run()
     every = len(fine(page).dataframe[0].value)
-    assert every == smol.layers * smol.width("ffn")
+    assert every == smol.layers * (smol.width("ffn") + smol.heads)
     page.get_by_key("kinds").set_value(["token detector"]).run()
     result = fine(page).dataframe[0].value
     assert 0 < len(result) < every

@@ -17,9 +17,10 @@ from icebear.steering import outcome
 from icebear.steering.comparison import compare, texts_under
 
 
-def test_a_flip(environment, few_contexts, desert, monkeypatch):
+def test_a_flip(environment, few_contexts, monkeypatch):
     """A word without its space, found once for all visitors, and shown before it is measured; Stop leaves what there
     is, and a button measures the rest of it."""
+    swaps = [f'L23.head.{head}<-"{CAMEL}"@last' for head in (4, 5)]
     goes_on = threading.Event()
     monkeypatch.setattr(outcome, "texts_under", lambda *args, **more: goes_on.wait(60) and texts_under(*args, **more))
     page = fine(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, tokens="2"))
@@ -38,9 +39,9 @@ def test_a_flip(environment, few_contexts, desert, monkeypatch):
     assert STOPPED in page.info[0].value.replace("\\", "")
     assert first in text(fine(page)).replace(page.info[0].value, "")
     page.get_by_key("flip_measure").click().run()
-    assert started(*wanted).outcome().edits == desert.edits
+    assert list(map(str, started(*wanted).outcome())) == swaps
     shown = text(fine(page.run()))
-    assert "9 edits make the model say desert instead of Arctic" in shown
+    assert "2 edits make the model say desert instead of Arctic" in shown
     assert ("not written yet" in shown, "not measured yet" in shown, "Side effects are" in shown) == (
         False,
         False,
@@ -48,7 +49,7 @@ def test_a_flip(environment, few_contexts, desert, monkeypatch):
     )
     assert text(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, run="flip")) == shown
     page.get_by_key("flip_edit").click().run()
-    assert page.get_by_key("edits").value == "\n".join(map(str, desert))
+    assert page.get_by_key("edits").value == "\n".join(swaps)
 
 
 def test_steer(environment):

@@ -113,9 +113,9 @@ def test_a_full_memory_has_a_way_out(monkeypatch, error):
         raise error
 
     monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda self: loaded)
-    monkeypatch.setattr("icebear.attribute", full)
+    monkeypatch.setattr("icebear.explanation.explanation.attribute", full)
     message = "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu"
-    fails("explain", PROMPT, message=message)
+    fails("explain", PROMPT, "--no-counterfactual", message=message)
     monkeypatch.setattr(
         "icebear.app.cli.options.ModelOptions.load", lambda self: 1 / 0
     )  # a mistake of ours keeps its traceback

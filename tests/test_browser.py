@@ -70,7 +70,7 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     other = open_view(chromium.new_context().new_page(), address, page.url.removeprefix(f"{address}/"))
     assert continuations(other) == continuations(page)
     other.close()
-    page.locator(".st-key-group_neurons button").first.click()
+    page.locator(".st-key-flip_neurons button").first.click()
     page.wait_for_url("**/neurons?*")
     view(settled(page), "Why this word?")
     assert page.get_by_label("Prompt", exact=True).input_value() == "The capital of Japan is"

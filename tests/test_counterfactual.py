@@ -296,7 +296,9 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, f
     assert max(map(len, text.splitlines())) <= 100
     assert "How is the answer computed?" in page.read_text()
     assert "Arctic" in page.read_text()
-    assert "account" in run("explain", ICE_BEAR, "--target-text", " Arctic and", *camel)
+    assert "Compared with 'The wild camel lives in the Arctic'" in run(
+        "explain", ICE_BEAR, "--target-text", " Arctic and", *camel
+    )
     ranked = run("rank", ICE_BEAR, *camel, "--site", "ffn", "--top", "3", "--ablate")
     assert "counterfactual" in ranked
     assert "random" in ranked

@@ -102,7 +102,7 @@ def once(smol, desert):
     """The model is there, and what is the same on several pages is computed once for all. Counterfactuals are tried
     with fewer words, cards read fewer texts, a task's circuit is made of one pair and run by fewer edges, and no figure
     is drawn."""
-    found = {key_of(flipping.flip, smol, ICE_BEAR, " desert", source=CAMEL): desert}
+    found = {key_of(flipping.flip, smol, ICE_BEAR, " desert", source=CAMEL, heads=False): desert}
     measured = writes.writes
     load = cache(loading.load_model)
     with pytest.MonkeyPatch.context() as patch:

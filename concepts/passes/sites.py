@@ -123,3 +123,15 @@ def eager(model: Model) -> Iterator[None]:
         yield
     finally:
         model.net.set_attn_implementation(before)
+        _stop_capturing(model)
+
+
+def _stop_capturing(model: Model) -> None:
+    """Remove the hooks that transformers leaves after it returned attention weights: a network with them cannot be
+    sent to another process."""
+    for part in model.net.modules():
+        for key, hook in list(part._forward_hooks.items()):
+            if getattr(hook, "__module__", "") == "transformers.utils.output_capturing":
+                del part._forward_hooks[key]
+        if getattr(part, "_output_capturing_hooks_installed", False):
+            part._output_capturing_hooks_installed = False

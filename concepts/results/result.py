@@ -30,7 +30,7 @@ from icebear.models.text.images import ImageMap
 from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.records import HOOKS, Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
-from icebear.values import check_int, one_of, several, shown, typed
+from icebear.values import check_int, of_type, one_of, several, shown, typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -327,6 +327,7 @@ class Relevance(SavedResult, Tabled):
         ----------
         Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
         """
+        of_type(model, "model", {"Model", "None"})
         patched = Patched(model or self._run().model, self)
         if isinstance(nodes, int):
             return patched.measure(self.top(check_int(nodes, "The number of nodes"), position="all"))

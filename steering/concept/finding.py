@@ -129,6 +129,8 @@ def find_concept(
         The model whose neurons are used.
     examples, others
         Texts with and without the concept, at least 16 of each.
+    name
+        The name of the concept.
     max_neurons
         The maximum number of neurons.
     sites

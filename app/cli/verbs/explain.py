@@ -38,12 +38,12 @@ class Options:
         "earlier words."
     )
     suggest: int | None = option(
-        "Suggest this many counterfactual prompts, and print them as commands.",
+        "Suggest this many counterfactual prompts.",
         type="count",
         default=None,
-        show_default="none",
+        show_default=False,
     )
-    no_counterfactual: bool = option("Explain a PROMPT alone without a counterfactual that icebear chooses.")
+    no_counterfactual: bool = option("Choose no counterfactual for a PROMPT alone.")
     store: str
     html: str | None
     json: bool
