@@ -76,7 +76,8 @@ def sides(
             fired = {
                 part: scores.top_activations(sample, sign * activations[part][row]) for part, sample in samples.items()
             }
-            examples = store.examples(neuron, polarity) if neuron.site != "head" else []  # an index has no heads
+            # The examples of a head are by the norm of what it writes; its labels are about its attention.
+            examples = store.examples(neuron, polarity) if neuron.site != "head" else []
             examples = [example for example in examples if part_of(example.sentence.title) == "train"]
             strongest = tuple((example.sentence.tokens, example.token) for example in examples)
             train, writes = fired["train"], tuple(token.text for token in promoted[polarity])

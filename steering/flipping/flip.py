@@ -179,7 +179,7 @@ def flip(
     prompt
         A text, token ids, or a chat.
     to
-        A token, for which the last token is edited; or a phrase, for which they are set there and at the
+        A token, for which the last token is edited; or a phrase, for which neurons are set there and at the
         tokens of the phrase (`Edit.where` ``step:1``, ...).
     source
         A source prompt of any length (an interchange intervention): heads take their outputs where its answer is
