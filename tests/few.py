@@ -14,6 +14,8 @@ from icebear.concepts.vocabulary import calibration
 
 FEW = {
     "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
+    "icebear.actmax.heads.REPEATS": 2,
+    "icebear.actmax.heads.TEXTS": 4,
     "icebear.app.web.neuron_card.PAGE_SENTENCES": 2,
     "icebear.app.web.steering.concepts.CONCEPT_TOKENS": 8,
     "icebear.concepts.nodes.controls.RANDOM_DRAWS": 1,
