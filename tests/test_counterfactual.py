@@ -272,7 +272,7 @@ def test_a_prompt_alone_is_compared_with_a_good_suggestion(smol, few_tried, monk
     document = json.loads(run("explain", prompt, "--json"))
     assert document["chosen_counterfactual"]["text"] == first.text
     assert first.answer in run("explain", prompt)
-    for more in (["--no-counterfactual"], ["--target", " Paris"]):
+    for more in (["--no-counterfactual"], ["--target", " Paris"], ["--position", "0"]):
         assert "chosen_counterfactual" not in json.loads(run("explain", prompt, "--json", *more))
     monkeypatch.setattr("icebear.concepts.answers.counterfactuals.GOOD_SCORE", first.score + 1e-6)
     assert chosen_counterfactual(smol, prompt) is None

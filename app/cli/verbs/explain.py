@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -145,16 +145,18 @@ def explain(options: Options) -> None:
         claim(options.claim, model, lambda: of_explanation(model, explanation))
 
 
+def _only_named(options: Options, supported: str) -> bool:
+    """Return whether the command line has only these options, and those of the model."""
+    others = set(click.get_current_context().params) - {*supported.split(), *vars(options.model)}
+    return not any(map(named, others))
+
+
 def _is_alone(options: Options, model: icebear.Model) -> bool:
-    """Return whether nothing but a text is named, so that a comparison may be chosen for it."""
+    """Return whether nothing but a text is explained, so that a comparison may be chosen for it."""
     from icebear.concepts.stages.stages import stage_sites
 
-    attribution, prompt = options.attribution, options.attribution.prompt
-    is_text = prompt.prompt is not None and not (prompt.chat or prompt.system or prompt.pair)
-    names = {field.name for field in fields(attribution)} - {"prompt", "max_new_tokens"}
-    others = [getattr(attribution, name) for name in names]
-    others += [options.no_counterfactual, options.site, options.position, options.units, options.sources, options.nodes]
-    return is_text and not any(others) and bool(stage_sites(model))
+    supported = "prompt top suggest store html json claim paraphrase max_new_tokens"
+    return _only_named(options, supported) and bool(stage_sites(model))
 
 
 def _chosen(options: Options, model: icebear.Model) -> Suggestion | None:
@@ -223,9 +225,7 @@ def _command(text: str, suggestion: Suggestion, model_name: str) -> str:
 
 def _explain_task(file: str, options: Options) -> None:
     """Explain what the pairs of prompts of a file share."""
-    supported = set("file target contrast counterfactual html json claim".split())
-    others = set(click.get_current_context().params) - supported - set(vars(options.model))
-    if any(map(named, others)):
+    if not _only_named(options, "file target contrast counterfactual html json claim"):
         raise click.UsageError(
             "--file can be combined only with --target, --contrast, one --counterfactual, --html, --json and --claim, "
             "or with --base-model; leave out PROMPT and the other options."
