@@ -153,7 +153,7 @@ def _flipped(
     if not swaps:
         return outcome
     sources = contexts.contexts[:: max(1, len(contexts.contexts) // RANDOM_DRAWS)][:RANDOM_DRAWS]
-    values = [LastToken(model, ids, record.phrase, source).logits([values_by_step(model, edits)]) for source in sources]
+    values = [last.with_source(source).logits([values_by_step(model, edits)]) for source in sources]
     drawn = _phrase(record, torch.cat(values).log_softmax(-1))
     return replace(outcome, other_sources=replace(new, others="the same swaps from other prompts", drawn=tuple(drawn)))
 

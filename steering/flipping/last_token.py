@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -78,6 +79,12 @@ class LastToken:
         self.again = [] if self.prefix else self.ids[:-1]
         """The tokens before, which are read in every pass if later tokens have an influence on them."""
         self.predicting = slice(len(self.again), None)
+
+    def with_source(self, ids: Sequence[int]) -> LastToken:
+        """Return the same passes with heads that are swapped from another prompt."""
+        other = copy.copy(self)
+        other.swapped = LastToken(self.model, ids).head_outputs()
+        return other
 
     def before(self, step: int) -> list[int]:
         """Return the token ids before the prediction of a step."""
