@@ -37,7 +37,7 @@ def pair(model, count: int) -> tuple[list[int], list[int]]:
 
 def draw(model, nodes: int, count: int):
     ids, other = pair(model, count)
-    return circuit(model, ids, 1000, 1001, counterfactual=other, nodes=nodes)
+    return circuit(model, ids, 1000, 1001, counterfactual=other, nodes=nodes, heads=False)
 
 
 def table(model, rounds: int) -> None:
@@ -77,12 +77,12 @@ def along_edges(model, count: int) -> None:
     """Print the sufficiency of edges, and of random ones, for each pair and order."""
     for task, pairs, _ in usable_by_task(model, TASKS, count, 0):
         for one in pairs:
-            options = {"counterfactual": one.counterfactual, "edges": EDGE_COUNTS[-1]}
+            options = {"counterfactual": one.counterfactual, "nodes": 60, "heads": False, "edges": EDGE_COUNTS[-1]}
             graph = circuit(model, one.prompt, *answers(model, one), **options)
             orders = {"contribution": graph, "effect": replace(graph, contribution=graph.effect)}
             for order, ranked in orders.items():
                 rows = [
-                    (row.edges, row.sufficiency, row.random_sufficiency) for row in faithfulness(ranked, EDGE_COUNTS)
+                    (row.edges, row.sufficiency, row.matched_sufficiency) for row in faithfulness(ranked, EDGE_COUNTS)
                 ]
                 print(json.dumps({"task": task, "prompt": one.prompt, "order": order, "rows": rows}), flush=True)
 

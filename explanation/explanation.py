@@ -178,7 +178,7 @@ def explain(
     span: Span | None = None,
     top: int = 10,
     site: str | None = "ffn",
-    circuit_nodes: int | None = None,
+    with_circuit: bool = False,
     store: Store | None = None,
 ) -> Explanation:
     """Explain a prediction: how the answer is computed (its stages), and the relevance of tokens and nodes.
@@ -193,8 +193,8 @@ def explain(
     site : str, optional
         The site of the nodes; None for every site. In place of ``ffn`` a model of attention only has heads, and one of
         scans only ``mixer``.
-    circuit_nodes : int, optional
-        Also compute the circuit of this many nodes, which needs a counterfactual and takes seconds.
+    with_circuit : bool
+        Also compute the circuit, which needs a counterfactual and takes seconds (`icebear.circuit`).
     store : Store, optional
         An index of the model, for labels and cards.
 
@@ -211,7 +211,7 @@ def explain(
     site = model.main_site if site == "ffn" else site
     ranking = Ranking(top, site)
     if isinstance(prompt, Relevance):
-        chosen = (target, contrast, counterfactual, base_model, span, circuit_nodes)
+        chosen = (target, contrast, counterfactual, base_model, span, with_circuit or None)
         if any(value is not None for value in chosen):
             raise InputError(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
@@ -220,26 +220,26 @@ def explain(
         return explain_relevance(model, prompt, ranking, store=store)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "base_model": base_model}
     pair = {"prompt": prompt, "target": target, "contrast": contrast, "span": span, **compared}
-    relevance, graph = relevance_and_circuit(model, site, circuit_nodes, **pair)
+    relevance, graph = relevance_and_circuit(model, site, with_circuit, **pair)
     return explain_relevance(model, relevance, ranking, store=store, graph=graph)
 
 
 def relevance_and_circuit(
     model: Model,
     site: str | None,
-    circuit_nodes: int | None,
+    with_circuit: bool,
     on_progress: OnProgress = unwatched,
     **arguments: Any,
 ) -> tuple[Relevance, Graph | None]:
-    """Return the relevance that explains the nodes of a site, and the circuit of `circuit_nodes` nodes, if any.
+    """Return the relevance that explains the nodes of a site, and the circuit, if it is wanted.
 
     arguments: those of `attribute`, with the counterfactual and the base model. Raises `InputError`.
     """
-    if circuit_nodes is not None:
+    if with_circuit:
         if arguments["counterfactual"] is None:
             raise InputError("A circuit needs a counterfactual; give one.")
         pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
-        graph = circuit(model, **pair, nodes=circuit_nodes, heads=site == "head", on_progress=on_progress)
+        graph = circuit(model, **pair, on_progress=on_progress)
         return graph.relevances[0], graph
     is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
     return attribute(model, **arguments, sites=_sites_of(model, site, is_pair, arguments.get("method"))), None

@@ -67,7 +67,7 @@ class CheckedCircuit:
     @classmethod
     def of(cls, graph: Graph, groups: int = CIRCUIT_GROUPS) -> CheckedCircuit:
         """Test a circuit. groups: the number of groups that are ablated, one at a time."""
-        return cls(graph, graph.faithfulness(), tuple(map(graph.without, graph.groups[:groups])))
+        return cls(graph, graph.edge_check or graph.faithfulness(), tuple(map(graph.without, graph.groups[:groups])))
 
     def to_dict(self) -> dict[str, Any]:
         groups = [

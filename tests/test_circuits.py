@@ -22,14 +22,15 @@ from test_tasks import make
 from torch.autograd.functional import jacobian
 from transformers import LlamaConfig
 
-from icebear import attribute, steer
+from icebear import attribute, stages, steer
 from icebear.concepts.circuits import drawing, edges, nodes
-from icebear.concepts.circuits.circuit import circuit
+from icebear.concepts.circuits.circuit import circuit, graph_of
 from icebear.concepts.circuits.circuit_records import Group, Node, Remainder, Token
 from icebear.concepts.circuits.groups import grouped
 from icebear.concepts.nodes.controls import ablate
 from icebear.concepts.passes import prefix
 from icebear.concepts.passes.sites import hooks
+from icebear.concepts.stages.stage_records import WholePart
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 
@@ -45,10 +46,10 @@ def calibrated(config):
     return model
 
 
-def made(name="llama", count=12, answers=(11, 12), **options):
+def made(name="llama", count=12, answers=(11, 12), heads=False, **options):
     model = calibrated(KNOWN[name])
     with Double():
-        return circuit(model, IDS, *answers, counterfactual=OTHER, nodes=count, **options)
+        return circuit(model, IDS, *answers, counterfactual=OTHER, nodes=count, heads=heads, **options)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +228,7 @@ def test_exchanging_the_prompts_changes_the_sign_of_contributions():
     """To nodes; those to the answer stay, if target and contrast are exchanged too."""
     one = made()
     with Double():
-        two = circuit(one.model, OTHER, 12, 11, counterfactual=IDS, nodes=12)
+        two = circuit(one.model, OTHER, 12, 11, counterfactual=IDS, nodes=12, heads=False)
     assert [node.neuron for node in one.nodes] == [node.neuron for node in two.nodes]
     assert torch.allclose(one.contribution[:-1], -two.contribution[:-1], atol=1e-12)
     assert torch.allclose(one.contribution[-1], two.contribution[-1], atol=1e-12)
@@ -286,6 +287,58 @@ def test_all_edges_between_nodes_are_the_nodes_ablation(graph, few_contexts):
     assert nothing.sufficiency == pytest.approx(0, abs=1e-9)
     assert nothing.all_edges == pytest.approx(result.all_edges)
     assert whole.all_edges == pytest.approx(everything.ablation().sufficiency, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+def test_whole_parts_are_recomputed(name):
+    """Contributions still sum to each target's difference, no edge comes from a whole part, and the model run along all
+    edges is the nodes' ablation beside the whole parts."""
+    few = made(name, heads=True, count=30)
+    relevance, at = few.relevances[0], few.relevances[0].predicted_at
+    last = few.mask() & (torch.arange(len(IDS)) == at)[:, None]
+    whole = (WholePart("ffn", "differing", (2,)), WholePart("attn", "between", (3, 4)))
+    with Double():
+        graph = graph_of(few.model, [relevance], nodes.scored(few.model, relevance, True), last, True, 10_000, whole)
+        measured, ablation = graph.faithfulness(), graph.ablation()
+    assert 0 < len(graph.nodes) < 30
+    assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-8
+    remainders = graph.contribution[:, len(IDS) + len(graph.nodes) :].unflatten(-1, (-1, len(IDS)))
+    narrow = replace(graph, whole=whole[:1]), replace(graph, whole=())
+    assert remainders[..., 2].abs().max() > 0  # of its heads
+    assert measured.sufficiency == pytest.approx(measured.all_edges) == pytest.approx(ablation.sufficiency, rel=1e-5)
+    with Double():
+        others = [other.ablation() for other in narrow]
+    assert len({round(row.sufficiency, 9) for row in (ablation, *others)}) == 3
+    assert len({row.necessity for row in (ablation, *others)}) == 1
+
+
+@pytest.mark.real
+def test_a_circuit_has_the_heads_and_neurons_of_the_stages(smol, few_contexts):
+    pair = ("The capital of France is", " Paris", " Tokyo")
+    graph = circuit(smol, *pair, counterfactual="The capital of Japan is")
+    staged = stages(smol, *pair, counterfactual="The capital of Japan is")
+    assert {node.neuron for node in graph.nodes} == {row.neuron for row in (*staged.heads, *staged.neurons)}
+    assert graph.whole == staged.whole
+    assert graph.ablation().sufficiency == pytest.approx(staged.alone, abs=1e-4)
+    assert graph.ablation().necessity == pytest.approx(staged.without, abs=1e-4)
+    check = graph.edge_check
+    assert check.all_edges == pytest.approx(staged.alone, abs=1e-4)
+    assert len(graph.edges) == check.edges
+    assert check.sufficiency >= 0.8 * check.all_edges
+    assert check.random_sufficiency < 0.2
+    again = graph.faithfulness()
+    assert (again.edges, again.sufficiency) == (check.edges, pytest.approx(check.sufficiency, abs=1e-5))
+
+
+@pytest.mark.real
+def test_edges_that_random_ones_equal_are_not_shown(smol, few_contexts):
+    """Where no small set gives the difference."""
+    doctor = "The doctor asked the {} to sit down because"
+    graph = circuit(smol, doctor.format("woman"), counterfactual=doctor.format("man"))
+    assert graph.edge_check.sufficiency < graph.edge_check.random_sufficiency + 0.05
+    assert (graph.whole, graph.edges, len(graph.nodes)) == ((), (), 15)
+    assert graph.to_svg()
+    assert graph.to_html()
 
 
 def test_interventions_are_what_hooks_say(graph):
@@ -351,8 +404,8 @@ def test_several_pairs_are_their_mean():
     small = LlamaConfig(**{**LLAMA.to_dict(), "num_hidden_layers": 2, "intermediate_size": 8})
     model, third = calibrated(small), [5, 9, 2, 7, 1, 3, 4, 6]
     with Double():
-        one, two = (circuit(model, ids, 11, 12, counterfactual=OTHER, nodes=128) for ids in (IDS, third))
-        both = circuit(model, [IDS, third], 11, 12, counterfactual=[OTHER, OTHER], nodes=128)
+        pairs = ((IDS, OTHER), (third, OTHER), ([IDS, third], [OTHER, OTHER]))
+        one, two, both = (circuit(model, x, 11, 12, counterfactual=c, nodes=128, heads=False) for x, c in pairs)
         shares = [ablate(nodes.patchable(model, r, False), both.mask(), torch.Generator()) for r in both.relevances]
     columns, tokens = [{n.id: at for at, n in enumerate(graph.nodes, len(IDS))} for graph in (one, two, both)], len(IDS)
     shared = sorted(set.intersection(*map(set, columns)))
@@ -452,8 +505,11 @@ def test_groups_without_words_are_named_by_tokens_and_layers(graph, monkeypatch)
         assert graph.regrouped(distance=1e-9).group(group.name).nodes == group.nodes
 
 
-def test_a_groups_recipe_is_its_exchange(graph):
+@pytest.mark.parametrize("heads", [False, True])
+def test_a_groups_recipe_is_its_exchange(heads):
+    graph = made(heads=heads, count=20)
     group = Group("all", graph.nodes)
+    assert heads is any(node.neuron.site == "head" for node in graph.nodes)
     with Double():
         output = graph.without(group)
         recipe = graph.recipe(group)
@@ -488,9 +544,6 @@ def test_impossible_wishes_get_a_sentence(graph):
             circuit(model, IDS, 11, 12, **{"counterfactual": OTHER, **wish})
     with pytest.raises(InputError, match="8"):
         circuit(model, [IDS, IDS[:4]], 11, 12, counterfactual=[OTHER, OTHER[:4]])
-    with pytest.raises(InputError):
-        result = made(heads=True, count=20)
-        result.recipe(Group("heads", tuple(node for node in result.nodes if node.neuron.site == "head")))
 
 
 def test_other_families_have_circuits_too(monkeypatch):
@@ -499,7 +552,7 @@ def test_other_families_have_circuits_too(monkeypatch):
         model, (one, other) = make(name), pair_of(name)
         calibrate(model)
         with Double():
-            graph = circuit(model, one, 1, 2, counterfactual=other, nodes=8)
+            graph = circuit(model, one, 1, 2, counterfactual=other, nodes=8, heads=False)
         assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-6, name
         assert graph.to_svg()
         if name == "t5":
@@ -547,7 +600,7 @@ def test_a_store_says_more_about_groups(graph):
 @pytest.mark.real
 def test_the_ice_bears_circuit(smol):
     pair = {"contrast": " desert", "counterfactual": "The wild camel lives in the"}
-    result = circuit(smol, "The ice bear lives in the", " Arctic", **pair, nodes=20)
+    result = circuit(smol, "The ice bear lives in the", " Arctic", **pair, nodes=20, heads=False)
     assert len(result.nodes) == 20
     assert (result.difference - result.contribution.sum(-1)).abs().max() < 1e-3
     measured = result.interventions()
@@ -629,7 +682,7 @@ def test_the_command_tells_and_writes_it(smol, few_contexts, tmp_path):
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     query = ["circuit", "The ice bear lives in the", "--contrast", " desert", "--nodes", "6"]
     output = run(*query, "--counterfactual", "The wild camel lives in the", "--ablate", *flags)
-    assert "L24.ffn.299@5" in output
+    assert "L29.head.1@5" in output
     assert "random edges" in output
     assert all(path.stat().st_size > 1000 for path in files.values())
     for wrong, says in (

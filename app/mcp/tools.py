@@ -271,10 +271,11 @@ class Tools:
         target: Word = None,
         contrast: Word = None,
         chat: IsChat = False,
-        nodes: Annotated[int, Field(ge=1, le=200)] = 40,
+        nodes: Annotated[int | None, Field(ge=1, le=200)] = None,
     ) -> Answer:
-        """Find the circuit behind the difference between two prompts: groups of neurons, the share of the difference
-        that remains without each, and edges (by the handle). It takes half a minute."""
+        """Find the circuit behind the difference between two prompts: groups of heads and neurons, the share of the
+        difference that is lost without each, and edges (by the handle). Without a number of nodes, they are those of
+        the stages."""
         need("circuits")
         model, read = self.session.model, _read(prompt, chat)
         other = other_prompt(read, counterfactual)

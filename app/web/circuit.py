@@ -18,10 +18,9 @@ from icebear.concepts.circuits.circuit_records import Group, GroupAblation, Node
 from icebear.concepts.circuits.drawing import EDGES_AT_FIRST, fragment
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.nodes.controls import Ablation
+from icebear.concepts.stages.stage_sentences import whole_texts
 from icebear.errors import need
 
-CIRCUIT_NODES = 25
-"""The nodes of a circuit at first."""
 LITTLE = 0.2
 """Circuits of less sufficiency are called a small part of the computation."""
 SCRIPT = files("icebear.concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
@@ -73,19 +72,27 @@ def _forget() -> None:
     st.session_state["counterfactual"] = ""
 
 
-def _settings() -> tuple[str | None, str | None, int, bool]:
+def _settings() -> tuple[str | None, str | None, int | None, bool]:
     """Return the target, the contrast, the number of nodes, and whether heads are nodes."""
     with st.popover("Settings", icon=":material/tune:"):
         target = links.bound(st.text_input, "Target token (empty: the most probable)", "target")
         contrast = links.bound(st.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
-        count = links.bound(st.slider, "Nodes", "nodes", 5, 150, CIRCUIT_NODES, step=5)
-        heads = links.bound(st.toggle, "Include attention heads", "heads")
-    return target or None, contrast or None, count, heads
+        count = links.bound(
+            st.number_input, "Nodes (empty: those of *Why this word?*)", "nodes", 1, 200, value=None, step=5
+        )
+        neurons = links.bound(st.toggle, "Without attention heads", "neurons")
+    return target or None, contrast or None, count, not neurons
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _started(
-    name: str, prompt: str, counterfactual: str, target: str | None, contrast: str | None, nodes: int, heads: bool
+    name: str,
+    prompt: str,
+    counterfactual: str,
+    target: str | None,
+    contrast: str | None,
+    nodes: int | None,
+    heads: bool,
 ) -> Job:
     """Return the job that finds a circuit, or has found it, for all visitors."""
     loaded, read, compared = jobs.model(), markdown.read_prompt(prompt), markdown.read_prompt(counterfactual)
@@ -143,14 +150,19 @@ def _checks(graph: Graph, request: tuple) -> None:
     """Say what the nodes recover, with their control; the other checks run on a click, as they take seconds."""
     st.markdown("#### Is it true?")
     nodes = jobs.awaited(_ablation, request, graph)
-    parts = "nodes" if graph.heads else "neurons"
-    st.markdown(sentence(nodes, parts))
+    parts = "heads and neurons" if graph.heads else "neurons"
+    whole = whole_texts([token.text for token in graph.tokens], graph.whole)
+    st.markdown(sentence(nodes, parts, " and of ".join(whole)))
     st.html(bars(measures(nodes, parts), high=1.0))
     with st.expander("All checks"):
-        if st.toggle("Also run the model along the edges alone", key="measure"):
+        if graph.edges and st.toggle("Also run the model along the edges alone", key="measure"):
             edges = jobs.awaited(_along_edges, request, graph)
-            table = [(f"the {row.edges} strongest edges", row.sufficiency, row.random_sufficiency) for row in edges]
-            _table(["along these edges alone", "recovered", "along random edges into the same targets"], table)
+            table = [
+                (f"the {row.edges} strongest edges", row.sufficiency, row.random_sufficiency, row.matched_sufficiency)
+                for row in edges
+            ]
+            controls = ["along as many random edges", "along random edges into the same targets"]
+            _table(["along these edges alone", "recovered", *controls], table)
         rows = [
             (f"these {nodes.nodes} {parts}", nodes.sufficiency, nodes.necessity),
             (
@@ -175,15 +187,17 @@ def percent(share: float) -> str:
     return f"{round(100 * share)}%"
 
 
-def sentence(measured: Ablation, parts: str) -> str:
-    """Say how much of the difference the nodes recover and how much is lost without them, with a random control."""
+def sentence(measured: Ablation, parts: str, whole: str = "") -> str:
+    """Say how much of the difference the nodes recover, with whole parts, and how much is lost without them, with a
+    random control."""
     share, random = measured.sufficiency, measured.random_sufficiency
     these, others = f"These {measured.nodes} {parts}", f"{measured.nodes} random ones"
     if share <= random + 0.01:
         recovered = f"{these} alone recover no more of the difference than {others} ({percent(share)})"
     else:
         only = "only " if share < LITTLE else ""
-        recovered = f"{these} recover {only}{percent(share)} of the difference; {others} {percent(random)}"
+        beside = f", with all of {markdown.plain(whole)}," if whole else ""
+        recovered = f"{these}{beside} recover {only}{percent(share)} of the difference; {others} {percent(random)}"
     little = ": most of the computation is not in this picture" if share < LITTLE else ""
     lost, lost_at_random = percent(measured.necessity), percent(measured.random_necessity)
     return f"**{recovered}{little}.** Without them {lost} is lost; without {others} {lost_at_random}."
@@ -216,8 +230,8 @@ def _along_edges(request: tuple, _graph: Graph) -> Job:
 def _groups(graph: Graph, request: tuple) -> None:
     st.markdown("#### Groups")
     st.caption(
-        "The neurons of a group get input from the same tokens, have the same effects and write similar vectors. A "
-        "group is named by the likely next words that its neurons raise and lower together, measured in this prompt."
+        "The nodes of a group get input from the same tokens, have the same effects and write similar vectors. A "
+        "group is named by the likely next words that its nodes raise and lower together, measured in this prompt."
     )
     names = [f"{number + 1}: {group.name} ({len(group.nodes)})" for number, group in enumerate(graph.groups)]
     chosen = st.pills("Switch off a group", names, format_func=markdown.plain, key="without")
@@ -231,12 +245,10 @@ def _groups(graph: Graph, request: tuple) -> None:
         f"difference is lost; without as many random nodes of the same layers and tokens "
         f"{percent(result.random_necessity)}."
     )
-    cards = [(node.neuron, _sign(node)) for node in group.nodes if node.neuron.site != "head"]
-    tables.neuron_pills("Cards", cards, f"cards_{number}")
-    if len(cards) == len(group.nodes):
-        edits = "\n".join(map(str, graph.recipe(group).edits))
-        label, values = f"Set this group in {links.VIEWS['steer'].title}", {"section": "edits", "edits": edits}
-        st.button(label, key="steer_group", on_click=links.go, args=("steer",), kwargs=values)
+    tables.neuron_pills("Cards", [(node.neuron, _sign(node)) for node in group.nodes], f"cards_{number}")
+    edits = "\n".join(map(str, graph.recipe(group).edits))
+    label, values = f"Set this group in {links.VIEWS['steer'].title}", {"section": "edits", "edits": edits}
+    st.button(label, key="steer_group", on_click=links.go, args=("steer",), kwargs=values)
 
 
 @st.cache_data(max_entries=64, show_spinner="Switching it off ...")

@@ -16,13 +16,15 @@ from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.nodes import node_sites
+from icebear.concepts.circuits.stages_set import whole_parts
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.nodes.controls import Ablation, ablate, nodes_of
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.stages.stage_parts import WHOLE_PARTS
+from icebear.concepts.stages.stage_parts import WHOLE_PARTS, WholeParts
+from icebear.concepts.stages.stage_records import WholePart
 from icebear.concepts.stages.stages import Stages, patched_pair, set_shares
 from icebear.concepts.stages.task_records import TaskRecord
 from icebear.errors import InputError
@@ -225,12 +227,11 @@ class StagesClaim(Explained):
     control_is = "that of random heads and neurons"
 
     def measure(self, model: Model, seed: int = 0) -> Measured:
-        named = frozenset(tuple(part.split(":")) for part in self.parts)
-        if not self.counterfactual or not named <= WHOLE_PARTS:
-            names = ", ".join(sorted(map(":".join, WHOLE_PARTS)))
-            raise InputError(f"A claim of stages has a counterfactual, and whole parts of {names}; change it.")
+        if not self.counterfactual:
+            raise InputError("A claim of stages needs a counterfactual; give one.")
+        named = _named(self.parts)
         pair = patched_pair(model, self.prompt, self.counterfactual, self.target, self.contrast)
-        alone, _, random = set_shares(model, pair, self.nodes, named, seed)  # type: ignore[arg-type]
+        alone, _, random = set_shares(model, pair, self.nodes, named, seed)
         return Measured(alone, random)
 
     @classmethod
@@ -239,7 +240,7 @@ class StagesClaim(Explained):
         if not stages.reached or stages.kind != "alone" or stages.alone is None or stages.random is None:
             return []
         nodes = tuple(node.neuron for node in (*stages.heads, *stages.neurons))
-        parts = tuple(f"{part.kind}:{part.where}" for part in stages.whole)
+        parts = part_names(stages.whole)
         return [(cls(**about, nodes=nodes, parts=parts), Measured(stages.alone, stages.random))]
 
     def __str__(self) -> str:
@@ -326,6 +327,8 @@ class EdgeClaim(Explained):
     source: NodeId
     into: NodeId | Literal["answer"] = "answer"
     """The target of the edge."""
+    parts: tuple[str, ...] = ()
+    """Whole parts of earlier tokens through which the edge may pass, such as ``ffn:differing``."""
     kind = "edge"
     value_is = "share of the difference of the edge's target"
     control_is = "the mean share of other neurons of the source's layer"
@@ -342,7 +345,8 @@ class EdgeClaim(Explained):
             *((node.neuron, node.position) for node in ends),
             *((other, self.source.position) for other in others),
         ]
-        row = contribution_shares(model, relevance, nodes)[1 if len(ends) == 2 else len(nodes)]
+        whole = whole_parts(model, relevance, _named(self.parts))
+        row = contribution_shares(model, relevance, nodes, whole)[1 if len(ends) == 2 else len(nodes)]
         shares = row[len(relevance.tokens) :].tolist()
         return Measured(shares[0], fmean(map(abs, shares[len(ends) : len(nodes)])))
 
@@ -351,6 +355,7 @@ class EdgeClaim(Explained):
         """Return the claims of the first edges between nodes."""
         rows = [edge for edge in graph.edges if edge.contribution_share > 0]
         ends = [(edge.source, edge.target) for edge in rows if isinstance(edge.source, Node)][:CLAIMED_EDGES]
+        about = {**about, "parts": part_names(graph.whole)}
         return [
             (cls(**about, source=NodeId.of(source), into=NodeId.of(into) if isinstance(into, Node) else "answer"), None)
             for source, into in ends
@@ -464,7 +469,24 @@ def of_graph(model: Model, graph: Graph, ablation: Ablation | None) -> list[Draf
     """Return claims of the first edges of a circuit, and of all of its nodes if their ablation was measured."""
     about = subject(model, graph.relevances[0])
     measured = _of_ablation(ablation, tuple(map(NodeId.of, graph.nodes)), about) if ablation else []
+    if graph.whole:  # the sufficiency beside whole parts is what a claim of stages measures
+        nodes = tuple(node.neuron for node in graph.nodes)
+        stages = StagesClaim(**about, nodes=nodes, parts=part_names(graph.whole))
+        measured = [(stages, None), *measured[1:]]
     return [*EdgeClaim.of(graph, about), *measured]
+
+
+def part_names(whole: Sequence[WholePart]) -> tuple[str, ...]:
+    """Return the names of whole parts in claims, such as ``ffn:differing``."""
+    return tuple(f"{part.kind}:{part.where}" for part in whole)
+
+
+def _named(parts: Sequence[str]) -> WholeParts:
+    """Return whole parts by their names. Raises `InputError`."""
+    named = {":".join(part): part for part in WHOLE_PARTS}
+    if unknown := set(parts) - set(named):
+        raise InputError(f"{', '.join(sorted(unknown))} are no whole parts; take {', '.join(sorted(named))}.")
+    return frozenset(named[part] for part in parts)
 
 
 def _of_nodes(model: Model, nodes: Sequence[ExplainedNode], about: dict[str, Any]) -> list[Draft]:

@@ -1,17 +1,17 @@
 """Checks of a graph's edges by interventions: each edge alone, and the whole graph run along its edges.
 
 All checks are forward passes with fixed neurons: every neuron where edges stop keeps its value in one of the prompts,
-or takes a given value. A node is read before it is fixed.
+or takes a given value. A node is read before it is fixed. Whole parts are recomputed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from torch import Tensor
 from icebear.concepts.circuits.circuit_records import AnswerNode, Edge, EdgeFaithfulness, Node, Token
 from icebear.concepts.circuits.edges import inputs_of
 from icebear.concepts.circuits.nodes import pair_of, probes
+from icebear.concepts.circuits.stages_set import whole_tokens
 from icebear.concepts.passes.inputs import input_hooks
+from icebear.concepts.passes.prefix import after_common_beginning
 from icebear.concepts.passes.run import Logits, first_layers, forward
 from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.concepts.results.result import Relevance
@@ -34,7 +36,13 @@ if TYPE_CHECKING:
 TOKENS_PER_PASS = 256
 """Rows times tokens of a forward pass."""
 RANDOM_DRAWS = 5
-"""Sets of random edges."""
+"""Sets of random edges of each control."""
+EDGE_COUNTS = (8, 16, 32, 64, 100)
+"""The numbers of edges among which a circuit takes the least that recovers `ENOUGH`."""
+ENOUGH = 0.8
+"""This share of what all edges recover is enough."""
+CHANCE = 0.05
+"""Edges that recover no more than this above random ones are not shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +56,12 @@ class FixedPass:
     nodes: Mapping[int, Tensor] = field(default_factory=dict)
     """Number of a node -> the values (n,) that it takes."""
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What two equal passes have in common."""
+        values = sorted((number, tuple(x.tolist())) for number, x in self.nodes.items())
+        return self.base, tuple(sorted(self.tokens)), tuple(values)
+
 
 class FixedNeurons:
     """The neurons of a graph in both prompts of a pair."""
@@ -55,10 +69,15 @@ class FixedNeurons:
     def __init__(self, graph: Wiring, relevance: Relevance) -> None:
         if relevance.image:
             raise InputError("The check of edges exchanges tokens, and an image has no tokens; leave out the check.")
-        self.model, self.pair = graph.model, pair_of(relevance)
-        self.nodes = probes(relevance, [(node.neuron, node.position) for node in graph.nodes])
-        self.values = relevance.neurons.activation, relevance.neurons.counterfactual
-        """Site -> activations (L, T, N), in the prompt and in the counterfactual prompt."""
+        self.model, token_nodes = graph.model, [(node.neuron, node.position) for node in graph.nodes]
+        self.pair, start = after_common_beginning(
+            self.model, pair_of(relevance), min(token for _, token in token_nodes)
+        )
+        self.start, self.whole = start, whole_tokens(graph.whole, len(graph.tokens))
+        self.nodes = [replace(probe, position=probe.position - start) for probe in probes(relevance, token_nodes)]
+        both = relevance.neurons.activation, relevance.neurons.counterfactual
+        self.values = [{site: x[:, start:] for site, x in values.items()} for values in both]
+        """Site -> activations (L, T, N) after the common beginning, in the prompt and in the counterfactual prompt."""
         self.inputs = inputs_of(self.model, self.pair)
         """The input (2, T, D) of each stack."""
         self.numbers = by_site_layer(self.nodes)
@@ -75,10 +94,13 @@ class FixedNeurons:
         """
         size = max(1, TOKENS_PER_PASS // self.pair.batch.spans[1].stop)
         few = layers is not None and self.model.task.stacks == 1
+        different = {row.key: row for row in rows}  # few sources of low nodes are connected, so many rows are alike
+        of_row = [list(different).index(row.key) for row in rows]
+        rows = list(different.values())
         with self.model.lock, first_layers(self.model, layers) if few and layers else nullcontext():
             parts = [self._run(rows[start : start + size]) for start in range(0, len(rows), size)]
-        nodes = {number: torch.cat([seen[number] for seen, _ in parts]) for number in parts[0][0]}
-        return nodes, torch.cat([answers for _, answers in parts])
+        nodes = {number: torch.cat([seen[number] for seen, _ in parts])[of_row] for number in parts[0][0]}
+        return nodes, torch.cat([answers for _, answers in parts])[of_row]
 
     def _run(self, rows: Sequence[FixedPass]) -> tuple[dict[int, Tensor], Tensor]:
         seen: dict[int, Tensor] = {}
@@ -94,12 +116,16 @@ class FixedNeurons:
                 for index, row in enumerate(rows):
                     if number in row.nodes:
                         fixed[index, position, columns] = row.nodes[number].to(x)
-            return fixed
+            return torch.where(self.whole[site][self.start :, None], x, fixed) if site in self.whole else fixed
 
         def read(stack: int, x: Tensor) -> Tensor:
             inputs, start = torch.stack([self.inputs[stack][row.base] for row in rows]), spans[stack].start
             for index, row in enumerate(rows):
-                at = [token - start for token in row.tokens if start <= token < spans[stack].stop]
+                at = [
+                    token - self.start - start
+                    for token in row.tokens
+                    if start <= token - self.start < spans[stack].stop
+                ]
                 inputs[index, at] = self.inputs[stack][1 - row.base, at]
             return inputs.to(x)
 
@@ -154,23 +180,55 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
     """Return `Graph.faithfulness` for several numbers of edges."""
     generator = torch.Generator().manual_seed(seed_of(seed))
     counts = [count if count is None else check_int(count, "The number of edges", 0) for count in counts]
-    possible = [
+    possible, chosen = _possible(graph), [graph.edges[:count] for count in counts]
+    choices = [possible]
+    for edges in chosen:
+        by_target = _by_target(graph, edges)
+        choices += [by_target, *(_any(graph, len(edges), possible, generator) for _ in range(RANDOM_DRAWS))]
+        choices += (_random(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))
+    all_edges, *measured = _mean_shares(graph, choices)
+    rows = zip(chosen, zip(*[iter(measured)] * (1 + 2 * RANDOM_DRAWS), strict=True), strict=True)
+    return [
+        EdgeFaithfulness(len(edges), share, fmean(drawn[:RANDOM_DRAWS]), all_edges, fmean(drawn[RANDOM_DRAWS:]))
+        for edges, (share, *drawn) in rows
+    ]
+
+
+def fewest_edges(graph: Wiring, seed: int = 0) -> EdgeFaithfulness:
+    """Return the faithfulness of the fewest of the most influential edges that recover `ENOUGH` of what all edges
+    recover; of all that the graph has, where it has too few."""
+    counts = sorted({min(count, len(graph.edges)) for count in EDGE_COUNTS})
+    edges = [_by_target(graph, graph.edges[:count]) for count in counts]
+    everything, *shares = _mean_shares(graph, [_possible(graph), *edges])
+    enough = (count for count, share in zip(counts, shares, strict=True) if share >= ENOUGH * everything)
+    count = next(enough, counts[-1])
+    generator = torch.Generator().manual_seed(seed)
+    random = _mean_shares(graph, [_any(graph, count, _possible(graph), generator) for _ in range(RANDOM_DRAWS)])
+    return EdgeFaithfulness(count, shares[counts.index(count)], fmean(random), everything)
+
+
+def _possible(graph: Wiring) -> Sources:
+    """Return all edges between tokens and nodes."""
+    return [
         [number for number, source in enumerate(graph.shown) if below(graph, source, target)]
         for target in graph.targets
     ]
-    choices, chosen = [possible], [graph.edges[:count] for count in counts]
-    for edges in chosen:
-        by_target = _by_target(graph, edges)
-        choices += [by_target, *(_random(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))]
+
+
+def _mean_shares(graph: Wiring, choices: Sequence[Sources]) -> list[float]:
     each = [_along(graph, relevance, choices) for relevance in graph.relevances]
-    all_edges, *measured = (fmean(column) for column in zip(*each, strict=True))
-    rows = zip(counts, range(0, len(measured), 1 + RANDOM_DRAWS), strict=True)
-    return [
-        EdgeFaithfulness(
-            len(graph.edges[:count]), measured[start], fmean(measured[start + 1 : start + 1 + RANDOM_DRAWS]), all_edges
-        )
-        for count, start in rows
-    ]
+    return [fmean(column) for column in zip(*each, strict=True)]
+
+
+def _any(graph: Wiring, count: int, possible: Sources, generator: torch.Generator) -> Sources:
+    """Draw as many edges of the graph."""
+    connected = (graph.contribution != 0).tolist()
+    edges = [(row, number) for row, numbers in enumerate(possible) for number in numbers if connected[row][number]]
+    chosen: Sources = [[] for _ in possible]
+    for index in torch.randperm(len(edges), generator=generator)[:count].tolist():
+        row, number = edges[index]
+        chosen[row].append(number)
+    return chosen
 
 
 def _by_target(graph: Wiring, edges: Sequence[Edge]) -> Sources:

@@ -12,15 +12,17 @@ from torch.nn.functional import pad
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits import nodes as choosing
+from icebear.concepts.circuits.checks import CHANCE, fewest_edges
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.edges import direct, inputs_of
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.circuits.wiring import DEFAULT_EDGES
+from icebear.concepts.circuits.stages_set import stages_set, whole_tokens
 from icebear.concepts.methods.attnlrp import DIFFERENCE, Difference
 from icebear.concepts.passes.prefix import after_common_beginning
 from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.passes.sites import neuron_site
 from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.stage_records import WholePart
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Token
@@ -28,6 +30,11 @@ from icebear.models.text.answer import Span
 from icebear.models.text.prompts import PromptLike, Prompts
 from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import POSITIVE, check_int, real, typed
+
+DEFAULT_EDGES = 100
+"""Of the measured numbers of edges, the one at which they recover most above random edges (docs/circuits.md)."""
+DEFAULT_NODES = {True: 15, False: 60}
+"""Whether heads are nodes -> the number of nodes where no set of the last token suffices."""
 
 
 @typed
@@ -40,16 +47,18 @@ def circuit(
     counterfactual: PromptLike | Prompts,
     span: Span | None = None,
     position: int | Sequence[int] | None = None,
-    nodes: int = 60,
+    nodes: int | None = None,
     sufficiency: float | None = None,
-    heads: bool = False,
-    edges: int = DEFAULT_EDGES,
+    heads: bool = True,
+    edges: int | None = None,
     on_progress: OnProgress = unwatched,
 ) -> Graph:
-    """Find the circuit of a prediction: the neurons that make the difference between two prompts, and their edges.
+    """Find the circuit of a prediction: the heads and neurons that make the difference between two prompts, and their
+    edges.
 
-    Edges are direct, through no other neuron. An edge has an effect (gradient x difference) and a contribution (by
-    difference rules, so that the contributions to a target sum to its difference).
+    Edges are direct, through no other head or neuron but those of whole parts (`Graph.whole`), which are recomputed. An
+    edge has an effect (gradient x difference) and a contribution (by difference rules, so that the contributions to a
+    target sum to its difference).
 
     Parameters
     ----------
@@ -60,7 +69,8 @@ def circuit(
         counterfactual prompts, all of one length, gives one circuit: scores and edges are averaged token by token.
     nodes
         The number of nodes: the most relevant (neuron, token) pairs by difference rules (largest positive relevance,
-        without sinks).
+        without sinks). Default: the heads and neurons of the last token that suffice, with their whole parts
+        (`stages`); where there is no such set, 15 nodes, without heads 60.
     sufficiency
         A sufficiency from 0 to 1 (see `Graph.ablation`). The circuit then has the smallest number of nodes whose
         sufficiency is at least this and at most 1.25, and `nodes` is ignored.
@@ -68,6 +78,8 @@ def circuit(
         Whether attention heads are nodes too, except those of attention to an encoder.
     edges
         The number of edges: the most influential ones between tokens, nodes and the answer (`Graph.influence`).
+        Default: the fewest that recover 80 % of what all edges recover, or none if random edges recover as much
+        (`Graph.edge_check`); with a number of nodes, 100.
     on_progress
         Called with the number of finished targets and the number of all targets of the backward passes.
 
@@ -86,26 +98,42 @@ def circuit(
     Marks et al. 2025, "Sparse Feature Circuits" (effects); circuit-tracer (influence and pruning); the contributions
     are those of `icebear.lrp.differences`.
     """
-    check_int(nodes, "The number of nodes", 1, choosing.MOST)
-    check_int(edges, "The number of edges")
+    if nodes is not None:
+        check_int(nodes, "The number of nodes", 1, choosing.MOST)
+    if edges is not None:
+        check_int(edges, "The number of edges")
     if sufficiency is not None:
         real(sufficiency, "The sufficiency", POSITIVE, 1)
+    heads = heads and "attn" in model.sites
     sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
     one_or_more: Any = attribute(model, prompt, target, contrast, **compared)  # type: ignore[arg-type, misc]
     relevances = _comparable(one_or_more if isinstance(one_or_more, list) else [one_or_more])
     scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
-    if sufficiency is not None:
-        nodes = choosing.fewest(model, relevances, scores, sufficiency, heads)
-    chosen = choosing.most_relevant_nodes(relevances, scores, nodes)
+    by_stages = heads and nodes is None and sufficiency is None and len(relevances) == 1
+    known = stages_set(model, relevances[0]) if by_stages else None
+    whole: tuple[WholePart, ...] = ()
+    if known:
+        rows, whole = known
+        chosen = choosing.mask_of(model, scores, [(row.neuron, row.position) for row in rows])
+    else:
+        if sufficiency is not None:
+            nodes = choosing.fewest(model, relevances, scores, sufficiency, heads)
+        chosen = choosing.most_relevant_nodes(relevances, scores, nodes or DEFAULT_NODES[heads])
     if not chosen.any():
         raise InputError(
             "No node contributes to the difference between the prompts; exchange target and contrast, or give another "
             "counterfactual."
         )
     options = {"nodes": int(chosen.sum()), "sufficiency": sufficiency, "heads": heads, "edges": edges}
-    graph = graph_of(model, relevances, scores, chosen, heads, edges, on_progress)
-    return replace(graph, made_with={**graph.made_with, "options": options})
+    is_measured = edges is None and nodes is None
+    graph = graph_of(model, relevances, scores, chosen, heads, edges or DEFAULT_EDGES, whole, on_progress)
+    graph = replace(graph, made_with={**graph.made_with, "options": options})
+    if not is_measured:
+        return graph
+    check = fewest_edges(graph)
+    is_chance = check.sufficiency <= check.random_sufficiency + CHANCE
+    return replace(graph, edge_count=0 if is_chance else check.edges, edge_check=check)
 
 
 def graph_of(
@@ -115,13 +143,14 @@ def graph_of(
     chosen: Tensor,
     heads: bool,
     edges: int = DEFAULT_EDGES,
+    whole: tuple[WholePart, ...] = (),
     on_progress: OnProgress = unwatched,
 ) -> Graph:
     """Return the circuit of the nodes of a mask (L, T, W), with their scores (L, T, W)."""
     token_nodes = choosing.token_nodes(model, chosen)
     values = torch.stack([choosing.node_values(relevance, token_nodes) for relevance in relevances]).mean(0)
     on_targets = counting(on_progress, 2 * len(relevances) * (len(token_nodes) + 1))
-    parts = [_edges(model, relevance, token_nodes, on_targets) for relevance in relevances]
+    parts = [_edges(model, relevance, token_nodes, whole, on_targets) for relevance in relevances]
     effect, contribution = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
     return Graph(
         model,
@@ -132,7 +161,8 @@ def graph_of(
         values[0] - values[1],
         edges,
         heads,
-        model.made_with,
+        whole,
+        made_with=model.made_with,
     )
 
 
@@ -166,7 +196,11 @@ def _comparable(relevances: list[Relevance]) -> list[Relevance]:
 
 
 def _edges(
-    model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode], on_targets: Callable[[int], None]
+    model: Model,
+    relevance: Relevance,
+    token_nodes: Sequence[TokenNode],
+    whole: Sequence[WholePart],
+    on_targets: Callable[[int], None],
 ) -> list[Tensor]:
     """Return effects and contributions, (K + 1, S) each."""
     count = len(relevance.tokens)
@@ -175,9 +209,10 @@ def _edges(
     sources = [(neuron, token - start) for neuron, token in token_nodes]
     difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
     read = [x[0] - x[1] for x in inputs_of(model, pair)]
+    recomputed = {site: mask[start:] for site, mask in whole_tokens(whole, count).items()}
 
     def edges(method: Difference | None = None) -> Tensor:
-        entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, method)
+        entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, recomputed, method)
         tokens, nodes, remainders = entries.split([count - start, len(token_nodes), model.layers * (count - start)], 1)
         rows = pad(remainders.unflatten(1, (model.layers, -1)), (start, 0)).flatten(1)
         return torch.cat((pad(tokens, (start, 0)), nodes, rows), 1)  # nothing comes from the common beginning
@@ -185,12 +220,14 @@ def _edges(
     return [edges(), edges(DIFFERENCE)]
 
 
-def contribution_shares(model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode]) -> Tensor:
+def contribution_shares(
+    model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode], whole: Sequence[WholePart] = ()
+) -> Tensor:
     """Return (K + 1, T + K) the share of the difference of each of K nodes, and of the answer, that each token and node
-    contributes through no other neuron, by difference rules."""
+    contributes through no other neuron but those of whole parts, by difference rules."""
     _comparable([relevance])
     values = choosing.node_values(relevance, token_nodes)
-    _, contribution = _edges(model, relevance, token_nodes, lambda targets: None)
+    _, contribution = _edges(model, relevance, token_nodes, whole, lambda targets: None)
     difference = (values[0] - values[1])[:, None]
     shares = contribution[:, : len(relevance.tokens) + len(token_nodes)] / difference
     return shares.where(difference != 0, 0.0)

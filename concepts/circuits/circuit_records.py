@@ -127,10 +127,13 @@ class EdgeFaithfulness:
     """The number of edges from tokens and nodes."""
     sufficiency: float
     random_sufficiency: float
-    """The same for as many random edges into the same targets from the same layers, the mean of five draws. They are
-    drawn from edges with a contribution, and not from the graph's own edges while there are enough others."""
+    """The same for as many random edges of the graph, the mean of five draws. All are drawn from edges with a
+    contribution."""
     all_edges: float
     """The same for all edges between the tokens and nodes of the graph."""
+    matched_sufficiency: float | None = None
+    """The same for as many random edges into the same targets from the same layers, and not from the graph's own edges
+    while there are enough others, if it was measured. In a small graph these are nearly its own edges."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from icebear.concepts.circuits.circuit_records import AnswerNode, Edge, Node, Source, Target, Token
+from icebear.concepts.circuits.circuit_records import (
+    AnswerNode,
+    Edge,
+    EdgeFaithfulness,
+    Node,
+    Source,
+    Target,
+    Token,
+)
 from icebear.concepts.results.effect_words import IN_PROMPT, effect_parts
+from icebear.concepts.stages.stage_sentences import whole_texts
 from icebear.render import NEGATIVE, POSITIVE, hexadecimal, render, visible
 
 if TYPE_CHECKING:
@@ -154,6 +163,8 @@ def fragment(graph: Wiring, actions: Mapping[str, str] | None = None) -> Markup:
         "icebear.concepts/circuit.html",
         graph=graph,
         first=EDGES_AT_FIRST,
+        nodes=nodes_text(graph),
+        check=edges_text(graph.edge_check, bool(graph.edges)) if graph.edge_check else "",
         edges=graph.edges,
         picture=svg(graph),
         data=Markup(data.replace("<", "\\u003c")),
@@ -163,14 +174,38 @@ def fragment(graph: Wiring, actions: Mapping[str, str] | None = None) -> Markup:
 
 
 def summary(graph: Wiring) -> str:
-    """Return what is drawn, the direct contributions to the answer and the largest group, in a line."""
+    """Return what is drawn, the direct contributions to the answer, what the edges recover, and the largest group."""
     shares = direct_shares(graph)
-    return (
-        f"{graph.answer}: {graph.meaning}. The difference is {graph.difference[-1].item():.2f} logits. Of it, "
-        f"{shares['nodes']:.0%} comes directly from nodes, {shares['tokens']:.0%} from tokens and "
-        f"{shares['outside the circuit']:.0%} from outside the circuit (contributions by difference rules). "
-        f"The largest group: {visible(graph.groups[0].name)}."
+    sentences = [
+        f"{graph.answer}: {graph.meaning}. The difference is {graph.difference[-1].item():.2f} logits.",
+        nodes_text(graph),
+        f"Of the difference, {shares['nodes']:.0%} comes directly from nodes, {shares['tokens']:.0%} from tokens and "
+        f"{shares['outside the circuit']:.0%} from outside the circuit (contributions by difference rules).",
+        edges_text(graph.edge_check, bool(graph.edges)) if graph.edge_check else "",
+        f"The largest group: {visible(graph.groups[0].name)}.",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def nodes_text(graph: Wiring) -> str:
+    """Return how many nodes there are, and what is recomputed beside them."""
+    heads = sum(node.neuron.site == "head" for node in graph.nodes)
+    neurons = len(graph.nodes) - heads
+    counted = [
+        f"{count} {name}{'s' * (count != 1)}" for count, name in ((heads, "head"), (neurons, "FFN neuron")) if count
+    ]
+    whole = " and of ".join(whole_texts([token.text for token in graph.tokens], graph.whole))
+    return f"Nodes: {' and '.join(counted)}{whole and f', with all of {whole} recomputed'}."
+
+
+def edges_text(check: EdgeFaithfulness, are_shown: bool) -> str:
+    """Return what the edges recover, with the control."""
+    edges = "The edge recovers" if check.edges == 1 else f"The {check.edges} strongest edges recover"
+    shares = (
+        f"{edges} {check.sufficiency:.0%} of the difference, as many random ones {check.random_sufficiency:z.0%}, all "
+        f"edges between the nodes {check.all_edges:.0%}"
     )
+    return f"{shares}." if are_shown else f"{shares}, so none is shown."
 
 
 def cards(graph: Wiring) -> dict[str, dict[str, Any]]:
@@ -189,7 +224,7 @@ def cards(graph: Wiring) -> dict[str, dict[str, Any]]:
             "raises": group.raises,
             "lowers": group.lowers,
             "lists": {"Nodes, with their scores": rows},
-            "acts": all(node.neuron.site != "head" for node in group.nodes),
+            "acts": True,
         }
     return result
 
@@ -221,7 +256,7 @@ def _card(graph: Wiring, part: Token | Node | AnswerNode, outgoing: Sequence[Edg
         "raises": getattr(part, "raises", ()),
         "lowers": getattr(part, "lowers", ()),
         "lists": lists,
-        "acts": isinstance(part, Node) and part.neuron.site != "head",
+        "acts": isinstance(part, Node),
     }
 
 

@@ -1,7 +1,7 @@
 """Direct edges: the effect of the tokens and of all neurons below on each node, through no other neuron.
 
 The gradient stops at all neurons of all layers and tokens, shown or not, so that an edge does not depend on what is
-shown:
+shown. It passes only whole parts: attention or the FFN of all layers at a token, which are then no source.
 
 1. A forward pass of the prompt, B times side by side, in which every neuron is a leaf of the graph.
 2. A backward pass from B targets, one a row. The gradient at every leaf and token is the direct influence of each
@@ -11,7 +11,7 @@ shown:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,6 +27,8 @@ from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 
+WholeTokens = Mapping[str, Tensor]
+"""Site -> tokens (T,), as a mask, of whole parts; only the sites that have any."""
 TOKENS_PER_PASS = 64
 """Rows times tokens of a pass: few rows, because a backward pass of rows costs what its highest layer does."""
 
@@ -83,11 +85,12 @@ class Sources(NeuronRecorder):
         difference: dict[str, Tensor],
         nodes: Sequence[TokenNode],
         on_targets: Callable[[int], None],
+        whole: WholeTokens,
     ) -> None:
         """The first `rows` rows have a target; for the other arguments see `direct`."""
         super().__init__(model, objective.batch, tuple(difference))
         self.objective, self.rows, self.inputs, self.difference, self.nodes = objective, rows, inputs, difference, nodes
-        self.read, self.on_targets = read, on_targets
+        self.read, self.on_targets, self.whole = read, on_targets, whole
         self.numbers = by_site_layer(neuron for neuron, _ in nodes)
         self.edges: list[Tensor] = []
 
@@ -105,6 +108,11 @@ class Sources(NeuronRecorder):
         ]
         self.edges.append(torch.cat((torch.stack(tokens), self.from_nodes.cpu(), self.remainders.flatten(1).cpu()), 1))
         self.on_targets(rows)
+
+    def _see(self, site: str, layer: int, x: Tensor) -> Tensor | None:
+        stopped = super()._see(site, layer, x)
+        assert stopped is not None
+        return torch.where(self.whole[site].to(x.device)[:, None], x, stopped) if site in self.whole else stopped
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         span = self.span(layer)
@@ -126,6 +134,7 @@ def direct(
     read: Sequence[Tensor],
     difference: dict[str, Tensor],
     on_targets: Callable[[int], None],
+    whole: WholeTokens,
     method: Difference | None = None,
 ) -> Tensor:
     """Return the edges (K, T + nodes + L * T) into each target (K) from tokens, nodes and remainders.
@@ -135,6 +144,7 @@ def direct(
     difference: site -> activations (L, T, N) in the prompt minus those in the counterfactual prompt, for the sites
         where gradients stop.
     on_targets: called after each backward pass with the number of its targets.
+    whole: site -> tokens whose activations are recomputed in all layers, and stop no gradient.
     method: None for effects (the gradient at the prompt); difference rules for contributions, which sum to the
         difference of the target.
     """
@@ -143,7 +153,7 @@ def direct(
     chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
     many = pair.rows([0] * rows + [1] * rows * (method is not None))
     inputs = Inputs()
-    sources = Sources(model, many, rows, inputs, read, difference, nodes, on_targets)
+    sources = Sources(model, many, rows, inputs, read, difference, nodes, on_targets, whole)
     forward_backward(model, Probes(many, chosen), [inputs, sources], method)
     return torch.cat(sources.edges)[: len(targets)]
 

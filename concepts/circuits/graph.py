@@ -14,6 +14,7 @@ from icebear.concepts.circuits import checks, drawing
 from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, Group, GroupAblation
 from icebear.concepts.circuits.groups import DISTANCE, grouped
 from icebear.concepts.circuits.nodes import pair_of, patchable
+from icebear.concepts.circuits.stages_set import whole_mask
 from icebear.concepts.circuits.wiring import Wiring
 from icebear.concepts.nodes.controls import Ablation, ablate
 from icebear.edits import Edit
@@ -33,10 +34,14 @@ class Graph(Wiring):
     """The circuit of an answer: its nodes and edges, what interventions say about them, and its groups and pictures."""
 
     def ablation(self, seed: int = 0) -> Ablation:
-        """Measure sufficiency and necessity of the nodes, with random controls; for several pairs their mean."""
-        generator = torch.Generator().manual_seed(seed_of(seed))
+        """Measure sufficiency and necessity of the nodes, with random controls; for several pairs their mean.
+
+        Whole parts are recomputed when sufficiency is measured.
+        """
+        generator, chosen = torch.Generator().manual_seed(seed_of(seed)), self.mask()
+        whole = whole_mask(self.whole, chosen.shape, self.model.ffn_width) if self.whole else None
         each = [
-            ablate(patchable(self.model, relevance, self.heads), self.mask(), generator)
+            ablate(patchable(self.model, relevance, self.heads), chosen, generator, whole)
             for relevance in self.relevances
         ]
         shares = [name for name in vars(each[0]) if name not in ("site", "nodes")]
@@ -98,16 +103,17 @@ class Graph(Wiring):
         return GroupAblation(measured.necessity, measured.random_necessity, tuple(nodes.predictions(~mask)))
 
     def recipe(self, group: Group | str, off: bool = False) -> Recipe:
-        """Return edits that set the nodes of a group to their counterfactual values, at their tokens; off: to zero.
-        Raises `InputError` for a head that is not switched off, which has no single value."""
+        """Return edits that give the nodes of a group their counterfactual values, at their tokens; off: zero. Heads
+        take their outputs after the counterfactual prompt. Raises `InputError`."""
         edits, group = [], self.group(group)
+        batch = pair_of(self.relevances[0]).batch
+        text, ids = "".join(token.counterfactual for token in self.tokens), tuple(batch.row_ids(1))
+        source = text if self.model.tokenizer and tuple(self.model.ids(text)) == ids else ids
         for node in group.nodes:
+            where = f"position:{node.position - batch.span_of(self.model.stack_of(node.neuron.layer)).start}"
             if node.neuron.site == "head" and not off:
-                raise InputError(
-                    f"{node.neuron} is a head, which has no single value to be set to; pass off=True for zero."
-                )
-            stack = pair_of(self.relevances[0]).batch.span_of(self.model.stack_of(node.neuron.layer))
-            where = f"position:{node.position - stack.start}"
+                edits.append(Edit.from_prompt(node.neuron, source, where))
+                continue
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))
         prompt = "".join(self.relevances[0].prompt.strings)
         return Recipe.for_model(
@@ -125,6 +131,8 @@ class Graph(Wiring):
             "target": self.answer.text,
             "contrast": self.answer.contrast,
             "difference": self.difference[-1].item(),
+            "whole": [vars(part) for part in self.whole],
+            "edge_check": self.edge_check and vars(self.edge_check),
             "nodes": [
                 {"id": node.id, **vars(node), "neuron": str(node.neuron), "group": groups[node.id]}
                 for node in self.nodes

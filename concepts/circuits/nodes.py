@@ -34,9 +34,11 @@ def node_sites(model: Model, heads: bool) -> tuple[str, ...]:
         raise InputError(
             f"The nodes of circuits are FFN neurons and heads, and {model.name} has none; rank its neurons instead."
         )
-    sites = ("ffn",) * ("ffn" in model.sites) + ("head",) * heads
+    sites = ("ffn",) * ("ffn" in model.sites) + ("head",) * (heads and "attn" in model.sites)
     if not sites:
-        raise InputError(f"{model.name} has no FFN neurons; take its heads as nodes (--heads, in Python heads=True).")
+        raise InputError(
+            f"{model.name} has no FFN neurons; take its heads as nodes (leave out --no-heads, in Python heads=False)."
+        )
     return sites
 
 
@@ -55,6 +57,14 @@ def most_relevant_nodes(relevances: Sequence[Relevance], scores: Tensor, count: 
     """Return the mask (L, T, W) of the most relevant nodes: largest positive scores, without sinks and template."""
     ranked = (set(Ranking(position="all").positions(relevance.prompt)) for relevance in relevances)
     return most_relevant(scores, count, sorted(set.intersection(*ranked)))
+
+
+def mask_of(model: Model, scores: Tensor, token_nodes: Sequence[TokenNode]) -> Tensor:
+    """Return nodes as a mask (L, T, W)."""
+    chosen = torch.zeros_like(scores, dtype=torch.bool)
+    for neuron, token in token_nodes:
+        chosen[neuron.layer, token, column(model, neuron)] = True
+    return chosen
 
 
 def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted: float, heads: bool) -> int:

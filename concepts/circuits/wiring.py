@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.circuits import circuit_records as parts
-from icebear.concepts.circuits.circuit_records import Edge, Group, Node
+from icebear.concepts.circuits.circuit_records import Edge, EdgeFaithfulness, Group, Node
 from icebear.concepts.circuits.nodes import column
 from icebear.concepts.result_files import SavedResult
 from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.stage_records import WholePart
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.values import check_int, several, shown
-
-DEFAULT_EDGES = 100
-"""Of the measured numbers of edges, the one at which they recover most above random edges (docs/circuits.md)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,8 +39,13 @@ class Wiring(SavedResult, Tabled):
     contribution: Tensor
     difference: Tensor
     """(K + 1,) the value of each target in the prompt minus that in the counterfactual prompt."""
-    edge_count: int = DEFAULT_EDGES
-    heads: bool = False
+    edge_count: int
+    heads: bool
+    whole: tuple[WholePart, ...] = ()
+    """Attention or the FFN of all layers at some tokens, which is recomputed: its neurons are neither nodes nor
+    sources."""
+    edge_check: EdgeFaithfulness | None = None
+    """What the edges recover, if their number was chosen by it."""
     made_with: dict[str, Any] = field(default_factory=dict)
     other_groups: tuple[Group, ...] | None = None
     """Replace the default groups, see `regrouped`."""

@@ -128,19 +128,19 @@ def _held(stages: StageRecord) -> str:
 
 
 def _with_whole(stages: StageRecord) -> str:
-    return f", with all of {' and of '.join(whole_texts(stages, stages.whole))}," if stages.whole else ""
+    return f", with all of {' and of '.join(whole_texts(stages.prompt.tokens, stages.whole))}," if stages.whole else ""
 
 
-def whole_texts(stages: StageRecord, parts: Sequence[WholePart]) -> list[str]:
+def whole_texts(tokens: Sequence[str], parts: Sequence[WholePart]) -> list[str]:
     """Name whole parts, such as "attention and the FFN at ' France'"."""
     kinds: dict[tuple[int, ...], list[str]] = {}
     for part in sorted(parts, key=lambda part: part.positions):
         kinds.setdefault(part.positions, []).append("attention" if part.kind == "attn" else "the FFN")
-    return [f"{' and '.join(names)} at {tokens_text(stages, positions)}" for positions, names in kinds.items()]
+    return [f"{' and '.join(names)} at {tokens_text(tokens, positions)}" for positions, names in kinds.items()]
 
 
-def tokens_text(stages: StageRecord, positions: Sequence[int]) -> str:
-    quoted = [repr(stages.prompt.tokens[position]) for position in positions]
+def tokens_text(tokens: Sequence[str], positions: Sequence[int]) -> str:
+    quoted = [repr(tokens[position]) for position in positions]
     if len(quoted) > 4:
         return f"the {len(quoted)} tokens from {quoted[0]} to {quoted[-1]}"
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
@@ -176,7 +176,7 @@ def stage_sentences(stages: StageRecord) -> list[tuple[str, list[str]]]:
     """Return the stages by name, each with its lines."""
     if not stages.heads:
         return []
-    free = whole_texts(stages, stages.whole)
+    free = whole_texts(stages.prompt.tokens, stages.whole)
     named = [("Read", [f"{_capital('; '.join(free))}, recomputed in all layers"] if free else [])]
     swaps = [f"  {swap_text(stages, swap)}" for swap in shown_swaps(stages)]
     shown = f" ({len(swaps)} of {len(stages.heads)} shown)" if 0 < len(swaps) < len(stages.heads) else ""
@@ -213,7 +213,9 @@ def _moved(stages: StageRecord) -> str:
     sources = [source.position for source in stages.sources if source.share >= FETCHED]
     is_single = count == 1
     fetch = (
-        f" fetch{'es' * is_single} it from {tokens_text(stages, sources)}" if sources else f" move{'s' * is_single} it"
+        f" fetch{'es' * is_single} it from {tokens_text(stages.prompt.tokens, sources)}"
+        if sources
+        else f" move{'s' * is_single} it"
     )
     text = f"{count} head{'s' * (not is_single)} at {_at(stages)}, {layers_text(stages.heads)},{fetch}"
     return text + _share(stages, stages.moved, stages.moved_random, "random heads")
@@ -272,7 +274,7 @@ def warnings(stages: StageRecord) -> list[str]:
         lines.append(f"No small set carries this answer: it takes {set_text(stages)}.")
     for left in stages.left_out:
         effect = "works against the answer" if left.change < 0 else "adds to it"
-        name = _capital(whole_texts(stages, [left.part])[0])
+        name = _capital(whole_texts(stages.prompt.tokens, [left.part])[0])
         points = f"{100 * left.change:+.0f} points"
         lines.append(f"{name} {effect}: it is held; with it and all attention at {_at(stages)} recomputed, {points}.")
     if stages.without is not None and stages.without < LOW_NECESSITY:

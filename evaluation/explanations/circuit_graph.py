@@ -42,9 +42,17 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "graph": {
         "sufficiency": "median [quartiles] of the share of the difference that comes about along these edges alone",
-        "random_sufficiency": "median of the same along as many edges into the same targets from the same layers",
+        "random_sufficiency": "median of the same along as many random edges of the graph",
+        "matched_sufficiency": "median of the same along as many edges into the same targets from the same layers",
         "all_edges": "median of the same along all edges between the graph's nodes and tokens",
         "edges": "median of the number of edges",
+    },
+    "default": {
+        "sufficiency": "median [quartiles] of the share along the edges that a circuit of heads and neurons shows",
+        "random_sufficiency": "median of the same along as many random edges of the graph",
+        "all_edges": "median of the share that its nodes recover, with its whole parts",
+        "edges": "median of the number of edges",
+        "nodes": "median of the number of nodes",
     },
     "groups": {
         "alike": "median of the mean cosine between members of their measured effects",
@@ -69,8 +77,9 @@ NODE_COUNTS = (100, 1000)
 class Circuits(Evaluation):
     """Check circuits by interventions: edges, whole graphs, groups, and circuits of tasks.
 
-    A circuit is computed for each pair of prompts of a task, and checked by forward passes. One circuit of the whole
-    task is checked on other pairs.
+    A circuit is computed for each pair of prompts of a task, and checked by forward passes: one of heads and neurons,
+    as `icebear circuit` finds it, and one of --nodes FFN neurons, whose edges and groups are checked too. One circuit
+    of the whole task is checked on other pairs.
 
     Example:
       icebear evaluate circuits --tasks phrase --samples 2 --nodes 20 --out circuits
@@ -120,14 +129,24 @@ def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     """Return all `PARTS` of a pair's circuit, and `moments` for correlations over all pairs; JSON-ready."""
     target, contrast = answers(model, pair)
     graph = circuit(
-        model, pair.prompt, target, contrast, counterfactual=pair.counterfactual, nodes=nodes, edges=EDGE_COUNTS[-1]
+        model,
+        pair.prompt,
+        target,
+        contrast,
+        counterfactual=pair.counterfactual,
+        nodes=nodes,
+        heads=False,
+        edges=EDGE_COUNTS[-1],
     )
+    default = circuit(model, pair.prompt, target, contrast, counterfactual=pair.counterfactual)
+    shown = {"nodes": len(default.nodes), **vars(default.edge_check)}
     measured = graph.interventions()
     rows = zip((f"{count} edges" for count in EDGE_COUNTS), checks.faithfulness(graph, EDGE_COUNTS), strict=True)
     return {
         **vars(pair),
         "edges": {name: _edges(measured, *columns) for name, columns in READINGS.items()},
         "graph": {name: {column: getattr(row, column) for column in PARTS["graph"]} for name, row in rows},
+        "default": {"heads and neurons": {column: shown[column] for column in PARTS["default"]}},
         "groups": _groups(graph, measured),
         "moments": {name: _moments(between(measured), *columns) for name, columns in READINGS.items()},
     }

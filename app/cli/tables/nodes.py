@@ -11,7 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from icebear.app.cli.tables.grid import grid
-from icebear.concepts.circuits.drawing import summary, top_sources
+from icebear.concepts.circuits.drawing import edges_text, summary, top_sources
 from icebear.concepts.results.effect_words import effect_text
 from icebear.explanation.sentences import empty_shares, hardly_differs
 from icebear.records import Projection
@@ -107,12 +107,10 @@ def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfuln
     parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
     if measured:
         ablation, edges = measured
-        line = (
-            f"The {edges.edges} edges have a sufficiency of {edges.sufficiency:.0%}. As many random edges into the "
-            f"same targets from the same layers have {edges.random_sufficiency:.0%}. All edges between the nodes have "
-            f"{edges.all_edges:.0%}."
-        )
-        parts += [ablation_table([ablation]), Text(line, "dim")]
+        parts.append(ablation_table([ablation]))
+        if edges.matched_sufficiency is not None:
+            line = "As many random edges into the same targets from the same layers"
+            parts.append(Text(f"{edges_text(edges, True)} {line}: {edges.matched_sufficiency:z.0%}.", "dim"))
     return Group(*parts)
 
 
@@ -132,12 +130,13 @@ def groups_table(graph: icebear.Graph, without: Sequence[GroupAblation] = ()) ->
 
 
 def _tree(graph: icebear.Graph) -> Tree:
-    tree = Tree(Text(f"{graph.answer}  from {top_sources(graph, graph.answer, 3)}"))
+    tree = Tree(Text(f"{graph.answer}" + (f"  from {top_sources(graph, graph.answer, 3)}" if graph.edges else "")))
     branches: dict[int, Tree] = {}
     for node in sorted(graph.nodes, key=lambda node: -node.neuron.layer):
         layer = node.neuron.layer
         branch = branches.get(layer) or branches.setdefault(layer, tree.add(f"L{layer}"))
         words = effect_text(node.raises[:2], node.lowers[:2])
         token = repr(graph.tokens[node.position].text)
-        branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}  from {top_sources(graph, node, 3)}"))
+        sources = f"  from {top_sources(graph, node, 3)}" if graph.edges else ""
+        branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}{sources}"))
     return tree

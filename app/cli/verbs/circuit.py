@@ -1,4 +1,4 @@
-"""`icebear circuit`: the neurons behind a difference between two prompts, and the edges between them."""
+"""`icebear circuit`: the heads and neurons behind a difference between two prompts, and the edges between them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ class Options:
     contrast: str | None
     counterfactual: tuple[str, ...]
     span: str | None
-    nodes: int
-    heads: bool = option("Include attention heads as nodes.")
+    nodes: int | None = option(
+        "Number of nodes: the most relevant heads and neurons, each at a token.",
+        type="count",
+        show_default="the heads and neurons that explain shows",
+    )
+    no_heads: bool = option("Take only FFN neurons as nodes.")
     ablate: bool
     html: str | None
     png: str | None
@@ -42,16 +46,15 @@ class Options:
 
 @verb(Options)
 def circuit(options: Options) -> None:
-    """Show the neurons that contribute most to the difference between the predictions after two prompts.
+    """Show how the heads and neurons that make the difference between two prompts affect each other.
 
-    The prompts are PROMPT and --counterfactual. Edges between the neurons show how they affect each other.
+    The prompts are PROMPT and --counterfactual.
 
     With --file, find one circuit for many pairs of prompts, all of the same length. Each line of the file is a JSON
     object with a prompt, a counterfactual and, optionally, a target and a contrast.
 
     Example:
-      icebear circuit "The ice bear lives in the" --contrast " desert" --counterfactual "The wild camel lives in the"
-      --nodes 20
+      icebear circuit "The capital of France is" --counterfactual "The capital of Japan is"
     """
     from icebear.app.cli.tables.cards import labels_table
     from icebear.app.cli.tables.nodes import circuit_report
@@ -70,14 +73,15 @@ def circuit(options: Options) -> None:
     need("circuits")
     model = options.model.load()
     pairs = _pairs(options) if options.file else _pair(model, prompt, options)
-    how: dict[str, Any] = {"nodes": options.nodes, "sufficiency": options.sufficiency, "heads": options.heads}
+    how: dict[str, Any] = {"nodes": options.nodes, "sufficiency": options.sufficiency, "heads": not options.no_heads}
     how["position"] = options.at
     with bar("edges") as move:
         graph = icebear.circuit(model, **pairs, **how, on_progress=move)
     measured = None
     if options.ablate:
         with waiting("Measuring sufficiency and necessity"):
-            measured = graph.ablation(), graph.faithfulness()
+            hidden = graph.edge_check if not graph.edges else None
+            measured = graph.ablation(), hidden or graph.faithfulness()
     signs = [(node.neuron, "-" if node.activation < (node.counterfactual or 0) else "+") for node in graph.nodes]
     with store_if_any(options.store, model) as store:
         labels = significant_labels(store, signs)

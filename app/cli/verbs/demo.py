@@ -68,7 +68,7 @@ def _run(console: Console) -> dict[str, Any]:
 
     model = icebear.load_model()
     console.rule(f"1. Why {WANTED!r} after a camel, and not after an ice bear?")
-    explanation = icebear.explain(model, PROMPT, contrast=WANTED, counterfactual=COUNTERFACTUAL, circuit_nodes=60)
+    explanation = icebear.explain(model, PROMPT, contrast=WANTED, counterfactual=COUNTERFACTUAL, with_circuit=True)
     console.print(explanation_screen(explanation))
 
     console.rule("2. How do these neurons work together?")

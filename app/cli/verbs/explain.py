@@ -72,12 +72,8 @@ class Options:
         show_default=False,
         advanced=True,
     )
-    nodes: int | None = option(
-        "Find a circuit with this many nodes (a node is a neuron at a token). The page of --html then shows it.",
-        type="count",
-        default=None,
-        show_default="no circuit",
-        advanced=True,
+    circuit: bool = option(
+        "Also find the circuit of these heads and neurons. The page of --html then shows it.", advanced=True
     )
     png: str | None = option(
         "With --image: write the image with its relevance to this file.", type="output", advanced=True
@@ -172,10 +168,10 @@ def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]
     from icebear.explanation.explanation import CARDS, explain_relevance, relevance_and_circuit
 
     site = options.site or model.main_site
-    if options.nodes:
+    if options.circuit:
         need("circuits")
-    with bar("edges") if options.nodes else nullcontext(unwatched) as move:
-        relevance, graph = relevance_and_circuit(model, site, options.nodes, move, **arguments)
+    with bar("edges") if options.circuit else nullcontext(unwatched) as move:
+        relevance, graph = relevance_and_circuit(model, site, options.circuit, move, **arguments)
     ranking = Ranking(options.top, site, position=options.position)
     has_page = bool(options.html or options.json)
     with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
@@ -285,11 +281,11 @@ def _checked(options: Options) -> AttributionOptions:
     exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
-    if options.nodes and options.site not in (None, "ffn", "head"):
-        raise click.UsageError("--nodes draws FFN neurons, and heads with --site head; leave out --site.")
+    if options.circuit and options.site not in (None, "ffn", "head"):
+        raise click.UsageError("--circuit draws FFN neurons and heads; leave out --site.")
     if options.task_file and not pairs:
         raise click.UsageError("--task-file looks up the heads that compute the answer; add --counterfactual.")
-    if options.nodes and pairs != 1:
+    if options.circuit and pairs != 1:
         raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs > 1:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")

@@ -1,0 +1,62 @@
+"""Circuits of the answer's stages: their heads and neurons, and the whole parts that are recomputed beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.circuits.edges import WholeTokens
+from icebear.concepts.circuits.nodes import pair_of
+from icebear.concepts.results.result import Relevance
+from icebear.concepts.stages.patched_pair import PatchedPair
+from icebear.concepts.stages.stage_measurements import Measured
+from icebear.concepts.stages.stage_parts import WholeParts
+from icebear.concepts.stages.stage_records import WholePart
+from icebear.concepts.stages.stages import stage_sites, why_no_stages
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.records import Ranked
+
+
+def stages_set(model: Model, relevance: Relevance) -> tuple[list[Ranked], tuple[WholePart, ...]] | None:
+    """Return the heads and neurons of the answer's stages, with the whole parts that they need; None where no set
+    gives the difference, or where circuits lack sites that stages have."""
+    measured = _measured(model, relevance)
+    result = measured.search(relevance) if measured else None
+    if measured is None or result is None or not result.reached:
+        return None
+    return [*result.heads, *result.neurons], measured.named(result.earlier)
+
+
+def whole_parts(model: Model, relevance: Relevance, names: WholeParts) -> tuple[WholePart, ...]:
+    """Return whole parts of the tokens of a pair of prompts. Raises `InputError` where there are none."""
+    measured = _measured(model, relevance) if names else None
+    if names and measured is None:
+        raise InputError("The prompts of an edge beside whole parts have stages; change the claim.")
+    return measured.named(names) if measured else ()
+
+
+def _measured(model: Model, relevance: Relevance) -> Measured | None:
+    """Return the measurements of stages; None where stages hold other sites than circuits, or no parts of tokens."""
+    if set(stage_sites(model)) != {"ffn", "attn"} or model.task.stacks == 2 or why_no_stages(model, relevance):
+        return None
+    measured = Measured(model, [PatchedPair(model, pair_of(relevance))])
+    return measured if measured.kind == "alone" else None
+
+
+def whole_tokens(whole: Sequence[WholePart], count: int) -> WholeTokens:
+    """Return the tokens of whole parts as masks (T,), by site."""
+    masks: dict[str, Tensor] = {}
+    for part in whole:
+        masks.setdefault(part.kind, torch.zeros(count, dtype=torch.bool))[list(part.positions)] = True
+    return masks
+
+
+def whole_mask(whole: Sequence[WholePart], shape: Sequence[int], width: int) -> Tensor:
+    """Return the nodes of whole parts as a mask (L, T, W). width: the number of neurons, which heads follow."""
+    mask = torch.zeros(*shape, dtype=torch.bool)
+    for part in whole:
+        mask[:, list(part.positions), slice(width) if part.kind == "ffn" else slice(width, None)] = True
+    return mask
