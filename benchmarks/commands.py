@@ -27,15 +27,15 @@ COMMANDS = f"""
 explain {BEAR}
 explain {BEAR} --counterfactual {CAMEL}
 explain {BEAR} --contrast " desert" --units word --method cp-lrp
-explain {DOCTOR} --site head --nodes 10
+explain {DOCTOR} --site head --circuit
 explain --chat "Where do ice bears live?" --sources --max-new-tokens 12
 rank {BEAR} --counterfactual {CAMEL} --site ffn --top 5 --ablate
 rank {BEAR} --site head --position all --top 5
 rank {BEAR} --target-text " Arctic Ocean" --by absolute
 rank {DOCTOR} --site attn --top 5 --claim claims.yaml
 rank --file prompts.jsonl --top 5
-circuit {BEAR} --counterfactual {CAMEL} --nodes 20 --ablate
-circuit {DOCTOR} --nodes 12 --heads
+circuit {BEAR} --counterfactual {CAMEL} --nodes 20 --no-heads --ablate
+circuit {DOCTOR} --nodes 12
 index --corpus wiki-summaries --limit 40 --store wiki.db
 neuron L29.ffn.860
 neuron L29.ffn.860 --store wiki.db

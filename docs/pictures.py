@@ -49,7 +49,7 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
         if name == "why":
             page.locator("svg.stages").wait_for()
         if name == "view-circuit":
-            page.locator(".circuit .node[data-id^='L24.ffn.299']").last.click(timeout=120_000)
+            page.locator(".circuit .node[data-id^='L23.head.4']").last.click(timeout=120_000)
             settled(page)
         if name == "chat":
             box = page.get_by_test_id("stChatInputTextArea")
@@ -83,7 +83,7 @@ def circuit() -> None:
     from icebear import circuit, load_model
     from icebear.example import COUNTERFACTUAL, PROMPT, WANTED
 
-    graph = circuit(load_model(), PROMPT, contrast=WANTED, counterfactual=COUNTERFACTUAL)
+    graph = circuit(load_model(), "The capital of France is", counterfactual="The capital of Japan is")
     (DOCS / "circuit.png").write_bytes(graph.to_png(1.5))
 
 

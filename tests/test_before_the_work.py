@@ -29,7 +29,7 @@ LINES = {
     'circuit "a b" --counterfactual "c b" --png none/c.png': "no folder",
     'circuit "a b"': "--counterfactual",
     'circuit "a b" --counterfactual "c b" --nodes 3 --sufficiency .5': "one of them",
-    'explain "a b" --counterfactual "c b" --nodes 3 --site q': "--site",
+    'explain "a b" --counterfactual "c b" --circuit --site q': "--site",
     'rank "a b" --claim none/claims.yaml': "no folder",
     'flip "a b" --to c --save none/r.json': "no folder",
     "concept export music none/music.json": "no folder",

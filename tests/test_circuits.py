@@ -303,7 +303,7 @@ def test_whole_parts_are_recomputed(name):
     assert 0 < len(graph.nodes) < 30
     assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-8
     remainders = graph.contribution[:, len(IDS) + len(graph.nodes) :].unflatten(-1, (-1, len(IDS)))
-    narrow = replace(graph, whole=whole[:1]), replace(graph, whole=())
+    narrow = replace(graph, whole_parts=whole[:1]), replace(graph, whole_parts=())
     assert remainders[..., 2].abs().max() > 0  # of its heads
     assert measured.sufficiency == pytest.approx(measured.all_edges) == pytest.approx(ablation.sufficiency, rel=1e-5)
     with Double():
@@ -318,7 +318,7 @@ def test_a_circuit_has_the_heads_and_neurons_of_the_stages(smol, few_contexts):
     graph = circuit(smol, *pair, counterfactual="The capital of Japan is")
     staged = stages(smol, *pair, counterfactual="The capital of Japan is")
     assert {node.neuron for node in graph.nodes} == {row.neuron for row in (*staged.heads, *staged.neurons)}
-    assert graph.whole == staged.whole
+    assert graph.whole_parts == staged.whole
     assert graph.ablation().sufficiency == pytest.approx(staged.alone, abs=1e-4)
     assert graph.ablation().necessity == pytest.approx(staged.without, abs=1e-4)
     check = graph.edge_check
@@ -336,7 +336,7 @@ def test_edges_that_random_ones_equal_are_not_shown(smol, few_contexts):
     doctor = "The doctor asked the {} to sit down because"
     graph = circuit(smol, doctor.format("woman"), counterfactual=doctor.format("man"))
     assert graph.edge_check.sufficiency < graph.edge_check.random_sufficiency + 0.05
-    assert (graph.whole, graph.edges, len(graph.nodes)) == ((), (), 15)
+    assert (graph.whole_parts, graph.edges, len(graph.nodes)) == ((), (), 15)
     assert graph.to_svg()
     assert graph.to_html()
 

@@ -73,8 +73,6 @@ def test_demo_tells_the_story(folder, tmp_path, monkeypatch, smol, desert, few_c
     monkeypatch.setattr(demo, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(demo, "SUMMARIES", 20)
     monkeypatch.setattr(icebear, "flip", lambda *_, **options: desert)
-    explain = icebear.explain
-    monkeypatch.setattr(icebear, "explain", lambda *words, **more: explain(*words, **{**more, "circuit_nodes": 4}))
     monkeypatch.setattr(icebear, "describe", partial(icebear.describe, effect_sentences=2))
     output = run("demo")
     assert len(list(tmp_path.glob("*.db"))) == 1

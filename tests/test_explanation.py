@@ -53,7 +53,7 @@ def test_a_label_is_shown_only_if_it_is_significant(model, corpus, tmp_path):
 
 def test_a_circuit_needs_a_counterfactual(model):
     with pytest.raises(InputError):
-        explain(model, PROMPT, circuit_nodes=5)
+        explain(model, PROMPT, with_circuit=True)
 
 
 # --- the page ------------------------------------------------------------------------------------------
@@ -62,13 +62,13 @@ def test_a_circuit_needs_a_counterfactual(model):
 @pytest.fixture
 def whole(model):
     """With its circuit."""
-    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, circuit_nodes=12)
+    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, with_circuit=True)
 
 
 def test_the_circuit_is_the_librarys(model, whole):
-    graph = circuit(model, PROMPT, contrast="z", counterfactual=OTHER, nodes=12)
+    graph = circuit(model, PROMPT, contrast="z", counterfactual=OTHER)
     assert whole.circuit.graph.to_json() == graph.to_json()
-    assert whole.circuit.faithfulness == graph.faithfulness()
+    assert whole.circuit.faithfulness == graph.edge_check
     assert list(whole.circuit.without) == [graph.without(group) for group in graph.groups[:6]]
     json.dumps(whole.to_dict(), allow_nan=False)
 
@@ -79,18 +79,15 @@ def test_beside_each_claim_stands_its_control(model, whole, tmp_path):
     assert html.unescape((tmp_path / "a.html").read_text()) == page
     unstaged = replace(whole, stages=None, removal_control=token_removal_control(model, whole.relevance))
     assert str(unstaged.removal_control) in html.unescape(unstaged.to_html())
-    assert (
-        f"random edges into the same targets from the same layers {whole.circuit.faithfulness.random_sufficiency:.0%}"
-        in page
-    )
+    assert f"as many random ones {whole.circuit.faithfulness.random_sufficiency:z.0%}" in page
     for row in whole.circuit.without:
         assert f"<td>{row.necessity:.0%}</td><td>{row.random_necessity:.0%}</td>" in page
 
 
 @pytest.mark.parametrize("counterfactual", [OTHER, None])
 def test_the_page_fetches_nothing_and_texts_are_texts(model, counterfactual):
-    nodes = 12 if counterfactual else None
-    page = explain(model, PROMPT, contrast="z", counterfactual=counterfactual, circuit_nodes=nodes).to_html()
+    pair = {"counterfactual": counterfactual, "with_circuit": bool(counterfactual)}
+    page = explain(model, PROMPT, contrast="z", **pair).to_html()
     assert len(page.encode()) < 2_000_000
     assert not re.search(r"<link|<img|@import|url\(|src=", page)
     assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg"}

@@ -112,7 +112,7 @@ def calls(made):
                 **words,
                 "top": 2,
                 "site": "ffn",
-                "circuit_nodes": None,
+                "with_circuit": False,
                 "store": None,
                 "span": None,
                 "base_model": None,

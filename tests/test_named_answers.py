@@ -146,11 +146,11 @@ def test_a_small_difference_has_no_shares(smol, few_contexts, of_the_ice_bear):
 
 
 def test_heads_of_a_circuit_are_explained(tiny_folder):
-    words = ["explain", "abc", "--counterfactual", "cbc", "--contrast", "b", "--site", "head", "--nodes", "3"]
+    words = ["explain", "abc", "--counterfactual", "cbc", "--contrast", "b", "--site", "head", "--circuit"]
     result = CliRunner().invoke(main, [*words, "--model", tiny_folder, "--json"])
     assert result.exit_code == 0, result.output
     assert {row["neuron"].split(".")[1] for row in json.loads(result.stdout)["ranking"]} == {"head"}
-    assert CliRunner().invoke(main, [*words[:-3], "q", "--nodes", "3", "--model", tiny_folder]).exit_code == 2
+    assert CliRunner().invoke(main, [*words[:-2], "q", "--circuit", "--model", tiny_folder]).exit_code == 2
 
 
 def test_two_sizes_of_a_circuit_are_refused(tiny_folder):

@@ -19,7 +19,7 @@ from icebear.errors import ModelError
 RUN = CliRunner()
 OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--nodes", "--store"}
 """What these may be, and are by default, is a verb's own."""
-OWN_HELP = {"--site", "--samples", "--suppress", "--words", "--top", "--nodes", "--png", "--file"}
+OWN_HELP = {"--site", "--samples", "--suppress", "--words", "--top", "--no-heads", "--png", "--file"}
 """The help of these differs: verbs take different sites, count, suppress and draw different things."""
 
 

@@ -151,8 +151,8 @@ def _checks(graph: Graph, request: tuple) -> None:
     st.markdown("#### Is it true?")
     nodes = jobs.awaited(_ablation, request, graph)
     parts = "heads and neurons" if graph.heads else "neurons"
-    whole = whole_texts([token.text for token in graph.tokens], graph.whole)
-    st.markdown(sentence(nodes, parts, " and of ".join(whole)))
+    recomputed = whole_texts([token.text for token in graph.tokens], graph.whole_parts)
+    st.markdown(sentence(nodes, parts, " and of ".join(recomputed)))
     st.html(bars(measures(nodes, parts), high=1.0))
     with st.expander("All checks"):
         if graph.edges and st.toggle("Also run the model along the edges alone", key="measure"):
@@ -187,7 +187,7 @@ def percent(share: float) -> str:
     return f"{round(100 * share)}%"
 
 
-def sentence(measured: Ablation, parts: str, whole: str = "") -> str:
+def sentence(measured: Ablation, parts: str, recomputed: str = "") -> str:
     """Say how much of the difference the nodes recover, with whole parts, and how much is lost without them, with a
     random control."""
     share, random = measured.sufficiency, measured.random_sufficiency
@@ -196,7 +196,7 @@ def sentence(measured: Ablation, parts: str, whole: str = "") -> str:
         recovered = f"{these} alone recover no more of the difference than {others} ({percent(share)})"
     else:
         only = "only " if share < LITTLE else ""
-        beside = f", with all of {markdown.plain(whole)}," if whole else ""
+        beside = f", with all of {markdown.plain(recomputed)}," if recomputed else ""
         recovered = f"{these}{beside} recover {only}{percent(share)} of the difference; {others} {percent(random)}"
     little = ": most of the computation is not in this picture" if share < LITTLE else ""
     lost, lost_at_random = percent(measured.necessity), percent(measured.random_necessity)

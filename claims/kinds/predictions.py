@@ -16,7 +16,7 @@ from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.nodes import node_sites
-from icebear.concepts.circuits.stages_set import whole_parts
+from icebear.concepts.circuits.stages_set import named_parts
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.nodes.controls import Ablation, ablate, nodes_of
 from icebear.concepts.passes.sites import neuron_site
@@ -345,8 +345,8 @@ class EdgeClaim(Explained):
             *((node.neuron, node.position) for node in ends),
             *((other, self.source.position) for other in others),
         ]
-        whole = whole_parts(model, relevance, _named(self.parts))
-        row = contribution_shares(model, relevance, nodes, whole)[1 if len(ends) == 2 else len(nodes)]
+        recomputed = named_parts(model, relevance, _named(self.parts))
+        row = contribution_shares(model, relevance, nodes, recomputed)[1 if len(ends) == 2 else len(nodes)]
         shares = row[len(relevance.tokens) :].tolist()
         return Measured(shares[0], fmean(map(abs, shares[len(ends) : len(nodes)])))
 
@@ -355,7 +355,7 @@ class EdgeClaim(Explained):
         """Return the claims of the first edges between nodes."""
         rows = [edge for edge in graph.edges if edge.contribution_share > 0]
         ends = [(edge.source, edge.target) for edge in rows if isinstance(edge.source, Node)][:CLAIMED_EDGES]
-        about = {**about, "parts": part_names(graph.whole)}
+        about = {**about, "parts": part_names(graph.whole_parts)}
         return [
             (cls(**about, source=NodeId.of(source), into=NodeId.of(into) if isinstance(into, Node) else "answer"), None)
             for source, into in ends
@@ -469,16 +469,16 @@ def of_graph(model: Model, graph: Graph, ablation: Ablation | None) -> list[Draf
     """Return claims of the first edges of a circuit, and of all of its nodes if their ablation was measured."""
     about = subject(model, graph.relevances[0])
     measured = _of_ablation(ablation, tuple(map(NodeId.of, graph.nodes)), about) if ablation else []
-    if graph.whole:  # the sufficiency beside whole parts is what a claim of stages measures
+    if graph.whole_parts:  # the sufficiency beside whole parts is what a claim of stages measures
         nodes = tuple(node.neuron for node in graph.nodes)
-        stages = StagesClaim(**about, nodes=nodes, parts=part_names(graph.whole))
+        stages = StagesClaim(**about, nodes=nodes, parts=part_names(graph.whole_parts))
         measured = [(stages, None), *measured[1:]]
     return [*EdgeClaim.of(graph, about), *measured]
 
 
-def part_names(whole: Sequence[WholePart]) -> tuple[str, ...]:
+def part_names(parts: Sequence[WholePart]) -> tuple[str, ...]:
     """Return the names of whole parts in claims, such as ``ffn:differing``."""
-    return tuple(f"{part.kind}:{part.where}" for part in whole)
+    return tuple(f"{part.kind}:{part.where}" for part in parts)
 
 
 def _named(parts: Sequence[str]) -> WholeParts:

@@ -73,7 +73,7 @@ class FixedNeurons:
         self.pair, start = after_common_beginning(
             self.model, pair_of(relevance), min(token for _, token in token_nodes)
         )
-        self.start, self.whole = start, whole_tokens(graph.whole, len(graph.tokens))
+        self.start, self.recomputed = start, whole_tokens(graph.whole_parts, len(graph.tokens))
         self.nodes = [replace(probe, position=probe.position - start) for probe in probes(relevance, token_nodes)]
         both = relevance.neurons.activation, relevance.neurons.counterfactual
         self.values = [{site: x[:, start:] for site, x in values.items()} for values in both]
@@ -116,7 +116,9 @@ class FixedNeurons:
                 for index, row in enumerate(rows):
                     if number in row.nodes:
                         fixed[index, position, columns] = row.nodes[number].to(x)
-            return torch.where(self.whole[site][self.start :, None], x, fixed) if site in self.whole else fixed
+            return (
+                torch.where(self.recomputed[site][self.start :, None], x, fixed) if site in self.recomputed else fixed
+            )
 
         def read(stack: int, x: Tensor) -> Tensor:
             inputs, start = torch.stack([self.inputs[stack][row.base] for row in rows]), spans[stack].start

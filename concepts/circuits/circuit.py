@@ -56,9 +56,9 @@ def circuit(
     """Find the circuit of a prediction: the heads and neurons that make the difference between two prompts, and their
     edges.
 
-    Edges are direct, through no other head or neuron but those of whole parts (`Graph.whole`), which are recomputed. An
-    edge has an effect (gradient x difference) and a contribution (by difference rules, so that the contributions to a
-    target sum to its difference).
+    Edges are direct, through no other head or neuron but those of whole parts (`Graph.whole_parts`), which are
+    recomputed. An edge has an effect (gradient x difference) and a contribution (by difference rules, so that the
+    contributions to a target sum to its difference).
 
     Parameters
     ----------
@@ -112,9 +112,9 @@ def circuit(
     scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
     by_stages = heads and nodes is None and sufficiency is None and len(relevances) == 1
     known = stages_set(model, relevances[0]) if by_stages else None
-    whole: tuple[WholePart, ...] = ()
+    parts: tuple[WholePart, ...] = ()
     if known:
-        rows, whole = known
+        rows, parts = known
         chosen = choosing.mask_of(model, scores, [(row.neuron, row.position) for row in rows])
     else:
         if sufficiency is not None:
@@ -127,7 +127,7 @@ def circuit(
         )
     options = {"nodes": int(chosen.sum()), "sufficiency": sufficiency, "heads": heads, "edges": edges}
     is_measured = edges is None and nodes is None
-    graph = graph_of(model, relevances, scores, chosen, heads, edges or DEFAULT_EDGES, whole, on_progress)
+    graph = graph_of(model, relevances, scores, chosen, heads, edges or DEFAULT_EDGES, parts, on_progress)
     graph = replace(graph, made_with={**graph.made_with, "options": options})
     if not is_measured:
         return graph
@@ -143,15 +143,15 @@ def graph_of(
     chosen: Tensor,
     heads: bool,
     edges: int = DEFAULT_EDGES,
-    whole: tuple[WholePart, ...] = (),
+    parts: tuple[WholePart, ...] = (),
     on_progress: OnProgress = unwatched,
 ) -> Graph:
     """Return the circuit of the nodes of a mask (L, T, W), with their scores (L, T, W)."""
     token_nodes = choosing.token_nodes(model, chosen)
     values = torch.stack([choosing.node_values(relevance, token_nodes) for relevance in relevances]).mean(0)
     on_targets = counting(on_progress, 2 * len(relevances) * (len(token_nodes) + 1))
-    parts = [_edges(model, relevance, token_nodes, whole, on_targets) for relevance in relevances]
-    effect, contribution = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
+    each = [_edges(model, relevance, token_nodes, parts, on_targets) for relevance in relevances]
+    effect, contribution = (torch.stack(part).mean(0) for part in zip(*each, strict=True))
     return Graph(
         model,
         tuple(relevances),
@@ -161,7 +161,7 @@ def graph_of(
         values[0] - values[1],
         edges,
         heads,
-        whole,
+        parts,
         made_with=model.made_with,
     )
 
@@ -199,7 +199,7 @@ def _edges(
     model: Model,
     relevance: Relevance,
     token_nodes: Sequence[TokenNode],
-    whole: Sequence[WholePart],
+    parts: Sequence[WholePart],
     on_targets: Callable[[int], None],
 ) -> list[Tensor]:
     """Return effects and contributions, (K + 1, S) each."""
@@ -209,7 +209,7 @@ def _edges(
     sources = [(neuron, token - start) for neuron, token in token_nodes]
     difference = {site: choosing.change(relevance, site)[:, start:] for site in relevance.sites}
     read = [x[0] - x[1] for x in inputs_of(model, pair)]
-    recomputed = {site: mask[start:] for site, mask in whole_tokens(whole, count).items()}
+    recomputed = {site: mask[start:] for site, mask in whole_tokens(parts, count).items()}
 
     def edges(method: Difference | None = None) -> Tensor:
         entries = direct(model, pair, (*probes, None), sources, read, difference, on_targets, recomputed, method)
@@ -221,13 +221,13 @@ def _edges(
 
 
 def contribution_shares(
-    model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode], whole: Sequence[WholePart] = ()
+    model: Model, relevance: Relevance, token_nodes: Sequence[TokenNode], parts: Sequence[WholePart] = ()
 ) -> Tensor:
     """Return (K + 1, T + K) the share of the difference of each of K nodes, and of the answer, that each token and node
     contributes through no other neuron but those of whole parts, by difference rules."""
     _comparable([relevance])
     values = choosing.node_values(relevance, token_nodes)
-    _, contribution = _edges(model, relevance, token_nodes, whole, lambda targets: None)
+    _, contribution = _edges(model, relevance, token_nodes, parts, lambda targets: None)
     difference = (values[0] - values[1])[:, None]
     shares = contribution[:, : len(relevance.tokens) + len(token_nodes)] / difference
     return shares.where(difference != 0, 0.0)

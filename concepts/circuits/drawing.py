@@ -194,8 +194,8 @@ def nodes_text(graph: Wiring) -> str:
     counted = [
         f"{count} {name}{'s' * (count != 1)}" for count, name in ((heads, "head"), (neurons, "FFN neuron")) if count
     ]
-    whole = " and of ".join(whole_texts([token.text for token in graph.tokens], graph.whole))
-    return f"Nodes: {' and '.join(counted)}{whole and f', with all of {whole} recomputed'}."
+    parts = " and of ".join(whole_texts([token.text for token in graph.tokens], graph.whole_parts))
+    return f"Nodes: {' and '.join(counted)}{parts and f', with all of {parts} recomputed'}."
 
 
 def edges_text(check: EdgeFaithfulness, are_shown: bool) -> str:

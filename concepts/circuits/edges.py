@@ -27,7 +27,7 @@ from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 
-WholeTokens = Mapping[str, Tensor]
+RecomputedTokens = Mapping[str, Tensor]
 """Site -> tokens (T,), as a mask, of whole parts; only the sites that have any."""
 TOKENS_PER_PASS = 64
 """Rows times tokens of a pass: few rows, because a backward pass of rows costs what its highest layer does."""
@@ -85,12 +85,12 @@ class Sources(NeuronRecorder):
         difference: dict[str, Tensor],
         nodes: Sequence[TokenNode],
         on_targets: Callable[[int], None],
-        whole: WholeTokens,
+        recomputed: RecomputedTokens,
     ) -> None:
         """The first `rows` rows have a target; for the other arguments see `direct`."""
         super().__init__(model, objective.batch, tuple(difference))
         self.objective, self.rows, self.inputs, self.difference, self.nodes = objective, rows, inputs, difference, nodes
-        self.read, self.on_targets, self.whole = read, on_targets, whole
+        self.read, self.on_targets, self.recomputed = read, on_targets, recomputed
         self.numbers = by_site_layer(neuron for neuron, _ in nodes)
         self.edges: list[Tensor] = []
 
@@ -112,7 +112,9 @@ class Sources(NeuronRecorder):
     def _see(self, site: str, layer: int, x: Tensor) -> Tensor | None:
         stopped = super()._see(site, layer, x)
         assert stopped is not None
-        return torch.where(self.whole[site].to(x.device)[:, None], x, stopped) if site in self.whole else stopped
+        return (
+            torch.where(self.recomputed[site].to(x.device)[:, None], x, stopped) if site in self.recomputed else stopped
+        )
 
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         span = self.span(layer)
@@ -134,7 +136,7 @@ def direct(
     read: Sequence[Tensor],
     difference: dict[str, Tensor],
     on_targets: Callable[[int], None],
-    whole: WholeTokens,
+    recomputed: RecomputedTokens,
     method: Difference | None = None,
 ) -> Tensor:
     """Return the edges (K, T + nodes + L * T) into each target (K) from tokens, nodes and remainders.
@@ -144,7 +146,7 @@ def direct(
     difference: site -> activations (L, T, N) in the prompt minus those in the counterfactual prompt, for the sites
         where gradients stop.
     on_targets: called after each backward pass with the number of its targets.
-    whole: site -> tokens whose activations are recomputed in all layers, and stop no gradient.
+    recomputed: site -> tokens whose activations are recomputed in all layers, and stop no gradient.
     method: None for effects (the gradient at the prompt); difference rules for contributions, which sum to the
         difference of the target.
     """
@@ -153,7 +155,7 @@ def direct(
     chosen = [padded[start : start + rows] for start in range(0, len(padded), rows)]
     many = pair.rows([0] * rows + [1] * rows * (method is not None))
     inputs = Inputs()
-    sources = Sources(model, many, rows, inputs, read, difference, nodes, on_targets, whole)
+    sources = Sources(model, many, rows, inputs, read, difference, nodes, on_targets, recomputed)
     forward_backward(model, Probes(many, chosen), [inputs, sources], method)
     return torch.cat(sources.edges)[: len(targets)]
 

@@ -39,9 +39,9 @@ class Graph(Wiring):
         Whole parts are recomputed when sufficiency is measured.
         """
         generator, chosen = torch.Generator().manual_seed(seed_of(seed)), self.mask()
-        whole = whole_mask(self.whole, chosen.shape, self.model.ffn_width) if self.whole else None
+        recomputed = whole_mask(self.whole_parts, chosen.shape, self.model.ffn_width) if self.whole_parts else None
         each = [
-            ablate(patchable(self.model, relevance, self.heads), chosen, generator, whole)
+            ablate(patchable(self.model, relevance, self.heads), chosen, generator, recomputed)
             for relevance in self.relevances
         ]
         shares = [name for name in vars(each[0]) if name not in ("site", "nodes")]
@@ -131,7 +131,7 @@ class Graph(Wiring):
             "target": self.answer.text,
             "contrast": self.answer.contrast,
             "difference": self.difference[-1].item(),
-            "whole": [vars(part) for part in self.whole],
+            "whole_parts": [vars(part) for part in self.whole_parts],
             "edge_check": self.edge_check and vars(self.edge_check),
             "nodes": [
                 {"id": node.id, **vars(node), "neuron": str(node.neuron), "group": groups[node.id]}

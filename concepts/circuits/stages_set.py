@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from icebear.concepts.circuits.edges import WholeTokens
+from icebear.concepts.circuits.edges import RecomputedTokens
 from icebear.concepts.circuits.nodes import pair_of
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.patched_pair import PatchedPair
@@ -30,7 +30,7 @@ def stages_set(model: Model, relevance: Relevance) -> tuple[list[Ranked], tuple[
     return [*result.heads, *result.neurons], measured.named(result.earlier)
 
 
-def whole_parts(model: Model, relevance: Relevance, names: WholeParts) -> tuple[WholePart, ...]:
+def named_parts(model: Model, relevance: Relevance, names: WholeParts) -> tuple[WholePart, ...]:
     """Return whole parts of the tokens of a pair of prompts. Raises `InputError` where there are none."""
     measured = _measured(model, relevance) if names else None
     if names and measured is None:
@@ -46,17 +46,17 @@ def _measured(model: Model, relevance: Relevance) -> Measured | None:
     return measured if measured.kind == "alone" else None
 
 
-def whole_tokens(whole: Sequence[WholePart], count: int) -> WholeTokens:
+def whole_tokens(parts: Sequence[WholePart], count: int) -> RecomputedTokens:
     """Return the tokens of whole parts as masks (T,), by site."""
     masks: dict[str, Tensor] = {}
-    for part in whole:
+    for part in parts:
         masks.setdefault(part.kind, torch.zeros(count, dtype=torch.bool))[list(part.positions)] = True
     return masks
 
 
-def whole_mask(whole: Sequence[WholePart], shape: Sequence[int], width: int) -> Tensor:
+def whole_mask(parts: Sequence[WholePart], shape: Sequence[int], width: int) -> Tensor:
     """Return the nodes of whole parts as a mask (L, T, W). width: the number of neurons, which heads follow."""
     mask = torch.zeros(*shape, dtype=torch.bool)
-    for part in whole:
+    for part in parts:
         mask[:, list(part.positions), slice(width) if part.kind == "ffn" else slice(width, None)] = True
     return mask

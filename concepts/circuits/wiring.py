@@ -41,7 +41,7 @@ class Wiring(SavedResult, Tabled):
     """(K + 1,) the value of each target in the prompt minus that in the counterfactual prompt."""
     edge_count: int
     heads: bool
-    whole: tuple[WholePart, ...] = ()
+    whole_parts: tuple[WholePart, ...] = ()
     """Attention or the FFN of all layers at some tokens, which is recomputed: its neurons are neither nodes nor
     sources."""
     edge_check: EdgeFaithfulness | None = None

@@ -170,18 +170,18 @@ def ablation(
     return ablate(nodes, relevance.mask(ranked, site), torch.Generator().manual_seed(seed))
 
 
-def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator, whole: Tensor | None = None) -> Ablation:
+def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator, recomputed: Tensor | None = None) -> Ablation:
     """Measure sufficiency and necessity of a mask (L, T, W) of nodes, with controls.
 
-    whole: the nodes of whole parts, which are recomputed beside the chosen ones when sufficiency is measured.
+    recomputed: the nodes of whole parts, which are recomputed beside the chosen ones when sufficiency is measured.
     """
     count, change = int(chosen.sum()), nodes.change()
     parts = list(zip(nodes.sites, chosen.split(nodes.widths, -1), strict=True))
     sets = range(RANDOM_HEAD_DRAWS if "head" in nodes.sites else RANDOM_DRAWS)
     layers = nodes.model.layers_with("attn") if "head" in nodes.sites else None
     draws = [torch.cat([random_nodes(part, site, generator, layers) for site, part in parts], -1) for _ in sets]
-    changed = largest(change if whole is None else change * ~whole, count)
-    sufficiency, remaining = recovered_shares(nodes, [chosen, changed, *draws], whole=whole)
+    changed = largest(change if recomputed is None else change * ~recomputed, count)
+    sufficiency, remaining = recovered_shares(nodes, [chosen, changed, *draws], recomputed=recomputed)
     necessity = [1 - share for share in remaining]
     return Ablation(
         "+".join(nodes.sites),
@@ -192,7 +192,7 @@ def ablate(nodes: Nodes, chosen: Tensor, generator: torch.Generator, whole: Tens
         median(necessity[2:]),
         sufficiency[1],
         necessity[1],
-        nodes.empty_share if whole is None else recovered_shares(nodes, [whole])[0][0],
+        nodes.empty_share if recomputed is None else recovered_shares(nodes, [recomputed])[0][0],
         nodes.ends[0] - nodes.ends[1],
     )
 
@@ -201,14 +201,14 @@ def recovered_shares(
     nodes: Nodes,
     choices: Sequence[Tensor],
     ends: tuple[float, float] | None = None,
-    whole: Tensor | None = None,
+    recomputed: Tensor | None = None,
 ) -> tuple[list[float], list[float]]:
     """Return F of each mask of nodes, and F of all other nodes.
 
-    ends: `Nodes.ends`, if known. whole: nodes that are recomputed beside those of each mask.
+    ends: `Nodes.ends`, if known. recomputed: nodes that are recomputed beside those of each mask.
     """
     complete, compared = ends or nodes.ends
-    beside = choices if whole is None else [choice | whole for choice in choices]
+    beside = choices if recomputed is None else [choice | recomputed for choice in choices]
     numbers = nodes.numbers([*beside, *(~choice for choice in choices)])
     values = [(number - compared) / (complete - compared) for number in numbers]
     return values[: len(choices)], values[len(choices) :]

@@ -22,11 +22,7 @@ class Options:
     contrast: str | None
     counterfactual: tuple[str, ...]
     span: str | None
-    nodes: int | None = option(
-        "Number of nodes: the most relevant heads and neurons, each at a token.",
-        type="count",
-        show_default="the heads and neurons that explain shows",
-    )
+    nodes: int | None = option(show_default="the heads and neurons that explain shows")
     no_heads: bool = option("Take only FFN neurons as nodes.")
     ablate: bool
     html: str | None
