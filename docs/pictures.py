@@ -81,7 +81,6 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
 def circuit() -> None:
     """As the command draws it."""
     from icebear import circuit, load_model
-    from icebear.example import COUNTERFACTUAL, PROMPT, WANTED
 
     graph = circuit(load_model(), "The capital of France is", counterfactual="The capital of Japan is")
     (DOCS / "circuit.png").write_bytes(graph.to_png(1.5))

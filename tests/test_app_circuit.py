@@ -13,11 +13,11 @@ def buttons_of(page, label):
 
 
 def test_a_circuit_its_groups_and_its_checks(environment):
-    page = fine(visit("circuit", contrast=" desert", nodes="10"))
-    assert "These 10 heads and neurons" in text(page)
-    assert "Lost without these heads and neurons" in text(page)
+    page = fine(visit("circuit", contrast=" desert", nodes="10", neurons="true"))
+    assert "These 10 neurons" in text(page)
+    assert "Lost without these neurons" in text(page)
     nodes = page.dataframe[0].value
-    assert nodes[""].iloc[0] == "these 10 heads and neurons"
+    assert nodes[""].iloc[0] == "these 10 neurons"
     assert 0 < nodes["necessity"].iloc[0] < 100  # percent
     assert not nodes.isna().any().any()
     page.toggle(key="measure").set_value(True)

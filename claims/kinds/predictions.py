@@ -167,23 +167,25 @@ class NodesClaim(Explained):
 
     nodes: tuple[NodeId, ...]
 
-    def recorded(self, model: Model) -> tuple[str, Relevance, Tensor]:
-        """Return the site of the nodes, its relevance, and the nodes as a mask (L, T, W). Raises `InputError` if they
-        have several sites or none, and for a node that the model does not have."""
+    def recorded(self, model: Model) -> tuple[list[str], Relevance, Tensor]:
+        """Return the sites of the nodes, their relevance, and the nodes as a mask (L, T, W). Raises `InputError` for
+        sites that are not measured together, and for a node that the model does not have."""
         sites = sorted({node.neuron.site for node in self.nodes})
-        if len(sites) != 1:
+        if len(sites) != 1 and sites != ["ffn", "head"]:
             raise InputError(
-                f"The nodes of a claim must be of one site, not of {', '.join(sites) or 'none'}; write a claim for "
-                "each site."
+                f"The nodes of a claim must be of one site, or FFN neurons and heads, not of "
+                f"{', '.join(sites) or 'none'}; write a claim for each site."
             )
-        relevance = self.relevance(model, sites[0])
+        relevance = self.relevance(model, *sites)
         for node in self.nodes:
             check_node(model, relevance, node)
-        return sites[0], relevance, relevance.mask([node.ranked for node in self.nodes], sites[0])
+        of_site = ([node.ranked for node in self.nodes if node.neuron.site == site] for site in sites)
+        masks = (relevance.mask(rows, site) for rows, site in zip(of_site, sites, strict=True))
+        return sites, relevance, torch.cat(list(masks), -1)
 
     def measure(self, model: Model, seed: int = 0) -> Measured:
-        site, relevance, chosen = self.recorded(model)
-        ablation = ablate(nodes_of(model, relevance, site), chosen, torch.Generator().manual_seed(seed))
+        sites, relevance, chosen = self.recorded(model)
+        ablation = ablate(nodes_of(model, relevance, *sites), chosen, torch.Generator().manual_seed(seed))
         return self.of_ablation(ablation)
 
     @classmethod
@@ -313,8 +315,10 @@ class SimilarClaim(NodesClaim):
     control_is = "that of random nodes of the same layers and tokens"
 
     def measure(self, model: Model, seed: int = 0) -> Measured:
-        site, relevance, listed = self.recorded(model)
-        best = relevance.mask(relevance.top(len(self.nodes), site, position="all"), site)
+        sites, relevance, listed = self.recorded(model)
+        if len(sites) > 1:
+            raise InputError("The nodes that two models share are of one site; write a claim for each site.")
+        best = relevance.mask(relevance.top(len(self.nodes), sites[0], position="all"), sites[0])
         by_chance = (listed.sum(-1) * best.sum(-1) / listed.shape[-1]).sum().item()
         return Measured(int((listed & best).sum()) / len(self.nodes), by_chance / len(self.nodes))
 
