@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
 import sys
 import types
 from functools import cache, wraps
@@ -208,6 +209,21 @@ def folder(tmp_path_factory, scanned):
     shutil.copytree(scanned, folder, dirs_exist_ok=True)
     shutil.copytree(Path(__file__).parent.parent / "examples", folder / "examples")
     return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(shared, tmp_path_factory):
+    """The wheel of a copy of this repository, built once a run."""
+    root, unused = Path(__file__).parent.parent, (".*", "build", "*.egg-info", "tests", "docs", "*.db*")
+
+    def build(folder):
+        source = tmp_path_factory.mktemp("source") / "icebear"
+        shutil.copytree(root, source, ignore=shutil.ignore_patterns(*unused))
+        offline = "--disable-pip-version-check wheel -q --no-deps --no-build-isolation --no-index -w".split()
+        subprocess.run([sys.executable, "-m", "pip", *offline, folder, source], check=True)
+
+    (built,) = shared("wheel", build).glob("*.whl")
+    return built
 
 
 ICE_BEAR = "The ice bear lives in the"
