@@ -185,11 +185,13 @@ def test_a_full_disk_behind_stdout():
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_locale_without_utf_8():
+def test_a_mistake_has_no_traceback_in_a_locale_without_utf_8():
     plain = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     result = run("neuron", "Eisbär", env=plain)
     assert result.returncode == 1
     assert result.stderr.startswith("icebear: 'Eisbär' is not a neuron id")
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
 
 
 def test_progress_without_a_terminal_is_a_line_at_times(monkeypatch, capsys):
