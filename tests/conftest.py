@@ -316,6 +316,16 @@ def desert(smol, shared):
 
 
 @pytest.fixture(scope="session")
+def desert_by_heads(smol, shared):
+    """The same by swaps of heads."""
+
+    def find(folder):
+        flip(smol, ICE_BEAR, " desert", source=CAMEL).save(folder / "desert.json")
+
+    return Recipe.load(shared("desert-by-heads", find) / "desert.json")
+
+
+@pytest.fixture(scope="session")
 def address(folder):
     """Of the app with the small index and few contexts."""
     with serving(folder / "wiki.db", few=True) as result:
