@@ -14,13 +14,12 @@ from pathlib import Path
 import anyio
 import pytest
 import torch
-from conftest import ALONE, GEMMA3, ICE_BEAR, Letters, random_model, started_alone
+from conftest import GEMMA3, ICE_BEAR, Letters, random_model
 from mcp import Client
 from test_tasks import make
 
 from icebear import Concept, Model, attribute, build_index, circuit, open_store
 from icebear.actmax.writes import PAGE_SENTENCES
-from icebear.app.cli.main import main
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session
@@ -584,28 +583,15 @@ def test_what_is_no_message_is_answered(session, monkeypatch):
         assert not serving.is_alive()
 
 
-def serve(requests, answers, started):
-    """`icebear mcp` at the ends of two pipes."""
-    os.dup2(requests.fileno(), 0)
-    os.dup2(answers.fileno(), 1)
-    answers.close()
-    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
-    started.set()
-    main(["mcp"])
-
-
 def test_the_server_ends_when_nobody_reads_its_answers():
     """Although stdin stays open, and without another request."""
-    (requests, to_server), (from_server, answers) = (ALONE.Pipe(duplex=False) for _ in range(2))
-    process = started_alone(serve, requests, answers)
-    answers.close()
-    os.write(to_server.fileno(), b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
-    assert os.read(from_server.fileno(), 1)
-    from_server.close()
-    process.join(30)
-    code = process.exitcode
-    process.kill()
-    assert code == 0
+    command = [sys.executable, "-m", "icebear", "mcp"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("name", ["rank", "suggest_counterfactuals"])
