@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
 import sys
 import types
 from functools import cache, wraps
@@ -210,6 +211,21 @@ def folder(tmp_path_factory, scanned):
     return folder
 
 
+@pytest.fixture(scope="session")
+def wheel(shared, tmp_path_factory):
+    """The wheel of a copy of this repository, built once a run."""
+    root, unused = Path(__file__).parent.parent, (".*", "build", "*.egg-info", "tests", "docs", "*.db*")
+
+    def build(folder):
+        source = tmp_path_factory.mktemp("source") / "icebear"
+        shutil.copytree(root, source, ignore=shutil.ignore_patterns(*unused))
+        offline = "--disable-pip-version-check wheel -q --no-deps --no-build-isolation --no-index -w".split()
+        subprocess.run([sys.executable, "-m", "pip", *offline, folder, source], check=True)
+
+    (built,) = shared("wheel", build).glob("*.whl")
+    return built
+
+
 ICE_BEAR = "The ice bear lives in the"
 IDS = [7, 3, 12, 44, 5, 3, 21, 9]
 
@@ -297,6 +313,16 @@ def desert(smol, shared):
         flip(smol, ICE_BEAR, " desert", source=CAMEL, heads=False).save(folder / "desert.json")
 
     return Recipe.load(shared("desert", find) / "desert.json")
+
+
+@pytest.fixture(scope="session")
+def desert_by_heads(smol, shared):
+    """The same by swaps of heads."""
+
+    def find(folder):
+        flip(smol, ICE_BEAR, " desert", source=CAMEL).save(folder / "desert.json")
+
+    return Recipe.load(shared("desert-by-heads", find) / "desert.json")
 
 
 @pytest.fixture(scope="session")

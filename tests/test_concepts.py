@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+import re
 import statistics
 from dataclasses import replace
 from functools import partial
@@ -487,16 +488,16 @@ def test_the_verbs(smol, few_contexts, tmp_path, monkeypatch):
     output = json.loads(run("measure", str(tmp_path / "music.json"), "The band sang an old song.", "--json"))
     other = json.loads(run("measure", "music", "The cook boiled an old potato.", "--json", *store))
     assert output["measured"][0]["value"] > other["measured"][0]["value"] + 1
-    words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "8", "--json", *store)
+    words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "8", *store)
     with monkeypatch.context() as patch:
         patch.setattr(outcome, "RANDOM_DRAWS", 1)  # of which the texts say nothing
-        there, suppressed = (json.loads(run(*words, *more))["measured"] for more in ((), ("--suppress",)))
-    assert there["plain"] == suppressed["plain"]
-    assert len({there["steered"], suppressed["steered"], there["plain"]}) == 3
-    words = ("steer", "music", "Yesterday I", "--kl", "0.1", "--max-new-tokens", "2", "--suppress", *store)
+        raised = json.loads(run(*words, "--json"))["measured"]
     monkeypatch.setattr(outcome, "RANDOM_DRAWS", 6)
-    shown = " ".join(run(*words).split())
-    assert "0.1" in shown
+    shown = " ".join(run(*words, "--suppress").split())
+    plain, suppressed = map(float, re.search(r"goes from (\S+) to ([^\s;]+)", shown).groups())
+    assert plain == pytest.approx(raised["plain"], rel=0.02)
+    assert len({plain, suppressed, round(raised["steered"], 3)}) == 3
+    assert float(re.search(r"off-target KL ([\d.]+\d)", shown)[1]) == pytest.approx(0.25, rel=0.05)
     assert "lower music as far" in shown
     assert "(6 draws, seed 0)" in shown
     assert "has no concept 'film' (it has 'music')" in run("show", "film", *store, code=1)

@@ -98,11 +98,15 @@ def identity(value):
 
 
 @pytest.fixture(scope="module")
-def once(smol, desert):
+def once(smol, desert, desert_by_heads):
     """The model is there, and what is the same on several pages is computed once for all. Counterfactuals are tried
     with fewer words, cards read fewer texts, a task's circuit is made of one pair and run by fewer edges, and no figure
     is drawn."""
-    found = {key_of(flipping.flip, smol, ICE_BEAR, " desert", source=CAMEL, heads=False): desert}
+    ways = {False: desert, True: desert_by_heads}
+    found = {
+        key_of(flipping.flip, smol, ICE_BEAR, " desert", source=CAMEL, heads=heads): recipe
+        for heads, recipe in ways.items()
+    }
     measured = writes.writes
     load = cache(loading.load_model)
     with pytest.MonkeyPatch.context() as patch:
@@ -170,7 +174,7 @@ def command(words, folder, runs, page):
         assert name in ("python", "python3") or name.endswith("/pip"), f"{name} is nothing that pages should run"
     elif not runs or (page == README and runs_on_a_page(rest, PAGES[1:])):
         read(rest)
-    elif rest[0] not in ("app", "mcp"):  # they do not end; test_browser.py and test_mcp.py start them
+    elif rest[0] not in ("app", "mcp"):  # they do not end; test_browser.py and test_stopping.py start them
         if rest[0] == "index":
             for path in (folder / "wiki.db", *folder.glob("wiki.db.*.faiss")):
                 link = Path(path.name.replace("wiki", "icebear", 1))

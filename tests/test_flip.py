@@ -37,7 +37,7 @@ from icebear.steering.flipping.flip import (
 )
 from icebear.steering.flipping.last_token import LastToken
 from icebear.steering.flipping.phrases import flip_holds, phrase_logits, phrase_probability
-from icebear.steering.outcome import outcome_of
+from icebear.steering.outcome import outcome_of, outcomes
 from icebear.steering.provenance import FlipRecord, Outcome
 from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import (
@@ -75,15 +75,15 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
     assert max(shares) > 1
 
 
-def test_two_heads_of_the_camel_move_the_ice_bear(smol):
+def test_two_heads_of_the_camel_move_the_ice_bear(smol, desert_by_heads):
     """Each head alone, both, and the number of the outcome are those of steering."""
-    recipe = flip(smol, ICE_BEAR, " desert", source=CAMEL)
+    recipe = desert_by_heads
     assert {str(edit) for edit in recipe} == {f'L23.head.{head}<-"{CAMEL}"@last' for head in (4, 5)}
     for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
         with steer(smol, edit):
             assert row.alone == pytest.approx(smol.probability(ICE_BEAR, " desert"), rel=1e-3)
         assert (row.neuron, row.activation, row.relevance) == (edit.neuron, None, None)
-    outcome = outcome_of(smol, recipe, HeldOutContexts(smol, HELD_OUT_TEXTS[:3]))
+    outcome = next(outcomes(smol, recipe, HeldOutContexts(smol, HELD_OUT_TEXTS[:3])))  # without texts and side effects
     with steer(smol, recipe):
         assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
         assert outcome.control.after == pytest.approx(smol.probability(ICE_BEAR, " desert"), rel=1e-3)

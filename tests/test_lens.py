@@ -59,7 +59,9 @@ def assert_close(value, expected):
 
 @pytest.fixture
 def four_texts(monkeypatch):
+    """And a reliability of two neurons of each layer in two others, for tests that assert no number of it."""
     monkeypatch.setattr(lens, "TEXTS", 4)
+    monkeypatch.setattr(lens, "OTHERS", 2)
 
 
 @pytest.mark.usefixtures("four_texts")
@@ -88,6 +90,7 @@ def test_a_row_alone_is_the_jacobian_times_the_written_vector(name):
     assert project(model, neurons[0], 5, lens="mean").lens == "mean" != before.lens
 
 
+@pytest.mark.usefixtures("four_texts")
 @pytest.mark.parametrize("is_built", [False, True])
 def test_a_projection_through_the_lens_is_the_unembedding_of_its_row(is_built):
     model, neuron = lettered(LLAMA), Neuron(0, "ffn", 7)
@@ -101,6 +104,7 @@ def test_a_projection_through_the_lens_is_the_unembedding_of_its_row(is_built):
     assert project(model, neuron, 3) == project(model, neuron, 3, lens="direct")
 
 
+@pytest.mark.usefixtures("four_texts")
 def test_an_interrupted_build_continues_and_gives_the_same_file(tmp_path, monkeypatch):
     monkeypatch.setattr(lens, "BLOCK", 5)
     whole = build_mean_lens(lettered(LLAMA)).file.read_bytes()
@@ -138,6 +142,7 @@ def test_in_the_last_layer_everything_is_known(monkeypatch):
     assert built.is_better(0)
 
 
+@pytest.mark.usefixtures("four_texts")
 def test_there_is_no_lens_of_edits_or_images():
     model = lettered(LLAMA)
     build_mean_lens(model)
@@ -192,6 +197,7 @@ def test_below_a_ceiling_there_are_no_fixed_words():
     assert "no fixed words" not in str(Reliability(0.19, 0.5, 0.2))
 
 
+@pytest.mark.usefixtures("four_texts")
 def test_the_command_builds_the_lens_without_a_corpus(tiny_folder, monkeypatch):
     def result(*options):
         return CliRunner().invoke(main, ["index", "--lens", "--model", tiny_folder, *options])

@@ -1,4 +1,4 @@
-"""The MCP server, used by the SDK's own client: in memory with a small model, over stdio as an agent uses it."""
+"""The MCP server, used by the SDK's own client in memory, with a small model; over stdio it is in test_stopping.py."""
 
 import copy
 import itertools
@@ -15,7 +15,7 @@ import anyio
 import pytest
 import torch
 from conftest import GEMMA3, ICE_BEAR, Letters, random_model
-from mcp import Client, StdioServerParameters
+from mcp import Client
 from test_tasks import make
 
 from icebear import Concept, Model, attribute, build_index, circuit, open_store
@@ -401,21 +401,7 @@ def test_a_crash_tells_the_agent_nothing_of_the_machine(session, monkeypatch):
     assert not session.lock.statistics().locked
 
 
-# --- as an agent has it: the command, over stdio -------------------------------------------------------
-
-
-def over_stdio(run, *words, **environment):
-    """An async function of a client that has started `icebear mcp`."""
-    root = Path(__file__).parent.parent
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **environment}
-    command = [sys.executable, "-m", "icebear", "mcp", *words]
-    parameters = StdioServerParameters(command=command[0], args=command[1:], env=variables)
-
-    async def connected():
-        async with Client(parameters, read_timeout_seconds=300) as client:
-            return await run(client)
-
-    return anyio.run(connected)
+# --- as an agent has it ---------------------------------------------------------------------------------
 
 
 @pytest.mark.real
@@ -540,14 +526,8 @@ def test_what_is_cancelled_ends_in_the_server(session, monkeypatch):
     assert ended
 
 
-def test_without_the_model_it_says_how_to_fetch_it_and_fetches_nothing(tmp_path, monkeypatch):
-    async def ask(client):
-        return await client.call_tool("predict", {"prompt": "x"})
-
-    name = "someone/some-model"
-    result = over_stdio(ask, "--model", name, ICEBEAR_CACHE=str(tmp_path), HF_HOME=str(tmp_path / "hub"))
-    assert result.is_error
-    assert f"icebear doctor --model {name}" in result.content[0].text
+def test_without_a_preset_it_says_how_to_fetch_it_and_fetches_nothing(tmp_path, monkeypatch):
+    """And a model of the hub: see tests/test_stopping.py."""
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
     assert "icebear doctor --model smollm2-135m" in refused(Session("smollm2-135m"), "predict", prompt="x")
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".whl")]

@@ -81,12 +81,12 @@ def test_what_two_answers_share_is_appended_to_prompts_of_every_kind(smol, promp
         assert after is None or smol.ids(after) == [*smol.ids(before), new]
 
 
-def test_an_explanation_and_a_circuit_read_the_same_prompts(smol, few_contexts):
-    names = {"target": YORK, "contrast": JERSEY, "counterfactual": OTHER}
-    why = explain(smol, PROMPT, **names)
-    assert why.relevance.prompt.text.endswith(" New")
-    assert why.stages.prompt.tokens[-1] == " New"
-    graph = circuit(smol, PROMPT, **names, nodes=3)
+def test_an_explanation_and_a_circuit_read_the_same_prompts(model, few_contexts):
+    names = {"target": "xy", "contrast": "xz", "counterfactual": "the wild camel"}
+    why = explain(model, "the cold bears", **names)
+    assert why.relevance.prompt.text.endswith("bearsx")
+    assert why.stages.prompt.tokens[-1] == "x"
+    graph = circuit(model, "the cold bears", **names, nodes=3)
     assert graph.relevances[0].prompt.ids == why.relevance.prompt.ids
 
 

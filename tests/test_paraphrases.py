@@ -35,7 +35,7 @@ def test_a_change_to_the_counterfactual_value_has_the_effect_of_the_node():
     assert {at for _, at, _ in evaluation._moved(changes, IDS, [1, 2])} == {1}
 
 
-def test_projections_predict_the_effect_of_the_last_layers(smol):
+def test_projections_predict_the_effect_of_the_last_layers(smol, few_contexts):
     neuron, tokens = Neuron(29, "ffn", 490), list(range(300, 900))
     rows = evaluation.projections(smol, [(neuron, 5, -2.0), (neuron, 5, 1.0)], tokens)
     for lens in ("direct", "mean"):

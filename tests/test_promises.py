@@ -252,24 +252,29 @@ def test_long_prompts_are_checkpointed_by_themselves(tiny, monkeypatch):
         assert bool(calls) is wanted
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "neuron L29.ffn.860 --html card.html",
-        "neuron L29.ffn.860 --json",
-        "search water",
-        "index --status",
-        "concept list",
-        "recipe show examples/ice-bear-to-desert.json",
-    ],
-)
-def test_what_a_store_has_is_shown_without_the_model(command, folder):
+SHOWN = """
+neuron L29.ffn.860 --html card.html --store wiki.db
+neuron L29.ffn.860 --json --store wiki.db
+search water --store wiki.db
+index --status --store wiki.db
+concept list --store wiki.db
+recipe show examples/ice-bear-to-desert.json
+"""
+
+
+def test_what_a_store_has_is_shown_without_the_model(folder):
+    """One process for all: what one command imports, no other may."""
     code = (
-        "import sys; from icebear.app.cli.main import main; main(sys.argv[1:], standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'tokenizers', 'safetensors'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "import sys; from icebear.app.cli.main import main\n"
+        "for line in sys.argv[1].strip().splitlines():\n"
+        "    main(line.split(), standalone_mode=False)\n"
+        "    heavy = {'torch', 'transformers', 'tokenizers', 'safetensors'} & set(sys.modules)\n"
+        "    assert not heavy, (line, heavy)\n"
+        "    print('<end>')"
     )
-    words = command.split() + ([] if "recipe" in command else ["--store", "wiki.db"])
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=folder)
+    done = subprocess.run([sys.executable, "-c", code, SHOWN], capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    *shown, rest = done.stdout.split("<end>\n")
+    assert len(shown) == len(SHOWN.strip().splitlines())
+    assert all(text.strip() for text in shown)
+    assert not rest

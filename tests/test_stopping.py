@@ -119,7 +119,9 @@ def test_what_ends_by_itself_ends_as_before():
 
 @pytest.mark.parametrize(("sent", "called"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_a_server_behind_a_pipe(tmp_path, sent, called):
-    process = begun("mcp", "--model", str(tmp_path))
+    """As an agent starts it: without the model it says how to fetch it, and fetches nothing."""
+    home = {"ICEBEAR_CACHE": str(tmp_path), "HF_HOME": str(tmp_path / "hub")}
+    process = begun("mcp", "--model", "someone/some-model", env={**os.environ, **home})
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     if called:
         request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
@@ -135,8 +137,11 @@ def test_a_server_behind_a_pipe(tmp_path, sent, called):
         }
         process.stdin.write(json.dumps(output) + "\n" + json.dumps(call) + "\n")
         process.stdin.flush()
-        assert json.loads(process.stdout.readline())["id"] == 2
+        answer = json.loads(process.stdout.readline())
+        assert (answer["id"], answer["result"]["isError"]) == (2, True)
+        assert "icebear doctor --model someone/some-model" in answer["result"]["content"][0]["text"]
     ends(process, sent)
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".whl")]
 
 
 # --- what else a terminal is not ------------------------------------------------------------------------
@@ -180,11 +185,13 @@ def test_a_full_disk_behind_stdout():
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_locale_without_utf_8():
+def test_a_mistake_has_no_traceback_in_a_locale_without_utf_8():
     plain = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     result = run("neuron", "Eisbär", env=plain)
     assert result.returncode == 1
     assert result.stderr.startswith("icebear: 'Eisbär' is not a neuron id")
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
 
 
 def test_progress_without_a_terminal_is_a_line_at_times(monkeypatch, capsys):

@@ -3,13 +3,18 @@
 import json
 import os
 import resource
+import shutil
 import sqlite3
 from contextlib import ExitStack, suppress
 
 import pytest
+import torch
+from conftest import LLAMA, random_model
+from letters import Letters
 
-from icebear import Concept, Store, annotate, build_index, describe, open_store
+from icebear import Concept, Model, Store, annotate, build_index, describe, open_store, read_corpus
 from icebear.app.cli.tables.cards import card_report
+from icebear.concepts.vocabulary import calibration
 from icebear.db.search import absent, nearest
 from icebear.errors import IcebearError, InputError, StoreError
 from icebear.records import Meaning, Neuron
@@ -18,16 +23,30 @@ NEURON = Neuron(1, "ffn", 3)
 VALUES = ("'nope'", "'[1]'", "-7", "x'ff'")
 
 
-@pytest.fixture
-def path(model, corpus, tmp_path):
-    """A store with something in each table."""
-    with open_store(tmp_path / "i.db", create=True) as store:
-        build_index(model, corpus, store, k=4)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of a store with something in each table."""
+    folder = tmp_path_factory.mktemp("store")
+    model = Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "letters")
+    (folder / "c.txt").write_text(
+        "\n".join(f"The {x} bear eats {y}." for x in "ice big old".split() for y in "abcdefgh")
+    )
+    with pytest.MonkeyPatch.context() as patch, open_store(folder / "i.db", create=True) as store:
+        patch.setattr(calibration, "TEXTS", calibration.TEXTS[::8])
+        build_index(model, read_corpus(str(folder / "c.txt")), store, k=4)
         annotate(model, store, [NEURON], 4)
         store.labels.set_manual(NEURON, "bears")
         store.labels.set_meanings([Meaning(NEURON, "+", "words", "ice", "token", 0.9, 0.001, True, {})])
         concept = Concept.of(model, "cold", {(NEURON, "+"): 1.0})
         store.concepts.set({concept.name: concept.to_dict()})
+    return folder
+
+
+@pytest.fixture
+def path(built, tmp_path):
+    """Of a copy of this store."""
+    for file in built.glob("i.db*"):
+        shutil.copy(file, tmp_path)
     return tmp_path / "i.db"
 
 

@@ -200,15 +200,10 @@ def test_a_file_may_have_one_counterfactual_for_all(tmp_path):
     assert (first.counterfactual, second.counterfactual, first.target, second.target) == ("c", "d", 1, 0)
 
 
-CAPITALS = "France Italy Spain Japan China Russia Egypt Cuba".split()
-
-
-def test_the_commands_explain_a_task_and_look_up_its_heads(smol, tmp_path):
-    rows = [
-        {"prompt": f"The capital of {a} is", "counterfactual": f"The capital of {b} is"}
-        for a, b in zip(CAPITALS[::2], CAPITALS[1::2], strict=True)
-    ]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+def test_the_commands_explain_a_task_and_look_up_its_heads(model, tmp_path, monkeypatch):
+    """The numbers of a task of the real model are on the page about stages."""
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
+    monkeypatch.setattr(ModelOptions, "load", lambda *_: model)
 
     def run(*words):
         result = CliRunner().invoke(main, ["explain", *words])
@@ -218,12 +213,12 @@ def test_the_commands_explain_a_task_and_look_up_its_heads(smol, tmp_path):
     document = run("--file", str(tmp_path / "pairs.jsonl"), "--json", "--html", str(tmp_path / "t.html"))
     (tmp_path / "task.json").write_text(document)
     task = Task.load(tmp_path / "task.json")
-    assert Neuron.parse("L23.head.4") in task.heads
-    assert task.random < 0.05 < 0.3 < task.share
-    assert "L23.head.4" in Path(tmp_path / "t.html").read_text()
-    prompts = ["The capital of France is", "--counterfactual", "The capital of Japan is"]
+    pair = next(pair for pair in task.compared if pair.heads)
+    assert str(pair.heads[0]) in Path(tmp_path / "t.html").read_text()
+    prompts = [pair.prompt, "--counterfactual", pair.counterfactual]
     screen = run(*prompts, "--task-file", str(tmp_path / "task.json"), "--html", str(tmp_path / "e.html"))
-    sentence = f"L23.head.4 is in {next(part.pairs for part in task.parts)} of 4 pairs of the task, "
+    count = next(part.pairs for part in task.parts if part.neuron == pair.heads[0])
+    sentence = f"{pair.heads[0]} is in {count} of {len(task.compared)} pairs of the task"
     assert sentence in " ".join(screen.split())
     assert sentence in (tmp_path / "e.html").read_text()
     refused = CliRunner().invoke(main, ["explain", "a", "--task-file", str(tmp_path / "task.json")])

@@ -232,6 +232,7 @@ def test_the_self_test_finds_nothing_wrong(name):
     with Double():
         result = selftest(model, prompt(model))
     assert result.verdict == "fine"
+    assert result.cost > 0
     assert set(result.sites) == set(model.sites)
     assert ("cross" in result.sites) == (model.task.name == "seq2seq")
 

@@ -19,7 +19,7 @@ from icebear.steering.weight_patch import patch, patched
 PROMPT, OTHER = "The ice bear", "A camel lives"
 EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", 'L1.ffn.6=5@seen:"a"']
 OTHER_EDITS = ["L1.ffn.3=-9", "L2.ffn.5=4@generated"]
-TOKENS = 80
+TOKENS = 40
 
 
 class Writer(Letters):
@@ -131,23 +131,23 @@ def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer,
 def test_two_texts_are_written_in_turn_and_are_as_alone(writer, temperature, breaks):
     """Also drawn ones, and where the one that began first ends first, or fails."""
     options = {"temperature": temperature}
-    first_alone = write(writer, EDITS, 60, seed=1, **options)
-    second_alone = write(writer, OTHER_EDITS, 120, seed=2, **options)
-    assert first_alone.split()[:60] != second_alone.split()[:60]
+    first_alone = write(writer, EDITS, 30, seed=1, **options)
+    second_alone = write(writer, OTHER_EDITS, 60, seed=2, **options)
+    assert first_alone.split()[:30] != second_alone.split()[:30]
     order, begun = [], threading.Event()
 
     def first(count):
         order.append("first")
         begun.set()
         time.sleep(0.005)
-        if breaks and count == 50:
+        if breaks and count == 25:
             raise ZeroDivisionError
 
     def other():
         begun.wait()
-        return write(writer, OTHER_EDITS, 120, lambda count: order.append("second"), seed=2, **options)
+        return write(writer, OTHER_EDITS, 60, lambda count: order.append("second"), seed=2, **options)
 
-    result, second = at_once(lambda: write(writer, EDITS, 60, first, seed=1, **options), other)
+    result, second = at_once(lambda: write(writer, EDITS, 30, first, seed=1, **options), other)
     assert isinstance(result, ZeroDivisionError) if breaks else result == first_alone
     assert second == second_alone
     assert order.index("second") < 10
