@@ -52,7 +52,7 @@ WRITES = "What the neuron writes at its maximally activating sentences"
 HEAD_WRITES = "What the head writes in the sentences in which it writes most"
 HEAD_HEADING = "Sentences in which it writes most"
 HEAD_MARKS = "Underlined: the token where it writes; the number is the norm of what it writes there, less its mean."
-HEAD_COLORS = "Red: the tokens that it attends to from there, darker for more; the line below names the first of them."
+HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
     "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "

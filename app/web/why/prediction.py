@@ -198,7 +198,10 @@ def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
 
 
 def _effects(explanation: SavedExplanation) -> None:
-    """Show what is known without stages: tokens, nodes with an effect above random ones, and what to compare with."""
+    """Show what is known without stages: probable words, tokens, nodes with an effect above random ones, and what to
+    compare with."""
+    predicted = ", ".join(f"{markdown.word(token.text)} {token.number}" for token in explanation.predictions[:3])
+    st.markdown(f"Predicted: {predicted}")
     st.markdown(markdown.plain(_quoted(f"{explanation.tokens_sentence} {explanation.margins_sentence}")))
     title, *nodes = (markdown.plain(_quoted(line)) for line in explanation.effects or ("",))
     st.markdown("\n".join([title, "", *(f"- {node}" for node in nodes)]))
