@@ -86,6 +86,7 @@ def offer(prompt: str, counterfactual: str | None) -> None:
     names = {
         row.text: f"{row.word.strip()} for {row.instead_of.strip()} (answer: {row.answer.strip()})"
         for row in rows(prompt)
+        if row.text != counterfactual
     }
 
     def take() -> None:
