@@ -63,11 +63,11 @@ class HeadAttention:
     @property
     def lines(self) -> list[str]:
         """The attention and the kinds, in words."""
-        parts = [f"{share:.0%} to {SHARES[name]} (evenly: {even:.0%})" for name, (share, even) in self.shares.items()]
-        lines = [f"Attention in the calibration texts: {', '.join(parts)}"]
+        parts = [f"{share:.0%} to {SHARES[name]} [{even:.0%}]" for name, (share, even) in self.shares.items()]
+        lines = [f"Attention in the calibration texts [if it were even]: {', '.join(parts)}"]
         for kind in self.named:
             (share, null), (does, control) = self.kinds[kind], KINDS[kind]
-            lines.append(f"Kind: {does} ({share:.0%} on random tokens; the largest {control}: {null:.0%})")
+            lines.append(f"Kind: {does} ({share:.0%} of its attention on random tokens; {control} at most {null:.0%})")
         return lines if self.named else [*lines, "Kind: none is above its null"]
 
     def to_dict(self) -> dict[str, Any]:

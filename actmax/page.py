@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from itertools import pairwise, zip_longest
 from math import isfinite
@@ -49,7 +50,9 @@ ALIKE = 0.5
 """Effects of a smaller mean correlation change from sentence to sentence."""
 WRITES = "What the neuron writes at its maximally activating sentences"
 HEAD_WRITES = "What the head writes in the sentences in which it writes most"
-HEAD_HEADING = "Sentences in which it writes most; the color is its attention at the marked token"
+HEAD_HEADING = "Sentences in which it writes most"
+HEAD_MARKS = "Underlined: the token where it writes; the number is the norm of what it writes there, less its mean."
+HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
     "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "
@@ -111,13 +114,20 @@ class Card(SavedRecord, Tabled):
 
     @property
     def swap(self) -> str:
-        """A command that swaps the head at its strongest sentence for its value in the next one; empty for a neuron,
-        and without two sentences."""
+        """The command of `swap_edit`; empty without one."""
+        return (
+            shlex.join(["icebear", "steer", self.swap_edit[0], "--edit", self.swap_edit[1]]) if self.swap_edit else ""
+        )
+
+    @property
+    def swap_edit(self) -> tuple[str, str] | None:
+        """The head's strongest sentence, up to where it writes, and the edit that gives it its value in the next one;
+        None for a neuron, and without two sentences."""
         prompts = dict.fromkeys("".join(e.sentence.tokens[: e.token + 1]) for e in self.examples.get("+", ()))
         if not self.is_head or len(prompts) < 2:
-            return ""
+            return None
         prompt, source = list(prompts)[:2]
-        return shlex.join(["icebear", "steer", prompt, "--edit", f"{self.neuron}<-{json.dumps(source)}@last"])
+        return prompt, f"{self.neuron}<-{json.dumps(source, ensure_ascii=False)}@last"
 
     @property
     def title(self) -> str:
@@ -188,7 +198,22 @@ def attended_text(example: Example) -> str:
     token = attended_token(example)
     if token is None or example.relevance is None:
         return ""
-    return f"{example.sentence.tokens[token]!r} {example.relevance[token]:.2f}"
+    text = next(
+        filter(None, example.sentence.tokens[token:])
+    )  # empty: part of a character that a later token completes
+    return f"{text!r} {example.relevance[token]:.2f}"
+
+
+def head_tokens(example: Example) -> str:
+    """Say where a head writes, and which token it attends to most, if that is measured."""
+    attended = attended_text(example)
+    return f"writes at {example.token_text!r}" + (f", attends to {attended}" if attended else "")
+
+
+def head_marks(card: Card) -> str:
+    """Return what the marks in the sentences of a head are; empty for a neuron."""
+    measured = any(example.relevance for rows in card.examples.values() for example in rows)
+    return f"{HEAD_MARKS} {HEAD_COLORS}" if card.is_head and measured else HEAD_MARKS if card.is_head else ""
 
 
 def _example(example: Example, of_head: bool) -> dict[str, Any]:
@@ -230,8 +255,9 @@ def card_fragment(card: Card) -> Markup:
         card=card,
         statistics=statistics_line(card),
         heading=heading,
+        marks=head_marks(card),
         meaning=meaning_html,
-        examples=examples_html,
+        examples=partial(examples_html, of_head=card.is_head),
         nearest_title=nearest_title,
         not_near=NOT_NEAR,
         histogram=histogram_html(card.statistics.histogram),
@@ -273,10 +299,12 @@ def meaning_html(card: Card, polarity: str) -> Markup:
     )
 
 
-def examples_html(rows: Sequence[Example], effects: Sequence[SentenceEffects] = ()) -> Markup:
-    """Return sentences with the value of the neuron in each, and, in the first of them, the measured effects."""
-    pairs = list(zip_longest(rows, effects[: len(rows)]))
-    return render("icebear.actmax/examples.html", examples=pairs, effect_text=effect_text)
+def examples_html(rows: Sequence[Example], effects: Sequence[SentenceEffects] = (), of_head: bool = False) -> Markup:
+    """Return sentences with the value of the neuron in each, and, in the first of them, the measured effects; of a
+    head, also the tokens where it writes and that it attends to."""
+    texts = [head_tokens(row) if of_head else "" for row in rows]
+    shown = list(zip_longest(rows, texts, effects[: len(rows)]))
+    return render("icebear.actmax/examples.html", examples=shown, effect_text=effect_text, of_head=of_head)
 
 
 def writes_title(card: Card) -> str:
@@ -307,6 +335,8 @@ def writes_verdict(effects: Writes) -> str:
     if alike is None:
         return ""
     numbers = f"alike {alike:.2f}" + ("" if random is None else f", random {random:.2f}")
+    if not effects.raises and not effects.lowers:
+        return f"The effects have no likely words in common ({numbers})."
     if alike < ALIKE:
         return f"The effect changes from sentence to sentence, so these words are not its meaning ({numbers})."
     if random is not None and random >= ALIKE:
@@ -319,7 +349,12 @@ def writes_html(card: Card, polarities: Sequence[str] = POLARITIES) -> Markup:
     about = writes_about(card) if card.writes else ""
     measured_at = {polarity: card.writes[polarity] for polarity in polarities if polarity in card.writes}
     return render(
-        "icebear.actmax/writes.html", title=writes_title(card), writes=measured_at, verdict=writes_verdict, about=about
+        "icebear.actmax/writes.html",
+        title=writes_title(card),
+        writes=measured_at,
+        of_head=card.is_head,
+        verdict=writes_verdict,
+        about=about,
     )
 
 

@@ -139,6 +139,13 @@ def effect_lines(explanation: ExplainedPrediction) -> list[Line]:
     return [Line(""), Line(title, "bold"), *(_node(node, f" {node.effect:+.2f};") for node in above)]
 
 
+def chosen_sentence(text: str | None, ways: str) -> str:
+    """Say which counterfactual icebear chose, if it found a good one. ways: how to have another one, or none."""
+    if text is None:
+        return "No comparison found: icebear knows no similar prompt with a clearly different answer."
+    return f"Compared with {text!r}, chosen by icebear; {ways}."
+
+
 def comparison_hint(explanation: ExplainedPrediction) -> str:
     """Say which word to change to see how the answer is computed, as a command; empty if it was compared."""
     sentence = comparison_sentence(explanation.relevance)

@@ -346,6 +346,7 @@ def no_stages(monkeypatch):
     """Stages and suggestions take seconds."""
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
     monkeypatch.setattr("icebear.concepts.answers.counterfactuals.suggest_counterfactuals", lambda *arguments: [])
+    monkeypatch.setattr("icebear.concepts.answers.counterfactuals.chosen_counterfactual", lambda *arguments: None)
 
 
 @pytest.fixture

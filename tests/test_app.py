@@ -22,6 +22,7 @@ from few import FEW
 from serving import serving, started
 
 from icebear import attribute, explain, stages
+from icebear.app.web.shared import counterfactuals as boxes
 from icebear.app.web.shared import jobs, markdown, served
 from icebear.app.web.shared.background import Job, Shared, shared
 from icebear.app.web.why import gallery, measuring
@@ -31,6 +32,7 @@ from icebear.concepts.stages.stage_picture import stage_picture
 from icebear.errors import IcebearError
 from icebear.explanation.explanation import saved_stages, saved_tokens
 from icebear.explanation.saved import SavedExplanation
+from icebear.explanation.sentences import chosen_sentence
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
 from icebear.render import heatmap
@@ -274,6 +276,74 @@ def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_stages, 
         page.run()
     page.get_by_key("suggestion").set_value(suggestion.text).run()
     assert fine(page).get_by_key("counterfactual").value == suggestion.text
+
+
+@pytest.fixture
+def chosen(environment, no_stages, monkeypatch):
+    """The texts that icebear chooses by prompt; others have none. No prompt is chosen for twice in the tests."""
+    texts = {}
+
+    def choose(model, prompt):
+        return Suggestion((), texts[prompt], "camel", "bear", " desert", 0.25, 1.2) if prompt in texts else None
+
+    monkeypatch.setattr(counterfactuals, "chosen_counterfactual", choose)
+    return texts
+
+
+def typed(page, prompt):
+    page.get_by_key("prompt").set_value(prompt).run()
+    return fine(page).get_by_key("counterfactual").value
+
+
+def says_chosen(page, counterfactual):
+    return markdown.plain(chosen_sentence(counterfactual, boxes.WAYS)) in text(page)
+
+
+def test_a_typed_prompt_is_compared_with_what_the_command_line_chooses(environment, smol, monkeypatch):
+    monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
+    monkeypatch.setattr(counterfactuals, "RUNS", 32)
+    page = fine(visit(prompt=ICE_BEAR))
+    other = counterfactuals.chosen_counterfactual(smol, FRANCE).text
+    assert typed(page, FRANCE) == other
+    assert says_chosen(page, other)
+    assert page.query_params["counterfactual"] == other
+
+
+def test_an_emptied_field_stays_empty_until_the_prompt_changes(chosen):
+    chosen |= {"The brown bear lives in the": CAMEL, "The black bear lives in the": "The black camel lives in the"}
+    page = fine(visit(prompt=ICE_BEAR))
+    assert page.get_by_key("counterfactual").value == ""  # of a link
+    assert typed(page, "The brown bear lives in the") == CAMEL
+    page.get_by_key("counterfactual").set_value("").run()
+    assert fine(page.run()).get_by_key("counterfactual").value == ""
+    assert not says_chosen(page, CAMEL)
+    assert typed(page, "The black bear lives in the") == "The black camel lives in the"
+
+
+def test_a_counterfactual_that_a_person_typed_is_never_replaced(chosen):
+    """Not even if it was typed while icebear looked for one."""
+    chosen["The grey bear lives in the"] = CAMEL
+    page = fine(visit(prompt=ICE_BEAR))
+    typed(page, "The grey bear lives in the")
+    page.get_by_key("counterfactual").set_value("The grey camel lives in the").run()
+    assert not says_chosen(page, CAMEL)
+    page.session_state["fill"] = CAMEL
+    assert fine(page.run()).get_by_key("counterfactual").value == "The grey camel lives in the"
+    assert fine(shown(page, "why")).get_by_key("counterfactual").value == "The grey camel lives in the"
+
+
+def test_without_a_good_counterfactual_the_field_stays_empty(chosen):
+    page = fine(visit(prompt=ICE_BEAR))
+    assert not says_chosen(page, None)
+    assert typed(page, "The small bear lives in the") == ""
+    assert says_chosen(page, None)
+    assert "heat answer" in text(page)
+
+
+def test_a_conversation_gets_no_counterfactual(chosen):
+    chat = json.dumps([{"role": "user", "content": "Where do bears live?"}])
+    chosen[chat] = CAMEL
+    assert typed(fine(visit(prompt=ICE_BEAR)), chat) == ""
 
 
 def test_stages_are_forgotten_with_their_relevance(model):

@@ -9,7 +9,7 @@ import pytest
 from appview import fine, set_up, shown, text, visit
 from conftest import LLAMA, random_model
 
-from icebear import Neuron, build_index, open_store
+from icebear import Neuron, build_index, describe, open_store
 from icebear.actmax.index import build, scan
 from icebear.actmax.page import WRITES
 from icebear.app.web import neuron_card
@@ -62,6 +62,14 @@ def test_neuron(environment, near):
     page.get_by_key("card_to_steer").click().run()
     assert page.get_by_key("edits").value == f"{name}*0"
     assert name in text(shown(page, "neurons"))
+
+
+def test_a_head_is_swapped_at_its_first_sentence(environment):
+    page = fine(visit("neurons", neuron="L23.head.4"))
+    with open_store(environment / "wiki.db") as store:
+        card = describe(store, Neuron(23, "head", 4), None, 8)
+    page.get_by_key("card_to_swap").click().run()
+    assert (page.session_state["prompt"], page.session_state["edits"]) == card.swap_edit
 
 
 def card_of_a_group(page):

@@ -5,6 +5,7 @@ import shlex
 import pytest
 import torch
 from conftest import LLAMA, Letters, printed, random_model
+from markupsafe import escape
 from test_families import make as family
 
 from icebear import Model, Neuron, annotate, build_index, describe, open_store, read_corpus
@@ -12,6 +13,7 @@ from icebear.actmax import heads
 from icebear.actmax.head_attention import HeadAttention
 from icebear.actmax.index import build as index
 from icebear.actmax.index.head_norms import HeadNorms
+from icebear.actmax.page import attended_text, head_marks
 from icebear.actmax.writes import effect_sizes, likely_effects, patched_logits, writes
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.calibration import mean_activations
@@ -225,6 +227,15 @@ def test_the_swap_of_a_card_is_an_edit_of_two_of_its_sentences(model, store):
     assert (verb, prompt, parsed.neuron, parsed.where) == ("steer", first, HEAD, "last")
     assert parsed.source in others
     assert describe(store, Neuron(1, "ffn", 2)).swap == ""
+
+
+def test_the_page_of_a_card_names_where_a_head_writes_and_what_it_attends_to(model, store):
+    card = describe(store, HEAD, model)
+    html = card.to_html()
+    for example in card.examples["+"]:
+        assert str(escape(f"writes at {example.token_text!r}, attends to {attended_text(example)}")) in html
+    assert head_marks(card) in html
+    assert head_marks(describe(store, Neuron(1, "ffn", 2))) == ""
 
 
 def test_a_card_names_shares_and_kinds_with_their_controls(model, store):

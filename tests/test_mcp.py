@@ -18,7 +18,7 @@ from conftest import GEMMA3, ICE_BEAR, Letters, random_model
 from mcp import Client
 from test_tasks import make
 
-from icebear import Concept, Model, attribute, build_index, circuit, open_store
+from icebear import Concept, Model, attribute, build_index, circuit, explain, open_store
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
@@ -37,7 +37,7 @@ CAMEL = "The wild camel lives in the"
 TOOLS = {
     "predict": "prompt chat k max_new_tokens",
     "suggest_counterfactuals": "prompt",
-    "explain": "prompt counterfactual target contrast chat",
+    "explain": "prompt counterfactual target contrast chat no_counterfactual",
     "attribute": "prompt target contrast counterfactual chat k",
     "rank": "prompt target contrast counterfactual site chat k",
     "compare_models": "prompt target contrast k",
@@ -230,6 +230,31 @@ def test_what_to_compare_with(session, monkeypatch):
     monkeypatch.setattr(tools, "suggest_counterfactuals", lambda model, prompt: [row])
     (result,) = json_of(session, "suggest_counterfactuals", prompt=PROMPT)["counterfactuals"]
     assert result == {"text": "big cats", "word": "big", "instead_of": "ice", "answer": "z", "probability": 0.25}
+
+
+def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, model, monkeypatch):
+    """Unless none is wanted, or more than a prompt is asked."""
+    row = Suggestion((1, 2), OTHER, "big", "ice", "z", 0.25, 1.2)
+    monkeypatch.setattr(tools, "chosen_counterfactual", lambda model, prompt: row)
+    compared = json_of(session, "explain", prompt=PROMPT, counterfactual=OTHER)
+    result = json_of(session, "explain", prompt=PROMPT)
+    assert result.pop("chosen_counterfactual")["text"] == OTHER
+    assert repr(OTHER) in result["summary"][0]
+    assert result["summary"][1:] == compared["summary"]
+    assert {**result, "summary": [], "handle": ""} == {**compared, "summary": [], "handle": ""}
+    for more in ({"no_counterfactual": True}, {"target": "z"}):
+        result = json_of(session, "explain", prompt=PROMPT, **more)
+        assert not {"chosen_counterfactual", "alone"} & set(result)
+        assert repr(OTHER) not in " ".join(result["summary"])
+
+
+def test_a_prompt_alone_without_a_good_counterfactual_has_its_tokens_and_effects(session, model):
+    result = json_of(session, "explain", prompt=PROMPT)
+    explanation = explain(model, PROMPT)
+    assert result["random_effect"] == pytest.approx(explanation.random_effect, rel=1e-4)
+    rows = json_of(session, "more", handle=result["handle"], part="neurons")["rows"]
+    assert [row["neuron"] for row in rows] == [str(node.ranked.neuron) for node in explanation.nodes]
+    assert not any("icebear explain" in line for line in result["summary"])
 
 
 def test_how_together(session, model):

@@ -20,7 +20,7 @@ from icebear.actmax.card import describe
 from icebear.actmax.labels.meanings import label_title
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.session import Session
-from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
+from icebear.concepts.answers.counterfactuals import Suggestion, chosen_counterfactual, suggest_counterfactuals
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
@@ -37,9 +37,11 @@ from icebear.explanation.explanation import (
     CheckedCircuit,
     ExplainedNode,
     Explanation,
+    explain_relevance,
     silencing_control,
     with_changes,
 )
+from icebear.explanation.sentences import chosen_sentence, comparison_hint, comparison_sentence, lines
 from icebear.models.text.chat import Chat, other_prompt
 from icebear.models.text.prompts import PromptLike
 from icebear.records import Neuron, RandomControl
@@ -146,32 +148,44 @@ class Tools:
     def suggest_counterfactuals(self, prompt: Prompt) -> Answer:
         """Suggest prompts with the same number of tokens and another answer. Choose one whose difference is what you
         ask about, and give it as `counterfactual`."""
-        suggestions = suggest_counterfactuals(self.session.model, prompt)
-        names = ("text", "word", "instead_of", "answer", "probability")
-        return {"counterfactuals": [{name: getattr(row, name) for name in names} for row in suggestions]}
+        return {"counterfactuals": list(map(_suggestion, suggest_counterfactuals(self.session.model, prompt)))}
 
     @tool
     def explain(
         self,
         ctx: Context,
         prompt: Prompt,
-        counterfactual: Counterfactual,
+        counterfactual: Counterfactual | None = None,
         target: Word = None,
         contrast: Word = None,
         chat: IsChat = False,
+        no_counterfactual: Annotated[bool, Field(description="Choose none for a prompt alone.")] = False,
     ) -> Answer:
         """Show how the answer is computed, compared with another prompt: which token is read, which attention heads
         move its information to the last token, and which neurons write the answer. Every share is an intervention, with
-        random parts in brackets as its control. Ask this first."""
+        random parts in brackets as its control. For a prompt alone a counterfactual is chosen, if there is a good one;
+        without one, the answer has the tokens and the neurons with effects. Ask this first."""
         model, read = self.session.model, _read(prompt, chat)
-        other = other_prompt(read, counterfactual)
+        is_alone = not (counterfactual or target or contrast or chat or no_counterfactual) and bool(stage_sites(model))
+        chosen = chosen_counterfactual(model, prompt) if is_alone else None
+        ways = "counterfactual for your own, no_counterfactual for none"
+        about = [chosen_sentence(chosen.text if chosen else None, ways)] if is_alone else []
+        other = other_prompt(read, chosen.text if chosen else counterfactual)
+        if not other:
+            explanation = explain_relevance(model, attribute(model, read, target, contrast), cards=0)
+            command, hint = comparison_hint(explanation), comparison_sentence(explanation.relevance)
+            listed = [line.text for part in lines(explanation) for line in part if line.text not in ("", command)]
+            control = {"random_effect": explanation.random_effect} if explanation.random_effects else {}
+            summary = [*about, *listed, *filter(None, [hint])]
+            return {"summary": summary, **control, **self._explained("tokens", explanation, None)}
         relevance = attribute(model, read, target, contrast, counterfactual=other, sites=stage_sites(model))
         stages = stages_of(model, relevance, reporting(ctx))
         document = stages.to_dict()
         lists = {"heads": document["heads"], "neurons": document["neurons"], "swaps": document["swaps"]}
         numbers = ("kind", "reached", "alone", "without", "random", "most_changed", "moved", "everything", "difference")
         return {
-            "summary": [line.text for line in stage_lines(stages) if line.text],
+            "summary": about + [line.text for line in stage_lines(stages) if line.text],
+            **({"chosen_counterfactual": _suggestion(chosen)} if chosen else {}),
             **{name: document[name] for name in numbers},
             "whole": document["whole"],
             "handle": self.session.keep("stages", stages, lists, json=stages.to_json, html=stages.to_html),
@@ -517,6 +531,10 @@ class Tools:
 def _node(node: ExplainedNode) -> Answer:
     """Return a node with the words that it raises and lowers here, without its vocabulary projection."""
     return {name: value for name, value in node.to_dict().items() if name != "promotes"}
+
+
+def _suggestion(row: Suggestion) -> Answer:
+    return {name: getattr(row, name) for name in ("text", "word", "instead_of", "answer", "probability")}
 
 
 def _read(prompt: str, chat: bool) -> PromptLike:

@@ -44,8 +44,8 @@ ACTIONS = {"card": "Open its card", "steer": "Steer: set to the counterfactual"}
 
 
 def show() -> None:
-    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=_forget)
-    counterfactual = counterfactuals.field(COUNTERFACTUAL if prompt == PROMPT else "")
+    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=counterfactuals.forget)
+    counterfactual = counterfactuals.field(prompt, COUNTERFACTUAL if prompt == PROMPT else "")
     bar = st.container(horizontal=True)
     with bar:
         options = _settings()
@@ -53,7 +53,8 @@ def show() -> None:
     jobs.model()
     if not counterfactual:
         st.info("A circuit explains a difference: choose a counterfactual prompt, or write one.")
-        counterfactuals.offer(prompt)
+    counterfactuals.offer(prompt, counterfactual)
+    if not counterfactual:
         return
     request = (served.model_name(), prompt, counterfactual, *options)
     graph = jobs.awaited(_started, *request, stops=True)
@@ -65,11 +66,6 @@ def show() -> None:
     _groups(graph, request)
     with check:
         _checks(graph, request)
-
-
-def _forget() -> None:
-    """A counterfactual of another prompt does not fit this one."""
-    st.session_state["counterfactual"] = ""
 
 
 def _settings() -> tuple[str | None, str | None, int | None, bool]:

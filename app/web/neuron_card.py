@@ -134,7 +134,8 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
         for side, (written, sentences) in slots.items():
             measured = card.writes.get(side)
             _styled(page.writes_html(card, side), written)
-            _styled(page.examples_html(card.examples[side], measured.places if measured else ()), sentences)
+            effects = measured.places if measured else ()
+            _styled(page.examples_html(card.examples[side], effects, card.is_head), sentences)
     with actions:
         _actions(card)
 
@@ -165,15 +166,19 @@ def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:
     """Show a side of a card. Return the slots of what the neuron writes, which is last if a lens has its words, and of
     its sentences."""
     with column:
+        above = st.empty()
         st.markdown(f"##### {page.heading(card, side)}")
+        if card.is_head:
+            st.caption(page.head_marks(card))
         if side in card.meanings:
             _styled(page.meaning_html(card, side))
         if card.kind[side] != OTHER:
             st.caption(markdown.plain(f"class: {class_name(card.kind[side])}"))
         upper, lower = st.empty(), st.empty()
         written, sentences = (lower, upper) if worded else (upper, lower)
+        written = above if card.is_head else written
         if card.examples[side]:
-            _styled(page.examples_html(card.examples[side]), sentences)
+            _styled(page.examples_html(card.examples[side], of_head=card.is_head), sentences)
         else:
             st.caption("There is none.")
     return written, sentences
@@ -243,11 +248,14 @@ def _labelling(name: str, path: str, neuron: str) -> Job:
     return Job("Scoring labels on sentences that they were not made from", work)
 
 
+def _swap(prompt: str, edit: str) -> None:
+    """Show a swap of the head in the steering view, which measures it on a click; for callbacks."""
+    st.session_state["counterfactual"] = ""  # of another prompt
+    links.go("steer", section="edits", edits=edit, prompt=prompt)
+
+
 def _actions(card: Card) -> None:
-    if card.swap:
-        st.caption("The same head with its value in another of its sentences:")
-        st.code(card.swap, "bash", wrap_lines=True)
-    left, middle, right = st.columns(3, vertical_alignment="bottom")
+    left, middle, right = st.columns([2, 3, 1], vertical_alignment="bottom")
     key = f"label {card.neuron} {card.label or ''}"  # another key, and so another text, when somebody changes it
 
     def write() -> None:
@@ -260,7 +268,12 @@ def _actions(card: Card) -> None:
     left.text_input("Your label", card.label or "", key=key, on_change=write)
     _, prompt = st.session_state.get("card_from") or ("", None)
     off = partial(links.to_steer, card.neuron, **({"prompt": prompt} if prompt else {}))
-    middle.button(f"Switch it off in {links.VIEWS['steer'].title}", on_click=off, key="card_to_steer")
+    steering = links.VIEWS["steer"].title
+    with middle.container(horizontal=True):
+        st.button(f"Switch it off in {steering}", on_click=off, key="card_to_steer")
+        if card.swap_edit:
+            about = "At its first sentence, up to the underlined token, it takes its value in the next one."
+            st.button(f"Swap it in {steering}", on_click=_swap, args=card.swap_edit, key="card_to_swap", help=about)
     with right:
         as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
         tables.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

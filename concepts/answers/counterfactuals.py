@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
+from math import inf
 from pathlib import Path
 
 import torch
@@ -38,6 +39,8 @@ SEARCHED = 1000
 """The nearest, and the most expected, tokens among which they are."""
 RUNS = 80
 """The largest number of prompts that are run."""
+RUN_TOKENS = 800
+"""The largest number of tokens of these prompts, from the exchanged word on, that are read unasked: a second or two."""
 SHORTEST = 3
 """The smallest number of letters of a word."""
 SIMILAR = 0.4
@@ -45,6 +48,8 @@ SIMILAR = 0.4
 ALIKE = 0.7
 """The smallest cosine of two words that a person exchanges for an answer of common words: "dogs" and "dog" for "are"
 and "is"."""
+LONGEST = 128
+"""The largest number of tokens of a text that is compared without being asked for."""
 LIKELY = 30
 """Two answers are of one kind if each is among this many most probable ones after the other prompt."""
 FAR_ENOUGH = 1.0
@@ -109,9 +114,14 @@ class _Embeddings:
 
 
 def chosen_counterfactual(model: Model, prompt: str) -> Suggestion | None:
-    """Return the first suggestion for a text, if it is good, and reads as the tokens that were run."""
-    suggestions = suggest_counterfactuals(model, prompt, 1) if model.task.is_causal else []
-    good = (row for row in suggestions if row.score >= GOOD_SCORE and tuple(model.ids(row.text)) == row.ids)
+    """Return the first suggestion for a text, if it is good, and reads as the tokens that were run.
+
+    It is quick: of a text of dozens of tokens fewer prompts are run than `suggest_counterfactuals` runs, and of more
+    than `LONGEST` tokens none.
+    """
+    is_short = model.task.is_causal and len(model.ids(prompt)) <= LONGEST
+    suggestions = _suggestions(model, prompt, RUN_TOKENS) if is_short else []
+    good = (row for row in suggestions[:1] if row.score >= GOOD_SCORE and tuple(model.ids(row.text)) == row.ids)
     return next(good, None)
 
 
@@ -146,18 +156,25 @@ def suggest_counterfactuals(model: Model, prompt: PromptLike, count: int = 3) ->
             f"{model.name} is not a causal language model, and icebear suggests counterfactuals only for these; write "
             "a counterfactual yourself."
         )
+    return _suggestions(model, prompt)[:count]
+
+
+def _suggestions(model: Model, prompt: PromptLike, run_tokens: float = inf) -> list[Suggestion]:
+    """Return all suggestions, sorted. run_tokens: the largest number of tokens that are read in all runs together."""
     ids = list(model.encode([prompt]).row_ids(0))
-    embeddings, spans = _Embeddings(model), _exchanged(model, ids)
+    embeddings, spans, prefix = _Embeddings(model), _exchanged(model, ids), Prefix.of(model, [ids])
     with torch.no_grad(), model.lock:
         logits = model.logits(model.encode([ids]), list(range(len(ids))))[0].float()  # (T, V)
     exchanges = sorted(
-        (exchange for span in spans for exchange in _exchanges(model, embeddings, ids, span, logits)),
+        (exchange for span in spans for exchange in _exchanges(model, embeddings, prefix, ids, span, logits)),
         key=lambda exchange: -exchange.score,
     )[:RUNS]
-    answers = _last_logits(model, ids, exchanges)
+    read = accumulate(len(ids) - exchange.start for exchange in exchanges)
+    exchanges = [exchange for exchange, tokens in zip(exchanges, read, strict=True) if tokens <= run_tokens]
+    answers = _last_logits(model, prefix, ids, exchanges)
     rows = zip(exchanges, answers, strict=True)
     suggestions = [row for pair in rows if (row := _suggestion(model, embeddings, ids, *pair, logits[-1]))]
-    return sorted(suggestions, key=lambda suggestion: -suggestion.score)[:count]
+    return sorted(suggestions, key=lambda suggestion: -suggestion.score)
 
 
 def _exchanged(model: Model, ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -172,7 +189,12 @@ def _exchanged(model: Model, ids: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _exchanges(
-    model: Model, embeddings: _Embeddings, ids: Sequence[int], span: tuple[int, int], logits: Tensor
+    model: Model,
+    embeddings: _Embeddings,
+    prefix: Prefix | None,
+    ids: Sequence[int],
+    span: tuple[int, int],
+    logits: Tensor,
 ) -> Iterator[_Exchange]:
     """Yield similar and expected words for a word of the prompt. logits (T, V): those of the prompt."""
     start, end = span
@@ -182,7 +204,7 @@ def _exchanges(
     similar = _first_words(model, embeddings.similarities(word), text) if len(word) == 1 else []
     begun = [[token] for token in dict.fromkeys([*similar, *expected])]
     for _ in word[1:]:
-        begun = _continued(model, ids[:start], begun)
+        begun = _continued(model, prefix, ids[:start], begun)
     for tokens in begun:
         similarity = embeddings.similarity(tokens, word)
         if similarity >= SIMILAR and _text(model, tokens).lower() != text.lower():
@@ -248,15 +270,12 @@ def _content(word: str) -> bool:
     return text.isalpha() and word[:1].isspace() and len(text) >= SHORTEST and text.lower() not in COMMON
 
 
-@torch.no_grad()
-def _continued(model: Model, before: Sequence[int], begun: list[list[int]]) -> list[list[int]]:
+def _continued(model: Model, prefix: Prefix | None, before: Sequence[int], begun: list[list[int]]) -> list[list[int]]:
     """Extend each beginning by the most probable token that continues the word."""
     continued = []
     for start in range(0, len(begun), ROWS_PER_PASS):
         part = begun[start : start + ROWS_PER_PASS]
-        rows = [[*before, *tokens] for tokens in part]
-        with model.lock:
-            logits = model.logits(model.encode(rows), [len(rows[0]) - 1])[:, 0]
+        logits = _logits(model, prefix, [[*before, *tokens] for tokens in part], len(before))
         for tokens, best in zip(part, logits.topk(min(20, logits.shape[-1])).indices.tolist(), strict=True):
             inside = [token for token in best if model.answer_text(token).isalpha()]
             if inside:
@@ -264,21 +283,26 @@ def _continued(model: Model, before: Sequence[int], begun: list[list[int]]) -> l
     return continued
 
 
-@torch.no_grad()
-def _last_logits(model: Model, ids: Sequence[int], exchanges: Sequence[_Exchange]) -> list[Tensor]:
-    """Return the logits (V,) after each changed prompt, whose tokens before the word are read once."""
-    prefix, last = Prefix.of(model, [list(ids)]), len(ids) - 1
+def _last_logits(
+    model: Model, prefix: Prefix | None, ids: Sequence[int], exchanges: Sequence[_Exchange]
+) -> list[Tensor]:
+    """Return the logits (V,) after each changed prompt."""
     logits: dict[int, Tensor] = {}
     for start in {exchange.start for exchange in exchanges}:
         numbers = [number for number, exchange in enumerate(exchanges) if exchange.start == start]
         for begin in range(0, len(numbers), ROWS_PER_PASS):
             part = numbers[begin : begin + ROWS_PER_PASS]
-            rows = [exchanges[number].of(ids) for number in part]
-            with model.lock:
-                if prefix:
-                    read = torch.tensor(rows, device=model.device)[:, start:]
-                    after = prefix.logits(read, [0] * len(part), [start] * len(part), [last - start])
-                else:
-                    after = model.logits(model.encode(rows), [last])
-            logits |= zip(part, after[:, 0].float(), strict=True)
+            after = _logits(model, prefix, [exchanges[number].of(ids) for number in part], start)
+            logits |= zip(part, after.float(), strict=True)
     return [logits[number] for number in range(len(exchanges))]
+
+
+@torch.no_grad()
+def _logits(model: Model, prefix: Prefix | None, rows: list[list[int]], start: int) -> Tensor:
+    """Return the logits (N, V) after rows of as many token ids, which begin with `start` tokens of the prefix."""
+    last = len(rows[0]) - 1
+    with model.lock:
+        if prefix is None:
+            return model.logits(model.encode(rows), [last])[:, 0]
+        read = torch.tensor(rows, device=model.device)[:, start:]
+        return prefix.logits(read, [0] * len(rows), [start] * len(rows), [last - start])[:, 0]

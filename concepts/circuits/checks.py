@@ -37,7 +37,7 @@ TOKENS_PER_PASS = 256
 """Rows times tokens of a forward pass."""
 RANDOM_DRAWS = 5
 """Sets of random edges of each control."""
-EDGE_COUNTS = (8, 16, 32, 64, 100)
+EDGE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 100)
 """The numbers of edges among which a circuit takes the least that recovers `ENOUGH`."""
 ENOUGH = 0.8
 """This share of what all edges recover is enough."""
@@ -186,12 +186,13 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
     choices = [possible]
     for edges in chosen:
         by_target = _by_target(graph, edges)
-        choices += [by_target, *(_any(graph, len(edges), possible, generator) for _ in range(RANDOM_DRAWS))]
+        choices += [by_target, *(_any(graph, len(edges), generator) for _ in range(RANDOM_DRAWS))]
         choices += (_random(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))
     all_edges, *measured = _mean_shares(graph, choices)
+    total = len(_connected(graph))
     rows = zip(chosen, zip(*[iter(measured)] * (1 + 2 * RANDOM_DRAWS), strict=True), strict=True)
     return [
-        EdgeFaithfulness(len(edges), share, fmean(drawn[:RANDOM_DRAWS]), all_edges, fmean(drawn[RANDOM_DRAWS:]))
+        EdgeFaithfulness(len(edges), total, share, fmean(drawn[:RANDOM_DRAWS]), all_edges, fmean(drawn[RANDOM_DRAWS:]))
         for edges, (share, *drawn) in rows
     ]
 
@@ -205,8 +206,9 @@ def fewest_edges(graph: Wiring, seed: int = 0) -> EdgeFaithfulness:
     enough = (count for count, share in zip(counts, shares, strict=True) if share >= ENOUGH * everything)
     count = next(enough, counts[-1])
     generator = torch.Generator().manual_seed(seed)
-    random = _mean_shares(graph, [_any(graph, count, _possible(graph), generator) for _ in range(RANDOM_DRAWS)])
-    return EdgeFaithfulness(count, shares[counts.index(count)], fmean(random), everything)
+    random = _mean_shares(graph, [_any(graph, count, generator) for _ in range(RANDOM_DRAWS)])
+    share = shares[counts.index(count)]
+    return EdgeFaithfulness(count, len(_connected(graph)), share, fmean(random), everything)
 
 
 def _possible(graph: Wiring) -> Sources:
@@ -222,11 +224,15 @@ def _mean_shares(graph: Wiring, choices: Sequence[Sources]) -> list[float]:
     return [fmean(column) for column in zip(*each, strict=True)]
 
 
-def _any(graph: Wiring, count: int, possible: Sources, generator: torch.Generator) -> Sources:
+def _connected(graph: Wiring) -> list[tuple[int, int]]:
+    """Return the edges that have a contribution, each a target and a source."""
+    return [(row, n) for row, numbers in enumerate(_possible(graph)) for n in numbers if graph.contribution[row, n]]
+
+
+def _any(graph: Wiring, count: int, generator: torch.Generator) -> Sources:
     """Draw as many edges of the graph."""
-    connected = (graph.contribution != 0).tolist()
-    edges = [(row, number) for row, numbers in enumerate(possible) for number in numbers if connected[row][number]]
-    chosen: Sources = [[] for _ in possible]
+    edges = _connected(graph)
+    chosen: Sources = [[] for _ in graph.targets]
     for index in torch.randperm(len(edges), generator=generator)[:count].tolist():
         row, number = edges[index]
         chosen[row].append(number)

@@ -132,7 +132,7 @@ def circuit(
     if not is_measured:
         return graph
     check = fewest_edges(graph)
-    is_chance = check.sufficiency <= check.random_sufficiency + CHANCE
+    is_chance = check.edges < check.total and check.sufficiency <= check.random_sufficiency + CHANCE
     return replace(graph, edge_count=0 if is_chance else check.edges, edge_check=check)
 
 

@@ -125,6 +125,8 @@ class EdgeFaithfulness:
 
     edges: int
     """The number of edges from tokens and nodes."""
+    total: int
+    """The number of such edges in the graph that have a contribution."""
     sufficiency: float
     random_sufficiency: float
     """The same for as many random edges of the graph, the mean of five draws. All are drawn from edges with a

@@ -200,10 +200,12 @@ def nodes_text(graph: Wiring) -> str:
 
 def edges_text(check: EdgeFaithfulness, are_shown: bool) -> str:
     """Return what the edges recover, with the control."""
-    edges = "The edge recovers" if check.edges == 1 else f"The {check.edges} strongest edges recover"
+    if check.edges == check.total:
+        return f"All edges between the nodes ({check.total}) recover {check.all_edges:z.0%} of the difference."
+    edges = "The strongest edge recovers" if check.edges == 1 else f"The {check.edges} strongest edges recover"
     shares = (
-        f"{edges} {check.sufficiency:.0%} of the difference, as many random ones {check.random_sufficiency:z.0%}, all "
-        f"edges between the nodes {check.all_edges:.0%}"
+        f"{edges} {check.sufficiency:z.0%} of the difference, as many random ones {check.random_sufficiency:z.0%}, all "
+        f"{check.total} between the nodes {check.all_edges:z.0%}"
     )
     return f"{shares}." if are_shown else f"{shares}, so none is shown."
 

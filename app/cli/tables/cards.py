@@ -87,7 +87,7 @@ def card_report(card: icebear.Card) -> Group:
     parts: list[Any] = [
         Text.assemble((str(card.neuron), "bold"), f"  {card.title}"),
         Text(statistics_line(card) if card.is_head else numbers, "dim"),
-        Text(f"{bars}  histogram of activations, -128 to 128, log2 bins", "dim"),
+        Text(_histogram(bars, card.is_head), "dim"),
         *map(Text, card.attention.lines if card.attention else ()),
     ]
     words = projections_report(card.projections, PROJECTED_TOKENS)
@@ -96,11 +96,15 @@ def card_report(card: icebear.Card) -> Group:
     if card.by == "relevance":
         parts.append(Text(RELMAX, "dim"))
     for polarity, examples in card.examples.items():
-        side = "+ (attends to)" if card.is_head else polarity
+        side = "Tokens that it attends to" if card.is_head else f"Polarity {polarity}"
         parts.append(label_report(side, card.meanings.get(polarity), card.held_out.get(polarity, {})))
         effects = card.writes[polarity].places if polarity in card.writes else ()
         title = f"class: {class_name(card.kind[polarity])}"
-        parts.append(_examples_table(f">{card.by}", "sentence", examples, title, effects, card.is_head))
+        parts.append(
+            _examples_table(
+                ">norm" if card.is_head else f">{card.by}", "sentence", examples, title, effects, card.is_head
+            )
+        )
     for by, nearest in card.nearest.items():
         names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
         parts.append(Text(f"{nearest_title(by, card.nearest_by_chance[by])}: {names or NOT_NEAR}", "dim"))
@@ -123,8 +127,15 @@ def writes_table(card: icebear.Card) -> Table:
 LABELS_TITLE = "Significant labels with their AUROC; icebear neuron shows the details"
 
 
-def label_report(polarity: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
-    parts: list[Any] = [Text(f"\nPolarity {polarity}: {meanings.label_title(meaning)}", "bold")]
+def _histogram(bars: str, of_head: bool) -> str:
+    """Return a histogram with its range; a norm has the bins from 0 on."""
+    if of_head:
+        return f"{bars[len(bars) // 2 :]}  histogram of this norm, 0 to 128, log2 bins"
+    return f"{bars}  histogram of activations, -128 to 128, log2 bins"
+
+
+def label_report(side: str, meaning: Meaning | None, held_out: dict[str, list[Example]]) -> Group:
+    parts: list[Any] = [Text(f"\n{side}: {meanings.label_title(meaning)}", "bold")]
     if meaning:
         parts += [Text(line, "dim") for line in meanings.measured(meaning)]
     if meaning and meaning.significant:
@@ -147,7 +158,7 @@ def _examples_table(
         if effect:
             text.append(f"\n{visible(effect_text(effect.raises, effect.lowers))}", "dim")
         both = [repr(example.token_text), attended_text(example)] if of_head else []
-        rows.append((f"{example.value:+.2f}", *both, text))
+        rows.append((f"{example.value:{'' if of_head else '+'}.2f}", *both, text))
     columns = ("writes at", "attends to") if of_head else ()
     return grid(value, *columns, heading, rows=rows, title=title)
 

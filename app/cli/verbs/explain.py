@@ -104,7 +104,7 @@ def explain(options: Options) -> None:
         model.check_made(task.made_with["model"], str(options.task_file))
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
 
-    chosen = _chosen(options, model) if _is_alone(options, model) else None
+    chosen, about = _chosen(options, model)
     if chosen:
         arguments["counterfactual"] = chosen.text
     explanation = replace(_explained(options, model, arguments), task=task)
@@ -116,11 +116,9 @@ def explain(options: Options) -> None:
     is_report = options.units or options.sources or not explanation.random_effects
     is_screen = explanation.stages or not is_report
     report = explanation_screen if is_screen else explanation_report
-    tables: list[Any] = [report(explanation, units_table(units) if units else None)]
+    tables: list[Any] = [*about, report(explanation, units_table(units) if units else None)]
     if chosen:
         document["chosen_counterfactual"] = vars(chosen)
-        ways = "--counterfactual for your own, --no-counterfactual for none"
-        tables.insert(0, f"Compared with {chosen.text!r}, chosen by icebear; {ways}.\n")
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
     if options.sources:
@@ -155,11 +153,17 @@ def _is_alone(options: Options, model: icebear.Model) -> bool:
     return _only_named(options, supported) and bool(stage_sites(model))
 
 
-def _chosen(options: Options, model: icebear.Model) -> Suggestion | None:
+def _chosen(options: Options, model: icebear.Model) -> tuple[Suggestion | None, list[str]]:
+    """Choose a counterfactual for a text alone; return it, and the line that says so, or that there is none."""
     from icebear.concepts.answers.counterfactuals import chosen_counterfactual
+    from icebear.explanation.sentences import chosen_sentence
 
+    if not _is_alone(options, model):
+        return None, []
     with waiting("Looking for a prompt to compare with"):
-        return chosen_counterfactual(model, str(options.attribution.prompt.prompt))
+        chosen = chosen_counterfactual(model, str(options.attribution.prompt.prompt))
+    ways = "--counterfactual for your own, --no-counterfactual for none"
+    return chosen, [f"{chosen_sentence(chosen.text if chosen else None, ways)}\n"]
 
 
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:

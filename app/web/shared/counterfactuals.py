@@ -1,31 +1,92 @@
-"""The field for a counterfactual prompt, and suggestions for it."""
+"""The field for a counterfactual prompt, what icebear fills it with, and suggestions for it."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
 from icebear.app.web.shared import jobs, links, markdown, served
 from icebear.app.web.shared.background import Job
+from icebear.errors import IcebearError
+from icebear.explanation.sentences import chosen_sentence
 from icebear.models.text.chat import Chat
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.counterfactuals import Suggestion
 
+WAYS = "write another one, or empty the field for none"
 
-def field(default: str) -> str | None:
-    """Draw the field; None if it is empty."""
+
+def forget() -> None:
+    """What was chosen for another prompt does not fit the one that is typed, for which icebear chooses; a callback."""
+    st.session_state.update(counterfactual="", target=None, contrast=None, switch=False)
+    st.session_state.update(typed=st.session_state["prompt"], fill=None)
+
+
+def field(prompt: str, default: str) -> str | None:
+    """Draw the field; None if it is empty. Once after a prompt was typed, icebear fills it, unless a person does."""
+    state = st.session_state
+    if state.get("fill") and not state.get("counterfactual"):
+        state["counterfactual"] = state["fill"]
+    state["fill"] = None
     label = "Compared with (counterfactual prompt)"
     hint = "Choose a suggestion, or write a prompt with the same number of tokens"
-    return links.bound(st.text_input, label, "counterfactual", value=default, placeholder=hint) or None
+    options = {"value": default, "placeholder": hint, "on_change": _decide}
+    counterfactual = links.bound(st.text_input, label, "counterfactual", **options) or None
+    if state.get("typed") == prompt and counterfactual is None and not isinstance(markdown.read_prompt(prompt), Chat):
+        _choose(prompt)
+    if _is_chosen(prompt, counterfactual):
+        st.caption(markdown.plain(chosen_sentence(counterfactual, WAYS)))
+    return counterfactual
 
 
-def offer(prompt: str) -> None:
-    """Suggest three counterfactuals; a click chooses one."""
+def _decide() -> None:
+    """What a person writes into the field, or an empty one, stays; a callback."""
+    st.session_state.update(typed=None, fill=None)
+
+
+def _is_chosen(prompt: str, counterfactual: str | None) -> bool:
+    """Return whether icebear chose this counterfactual, or looked for one and found none."""
+    return st.session_state.get("chosen") == (prompt, counterfactual)
+
+
+def _choose(prompt: str) -> None:
+    """Look for a good counterfactual; if there is one, the page is drawn again, with the field filled."""
+    state, chosen = st.session_state, None
+    jobs.model()
+    with suppress(IcebearError):  # stopped, or a prompt that cannot be read, which the page says
+        chosen = prompt, jobs.awaited(_choosing, served.model_name(), prompt, stops=True)
+    state.update(typed=None, chosen=chosen)
+    if chosen and chosen[1]:
+        state["fill"] = chosen[1]
+        st.rerun()
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _choosing(name: str, prompt: str) -> Job:
+    """Return the job that chooses a counterfactual, for all visitors; its result is None if there is no good one."""
+    model = jobs.model()
+
+    def work(job: Job) -> str | None:
+        from icebear.concepts.answers.counterfactuals import chosen_counterfactual
+        from icebear.concepts.stages.stages import stage_sites
+
+        row = chosen_counterfactual(model, prompt) if stage_sites(model) else None
+        return row.text if row else None
+
+    return Job("Looking for a prompt to compare with", work)
+
+
+def offer(prompt: str, counterfactual: str | None) -> None:
+    """Suggest three counterfactuals, unless a person has chosen one; a click chooses one."""
+    if counterfactual and not _is_chosen(prompt, counterfactual):
+        return
     names = {
         row.text: f"{row.word.strip()} for {row.instead_of.strip()} (answer: {row.answer.strip()})"
         for row in rows(prompt)
+        if row.text != counterfactual
     }
 
     def take() -> None:

@@ -10,7 +10,7 @@ from icebear.app.web.steering import concepts, edit_neurons, flips
 
 
 def _flip() -> None:
-    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80)
+    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=counterfactuals.forget)
     left, right = st.columns(2)
     to = links.bound(left.text_input, "The word it should say", "to", placeholder="desert")
     label = "Source prompt (optional): one that the model continues with this word"

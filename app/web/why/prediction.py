@@ -39,8 +39,8 @@ def show() -> None:
     """Show an example from its file if these are its prompts, which needs no model; else what is measured."""
     first_prompt, first_counterfactual = gallery.example(gallery.NAMES[0]).fields
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
-    prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=first_prompt, on_change=_forget)
-    counterfactual = counterfactuals.field(first_counterfactual if prompt == first_prompt else "")
+    prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=first_prompt, on_change=counterfactuals.forget)
+    counterfactual = counterfactuals.field(prompt, first_counterfactual if prompt == first_prompt else "")
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
     answers: Answers | SavedExplanation = example.explanation if example else _live().answers(prompt, counterfactual)
@@ -63,9 +63,8 @@ def show() -> None:
             begun = _live().tokens(request) if _live().is_short(request) else None
         if begun:
             _page(request, begun, partial(_live().staged, request, begun), None)
-    if counterfactual is None:
-        with offered:
-            counterfactuals.offer(prompt)
+    with offered:
+        counterfactuals.offer(prompt, counterfactual)
     gallery.show()
 
 
@@ -87,11 +86,6 @@ def _loading() -> None:
     job = jobs.loading()
     if job.is_alive():
         st.progress(job.share, f"{markdown.plain(job.doing)} ...")
-
-
-def _forget() -> None:
-    """What was chosen for another prompt does not hold for this one."""
-    st.session_state.update(counterfactual="", target=None, contrast=None, switch=False)
 
 
 def _chip(slot: Any, label: str, key: str, tokens: Sequence[TokenScore], default: str | None) -> str | None:
@@ -204,7 +198,10 @@ def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
 
 
 def _effects(explanation: SavedExplanation) -> None:
-    """Show what is known without stages: tokens, nodes with an effect above random ones, and what to compare with."""
+    """Show what is known without stages: probable words, tokens, nodes with an effect above random ones, and what to
+    compare with."""
+    predicted = ", ".join(f"{markdown.word(token.text)} {token.number}" for token in explanation.predictions[:3])
+    st.markdown(f"Predicted: {predicted}")
     st.markdown(markdown.plain(_quoted(f"{explanation.tokens_sentence} {explanation.margins_sentence}")))
     title, *nodes = (markdown.plain(_quoted(line)) for line in explanation.effects or ("",))
     st.markdown("\n".join([title, "", *(f"- {node}" for node in nodes)]))
