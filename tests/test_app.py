@@ -304,7 +304,11 @@ def test_a_typed_prompt_is_compared_with_what_the_command_line_chooses(environme
     monkeypatch.setattr(counterfactuals, "RUNS", 32)
     page = fine(visit(prompt=ICE_BEAR))
     other = counterfactuals.chosen_counterfactual(smol, FRANCE).text
-    assert typed(page, FRANCE) == other
+    typed(page, FRANCE)
+    deadline = time.monotonic() + 20
+    while not page.get_by_key("counterfactual").value and time.monotonic() < deadline:
+        page.run()
+    assert fine(page).get_by_key("counterfactual").value == other
     assert says_chosen(page, other)
     assert page.query_params["counterfactual"] == other
 
@@ -327,7 +331,7 @@ def test_a_counterfactual_that_a_person_typed_is_never_replaced(chosen):
     typed(page, "The grey bear lives in the")
     page.get_by_key("counterfactual").set_value("The grey camel lives in the").run()
     assert not says_chosen(page, CAMEL)
-    page.session_state["fill"] = CAMEL
+    page.session_state["typed"] = "The grey bear lives in the"
     assert fine(page.run()).get_by_key("counterfactual").value == "The grey camel lives in the"
     assert fine(shown(page, "why")).get_by_key("counterfactual").value == "The grey camel lives in the"
 

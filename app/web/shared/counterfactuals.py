@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
 from icebear.app.web.shared import jobs, links, markdown, served
 from icebear.app.web.shared.background import Job
-from icebear.errors import IcebearError
 from icebear.explanation.sentences import chosen_sentence
 from icebear.models.text.chat import Chat
 
@@ -22,21 +20,21 @@ WAYS = "write another one, or empty the field for none"
 def forget() -> None:
     """What was chosen for another prompt does not fit the one that is typed, for which icebear chooses; a callback."""
     st.session_state.update(counterfactual="", target=None, contrast=None, switch=False)
-    st.session_state.update(typed=st.session_state["prompt"], fill=None)
+    st.session_state["typed"] = st.session_state["prompt"]
 
 
 def field(prompt: str, default: str) -> str | None:
-    """Draw the field; None if it is empty. Once after a prompt was typed, icebear fills it, unless a person does."""
-    state = st.session_state
-    if state.get("fill") and not state.get("counterfactual"):
-        state["counterfactual"] = state["fill"]
-    state["fill"] = None
+    """Draw the field; None if it is empty. Once after a prompt was typed, icebear fills it, unless a person does; the
+    page ends here while it looks for a counterfactual."""
+    job = _chosen(prompt)
     label = "Compared with (counterfactual prompt)"
     hint = "Choose a suggestion, or write a prompt with the same number of tokens"
     options = {"value": default, "placeholder": hint, "on_change": _decide}
     counterfactual = links.bound(st.text_input, label, "counterfactual", **options) or None
-    if state.get("typed") == prompt and counterfactual is None and not isinstance(markdown.read_prompt(prompt), Chat):
-        _choose(prompt)
+    if job:
+        # No run waits for it: a request of the browser from before the field was filled would empty the field again.
+        jobs.watched(job)
+        st.stop()
     if _is_chosen(prompt, counterfactual):
         st.caption(markdown.plain(chosen_sentence(counterfactual, WAYS)))
     return counterfactual
@@ -44,7 +42,7 @@ def field(prompt: str, default: str) -> str | None:
 
 def _decide() -> None:
     """What a person writes into the field, or an empty one, stays; a callback."""
-    st.session_state.update(typed=None, fill=None)
+    st.session_state["typed"] = None
 
 
 def _is_chosen(prompt: str, counterfactual: str | None) -> bool:
@@ -52,24 +50,29 @@ def _is_chosen(prompt: str, counterfactual: str | None) -> bool:
     return st.session_state.get("chosen") == (prompt, counterfactual)
 
 
-def _choose(prompt: str) -> None:
-    """Look for a good counterfactual; if there is one, the page is drawn again, with the field filled."""
-    state, chosen = st.session_state, None
-    jobs.model()
-    with suppress(IcebearError):  # stopped, or a prompt that cannot be read, which the page says
-        chosen = prompt, jobs.awaited(_choosing, served.model_name(), prompt, stops=True)
-    state.update(typed=None, chosen=chosen)
-    if chosen and chosen[1]:
-        state["fill"] = chosen[1]
-        st.rerun()
+def _chosen(prompt: str) -> Job | None:
+    """Fill the empty field with what is chosen for a prompt that was typed. Return the job while it looks for that."""
+    state, request = st.session_state, (served.model_name(), prompt)
+    if state.get("typed") != prompt or state.get("counterfactual") or isinstance(markdown.read_prompt(prompt), Chat):
+        return None
+    job = _choosing(*request)
+    job.join(jobs.QUICK)
+    if jobs.is_awaited(job):
+        return job
+    is_done = not (job.is_alive() or job.error)  # else it was stopped, or failed, which the page says
+    state.update(typed=None, chosen=(prompt, job.result) if is_done else None, counterfactual=job.result or "")
+    if job.error:
+        _choosing.clear(*request)
+    return None
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _choosing(name: str, prompt: str) -> Job:
     """Return the job that chooses a counterfactual, for all visitors; its result is None if there is no good one."""
-    model = jobs.model()
+    loading = jobs.loading()
 
     def work(job: Job) -> str | None:
+        model = loading.outcome()
         from icebear.concepts.answers.counterfactuals import chosen_counterfactual
         from icebear.concepts.stages.stages import stage_sites
 
