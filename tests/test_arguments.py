@@ -209,10 +209,6 @@ DOORS = {
     "ablation.relevance": (lambda at, x: icebear.ablation(at.model, x, 3), (3, None, "ice")),
     # a circuit
     "circuit.nodes": (lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=x), NO_COUNT),
-    "circuit.faithfulness": (
-        lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, sufficiency=x),
-        (0, -1, 1.1, NAN, "1", True),
-    ),
     "circuit.edges": (
         lambda at, x: icebear.circuit(at.model, PROMPT, counterfactual=OTHER, nodes=3, edges=x),
         NO_COUNT,

@@ -379,27 +379,6 @@ def test_heads_are_nodes(graph):
         assert 0 <= result.faithfulness().edges <= len(result.edges)
 
 
-def test_enough_nodes_for_a_wanted_sufficiency(graph):
-    result = made(answers=(12, 11), sufficiency=0.9)
-    with Double():
-        count = len(result.nodes)
-        assert 0.9 <= result.ablation().sufficiency <= nodes.OVERSHOOT
-        assert nodes.fewest(result.model, result.relevances, result.relevances[0].ffn, 0.9, False) == count
-
-
-def test_a_sufficiency_that_is_passed_is_not_reached(graph, monkeypatch):
-    """Without nodes that work against the answer."""
-    shares = {1: 0.1, 2: 2.32, 4: 3.0, 8: 1.1, 5: 2.0, 6: 1.3, 7: 1.2}
-    monkeypatch.setattr(nodes, "MOST", 8)
-    measured = lambda pair, choices, ends: ([shares[int(choice.sum())] for choice in choices], [])  # noqa: E731
-    monkeypatch.setattr(nodes, "recovered_shares", measured)
-    scores = graph.relevances[0].ffn.abs()
-    assert nodes.fewest(graph.model, graph.relevances, scores, 0.9, False) == 8
-    shares[8] = 1.5
-    with pytest.raises(InputError, match="232%"):
-        nodes.fewest(graph.model, graph.relevances, scores, 0.9, False)
-
-
 def test_several_pairs_are_their_mean():
     small = LlamaConfig(**{**LLAMA.to_dict(), "num_hidden_layers": 2, "intermediate_size": 8})
     model, third = calibrated(small), [5, 9, 2, 7, 1, 3, 4, 6]
@@ -535,7 +514,6 @@ def test_impossible_wishes_get_a_sentence(graph):
     model = graph.model
     for wish, says in (
         ({"nodes": 0}, "not 0"),
-        ({"sufficiency": 1.5}, "not 1.5"),
         ({"counterfactual": [7, 3, 14]}, "8"),
         ({"counterfactual": [OTHER, OTHER[::-1]]}, "counterfactual"),
         ({"counterfactual": IDS}, "counterfactual"),

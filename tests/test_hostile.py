@@ -145,9 +145,6 @@ flip --model tiny "a" --to "b" --source a
 flip --model tiny "a" --to "b" --store empty
 circuit --model tiny "a" --counterfactual b --nodes 0
 circuit --model tiny "a b" --counterfactual "a"
-circuit --model tiny "a" --counterfactual b --contrast c --sufficiency 0
-circuit --model tiny "a" --counterfactual b --contrast c --sufficiency nan
-circuit --model tiny "a" --counterfactual b --contrast c --sufficiency 2
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png folder
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png /dev/full
 circuit --model tiny --file deep.jsonl
@@ -339,7 +336,6 @@ rank --model tiny a --polarity + --polarity -
 rank --model tiny a --by positive --by worst
 rank --model tiny a --top 4294967296 --html /dev/null
 rank --model tiny a --store circle-a
-circuit --model tiny a --counterfactual b --nodes 4 --no-heads --sufficiency 0.5
 circuit --model tiny a --counterfactual "a b c" --nodes 2
 circuit --model tiny "" --counterfactual "" --nodes 2
 circuit --model tiny --file prompts.jsonl --counterfactual b

@@ -151,8 +151,3 @@ def test_heads_of_a_circuit_are_explained(tiny_folder):
     assert result.exit_code == 0, result.output
     assert {row["neuron"].split(".")[1] for row in json.loads(result.stdout)["ranking"]} == {"head"}
     assert CliRunner().invoke(main, [*words[:-2], "q", "--circuit", "--model", tiny_folder]).exit_code == 2
-
-
-def test_two_sizes_of_a_circuit_are_refused(tiny_folder):
-    words = ["circuit", "abc", "--counterfactual", "cbc", "--nodes", "3", "--sufficiency", ".5"]
-    assert CliRunner().invoke(main, [*words, "--model", tiny_folder]).exit_code == 2

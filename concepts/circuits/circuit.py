@@ -29,7 +29,7 @@ from icebear.models.objective import Token
 from icebear.models.text.answer import Span
 from icebear.models.text.prompts import PromptLike, Prompts
 from icebear.steps import OnProgress, counting, unwatched
-from icebear.values import POSITIVE, check_int, real, typed
+from icebear.values import check_int, typed
 
 DEFAULT_EDGES = 100
 """Of the measured numbers of edges, the one at which they recover most above random edges (docs/circuits.md)."""
@@ -48,7 +48,6 @@ def circuit(
     span: Span | None = None,
     position: int | Sequence[int] | None = None,
     nodes: int | None = None,
-    sufficiency: float | None = None,
     heads: bool = True,
     edges: int | None = None,
     on_progress: OnProgress = unwatched,
@@ -71,9 +70,6 @@ def circuit(
         The number of nodes: the most relevant (neuron, token) pairs by difference rules (largest positive relevance,
         without sinks). Default: the heads and neurons of the last token that suffice, with their whole parts
         (`stages`); where there is no such set, 15 nodes, without heads 60.
-    sufficiency
-        A sufficiency from 0 to 1 (see `Graph.ablation`). The circuit then has the smallest number of nodes whose
-        sufficiency is at least this and at most 1.25, and `nodes` is ignored.
     heads
         Whether attention heads are nodes too, except those of attention to an encoder.
     edges
@@ -102,30 +98,26 @@ def circuit(
         check_int(nodes, "The number of nodes", 1, choosing.MOST)
     if edges is not None:
         check_int(edges, "The number of edges")
-    if sufficiency is not None:
-        real(sufficiency, "The sufficiency", POSITIVE, 1)
     heads = heads and "attn" in model.sites
     sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
     one_or_more: Any = attribute(model, prompt, target, contrast, **compared)  # type: ignore[arg-type, misc]
     relevances = _comparable(one_or_more if isinstance(one_or_more, list) else [one_or_more])
     scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
-    by_stages = heads and nodes is None and sufficiency is None and len(relevances) == 1
+    by_stages = heads and nodes is None and len(relevances) == 1
     known = stages_set(model, relevances[0]) if by_stages else None
     parts: tuple[WholePart, ...] = ()
     if known:
         rows, parts = known
         chosen = choosing.mask_of(model, scores, [(row.neuron, row.position) for row in rows])
     else:
-        if sufficiency is not None:
-            nodes = choosing.fewest(model, relevances, scores, sufficiency, heads)
         chosen = choosing.most_relevant_nodes(relevances, scores, nodes or DEFAULT_NODES[heads])
     if not chosen.any():
         raise InputError(
             "No node contributes to the difference between the prompts; exchange target and contrast, or give another "
             "counterfactual."
         )
-    options = {"nodes": int(chosen.sum()), "sufficiency": sufficiency, "heads": heads, "edges": edges}
+    options = {"nodes": int(chosen.sum()), "heads": heads, "edges": edges}
     is_measured = edges is None and nodes is None
     graph = graph_of(model, relevances, scores, chosen, heads, edges or DEFAULT_EDGES, parts, on_progress)
     graph = replace(graph, made_with={**graph.made_with, "options": options})

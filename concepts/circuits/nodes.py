@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from statistics import median
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.circuits.edges import Probe
-from icebear.concepts.nodes.controls import most_relevant, nodes_of, recovered_shares
+from icebear.concepts.nodes.controls import most_relevant, nodes_of
 from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.results.effect_words import effect_words
@@ -24,8 +22,6 @@ from icebear.records import Neuron, Ranked
 
 MOST = 1024
 """The largest number of nodes of a graph."""
-OVERSHOOT = 1.25
-"""A share above this is not reached, but passed: nodes that work against the answer are missing."""
 
 
 def node_sites(model: Model, heads: bool) -> tuple[str, ...]:
@@ -65,30 +61,6 @@ def mask_of(model: Model, scores: Tensor, token_nodes: Sequence[TokenNode]) -> T
     for neuron, token in token_nodes:
         chosen[neuron.layer, token, column(model, neuron)] = True
     return chosen
-
-
-def fewest(model: Model, relevances: Sequence[Relevance], scores: Tensor, wanted: float, heads: bool) -> int:
-    """Return the smallest number of nodes with a sufficiency from `wanted` to `OVERSHOOT`, if sufficiency grows with
-    their number up to there. Raises `InputError` if there is none."""
-    pairs = [patchable(model, relevance, heads) for relevance in relevances]
-    ends = [nodes.ends for nodes in pairs]
-
-    def sufficiency(counts: Sequence[int]) -> list[float]:
-        choices = [most_relevant_nodes(relevances, scores, count) for count in counts]
-        each = [recovered_shares(nodes, choices, end)[0] for nodes, end in zip(pairs, ends, strict=True)]
-        return [median(row) for row in zip(*each, strict=True)]
-
-    powers = [1 << power for power in range(MOST.bit_length())]
-    reached = sufficiency(powers)
-    enough = [count for count, share in zip(powers, reached, strict=True) if wanted <= share <= OVERSHOOT]
-    if not enough:
-        shares = ", ".join(f"{share:z.0%}" for share in reached)
-        raise InputError(
-            f"No number of nodes has a sufficiency from {wanted:.0%} to {OVERSHOOT:.0%}: 1, 2, 4, ... {powers[-1]} "
-            f"nodes recover {shares} of the difference; ask for another sufficiency, or for a number of nodes."
-        )
-    fewer = bisect_left(range(enough[0]), wanted, enough[0] // 2 + 1, key=lambda count: sufficiency([count])[0])
-    return fewer if sufficiency([fewer])[0] <= OVERSHOOT else enough[0]
 
 
 def token_nodes(model: Model, chosen: Tensor) -> list[TokenNode]:

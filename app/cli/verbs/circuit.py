@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import icebear
-from icebear.app.cli.options import ModelOptions, PromptOptions, answered, named, option, record, verb
+from icebear.app.cli.options import ModelOptions, PromptOptions, answered, option, record, verb
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
@@ -32,10 +32,6 @@ class Options:
     file: str | None
     at: int | None
     max_new_tokens: int = option(advanced=True)
-    sufficiency: float | None = option(
-        "Instead of --nodes: take the smallest number of nodes that have this sufficiency (see --ablate).",
-        advanced=True,
-    )
     claim: str | None
     model: ModelOptions
 
@@ -63,13 +59,11 @@ def circuit(options: Options) -> None:
             "A circuit needs one counterfactual prompt; give --counterfactual once, such as the same prompt with "
             "another name in it."
         )
-    if named("nodes") and options.sufficiency is not None:
-        raise click.UsageError("--nodes and --sufficiency both choose the size of the circuit; give one of them.")
     prompt = options.prompt.read() if has_prompt else None
     need("circuits")
     model = options.model.load()
     pairs = _pairs(options) if options.file else _pair(model, prompt, options)
-    how: dict[str, Any] = {"nodes": options.nodes, "sufficiency": options.sufficiency, "heads": not options.no_heads}
+    how: dict[str, Any] = {"nodes": options.nodes, "heads": not options.no_heads}
     how["position"] = options.at
     with bar("edges") as move:
         graph = icebear.circuit(model, **pairs, **how, on_progress=move)
