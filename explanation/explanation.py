@@ -240,9 +240,12 @@ def relevance_and_circuit(
             raise InputError("A circuit needs a counterfactual; give one.")
         pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
         graph = circuit(model, **pair, on_progress=on_progress)
-        return graph.relevances[0], graph
+        if {*stage_sites(model)} <= {*graph.relevances[0].sites}:
+            return graph.relevances[0], graph
+    else:
+        graph = None
     is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
-    return attribute(model, **arguments, sites=_sites_of(model, site, is_pair, arguments.get("method"))), None
+    return attribute(model, **arguments, sites=_sites_of(model, site, is_pair, arguments.get("method"))), graph
 
 
 def _sites_of(

@@ -23,7 +23,7 @@ from torch.autograd.functional import jacobian
 from transformers import LlamaConfig
 
 from icebear import attribute, stages, steer
-from icebear.concepts.circuits import drawing, edges, nodes
+from icebear.concepts.circuits import checks, drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit, graph_of
 from icebear.concepts.circuits.circuit_records import Group, Node, Remainder, Token
 from icebear.concepts.circuits.groups import grouped
@@ -296,20 +296,46 @@ def test_whole_parts_are_recomputed(name):
     few = made(name, heads=True, count=30)
     relevance, at = few.relevances[0], few.relevances[0].predicted_at
     last = few.mask() & (torch.arange(len(IDS)) == at)[:, None]
-    whole = (WholePart("ffn", "differing", (2,)), WholePart("attn", "between", (3, 4)))
+    whole = (WholePart("ffn", "differing", (2,)), WholePart("attn", "differing", (2,)))
     with Double():
-        graph = graph_of(few.model, [relevance], nodes.scored(few.model, relevance, True), last, True, 10_000, whole)
+        scores = nodes.scored(few.model, relevance, True)
+        graph, stopped = (graph_of(few.model, [relevance], scores, last, True, 10_000, x) for x in (whole, ()))
         measured, ablation = graph.faithfulness(), graph.ablation()
     assert 0 < len(graph.nodes) < 30
     assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-8
-    remainders = graph.contribution[:, len(IDS) + len(graph.nodes) :].unflatten(-1, (-1, len(IDS)))
+    for part in ("effect", "contribution"):
+        remainders = [
+            getattr(one, part)[:, len(IDS) + len(graph.nodes) :].unflatten(-1, (-1, len(IDS)))
+            for one in (graph, stopped)
+        ]
+        assert [bool(each[..., 2].any()) for each in remainders] == [False, True]
+        assert torch.equal(remainders[0][..., 3:] != 0, remainders[1][..., 3:] != 0)
     narrow = replace(graph, whole_parts=whole[:1]), replace(graph, whole_parts=())
-    assert remainders[..., 2].abs().max() > 0  # of its heads
     assert measured.sufficiency == pytest.approx(measured.all_edges) == pytest.approx(ablation.sufficiency, rel=1e-5)
     with Double():
         others = [other.ablation() for other in narrow]
     assert len({round(row.sufficiency, 9) for row in (ablation, *others)}) == 3
     assert len({row.necessity for row in (ablation, *others)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("everything", "shares", "random", "shown", "checked"),
+    [
+        (0.8, {1: 0.1, 2: 0.3, 4: 0.65, 8: 0.7}, 0.0, 4, 4),
+        (0.8, {1: 0.1, 2: 0.3, 4: 0.65, 8: 0.7}, 0.6, 0, 4),
+        (0.8, {1: 0.1, 2: 0.3, 4: 0.4, 8: 0.5}, 0.1, 100, 100),
+        (-0.4, {1: -0.1, 2: -0.2, 4: -0.4, 8: -0.4}, -0.5, 0, 1),
+    ],
+)
+def test_the_least_enough_edges_are_shown(graph, monkeypatch, everything, shares, random, shown, checked):
+    """Unless random ones recover as much, or all nothing."""
+    rest = [0.6 if everything == 0.8 else everything] * (len(checks.EDGE_COUNTS) - 4)
+    measured = iter([[everything, *shares.values(), *rest], [random] * checks.RANDOM_DRAWS])
+    monkeypatch.setattr(checks, "_mean_shares", lambda *_: next(measured))
+    hundred = replace(graph, edge_count=100)
+    count, check = checks.enough_edges(hundred)
+    assert (count, check.edges) == (min(shown, len(hundred.edges)), min(checked, len(hundred.edges)))
+    assert check.random_sufficiency == pytest.approx(random)
 
 
 @pytest.mark.real
@@ -335,7 +361,7 @@ def test_edges_that_random_ones_equal_are_not_shown(smol, few_contexts):
     """Where no small set gives the difference."""
     doctor = "The doctor asked the {} to sit down because"
     graph = circuit(smol, doctor.format("woman"), counterfactual=doctor.format("man"))
-    assert graph.edge_check.sufficiency < graph.edge_check.random_sufficiency + 0.05
+    assert graph.edge_check.all_edges < 0.05
     assert (graph.whole_parts, graph.edges, len(graph.nodes)) == ((), (), 15)
     assert graph.to_svg()
     assert graph.to_html()

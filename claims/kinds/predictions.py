@@ -333,6 +333,8 @@ class EdgeClaim(Explained):
     """The target of the edge."""
     parts: tuple[str, ...] = ()
     """Whole parts of earlier tokens through which the edge may pass, such as ``ffn:differing``."""
+    heads: bool = False
+    """Whether no edge passes through a head, because heads may be nodes."""
     kind = "edge"
     value_is = "share of the difference of the edge's target"
     control_is = "the mean share of other neurons of the source's layer"
@@ -341,7 +343,7 @@ class EdgeClaim(Explained):
         if self.counterfactual is None:
             raise InputError("A claim of an edge needs a counterfactual; give one.")
         ends = [self.source] + ([self.into] if isinstance(self.into, NodeId) else [])
-        relevance = self.relevance(model, *node_sites(model, any(node.neuron.site == "head" for node in ends)))
+        relevance = self.relevance(model, *node_sites(model, self.heads or bool(self.parts)))
         for node in ends:
             check_node(model, relevance, node)
         others = others_of(model, self.source.neuron, seed)
@@ -359,7 +361,7 @@ class EdgeClaim(Explained):
         """Return the claims of the first edges between nodes."""
         rows = [edge for edge in graph.edges if edge.contribution_share > 0]
         ends = [(edge.source, edge.target) for edge in rows if isinstance(edge.source, Node)][:CLAIMED_EDGES]
-        about = {**about, "parts": part_names(graph.whole_parts)}
+        about = {**about, "parts": part_names(graph.whole_parts), "heads": graph.heads}
         return [
             (cls(**about, source=NodeId.of(source), into=NodeId.of(into) if isinstance(into, Node) else "answer"), None)
             for source, into in ends
@@ -470,13 +472,14 @@ def of_ranking(model: Model, explanation: Explanation) -> list[Draft]:
 
 
 def of_graph(model: Model, graph: Graph, ablation: Ablation | None) -> list[Draft]:
-    """Return claims of the first edges of a circuit, and of all of its nodes if their ablation was measured."""
+    """Return claims of the first edges of a circuit, and of all of its nodes if their ablation was measured, or if they
+    are those of the stages."""
     about = subject(model, graph.relevances[0])
     measured = _of_ablation(ablation, tuple(map(NodeId.of, graph.nodes)), about) if ablation else []
     if graph.whole_parts:  # the sufficiency beside whole parts is what a claim of stages measures
         nodes = tuple(node.neuron for node in graph.nodes)
         stages = StagesClaim(**about, nodes=nodes, parts=part_names(graph.whole_parts))
-        measured = [(stages, None), *measured[1:]]
+        measured = [(stages, None), *(draft for draft in measured if isinstance(draft[0], NecessityClaim))]
     return [*EdgeClaim.of(graph, about), *measured]
 
 

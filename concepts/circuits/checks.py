@@ -38,11 +38,11 @@ TOKENS_PER_PASS = 256
 RANDOM_DRAWS = 5
 """Sets of random edges of each control."""
 EDGE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 100)
-"""The numbers of edges among which a circuit takes the least that recovers `ENOUGH`."""
+"""The numbers of edges among which a circuit takes the least that recovers enough."""
 ENOUGH = 0.8
 """This share of what all edges recover is enough."""
-CHANCE = 0.05
-"""Edges that recover no more than this above random ones are not shown."""
+CHANCE = 0.1
+"""Edges are shown if they recover more than random ones by more than this share of what all edges recover."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +94,10 @@ class FixedNeurons:
         """
         size = max(1, TOKENS_PER_PASS // self.pair.batch.spans[1].stop)
         few = layers is not None and self.model.task.stacks == 1
-        different = {row.key: row for row in rows}  # few sources of low nodes are connected, so many rows are alike
-        of_row = [list(different).index(row.key) for row in rows]
-        rows = list(different.values())
+        keys = [row.key for row in rows]  # few sources of low nodes are connected, so many rows are alike
+        different = dict(zip(keys, rows, strict=True))
+        numbers = {key: number for number, key in enumerate(different)}
+        of_row, rows = [numbers[key] for key in keys], list(different.values())
         with self.model.lock, first_layers(self.model, layers) if few and layers else nullcontext():
             parts = [self._run(rows[start : start + size]) for start in range(0, len(rows), size)]
         nodes = {number: torch.cat([seen[number] for seen, _ in parts])[of_row] for number in parts[0][0]}
@@ -116,9 +117,9 @@ class FixedNeurons:
                 for index, row in enumerate(rows):
                     if number in row.nodes:
                         fixed[index, position, columns] = row.nodes[number].to(x)
-            return (
-                torch.where(self.recomputed[site][self.start :, None], x, fixed) if site in self.recomputed else fixed
-            )
+            if site not in self.recomputed:
+                return fixed
+            return torch.where(self.recomputed[site][self.start :, None].to(x.device), x, fixed)
 
         def read(stack: int, x: Tensor) -> Tensor:
             inputs, start = torch.stack([self.inputs[stack][row.base] for row in rows]), spans[stack].start
@@ -186,7 +187,7 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
     choices = [possible]
     for edges in chosen:
         by_target = _by_target(graph, edges)
-        choices += [by_target, *(_any(graph, len(edges), generator) for _ in range(RANDOM_DRAWS))]
+        choices += [by_target, *(_random_edges(graph, len(edges), generator) for _ in range(RANDOM_DRAWS))]
         choices += (_random(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))
     all_edges, *measured = _mean_shares(graph, choices)
     total = len(_connected(graph))
@@ -197,18 +198,21 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
     ]
 
 
-def fewest_edges(graph: Wiring, seed: int = 0) -> EdgeFaithfulness:
-    """Return the faithfulness of the fewest of the most influential edges that recover `ENOUGH` of what all edges
-    recover; of all that the graph has, where it has too few."""
+def enough_edges(graph: Wiring) -> tuple[int, EdgeFaithfulness]:
+    """Return how many edges are shown, and what they recover beside random ones: the least of `EDGE_COUNTS`, the most
+    influential edges first, that recovers `ENOUGH` of what all edges recover, or the most; none where random ones
+    recover as much, or all edges nothing."""
     counts = sorted({min(count, len(graph.edges)) for count in EDGE_COUNTS})
     edges = [_by_target(graph, graph.edges[:count]) for count in counts]
     everything, *shares = _mean_shares(graph, [_possible(graph), *edges])
     enough = (count for count, share in zip(counts, shares, strict=True) if share >= ENOUGH * everything)
     count = next(enough, counts[-1])
-    generator = torch.Generator().manual_seed(seed)
-    random = _mean_shares(graph, [_any(graph, count, generator) for _ in range(RANDOM_DRAWS)])
-    share = shares[counts.index(count)]
-    return EdgeFaithfulness(count, len(_connected(graph)), share, fmean(random), everything)
+    generator = torch.Generator().manual_seed(0)
+    random = fmean(_mean_shares(graph, [_random_edges(graph, count, generator) for _ in range(RANDOM_DRAWS)]))
+    share, total = shares[counts.index(count)], len(_connected(graph))
+    check = EdgeFaithfulness(count, total, share, random, everything)
+    is_above = everything > 0 and (count == total or share - random > CHANCE * everything)
+    return count if is_above else 0, check
 
 
 def _possible(graph: Wiring) -> Sources:
@@ -225,11 +229,11 @@ def _mean_shares(graph: Wiring, choices: Sequence[Sources]) -> list[float]:
 
 
 def _connected(graph: Wiring) -> list[tuple[int, int]]:
-    """Return the edges that have a contribution, each a target and a source."""
-    return [(row, n) for row, numbers in enumerate(_possible(graph)) for n in numbers if graph.contribution[row, n]]
+    """Return the edges that have an influence on the answer, each a target and a source."""
+    return [(row, n) for row, numbers in enumerate(_possible(graph)) for n in numbers if graph.influence[row, n]]
 
 
-def _any(graph: Wiring, count: int, generator: torch.Generator) -> Sources:
+def _random_edges(graph: Wiring, count: int, generator: torch.Generator) -> Sources:
     """Draw as many edges of the graph."""
     edges = _connected(graph)
     chosen: Sources = [[] for _ in graph.targets]

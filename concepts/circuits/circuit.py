@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits import nodes as choosing
-from icebear.concepts.circuits.checks import CHANCE, fewest_edges
+from icebear.concepts.circuits.checks import EDGE_COUNTS, enough_edges
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.edges import direct, inputs_of
 from icebear.concepts.circuits.graph import Graph
@@ -31,8 +31,9 @@ from icebear.models.text.prompts import PromptLike, Prompts
 from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import check_int, typed
 
-DEFAULT_EDGES = 100
-"""Of the measured numbers of edges, the one at which they recover most above random edges (docs/circuits.md)."""
+DEFAULT_EDGES = EDGE_COUNTS[-1]
+"""With a number of nodes: of the measured numbers of edges, the one at which those of 60 neurons recover most above
+random edges (docs/circuits.md)."""
 DEFAULT_NODES = {True: 15, False: 60}
 """Whether heads are nodes -> the number of nodes where no set of the last token suffices."""
 
@@ -74,8 +75,8 @@ def circuit(
         Whether attention heads are nodes too, except those of attention to an encoder.
     edges
         The number of edges: the most influential ones between tokens, nodes and the answer (`Graph.influence`).
-        Default: the fewest that recover 80 % of what all edges recover, or none if random edges recover as much
-        (`Graph.edge_check`); with a number of nodes, 100.
+        Default: of 1, 2, 4, 8, 16, 32, 64 and 100 the least that recovers 80 % of what all edges recover, or none if
+        random edges recover as much (`Graph.edge_check`); with a number of nodes, and for images, 100.
     on_progress
         Called with the number of finished targets and the number of all targets of the backward passes.
 
@@ -117,15 +118,13 @@ def circuit(
             "No node contributes to the difference between the prompts; exchange target and contrast, or give another "
             "counterfactual."
         )
-    options = {"nodes": int(chosen.sum()), "heads": heads, "edges": edges}
-    is_measured = edges is None and nodes is None
+    options = {"nodes": nodes, "heads": heads, "edges": edges}
     graph = graph_of(model, relevances, scores, chosen, heads, edges or DEFAULT_EDGES, parts, on_progress)
     graph = replace(graph, made_with={**graph.made_with, "options": options})
-    if not is_measured:
+    if edges is not None or nodes is not None or relevances[0].image:  # the check exchanges tokens
         return graph
-    check = fewest_edges(graph)
-    is_chance = check.edges < check.total and check.sufficiency <= check.random_sufficiency + CHANCE
-    return replace(graph, edge_count=0 if is_chance else check.edges, edge_check=check)
+    count, check = enough_edges(graph)
+    return replace(graph, edge_count=count, edge_check=check)
 
 
 def graph_of(

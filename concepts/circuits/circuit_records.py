@@ -126,11 +126,10 @@ class EdgeFaithfulness:
     edges: int
     """The number of edges from tokens and nodes."""
     total: int
-    """The number of such edges in the graph that have a contribution."""
+    """The number of such edges in the graph that have an influence on the answer."""
     sufficiency: float
     random_sufficiency: float
-    """The same for as many random edges of the graph, the mean of five draws. All are drawn from edges with a
-    contribution."""
+    """The same for as many random edges of the graph, drawn from the `total`: the mean of five draws."""
     all_edges: float
     """The same for all edges between the tokens and nodes of the graph."""
     matched_sufficiency: float | None = None

@@ -195,12 +195,14 @@ def nodes_text(graph: Wiring) -> str:
         f"{count} {name}{'s' * (count != 1)}" for count, name in ((heads, "head"), (neurons, "FFN neuron")) if count
     ]
     parts = " and of ".join(whole_texts([token.text for token in graph.tokens], graph.whole_parts))
-    return f"Nodes: {' and '.join(counted)}{parts and f', with all of {parts} recomputed'}."
+    if graph.whole_parts:
+        return f"Nodes: the {' and '.join(counted)} of the stages, with all of {parts} recomputed."
+    return f"Nodes: {' and '.join(counted)} with the largest relevance."
 
 
 def edges_text(check: EdgeFaithfulness, are_shown: bool) -> str:
     """Return what the edges recover, with the control."""
-    if check.edges == check.total:
+    if check.edges == check.total and are_shown:
         return f"All edges between the nodes ({check.total}) recover {check.all_edges:z.0%} of the difference."
     edges = "The strongest edge recovers" if check.edges == 1 else f"The {check.edges} strongest edges recover"
     shares = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from icebear.concepts.circuits import checks, drawing
-from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, Group, GroupAblation
+from icebear.concepts.circuits.circuit_records import Edge, EdgeFaithfulness, Group, GroupAblation
 from icebear.concepts.circuits.groups import DISTANCE, grouped
 from icebear.concepts.circuits.nodes import pair_of, patchable
 from icebear.concepts.circuits.stages_set import whole_mask
@@ -112,6 +112,11 @@ class Graph(Wiring):
         for node in group.nodes:
             where = f"position:{node.position - batch.span_of(self.model.stack_of(node.neuron.layer)).start}"
             if node.neuron.site == "head" and not off:
+                if self.model.task.stacks == 2:
+                    raise InputError(
+                        f"{node.neuron} has no single value, and the heads of an encoder-decoder are not swapped; pass "
+                        "off=True for zero."
+                    )
                 edits.append(Edit.from_prompt(node.neuron, source, where))
                 continue
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))
@@ -175,7 +180,7 @@ class Graph(Wiring):
         import pandas
 
         rows = [{**vars(edge), "source": edge.source.id, "target": edge.target.id} for edge in self.edges]
-        return pandas.DataFrame(rows)
+        return pandas.DataFrame(rows, columns=[field.name for field in fields(Edge)])
 
     def nodes_frame(self) -> pandas.DataFrame:
         """Return the nodes as a pandas table, a row each."""

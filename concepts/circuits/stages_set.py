@@ -40,7 +40,9 @@ def named_parts(model: Model, relevance: Relevance, names: WholeParts) -> tuple[
 
 def _measured(model: Model, relevance: Relevance) -> Measured | None:
     """Return the measurements of stages; None where stages hold other sites than circuits, or no parts of tokens."""
-    if set(stage_sites(model)) != {"ffn", "attn"} or model.task.stacks == 2 or why_no_stages(model, relevance):
+    sites = {"ffn", "attn"}
+    is_dense = set(stage_sites(model)) == sites and "router" not in model.sites  # stages hold routers, circuits do not
+    if not is_dense or model.task.stacks == 2 or why_no_stages(model, relevance):
         return None
     measured = Measured(model, [PatchedPair(model, pair_of(relevance))])
     return measured if measured.kind == "alone" else None

@@ -108,7 +108,7 @@ def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfuln
     if measured:
         ablation, edges = measured
         parts.append(ablation_table([ablation]))
-        if edges.matched_sufficiency is not None:
+        if edges.matched_sufficiency is not None and edges.edges < edges.total:
             line = "As many random edges into the same targets from the same layers"
             parts.append(Text(f"{edges_text(edges, True)} {line}: {edges.matched_sufficiency:z.0%}.", "dim"))
     return Group(*parts)
