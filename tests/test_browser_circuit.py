@@ -10,7 +10,7 @@ from icebear import circuit
 def test_a_circuit_answers_to_pointing(chromium, address):
     """The panel beside the picture stays in view, and leads to the card and to steering; the link keeps the node."""
     page = chromium.new_page(viewport={"width": 1280, "height": 800})
-    open_view(page, address, "circuit?nodes=20")
+    open_view(page, address, "circuit?nodes=20&neurons=true")
     assert page.locator(".circuit .node[data-id*=ffn]").count() == 20
     shown = page.locator(".circuit .edge:not(.gone)").count()
     assert f"{shown} strongest" in page.locator(".circuit .count").inner_text()
@@ -39,7 +39,7 @@ def test_a_circuit_answers_to_pointing(chromium, address):
 
 def test_a_circuit_is_legible_on_a_phone_and_at_night(chromium, address):
     page = chromium.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
-    open_view(page, address, "circuit?nodes=20")
+    open_view(page, address, "circuit?nodes=20&neurons=true")
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= 390
     page.locator(".circuit .node[data-id^='L24.ffn.299']").first.click()
     box = settled(page).locator(".circuit .panel").bounding_box()

@@ -687,7 +687,7 @@ def test_the_command_tells_and_writes_it(smol, few_contexts, tmp_path):
     query = ["circuit", "The ice bear lives in the", "--contrast", " desert", "--nodes", "6"]
     output = run(*query, "--counterfactual", "The wild camel lives in the", "--ablate", *flags)
     assert "L29.head.1@5" in output
-    assert "random edges" in output
+    assert "All edges between the nodes" in output
     assert all(path.stat().st_size > 1000 for path in files.values())
     for wrong, says in (
         ([*query, "--counterfactual", "The camel lives in the"], "6"),

@@ -125,7 +125,6 @@ def calls(made):
                 **pair,
                 **words,
                 "nodes": 3,
-                "sufficiency": None,
                 "heads": False,
                 "edges": 8,
                 "position": None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from textwrap import shorten
 from time import monotonic
 
 import pandas
@@ -21,6 +22,8 @@ from icebear.concepts.nodes.controls import Ablation
 from icebear.concepts.stages.stage_sentences import whole_texts
 from icebear.errors import need
 
+PILL_LETTERS = 40
+"""The letters of a group's name beside the picture."""
 LITTLE = 0.2
 """Circuits of less sufficiency are called a small part of the computation."""
 SCRIPT = files("icebear.concepts.circuits").joinpath("graph.js").read_text(encoding="utf-8")
@@ -229,7 +232,8 @@ def _groups(graph: Graph, request: tuple) -> None:
         "The nodes of a group get input from the same tokens, have the same effects and write similar vectors. A "
         "group is named by the likely next words that its nodes raise and lower together, measured in this prompt."
     )
-    names = [f"{number + 1}: {group.name} ({len(group.nodes)})" for number, group in enumerate(graph.groups)]
+    short = [shorten(group.name, PILL_LETTERS, placeholder=" …") for group in graph.groups]  # a phone cuts longer ones
+    names = [f"{number + 1}: {short[number]} ({len(group.nodes)})" for number, group in enumerate(graph.groups)]
     chosen = st.pills("Switch off a group", names, format_func=markdown.plain, key="without")
     if chosen not in names:
         return

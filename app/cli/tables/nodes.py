@@ -107,10 +107,11 @@ def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfuln
     parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
     if measured:
         ablation, edges = measured
-        parts.append(ablation_table([ablation]))
+        lines = [edges_text(edges, bool(graph.edges))]
         if edges.matched_sufficiency is not None and edges.edges < edges.total:
-            line = "As many random edges into the same targets from the same layers"
-            parts.append(Text(f"{edges_text(edges, True)} {line}: {edges.matched_sufficiency:z.0%}.", "dim"))
+            matched = "As many random edges into the same targets from the same layers"
+            lines.append(f"{matched}: {edges.matched_sufficiency:z.0%}.")
+        parts += [ablation_table([ablation]), Text(" ".join(lines), "dim")]
     return Group(*parts)
 
 
