@@ -235,15 +235,14 @@ def relevance_and_circuit(
 
     arguments: those of `attribute`, with the counterfactual and the base model. Raises `InputError`.
     """
+    graph = None
     if with_circuit:
         if arguments["counterfactual"] is None:
             raise InputError("A circuit needs a counterfactual; give one.")
         pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
         graph = circuit(model, **pair, on_progress=on_progress)
-        if {*stage_sites(model)} <= {*graph.relevances[0].sites}:
-            return graph.relevances[0], graph
-    else:
-        graph = None
+    if graph and {*stage_sites(model)} <= {*graph.relevances[0].sites}:
+        return graph.relevances[0], graph
     is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
     return attribute(model, **arguments, sites=_sites_of(model, site, is_pair, arguments.get("method"))), graph
 

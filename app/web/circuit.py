@@ -16,10 +16,9 @@ from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.circuit_records import Group, GroupAblation, Node
-from icebear.concepts.circuits.drawing import EDGES_AT_FIRST, fragment
+from icebear.concepts.circuits.drawing import EDGES_AT_FIRST, fragment, whole_text
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.nodes.controls import Ablation
-from icebear.concepts.stages.stage_sentences import whole_texts
 from icebear.errors import need
 
 PILL_LETTERS = 40
@@ -150,8 +149,7 @@ def _checks(graph: Graph, request: tuple) -> None:
     st.markdown("#### Is it true?")
     nodes = jobs.awaited(_ablation, request, graph)
     parts = "heads and neurons" if graph.heads else "neurons"
-    recomputed = whole_texts([token.text for token in graph.tokens], graph.whole_parts)
-    st.markdown(sentence(nodes, parts, " and of ".join(recomputed)))
+    st.markdown(sentence(nodes, parts, whole_text(graph)))
     st.html(bars(measures(nodes, parts), high=1.0))
     with st.expander("All checks"):
         if graph.edges and st.toggle("Also run the model along the edges alone", key="measure"):

@@ -334,7 +334,7 @@ class EdgeClaim(Explained):
     parts: tuple[str, ...] = ()
     """Whole parts of earlier tokens through which the edge may pass, such as ``ffn:differing``."""
     heads: bool = False
-    """Whether no edge passes through a head, because heads may be nodes."""
+    """Whether no edge passes through a head, because heads may be nodes; so also if an end is a head."""
     kind = "edge"
     value_is = "share of the difference of the edge's target"
     control_is = "the mean share of other neurons of the source's layer"
@@ -343,7 +343,8 @@ class EdgeClaim(Explained):
         if self.counterfactual is None:
             raise InputError("A claim of an edge needs a counterfactual; give one.")
         ends = [self.source] + ([self.into] if isinstance(self.into, NodeId) else [])
-        relevance = self.relevance(model, *node_sites(model, self.heads or bool(self.parts)))
+        heads = self.heads or bool(self.parts) or any(node.neuron.site == "head" for node in ends)
+        relevance = self.relevance(model, *node_sites(model, heads))
         for node in ends:
             check_node(model, relevance, node)
         others = others_of(model, self.source.neuron, seed)

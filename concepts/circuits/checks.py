@@ -184,13 +184,13 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
     generator = torch.Generator().manual_seed(seed_of(seed))
     counts = [count if count is None else check_int(count, "The number of edges", 0) for count in counts]
     possible, chosen = _possible(graph), [graph.edges[:count] for count in counts]
-    choices = [possible]
+    choices, connected = [possible], _connected(graph)
     for edges in chosen:
         by_target = _by_target(graph, edges)
-        choices += [by_target, *(_random_edges(graph, len(edges), generator) for _ in range(RANDOM_DRAWS))]
-        choices += (_random(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))
+        choices += [by_target, *_random_edges(graph, connected, len(edges), generator)]
+        choices += (_matched_edges(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))
     all_edges, *measured = _mean_shares(graph, choices)
-    total = len(_connected(graph))
+    total = len(connected)
     rows = zip(chosen, zip(*[iter(measured)] * (1 + 2 * RANDOM_DRAWS), strict=True), strict=True)
     return [
         EdgeFaithfulness(len(edges), total, share, fmean(drawn[:RANDOM_DRAWS]), all_edges, fmean(drawn[RANDOM_DRAWS:]))
@@ -207,9 +207,9 @@ def enough_edges(graph: Wiring) -> tuple[int, EdgeFaithfulness]:
     everything, *shares = _mean_shares(graph, [_possible(graph), *edges])
     enough = (count for count, share in zip(counts, shares, strict=True) if share >= ENOUGH * everything)
     count = next(enough, counts[-1])
-    generator = torch.Generator().manual_seed(0)
-    random = fmean(_mean_shares(graph, [_random_edges(graph, count, generator) for _ in range(RANDOM_DRAWS)]))
-    share, total = shares[counts.index(count)], len(_connected(graph))
+    connected, generator = _connected(graph), torch.Generator().manual_seed(0)
+    random = fmean(_mean_shares(graph, _random_edges(graph, connected, count, generator)))
+    share, total = shares[counts.index(count)], len(connected)
     check = EdgeFaithfulness(count, total, share, random, everything)
     is_above = everything > 0 and (count == total or share - random > CHANCE * everything)
     return count if is_above else 0, check
@@ -233,14 +233,18 @@ def _connected(graph: Wiring) -> list[tuple[int, int]]:
     return [(row, n) for row, numbers in enumerate(_possible(graph)) for n in numbers if graph.influence[row, n]]
 
 
-def _random_edges(graph: Wiring, count: int, generator: torch.Generator) -> Sources:
-    """Draw as many edges of the graph."""
-    edges = _connected(graph)
-    chosen: Sources = [[] for _ in graph.targets]
-    for index in torch.randperm(len(edges), generator=generator)[:count].tolist():
-        row, number = edges[index]
-        chosen[row].append(number)
-    return chosen
+def _random_edges(
+    graph: Wiring, connected: Sequence[tuple[int, int]], count: int, generator: torch.Generator
+) -> list[Sources]:
+    """Draw `RANDOM_DRAWS` times as many edges of the graph."""
+    draws: list[Sources] = []
+    for _ in range(RANDOM_DRAWS):
+        chosen: Sources = [[] for _ in graph.targets]
+        for index in torch.randperm(len(connected), generator=generator)[:count].tolist():
+            row, number = connected[index]
+            chosen[row].append(number)
+        draws.append(chosen)
+    return draws
 
 
 def _by_target(graph: Wiring, edges: Sequence[Edge]) -> Sources:
@@ -251,7 +255,7 @@ def _by_target(graph: Wiring, edges: Sequence[Edge]) -> Sources:
     return list(sources.values())
 
 
-def _random(graph: Wiring, by_target: Sources, possible: Sources, generator: torch.Generator) -> Sources:
+def _matched_edges(graph: Wiring, by_target: Sources, possible: Sources, generator: torch.Generator) -> Sources:
     """Draw as many edges into each target from each layer (tokens are one layer), see `EdgeFaithfulness`."""
     drawn, connected = [], (graph.contribution != 0).tolist()
     for row, (edges, candidates) in enumerate(zip(by_target, possible, strict=True)):

@@ -110,7 +110,7 @@ def circuit(
     parts: tuple[WholePart, ...] = ()
     if known:
         rows, parts = known
-        chosen = choosing.mask_of(model, scores, [(row.neuron, row.position) for row in rows])
+        chosen = choosing.mask_of(model, scores.shape, [(row.neuron, row.position) for row in rows])
     else:
         chosen = choosing.most_relevant_nodes(relevances, scores, nodes or DEFAULT_NODES[heads])
     if not chosen.any():

@@ -164,7 +164,7 @@ def fragment(graph: Wiring, actions: Mapping[str, str] | None = None) -> Markup:
         graph=graph,
         first=EDGES_AT_FIRST,
         nodes=nodes_text(graph),
-        check=edges_text(graph.edge_check, bool(graph.edges)) if graph.edge_check else "",
+        check=check_text(graph),
         edges=graph.edges,
         picture=svg(graph),
         data=Markup(data.replace("<", "\\u003c")),
@@ -181,7 +181,7 @@ def summary(graph: Wiring) -> str:
         nodes_text(graph),
         f"Of the difference, {shares['nodes']:.0%} comes directly from nodes, {shares['tokens']:.0%} from tokens and "
         f"{shares['outside the circuit']:.0%} from outside the circuit (contributions by difference rules).",
-        edges_text(graph.edge_check, bool(graph.edges)) if graph.edge_check else "",
+        check_text(graph),
         f"The largest group: {visible(graph.groups[0].name)}.",
     ]
     return " ".join(filter(None, sentences))
@@ -194,19 +194,30 @@ def nodes_text(graph: Wiring) -> str:
     counted = [
         f"{count} {name}{'s' * (count != 1)}" for count, name in ((heads, "head"), (neurons, "FFN neuron")) if count
     ]
-    parts = " and of ".join(whole_texts([token.text for token in graph.tokens], graph.whole_parts))
     if graph.whole_parts:
-        return f"Nodes: the {' and '.join(counted)} of the stages, with all of {parts} recomputed."
+        return f"Nodes: the {' and '.join(counted)} of the stages, with all of {whole_text(graph)} recomputed."
     return f"Nodes: {' and '.join(counted)} with the largest relevance."
+
+
+def whole_text(graph: Wiring) -> str:
+    """Name the whole parts; empty without any."""
+    return " and of ".join(whole_texts([token.text for token in graph.tokens], graph.whole_parts))
+
+
+def check_text(graph: Wiring) -> str:
+    """Return what the edges recover, if their number was chosen by it."""
+    return edges_text(graph.edge_check, bool(graph.edges)) if graph.edge_check else ""
 
 
 def edges_text(check: EdgeFaithfulness, are_shown: bool) -> str:
     """Return what the edges recover, with the control."""
     if check.edges == check.total and are_shown:
         return f"All edges between the nodes ({check.total}) recover {check.all_edges:z.0%} of the difference."
-    edges = "The strongest edge recovers" if check.edges == 1 else f"The {check.edges} strongest edges recover"
+    edges, random = f"The {check.edges} strongest edges recover", "as many random ones"
+    if check.edges == 1:
+        edges, random = "The strongest edge recovers", "a random one"
     shares = (
-        f"{edges} {check.sufficiency:z.0%} of the difference, as many random ones {check.random_sufficiency:z.0%}, all "
+        f"{edges} {check.sufficiency:z.0%} of the difference, {random} {check.random_sufficiency:z.0%}, all "
         f"{check.total} between the nodes {check.all_edges:z.0%}"
     )
     return f"{shares}." if are_shown else f"{shares}, so none is shown."

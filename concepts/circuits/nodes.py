@@ -55,9 +55,9 @@ def most_relevant_nodes(relevances: Sequence[Relevance], scores: Tensor, count: 
     return most_relevant(scores, count, sorted(set.intersection(*ranked)))
 
 
-def mask_of(model: Model, scores: Tensor, token_nodes: Sequence[TokenNode]) -> Tensor:
-    """Return nodes as a mask (L, T, W)."""
-    chosen = torch.zeros_like(scores, dtype=torch.bool)
+def mask_of(model: Model, shape: Sequence[int], token_nodes: Sequence[TokenNode]) -> Tensor:
+    """Return nodes as a mask of a shape (L, T, W)."""
+    chosen = torch.zeros(*shape, dtype=torch.bool)
     for neuron, token in token_nodes:
         chosen[neuron.layer, token, column(model, neuron)] = True
     return chosen

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from icebear.concepts.circuits import circuit_records as parts
 from icebear.concepts.circuits.circuit_records import Edge, EdgeFaithfulness, Group, Node
-from icebear.concepts.circuits.nodes import column
+from icebear.concepts.circuits.nodes import mask_of
 from icebear.concepts.result_files import SavedResult
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import WholePart
@@ -143,12 +143,12 @@ class Wiring(SavedResult, Tabled):
     def mask(self, nodes: Sequence[Node] | None = None) -> Tensor:
         """Return nodes (default: all) as a choice (L, T, W) of `icebear.concepts.nodes.controls.Nodes`."""
         width = self.model.ffn_width + self.model.heads * self.heads
-        chosen = torch.zeros(self.model.layers, len(self.tokens), width, dtype=torch.bool)
-        for node in self.nodes if nodes is None else several(nodes):
+        chosen = self.nodes if nodes is None else several(nodes)
+        for node in chosen:
             if not isinstance(node, Node):
                 raise InputError(f"{shown(node)} is not a node of this graph; choose nodes from graph.nodes.")
-            chosen[node.neuron.layer, node.position, column(self.model, node.neuron)] = True
-        return chosen
+        shape = self.model.layers, len(self.tokens), width
+        return mask_of(self.model, shape, [(node.neuron, node.position) for node in chosen])
 
     @property
     def groups(self) -> tuple[Group, ...]:

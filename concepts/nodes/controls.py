@@ -125,7 +125,7 @@ class Ablation:
     """Sufficiency of as many nodes whose activations change most, by |a - a'|."""
     most_changed_necessity: float
     empty_sufficiency: float
-    """F of no nodes: all nodes take their counterfactual values."""
+    """F of no nodes: all nodes take their counterfactual values, but for those of a circuit's whole parts."""
     difference: float
     """m(x) - m(c), in logits: what the shares are shares of."""
 

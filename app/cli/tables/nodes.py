@@ -131,13 +131,13 @@ def groups_table(graph: icebear.Graph, without: Sequence[GroupAblation] = ()) ->
 
 
 def _tree(graph: icebear.Graph) -> Tree:
-    tree = Tree(Text(f"{graph.answer}" + (f"  from {top_sources(graph, graph.answer, 3)}" if graph.edges else "")))
+    sources = lambda target: f"  from {top_sources(graph, target, 3)}" if graph.edges else ""  # noqa: E731
+    tree = Tree(Text(f"{graph.answer}{sources(graph.answer)}"))
     branches: dict[int, Tree] = {}
     for node in sorted(graph.nodes, key=lambda node: -node.neuron.layer):
         layer = node.neuron.layer
         branch = branches.get(layer) or branches.setdefault(layer, tree.add(f"L{layer}"))
         words = effect_text(node.raises[:2], node.lowers[:2])
         token = repr(graph.tokens[node.position].text)
-        sources = f"  from {top_sources(graph, node, 3)}" if graph.edges else ""
-        branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}{sources}"))
+        branch.add(Text(f"{node} {token} {node.score:+.3f}  {words}{sources(node)}"))
     return tree
