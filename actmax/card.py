@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from icebear import values
-from icebear.actmax.head_attention import HeadAttention
+from icebear.actmax.head_attention import HeadAttention, attended_piece, of_each_attended
 from icebear.actmax.page import Card
 from icebear.db.search import nearest, nearest_by_chance
 from icebear.db.store import Store
@@ -44,7 +45,8 @@ def describe(
         averaged Jacobian, and, if the model predicts next tokens, the measured effects on them. The examples of a head
         get the tokens that it attends to, which are then in the store.
     k : int
-        The number of examples and tokens.
+        The number of examples and tokens. Of the examples of a head that attend to the same token only the strongest
+        is there, once that is measured.
     search_vectors : bool, optional
         Also search the vector index for the nearest neurons and, without a model, the vocabulary. Default: if it is
         smaller than 1 GiB.
@@ -73,14 +75,18 @@ def describe(
     statistics = store.neurons.statistics(neuron)
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
     polarities: Sequence[str] = POLARITIES if neuron.site != "head" else POLARITIES[:1]
-    examples = {polarity: store.examples(neuron, polarity)[:k] for polarity in polarities}
+    examples = {polarity: store.examples(neuron, polarity) for polarity in polarities}
     common = [by for by, silent in SILENT.items() if search_vectors and neuron.site not in silent]
     if model and neuron.site == "head":
         from icebear.actmax.heads import attended
 
         store.check(model.fingerprint, model.name)
-        examples["+"] = attended(model, store, neuron, k)
-    vocabulary, effects = _of_model(model, store, neuron, k, effect_sentences) if model else ([], {})
+        examples["+"] = attended(model, store, neuron, store.facts.get("k"))
+    attends_to: Counter[str] = Counter()
+    if neuron.site == "head":
+        attends_to.update(filter(None, map(attended_piece, examples["+"])))
+        examples["+"] = of_each_attended(examples["+"])
+    vocabulary, effects = _of_model(model, store, neuron, k, examples, effect_sentences) if model else ([], {})
     if search_vectors and not model and neuron.site not in SILENT["writes"]:
         vocabulary = [store.vocabulary(neuron, k)]
     projection, other = (*(replace(shown, std=statistics.std) for shown in vocabulary), None, None)[:2]
@@ -90,7 +96,7 @@ def describe(
         projection,
         other,
         effects,
-        examples,
+        {polarity: rows[:k] for polarity, rows in examples.items()},
         statistics,
         {polarity: kind for polarity, kind in store.neurons.classes(neuron).items() if polarity in polarities},
         meanings,
@@ -101,18 +107,19 @@ def describe(
         not search_vectors,
         store.made_with(),
         HeadAttention.of(store, neuron) if neuron.site == "head" else None,
+        dict(attends_to.most_common()),
     )
 
 
 def _of_model(
-    model: Model, store: Store, neuron: Neuron, k: int, effect_sentences: int
+    model: Model, store: Store, neuron: Neuron, k: int, examples: dict[str, list[Example]], effect_sentences: int
 ) -> tuple[list[Projection], dict[str, Writes]]:
     """Return the projections and the measured effects. Only this part of a card imports torch."""
     from icebear.actmax.writes import writes
     from icebear.concepts.vocabulary.projection import both_projections
 
     vocabulary = [] if neuron.site in SILENT["writes"] else both_projections(model, neuron, k)
-    return vocabulary, writes(model, store, neuron, effect_sentences) if effect_sentences else {}
+    return vocabulary, writes(model, store, neuron, examples, effect_sentences) if effect_sentences else {}
 
 
 def held_out_examples(store: Store, meaning: Meaning) -> dict[str, list[Example]]:

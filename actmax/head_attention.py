@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from icebear.records import Example
 
 if TYPE_CHECKING:
     from icebear.db.store import Store
@@ -27,6 +30,33 @@ KINDS = {
     "first": ("first token: it attends to the start of the text", "of any head to one of the tokens 2 to 20"),
 }
 """Kind -> what such a head does, and the attention that is its null."""
+
+
+def attended_token(example: Example) -> int | None:
+    """Return the position of the token that a head attends to most; None if its attention is not measured."""
+    weights = example.relevance
+    return weights.index(max(weights)) if weights else None
+
+
+def attended_piece(example: Example) -> str | None:
+    """Return the text of the token that a head attends to most; None if its attention is not measured."""
+    token = attended_token(example)
+    if token is None:
+        return None
+    # An empty piece is part of a character that a later token completes.
+    return next(filter(None, example.sentence.tokens[token:]))
+
+
+def of_each_attended(examples: Sequence[Example]) -> list[Example]:
+    """Return the strongest example for each token that a head attends to; all those without measured attention.
+
+    examples: strongest first.
+    """
+    pieces: dict[str | int, Example] = {}
+    for number, example in enumerate(examples):
+        piece = attended_piece(example)
+        pieces.setdefault(number if piece is None else piece, example)
+    return list(pieces.values())
 
 
 @dataclass(frozen=True)

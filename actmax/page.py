@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.resources import files
 from itertools import pairwise, zip_longest
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from icebear.actmax.head_attention import HeadAttention
+from icebear.actmax.head_attention import HeadAttention, attended_piece, attended_token
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
 from icebear.concepts.results.effect_words import BY_LENS, effect_text
 from icebear.convert import SavedRecord, Tabled
@@ -52,6 +52,7 @@ WRITES = "What the neuron writes at its maximally activating sentences"
 HEAD_WRITES = "What the head writes in the sentences in which it writes most"
 HEAD_HEADING = "Sentences in which it writes most"
 HEAD_MARKS = "Underlined: the token where it writes; the number is the norm of what it writes there, less its mean."
+HEAD_SENTENCES = "For each token that it attends to, the sentence in which it writes most."
 HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
@@ -97,6 +98,8 @@ class Card(SavedRecord, Tabled):
     """See `Store.made_with`."""
     attention: HeadAttention | None = None
     """Of a head, where it looks; None for a neuron, and for models where that is not measured."""
+    attends_to: dict[str, int] = field(default_factory=dict)
+    """Of a head, the tokens that it attends to most in all its sentences -> in how many; the most frequent first."""
 
     @property
     def projections(self) -> list[Projection]:
@@ -183,25 +186,21 @@ class Card(SavedRecord, Tabled):
             "examples": {
                 polarity: [_example(row, self.is_head) for row in rows] for polarity, rows in self.examples.items()
             },
-            **({"attention": self.attention and self.attention.to_dict(), "swap": self.swap} if self.is_head else {}),
+            **(
+                {
+                    "attention": self.attention and self.attention.to_dict(),
+                    "attends_to": self.attends_to,
+                    "swap": self.swap,
+                }
+                if self.is_head
+                else {}
+            ),
         }
-
-
-def attended_token(example: Example) -> int | None:
-    """Return the token that a head attends to most; None if its attention is not measured."""
-    weights = example.relevance
-    return weights.index(max(weights)) if weights else None
 
 
 def attended_text(example: Example) -> str:
     """Return the token that a head attends to most, with its share of the attention."""
-    token = attended_token(example)
-    if token is None or example.relevance is None:
-        return ""
-    text = next(
-        filter(None, example.sentence.tokens[token:])
-    )  # empty: part of a character that a later token completes
-    return f"{text!r} {example.relevance[token]:.2f}"
+    return f"{attended_piece(example)!r} {max(example.relevance):.2f}" if example.relevance else ""
 
 
 def head_tokens(example: Example) -> str:
@@ -211,9 +210,16 @@ def head_tokens(example: Example) -> str:
 
 
 def head_marks(card: Card) -> str:
-    """Return what the marks in the sentences of a head are; empty for a neuron."""
-    measured = any(example.relevance for rows in card.examples.values() for example in rows)
-    return f"{HEAD_MARKS} {HEAD_COLORS}" if card.is_head and measured else HEAD_MARKS if card.is_head else ""
+    """Return which sentences of a head are shown, and what the marks in them are; empty for a neuron."""
+    attended = f"{attended_line(card)} {HEAD_MARKS} {HEAD_COLORS}" if card.attends_to else HEAD_MARKS
+    return attended if card.is_head else ""
+
+
+def attended_line(card: Card) -> str:
+    """Say which sentences of a head are shown, and which tokens it attends to in all of them."""
+    count = sum(card.attends_to.values())
+    often = ", ".join(f"{piece!r} in {times}" for piece, times in card.attends_to.items() if times > 1)
+    return f"{HEAD_SENTENCES} Of its {count} strongest sentences it attends to {often or 'another token in each'}."
 
 
 def _example(example: Example, of_head: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -18,7 +18,7 @@ from icebear.concepts.vocabulary.calibration import mean_activations
 from icebear.db.store import Store
 from icebear.models.model import Model
 from icebear.models.parts.linear import Linear
-from icebear.records import EFFECT_SENTENCES, Neuron, SentenceEffects, Writes
+from icebear.records import EFFECT_SENTENCES, Example, Neuron, SentenceEffects, Writes
 
 PAGE_SENTENCES = 6
 """The number of sentences in the app and on pages with several cards."""
@@ -26,10 +26,18 @@ PASS_ROWS = 12
 """The number of sentences that are read in one pass; more of them would add padding."""
 
 
-def writes(model: Model, store: Store, neuron: Neuron, sentences: int = EFFECT_SENTENCES) -> dict[str, Writes]:
+def writes(
+    model: Model,
+    store: Store,
+    neuron: Neuron,
+    examples: Mapping[str, Sequence[Example]],
+    sentences: int = EFFECT_SENTENCES,
+) -> dict[str, Writes]:
     """Measure what a neuron writes, by polarity; of a head only words with effects above those at random tokens.
 
     It is empty for models that do not predict a next token, and for sites whose mean activation is not measured.
+
+    examples: polarity -> examples, of which the first `sentences` are measured.
     """
     means = mean_activations(model) if model.task.is_causal else {}
     if neuron_site(neuron.site) not in means:
@@ -37,23 +45,20 @@ def writes(model: Model, store: Store, neuron: Neuron, sentences: int = EFFECT_S
     store.check(model.fingerprint, model.name)
     value = means[neuron_site(neuron.site)][neuron.layer, _columns(model, neuron)]
     average = 0.0 if neuron.site == "head" else value.item()
-    sets = {polarity: [(e.sentence, e.token) for e in store.examples(neuron, polarity, sentences)] for polarity in "+-"}
+    sets = {sign: [(e.sentence, e.token) for e in rows[:sentences]] for sign, rows in examples.items() if rows}
+    if not sets:
+        return {}
     sets["random"] = random_tokens(store, sentences)
     limit = store.facts.get("max_tokens")
     rows = [model.token_ids(sentence.text, limit)[: token + 1] for sentence, token in chain(*sets.values())]
-    if not rows:
-        return {}
     measured = [part.split(list(map(len, sets.values()))) for part in patched_logits(model, neuron, value, rows)]
     parts = dict(zip(sets, zip(*measured, strict=True), strict=True))
     plain, patched, activations = parts["random"]
     by_chance = likely_effects(plain, patched)[1]
     control = mean_correlation(by_chance, activations - average)
     least = effect_sizes(by_chance).max().item() if neuron.site == "head" else 0.0
-    return {
-        polarity: _writes(model, average, sets[polarity], parts[polarity], control, least)
-        for polarity in "+-"
-        if sets[polarity]
-    }
+    del sets["random"]
+    return {sign: _writes(model, average, chosen, parts[sign], control, least) for sign, chosen in sets.items()}
 
 
 def _columns(model: Model, neuron: Neuron) -> slice:

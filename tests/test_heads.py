@@ -1,6 +1,7 @@
 """Heads in the index and on a card: scores against hooks made by hand, interrupted scans, kinds, search."""
 
 import shlex
+from collections import Counter
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from icebear.actmax import heads
 from icebear.actmax.head_attention import HeadAttention
 from icebear.actmax.index import build as index
 from icebear.actmax.index.head_norms import HeadNorms
-from icebear.actmax.page import attended_text, head_marks
+from icebear.actmax.page import attended_line, attended_text, head_marks
 from icebear.actmax.writes import effect_sizes, likely_effects, patched_logits, writes
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.calibration import mean_activations
@@ -64,7 +65,7 @@ def test_the_score_of_a_head_is_the_norm_of_what_it_alone_writes(name):
         assert torch.allclose(norms(layer, z[None])[0].double(), expected.double(), rtol=1e-4, atol=1e-5)
 
 
-def test_an_index_has_the_sentences_in_which_a_head_writes_most(model, corpus, tmp_path):
+def test_an_index_has_for_each_token_the_sentence_in_which_a_head_writes_most(model, corpus, tmp_path):
     sentences = [s for s in corpus.sentences() if len(s.text) > 1]
     means = mean_activations(model)["attn"]
     best = {}
@@ -73,7 +74,8 @@ def test_an_index_has_the_sentences_in_which_a_head_writes_most(model, corpus, t
             with torch.no_grad():
                 norms = slow_norms(model, part, z, means[layer])[1:]  # the first token does not count
             for head, (value, token) in enumerate(zip(*norms.max(0), strict=True)):
-                best.setdefault(Neuron(layer, "head", head), []).append((value.item(), sentence.id, token.item() + 1))
+                row = (value.item(), sentence.id, token.item() + 1, sentence.text[token + 1])  # a letter is a token
+                best.setdefault(Neuron(layer, "head", head), []).append(row)
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         assert store.facts.get("sites") == ["ffn", "head"]
@@ -81,11 +83,13 @@ def test_an_index_has_the_sentences_in_which_a_head_writes_most(model, corpus, t
         assert store.count("neurons") == 72
         assert not any(neuron.site == "head" for neuron in store.neurons.all())
         for head, rows in best.items():
-            expected = sorted(rows, key=lambda row: (-row[0], row[1]))[:K]
+            expected = {}
+            for row in sorted(rows, key=lambda row: (-row[0], row[1])):
+                expected.setdefault(row[3], row)
             examples = store.examples(head)
-            assert [e.value for e in examples] == pytest.approx([value for value, _, _ in expected], rel=1e-4)
+            assert [e.value for e in examples] == pytest.approx([row[0] for row in expected.values()][:K], rel=1e-4)
             for example in examples:
-                (value, token) = next((v, t) for v, identity, t in rows if identity == example.sentence.id)
+                (value, token) = next((v, t) for v, identity, t, _ in rows if identity == example.sentence.id)
                 assert (example.value, example.token) == (pytest.approx(value, rel=1e-4), token)
             assert store.examples(head, "-") == []
 
@@ -203,7 +207,15 @@ def store(model, corpus, tmp_path):
 def test_a_card_has_the_token_that_the_head_attends_to(model, store):
     assert [e.relevance for e in store.examples(HEAD, "+", 3)] == [None] * 3
     card = describe(store, HEAD, model, 3)
-    for example, saved in zip(card.examples["+"], store.examples(HEAD, "+", 3), strict=True):
+    saved_examples = store.examples(HEAD, "+")
+    attended = [
+        "".join(e.sentence.tokens)[max(range(e.token + 1), key=e.relevance.__getitem__)] for e in saved_examples
+    ]
+    assert card.attends_to == Counter(attended)
+    expected = [saved_examples[attended.index(letter)] for letter in dict.fromkeys(attended)]
+    assert [e.sentence.id for e in card.examples["+"]] == [e.sentence.id for e in expected][:3]
+    for example in card.examples["+"]:
+        saved = next(e for e in saved_examples if e.sentence.id == example.sentence.id)
         ids = model.token_ids(example.sentence.text)
         weights = model_maps(model, ids)[HEAD.layer][0, HEAD.index, example.token]
         assert list(example.relevance) == pytest.approx(weights.tolist(), abs=1e-5)
@@ -234,7 +246,8 @@ def test_the_page_of_a_card_names_where_a_head_writes_and_what_it_attends_to(mod
     html = card.to_html()
     for example in card.examples["+"]:
         assert str(escape(f"writes at {example.token_text!r}, attends to {attended_text(example)}")) in html
-    assert head_marks(card) in html
+    assert str(escape(head_marks(card))) in html
+    assert attended_line(card) in " ".join(printed(card_report(card)).split())
     assert head_marks(describe(store, Neuron(1, "ffn", 2))) == ""
 
 
@@ -263,8 +276,8 @@ def test_a_head_has_words_only_where_its_effect_is_above_random_tokens(corpus, t
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         value = mean_activations(model)["attn"][HEAD.layer, 12:18]
-        written = writes(model, store, HEAD, K)["+"]
         examples = store.examples(HEAD, "+", K)
+        written = writes(model, store, HEAD, {"+": examples}, K)["+"]
         rows = [model.token_ids(e.sentence.text)[: e.token + 1] for e in examples]
         plain, patched, activations = patched_logits(model, HEAD, value, rows)
         assert activations.tolist() == pytest.approx([e.value for e in examples], rel=1e-4)

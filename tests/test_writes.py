@@ -69,6 +69,10 @@ def slow_correlation(effects, activations, value):
     return (pairs.sum().item() - count) / (count * (count - 1))
 
 
+def examples_of(store, neuron):
+    return {sign: store.examples(neuron, sign) for sign in "+-"}
+
+
 @pytest.mark.parametrize(
     ("config", "path"),
     [(LLAMA, "model.layers.1.mlp.down_proj"), (CONFIGS["gemma3"], "model.layers.1.mlp.down_proj")],
@@ -81,7 +85,7 @@ def test_what_it_writes_is_what_hooks_measure(config, path, corpus, tmp_path, mo
     average = mean_activations(model)["ffn"][1, 3].item()
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=6)
-        result = writes(model, store, neuron, 5)
+        result = writes(model, store, neuron, examples_of(store, neuron), 5)
         chosen = {sign: [(one.sentence, one.token) for one in store.examples(neuron, sign, 5)] for sign in "+-"}
         control = random_tokens(store, 5)
     rows = {sign: [Letters()(s.text)["input_ids"][: t + 1] for s, t in one] for sign, one in chosen.items()}
@@ -133,7 +137,7 @@ def test_a_neuron_that_writes_the_same_everywhere_is_alike_everywhere(corpus, tm
         model.layer_modules[-1].mlp.down_proj.weight *= 0.01
     with open_store(tmp_path / "a.db", create=True) as store:
         build_index(model, corpus, store, k=6)
-        for one in writes(model, store, Neuron(2, "ffn", 3)).values():
+        for one in writes(model, store, Neuron(2, "ffn", 3), examples_of(store, Neuron(2, "ffn", 3))).values():
             assert one.correlation > 0.9
             assert one.random_correlation > 0.9
             assert len(one.places) == 6
@@ -151,8 +155,8 @@ def test_only_a_model_that_predicts_next_tokens_writes(model, corpus, tmp_path):
         build_index(model, corpus, store, k=2, sites=("ffn", "q"))
         assert describe(store, Neuron(0, "ffn", 3)).writes == {}
         assert describe(store, Neuron(0, "ffn", 3), model, effect_sentences=0).writes == {}
-        assert writes(model, store, Neuron(0, "q", 3)) == {}
-        assert writes(make("bert"), store, Neuron(0, "ffn", 3)) == {}
+        assert writes(model, store, Neuron(0, "q", 3), examples_of(store, Neuron(0, "q", 3))) == {}
+        assert writes(make("bert"), store, Neuron(0, "ffn", 3), {}) == {}
         with pytest.raises(StoreError):
             describe(store, Neuron(0, "ffn", 3), Model(random_model(LLAMA, dtype=torch.float32, seed=1).net, Letters()))
 

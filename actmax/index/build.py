@@ -141,7 +141,8 @@ def _scan(
 
     A last shard that is shorter is not in the committed summary, because a larger limit would extend it.
     """
-    short = empty_summary(index_size(model, settings.sites), settings.k)
+    heads = index_size(model, ["head"]) if "head" in settings.sites else 0
+    short = empty_summary(index_size(model, settings.sites), settings.k, heads)
     packed = store.scan.progress()
     if "head" in settings.sites:
         means = load(packed.pop("head_means"))["head_means"] if packed else head_means(model)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.activation_statistics import EMPTY, STATISTICS, LayerActivations, ScanSummary, top_k
+from icebear.actmax.index.activation_statistics import STATISTICS, LayerActivations, ScanSummary, strongest
 from icebear.actmax.index.head_norms import HeadNorms, head_means
 from icebear.concepts.methods.attnlrp import ATTNLRP
 from icebear.concepts.passes.inputs import Inputs
@@ -120,6 +120,7 @@ class _Reader:
         self.values = torch.full((2, count, starts), -torch.inf)  # by sentence; what cannot enter stays -inf
         self.tokens = torch.zeros(2, count, starts, dtype=torch.int16)
         self.statistics = {name: statistic.empty(starts) for name, statistic in STATISTICS.items()}
+        self.token_ids = torch.zeros(count, settings.max_tokens, dtype=torch.int32)
         self.token_count = self.done = 0
 
     def read(self, rows: Sequence[tuple[int, list[int]]]) -> Tensor:
@@ -128,6 +129,7 @@ class _Reader:
         batch = _counted(self.model, read)
         span = slice(self.done, self.done + len(rows))
         self.ids[span] = torch.tensor([identity for identity, _ in rows])
+        self.token_ids[span, : read.ids.shape[1]] = read.ids.int().cpu()
         hashes = torch.tensor([_hash(self.settings.seed, "token", identity) for identity, _ in rows])
         drawn = 1 + hashes % (torch.tensor(batch.lengths) - 1)
         counted = batch.mask.float()
@@ -179,17 +181,11 @@ class _Reader:
 
     def summary(self, k: int) -> ScanSummary:
         """Return the summary of the shard, with sums in fixed point so that merging is exact."""
-        top = [
-            top_k(self.values[polarity].T, self.ids.expand(self.values.shape[2], -1), self.tokens[polarity].T, k)
-            for polarity in range(2)
-        ]
-        values, ids, tokens = (torch.stack(parts) for parts in zip(*top, strict=True))
-        ids = ids.masked_fill(values == -torch.inf, EMPTY)
-        tokens = tokens.masked_fill(values == -torch.inf, 0)
+        values, tokens = self.values.mT, self.tokens.mT  # (2, N, sentences)
+        heads = slice(values.shape[1] - index_size(self.model, {"head"} & {*self.settings.sites}), None)
+        written_at = self.token_ids.gather(1, tokens[0, heads].T.long()).T
         return ScanSummary(
-            values=values,
-            sentences=ids,
-            tokens=tokens,
+            *strongest(values, self.ids.expand_as(values), tokens, written_at, k),
             statistics={name: statistic.exact(self.statistics[name]) for name, statistic in STATISTICS.items()},
             token_count=self.token_count,
             counted=self.token_count if self.summing else 0,

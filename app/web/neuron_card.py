@@ -130,7 +130,7 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     actions = st.container()
     if model:  # after all that is there at once
         with slots[polarity][0]:
-            card = replace(card, writes=_writes(str(neuron), str(opened.path), opened.made_with(), opened, model))
+            card = replace(card, writes=_writes(str(neuron), str(opened.path), opened.made_with(), opened, model, card))
         for side, (written, sentences) in slots.items():
             measured = card.writes.get(side)
             _styled(page.writes_html(card, side), written)
@@ -198,8 +198,10 @@ def _nearest(opened: Store, card: Card, polarity: str) -> None:
 
 
 @st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)
-def _writes(neuron: str, path: str, index: dict[str, Any], _opened: Store, _model: Model) -> dict[str, Writes]:
-    return writes(_model, _opened, Neuron.parse(neuron), PAGE_SENTENCES)
+def _writes(
+    neuron: str, path: str, index: dict[str, Any], _opened: Store, _model: Model, _card: Card
+) -> dict[str, Writes]:
+    return writes(_model, _opened, _card.neuron, _card.examples, PAGE_SENTENCES)
 
 
 def _styled(html: Markup, slot: Any = st) -> None:

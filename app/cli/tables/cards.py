@@ -17,6 +17,7 @@ from icebear.actmax.labels import meanings
 from icebear.actmax.page import (
     NOT_NEAR,
     RELMAX,
+    attended_line,
     attended_text,
     nearest_title,
     statistics_line,
@@ -98,6 +99,7 @@ def card_report(card: icebear.Card) -> Group:
     for polarity, examples in card.examples.items():
         side = "Tokens that it attends to" if card.is_head else f"Polarity {polarity}"
         parts.append(label_report(side, card.meanings.get(polarity), card.held_out.get(polarity, {})))
+        parts += [Text(visible(attended_line(card)), "dim")] if card.attends_to else []
         effects = card.writes[polarity].places if polarity in card.writes else ()
         title = f"class: {class_name(card.kind[polarity])}"
         parts.append(
