@@ -547,7 +547,6 @@ evaluate ablation --model tiny --out {new} --tasks "" --samples 1
 evaluate circuits --model tiny --out {new} --nodes 0 --samples 1
 evaluate truth --out {new} --programs nothing --samples 1
 evaluate truth --out {new} --programs -1 --samples 1
-evaluate truth --out {new} --pairs none.json --samples 1
 evaluate flips --model tiny --out {new} --data null.jsonl
 evaluate labels --model tiny --out {new} --store good.db --neurons 0
 evaluate labels --model tiny --out {new} --store none.db
