@@ -88,7 +88,7 @@ def facts(count: int, seed: int = 0) -> list[Question]:
         people, cities = generator.sample(LEXICON["residents"], 4), generator.sample(LEXICON["cities"], 4)
         number = generator.randrange(4)
         person, city, other = people[number], cities[number], cities[(number + 1) % 4]
-        context = " ".join(f"{name} lives in {place}." for name, place in zip(people, cities, strict=True))
+        context = " ".join(f"{resident} lives in {home}." for resident, home in zip(people, cities, strict=True))
         start = context.index(f"in {city}.") + 3
         prompt = f"{context}\nQuestion: Where does {person} live?\nAnswer: {person} lives in"
         items.append(Question(prompt, f" {city}", f" {other}", (start, start + len(city)), len(context)))
