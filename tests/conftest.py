@@ -1,7 +1,6 @@
 """Small random models from their configurations, and the real default model, loaded once a process."""
 
 import gc
-import hashlib
 import io
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import types
 from functools import cache, wraps
-from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -185,36 +183,6 @@ def shared(tmp_path_factory):
     return lambda name, make: ensure(home / "shared" / name, make, what=name, room=0)
 
 
-INDEXES = ("icebear", "db", "models", "lrp", "concepts", "actmax")
-"""The folders that an index is built by."""
-
-
-@cache
-def sources(*folders):
-    """A hash of what computes with these folders: their files, this one, and the installed packages."""
-    root, packages = Path(__file__).parent.parent, sorted(f"{one.name} {one.version}" for one in distributions())
-    digest = hashlib.sha256(repr((sys.version, packages)).encode() + Path(__file__).read_bytes())
-    for path in sorted(path for folder in folders for path in (root / folder).rglob("*") if path.is_file()):
-        if path.suffix != ".pyc":
-            digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-@pytest.fixture(scope="session")
-def kept():
-    """`kept(name, make, *folders)` is a folder that `make(folder)` fills once for all runs in which `sources` of these
-    folders are the same; it takes the place of an older one."""
-    home = Path(__file__).parent.parent / "build" / "tests"
-
-    def of(name, make, *folders):
-        place = home / f"{name}-{sources(*folders)}"
-        for older in {*home.glob(f"{name}-{'[0-9a-f]' * 16}")} - {place}:
-            shutil.rmtree(older, ignore_errors=True)
-        return ensure(place, make, what=name, room=0)
-
-    return of
-
-
 @pytest.fixture(scope="module")
 def chromium():
     if CHROMIUM is None:
@@ -224,14 +192,14 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def scanned(smol, kept):
+def scanned(smol, shared):
     """The folder of an index wiki.db of 20 summaries, which tests copy."""
 
     def scan(folder):
         with open_store(folder / "wiki.db", create=True) as store:
             build_index(smol, read_corpus("wiki-summaries", limit=20), store)
 
-    return kept("index", scan, *INDEXES)
+    return shared("index", scan)
 
 
 @pytest.fixture(scope="session")
@@ -338,23 +306,23 @@ def few_contexts(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def desert(smol, kept):
-    """The ice bear's way to the desert by neurons."""
+def desert(smol, shared):
+    """The ice bear's way to the desert by neurons, found once a run."""
 
     def find(folder):
         flip(smol, ICE_BEAR, " desert", source=CAMEL, heads=False).save(folder / "desert.json")
 
-    return Recipe.load(kept("desert", find, *INDEXES, "steering") / "desert.json")
+    return Recipe.load(shared("desert", find) / "desert.json")
 
 
 @pytest.fixture(scope="session")
-def desert_by_heads(smol, kept):
+def desert_by_heads(smol, shared):
     """The same by swaps of heads."""
 
     def find(folder):
         flip(smol, ICE_BEAR, " desert", source=CAMEL).save(folder / "desert.json")
 
-    return Recipe.load(kept("desert-by-heads", find, *INDEXES, "steering") / "desert.json")
+    return Recipe.load(shared("desert-by-heads", find) / "desert.json")
 
 
 @pytest.fixture(scope="session")
