@@ -9,20 +9,19 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.methods.common import VARIANTS_PER_PASS
+from icebear.concepts.methods.common import VARIANTS_PER_PASS, log_probability
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
 from icebear.models.model import Model
-from icebear.models.objective import Objective, objective_of
+from icebear.models.objective import objective_of
 from icebear.paths import read_text
 from icebear.records import Neuron
 from icebear.steering.apply import steer
@@ -71,15 +70,9 @@ def effects(
     means = []
     for factor in (1.0, 0.0, 2.0):
         with torch.no_grad(), steer(model, [Edit(neuron, "scale", factor) for neuron in neurons]):
-            probabilities = torch.cat([_probability(model, part) for part in objectives])
+            probabilities = torch.cat([log_probability(model, part) for part in objectives]).exp()
         means.append([part.mean().item() for part in probabilities.split([len(facts) for facts in relations.values()])])
     return [Effect(name, *values) for name, values in zip(relations, zip(*means, strict=True), strict=True)]
-
-
-def _probability(model: Model, objective: Objective) -> Tensor:
-    """(B,) the probability of the answer to each prompt."""
-    logits = model.logits(objective.batch, objective.all_positions).float()
-    return replace(objective, kind="logit").evaluate(logits.log_softmax(-1))[1].exp()
 
 
 def _parts(facts: Sequence[Any]) -> list[list[Any]]:

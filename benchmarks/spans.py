@@ -24,8 +24,8 @@ from icebear.concepts.passes.inputs import Stream
 from icebear.concepts.statistics import localization_metrics
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import Occlusion, able_and_unable, methods_of
-from icebear.evaluation.baselines.attention import AltiLogit, AttentionRollout, GradientRollout
+from icebear.evaluation.baselines.all_methods import AtMan, Occlusion, able_and_unable, methods_of
+from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.evaluation.explanations.groundtruth import tokens_between
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.models.model import Model
@@ -48,7 +48,7 @@ TRIED_ON = 16
 """Tokens of the prompt that say whether a method runs on a model."""
 LONG = 400
 """Tokens of a prompt up to which all methods run."""
-SLOW = (AttentionRollout, GradientRollout, AltiLogit, Occlusion)
+SLOW = (AttentionRollout, GradientRollout, GradCAM, AltiLogit, Alti, Occlusion, AtMan)
 """They take a pass for each token, or memory for each pair of tokens."""
 
 

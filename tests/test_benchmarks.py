@@ -162,12 +162,12 @@ def test_what_counts_is_what_greedy_decoding_writes(model):
 
 def test_slow_methods_are_left_out_of_long_prompts(model, monkeypatch):
     one = spans.answered(model, some("facts", 2, 1)[0])
-    wanted = methods_of("occlusion,attnlrp,difference")
+    wanted = methods_of("occlusion,attnlrp,alti")
     able, unable = spans.able(model, one, wanted)
-    assert (list(able), list(unable)) == (["occlusion", "attnlrp"], ["difference"])
+    assert (list(able), list(unable)) == (["occlusion", "attnlrp"], ["alti"])
     monkeypatch.setattr(spans, "LONG", 10)
     able, unable = spans.able(model, one, wanted)
-    assert (list(able), list(unable)) == (["attnlrp"], ["occlusion", "difference"])
+    assert (list(able), list(unable)) == (["attnlrp"], ["occlusion", "alti"])
 
 
 # --- as scripts ---
@@ -176,8 +176,8 @@ def test_slow_methods_are_left_out_of_long_prompts(model, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (spans.Spans, "--task facts --sizes 2,3 --samples 2 --methods attnlrp,gxi,difference"),
-        (cost.Cost, "--methods gxi,difference --lengths 8,16 --rounds 2"),
+        (spans.Spans, "--task facts --sizes 2,3 --samples 2 --methods attnlrp,gxi,alti"),
+        (cost.Cost, "--methods gxi,alti --lengths 8,16 --rounds 2"),
         (knowledge.KnowledgeNeurons, "--data facts.json --top 3"),
         (edits.KnowledgeEdits, "--cases 1 --max-neurons 2"),
     ],

@@ -68,7 +68,7 @@ def test_methods_written_out_are_told_apart_at_the_commas_outside_their_brackets
 
 # --- strict JSON ---
 
-SETTINGS = ("--methods", "random,gxi,difference", "--out", "found")
+SETTINGS = ("--methods", "random,gxi,alti", "--out", "found")
 VERBS = {
     "faithfulness": ("--corpus", "texts.txt", "--samples", "2", *SETTINGS),
     "faithfulness of one sample": ("--corpus", "texts.txt", "--samples", "1", *SETTINGS),
@@ -85,7 +85,7 @@ def test_what_an_evaluation_prints_and_writes_is_strict_json(verb, evaluate):
     assert "results.json" in written
     for row in rows_of(result):
         values = [value for key, value in row.items() if key.endswith(" mean")]
-        assert (None in values) == (row["method"] == "difference")
+        assert (None in values) == (row["method"] == "alti")
 
 
 # --- killed, and gone on ---

@@ -22,13 +22,15 @@ from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
 from icebear.evaluation.baselines.all_methods import (
     BASELINES,
+    AtMan,
     Gradient,
     Occlusion,
     Positions,
     Random,
+    SmoothGrad,
     methods_of,
 )
-from icebear.evaluation.baselines.attention import AltiLogit, AttentionRollout, GradientRollout
+from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.evaluation.data import task_pairs
 from icebear.evaluation.explanations import ablation, faithfulness
 from icebear.lrp.context import relevance_rules
@@ -69,7 +71,8 @@ def close(a, b, tolerance=1e-5):
 def test_gradients(model):
     x = embedded(model).requires_grad_()
     (g,) = torch.autograd.grad(scored(model, x).sum(), x)
-    assert close(result_of(model, Gradient()), g[0].pow(2).sum(-1).sqrt())
+    assert close(result_of(model, Gradient(1)), g[0].abs().sum(-1))
+    assert close(result_of(model, Gradient(2)), g[0].pow(2).sum(-1).sqrt())
     assert close(result_of(model, GradientTimesInput()), (x * g)[0].sum(-1))
 
 
@@ -95,6 +98,17 @@ def test_occlusion_is_captums(model):
     assert close(result_of(model, Occlusion()), theirs)
 
 
+def test_smoothgrad(model):
+    x = embedded(model)
+    generator = torch.Generator().manual_seed(3)
+    total = torch.zeros_like(x)
+    for _ in range(4):
+        noise = torch.randn(x.shape, generator=generator).to(x.dtype)
+        noisy = (x + 0.2 * x.std() * noise).requires_grad_()
+        total += torch.autograd.grad(scored(model, noisy).sum(), noisy)[0] / 4
+    assert close(result_of(model, SmoothGrad(0.2, 4, 3)), (x * total)[0].sum(-1), 1e-4)
+
+
 def maps(model):
     """Attention (H, T, T) of each layer, and its gradient, from the eager model."""
     model.net.set_attn_implementation("eager")
@@ -105,7 +119,7 @@ def maps(model):
     return [a[0].detach() for a in output.attentions], [g[0] for g in gradients], at
 
 
-def test_attention_rollouts(model):
+def test_attention_rollouts_and_gradcam(model):
     attentions, gradients, at = maps(model)
     T = attentions[0].shape[-1]
     rolled = torch.eye(T).double()
@@ -118,6 +132,31 @@ def test_attention_rollouts(model):
     assert close(result_of(model, AttentionRollout()), rolled[at], 1e-4)
     assert result_of(model, AttentionRollout()).sum().item() == pytest.approx(1, abs=1e-5)
     assert close(result_of(model, GradientRollout()), (weighed - torch.eye(T))[at], 1e-4)
+    last = sum(attentions[-1][h] * gradients[-1][h].mean() for h in range(len(attentions[-1]))) / len(attentions[-1])
+    assert close(result_of(model, GradCAM()), last[at].clamp(min=0), 1e-4)
+
+
+def test_atman_scales_a_column_of_scores(model):
+    """With the softmax patched: scores of the column times 1 - p, before the mask."""
+    model.net.set_attn_implementation("eager")
+    softmax = torch.nn.functional.softmax
+    ids = torch.tensor([prompt(model)])
+    at = prompt(model).index(MASK) if model.task.name == "masked" else -1
+
+    def log_probability(column, p):
+        def patched(x, *args, **kwargs):
+            x = x.clone()
+            masked = x[..., column] < -1e30
+            x[..., column] = torch.where(masked, x[..., column], x[..., column] * (1 - p))
+            return softmax(x, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+            if column is not None:
+                patch.setattr(torch.nn.functional, "softmax", patched)
+            return softmax(model.net(ids).logits[0, at], -1)[11].log()
+
+    expected = torch.stack([log_probability(None, 0) - log_probability(i, 0.7) for i in range(ids.shape[1])])
+    assert close(result_of(model, AtMan(0.7)), expected, 1e-4)
 
 
 def position_entries(model):
@@ -227,10 +266,37 @@ def test_alti_logit_of_llama_by_loops():
     assert close(result_of(model, AltiLogit()), expected, 1e-4)
 
 
+def test_alti_of_bert_by_loops():
+    model = make("bert")
+    net = model.net
+    ids = torch.tensor([prompt(model)])
+    T, H, d = ids.shape[1], 4, 6
+    with torch.no_grad():
+        output = net(ids, output_attentions=True, output_hidden_states=True)
+        all_parts = []
+        for layer, x, A in zip(net.bert.encoder.layer, output.hidden_states, output.attentions, strict=False):
+            v = layer.attention.self.value(x)[0].view(T, H, d)
+            out = layer.attention.output
+            part = torch.zeros(T, T, 24).double()
+            for i in range(T):
+                for j in range(T):
+                    for h in range(H):
+                        part[i, j] += A[0, h, i, j] * (out.dense.weight[:, h * d : (h + 1) * d] @ v[j, h])
+                part[i, i] += x[0, i]
+                centred = part[i] - part[i].mean(-1, keepdim=True)
+                part[i] = centred / centred.sum(0).std(correction=0) * out.LayerNorm.weight
+            all_parts.append(part)
+        down = torch.eye(T).double()
+        for share in slow_alti(model, all_parts):
+            down = share @ down
+    assert close(result_of(model, Alti()), down[prompt(model).index(MASK)], 1e-4)
+    assert result_of(model, Alti()).sum().item() == pytest.approx(1, abs=1e-5)
+
+
 ALL = BASELINES | METHODS
 
 
-@pytest.mark.parametrize("name", [n for n, one in ALL.items() if not one.needs_counterfactual])
+@pytest.mark.parametrize("name", [n for n, one in ALL.items() if n != "alti" and not one.needs_counterfactual])
 def test_a_batch_is_one_by_one(name):
     model = random_model(LLAMA)
     prompts = [IDS, IDS[:4], IDS[2:]]
@@ -241,7 +307,13 @@ def test_a_batch_is_one_by_one(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "message"), [("bert", AltiLogit(), "ALTI"), ("t5", AttentionRollout(), "encoder-decoder")]
+    ("name", "method", "message"),
+    [
+        ("bert", AltiLogit(), "ALTI"),
+        ("t5", AttentionRollout(), "encoder-decoder"),
+        ("t5", AtMan(), "AtMan"),
+        ("t5", Alti(), "ALTI"),
+    ],
 )
 def test_what_cannot_run_says_why(name, method, message):
     model = make(name)
@@ -258,6 +330,8 @@ def test_a_method_by_name_is_its_value():
 
 
 def test_methods_that_cannot_run_on_some_causal_models():
+    with pytest.raises(InputError):
+        attribute(random_model(dense()["qwen3"]), IDS, method=AtMan())
     with pytest.raises(InputError, match="Random"):
         attribute(random_model(LLAMA), IDS, method=Random(), sites=("ffn",))
 

@@ -34,7 +34,7 @@ from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError, ModelError, UnknownName
-from icebear.evaluation.baselines.all_methods import Occlusion
+from icebear.evaluation.baselines.all_methods import AtMan, Occlusion
 from icebear.evaluation.baselines.attention import AttentionRollout
 from icebear.models.objective import objective_of
 from icebear.steering.comparison import compare
@@ -393,6 +393,8 @@ def test_a_predicted_number_has_no_probability_anywhere(options):
     assert f"from {steered.plain.next[0].logit:.2f} to" in change_text(steered).replace("\\", "")
     assert abs(result.conservation().remainder) < 1e-4 * abs(number)
     assert result.top(1)
+    with pytest.raises(InputError):
+        attribute(model, IDS, method=AtMan())
 
 
 def test_a_model_that_predicts_nothing_is_refused():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from icebear.concepts.passes.inputs import Inputs, input_hooks
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.errors import InputError
 from icebear.lrp.positions import Reading, Sinks, over_layers
 from icebear.lrp.rule_values import Rules
 from icebear.models.model import Model
@@ -56,17 +58,38 @@ def explained_numbers(model: Model, objective: Objective) -> Tensor:
     return objective.evaluate(model.logits(objective.batch, objective.all_positions))[1]
 
 
-def measure_without(
-    model: Model, objective: Objective, row: int, removed: Tensor, measure: Callable[[Model, Objective], Tensor]
+def log_probability(model: Model, objective: Objective) -> Tensor:
+    """Return log-probabilities (B,) of the explained answers. Raises `InputError` for models that have none."""
+    scores = model.task.log_probabilities(model, model.logits(objective.batch, objective.all_positions).float())
+    if scores is None:
+        raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
+    return replace(objective, contrasts=(None,) * len(objective.contrasts), kind="logit").evaluate(scores)[1]
+
+
+def measure_variants(
+    model: Model,
+    objective: Objective,
+    row: int,
+    masks: Tensor,
+    measure: Callable[[Model, Objective], Tensor],
+    changed: Callable[[Tensor], AbstractContextManager[None]],
 ) -> Tensor:
-    """Measure variants of one prompt with some embeddings at zero, (N,); removed (N, T) is True for those tokens."""
-    measured, read = [], objective.batch.lengths[row]
-    for part in removed.to(model.device).split(VARIANTS_PER_PASS):
-        stacks = part[:, :read, None], part[:, read:, None]
-        with model.lock, torch.no_grad(), input_hooks(model, partial(_zeroed, stacks)):
+    """Measure variants of one prompt, (N,); `changed` changes the model for a part (n, T) of masks (N, T)."""
+    measured = []
+    for part in masks.to(model.device).split(VARIANTS_PER_PASS):
+        with model.lock, torch.no_grad(), changed(part):
             measured.append(measure(model, objective.rows([row] * len(part))))
     return torch.cat(measured)
 
 
-def _zeroed(removed: tuple[Tensor, Tensor], stack: int, x: Tensor) -> Tensor:
-    return x.masked_fill(removed[stack], 0)
+def measure_without(
+    model: Model, objective: Objective, row: int, removed: Tensor, measure: Callable[[Model, Objective], Tensor]
+) -> Tensor:
+    """Measure one prompt with some embeddings at zero, (N,); removed (N, T) is True for those tokens."""
+    read = objective.batch.lengths[row]
+
+    def zeroed(part: Tensor) -> AbstractContextManager[None]:
+        stacks = part[:, :read, None], part[:, read:, None]
+        return input_hooks(model, lambda stack, x: x.masked_fill(stacks[stack], 0))
+
+    return measure_variants(model, objective, row, removed, measure, zeroed)

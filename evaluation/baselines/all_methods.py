@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.methods import common
 from icebear.concepts.methods.attnlrp import PA_LRP
-from icebear.concepts.methods.common import explained_numbers, measure_without
+from icebear.concepts.methods.common import explained_numbers, log_probability, measure_variants, measure_without
 from icebear.concepts.methods.gradients import embedding_gradients
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import METHODS, method_of
-from icebear.errors import IcebearError
-from icebear.evaluation.baselines.attention import AltiLogit, AttentionRollout, GradientRollout
+from icebear.concepts.passes.sites import hooks
+from icebear.errors import IcebearError, InputError
+from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.lrp.positions import Reading
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of
@@ -43,9 +44,38 @@ class Random(Method):
 class Gradient(Method):
     """The norm of the gradient at each token's embedding (Simonyan et al. 2014)."""
 
+    norm: Literal[1, 2] = 2
+
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        gradients = embedding_gradients(model, objective)
-        return common.by_row(objective, [torch.linalg.vector_norm(g, dim=-1) for _, g in gradients])
+        return common.by_row(
+            objective, [torch.linalg.vector_norm(g, self.norm, -1) for _, g in embedding_gradients(model, objective)]
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class SmoothGrad(Method):
+    """Gradient x embedding, averaged over noisy embeddings (Smilkov et al. 2017); noise: in standard deviations."""
+
+    noise: float = 0.1
+    samples: int = 10
+    seed: int = 0
+
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        rows = [torch.Generator().manual_seed(self.seed) for _ in objective.positions]  # so that a batch is one by one
+        batches = (objective.batch, objective.batch.decoder)
+
+        def noisy(stack: int, x: Tensor) -> Tensor:
+            changed = x.clone()
+            for row, length in enumerate(batches[stack].lengths):  # type: ignore[union-attr]
+                embeddings = x[row, :length]
+                noise = torch.randn(embeddings.shape, generator=rows[row]).to(x.device, x.dtype)
+                changed[row, :length] = embeddings + self.noise * embeddings.std() * noise
+            return changed
+
+        plain = [x for x, _ in embedding_gradients(model, objective)]
+        steps = [[g for _, g in embedding_gradients(model, objective, noisy)] for _ in range(self.samples)]
+        means = [torch.stack(step).mean(0) for step in zip(*steps, strict=True)]
+        return common.by_row(objective, [(x * g).sum(-1) for x, g in zip(plain, means, strict=True)])
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,19 +101,52 @@ class Occlusion(Method):
         rows = []
         for row in range(len(objective.positions)):
             count = len(objective.batch.columns(row))
-            each_token = torch.cat((torch.zeros(1, count), torch.eye(count))).bool()  # none, and each alone
-            measured = measure_without(model, objective, row, each_token, explained_numbers)
+            measured = measure_without(model, objective, row, _each_token(count), explained_numbers)
             rows.append((measured[0] - measured[1:]).float().cpu())
         return rows
 
 
+@dataclass(frozen=True, repr=False)
+class AtMan(Method):
+    """The decrease of the explained log-probability when attention to a token is scaled down (Deiseroth et al. 2023).
+
+    A key times 1 - p scales its column of attention scores by 1 - p.
+    """
+
+    p: float = 0.9
+
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        if model.task.stacks == 2:
+            raise InputError(f"AtMan does not support encoder-decoders such as {model.name}; choose another method.")
+        modules = (name.rpartition(".")[2] for name, _ in model.layer_modules[0].named_modules())
+        if {"k_norm", "k_layernorm"} & set(modules):
+            raise InputError(f"{model.name} normalizes its keys, so AtMan does not work; choose another method.")
+        keys = [("k", layer) for layer in range(model.layers)]
+        scale = lambda part: hooks(model, keys, lambda site, layer, x: x * (1 - self.p * part[..., None]).to(x))  # noqa: E731
+        rows = []
+        for row, length in enumerate(objective.batch.lengths):
+            measured = measure_variants(model, objective, row, _each_token(length), log_probability, scale).cpu()
+            rows.append(measured[0] - measured[1:])
+        return rows
+
+
+def _each_token(count: int) -> Tensor:
+    """Return masks (1 + T, T) of no token, and of each token alone."""
+    return torch.cat((torch.zeros(1, count), torch.eye(count))).bool()
+
+
 BASELINES: dict[str, Method] = {
     "random": Random(),
-    "grad-l2": Gradient(),
+    "grad-l1": Gradient(1),
+    "grad-l2": Gradient(2),
+    "smoothgrad": SmoothGrad(),
+    "gradcam": GradCAM(),
     "rollout": AttentionRollout(),
     "grad-rollout": GradientRollout(),
+    "atman": AtMan(),
     "occlusion": Occlusion(),
     "alti-logit": AltiLogit(),
+    "alti": Alti(),
     "pa-positions": Positions(),
     "pa-lrp-signed": Positions("signed", tokens=True),
 }

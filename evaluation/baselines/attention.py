@@ -1,4 +1,4 @@
-"""Methods from attention maps, for one stack of layers: rollouts and ALTI-Logit."""
+"""Methods from attention maps, for one stack of layers: rollouts, GradCAM, ALTI and ALTI-Logit."""
 
 from __future__ import annotations
 
@@ -44,6 +44,17 @@ class GradientRollout(Method):
         for attention, gradient in zip(maps, gradients, strict=True):
             joint = joint + (attention * gradient).clamp(min=0).mean(1) @ joint
         return _rows(objective, joint - eye)
+
+
+@dataclass(frozen=True, repr=False)
+class GradCAM(Method):
+    """The attention of the last layer, its heads weighted by their mean gradient, above zero (Chefer et al. 2021)."""
+
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        maps, gradients = _attention(model, objective)
+        parts = zip(gradients[-1], objective.batch.lengths, strict=True)  # without padding
+        weights = torch.stack([g[:, :n, :n].mean((-1, -2), keepdim=True) for g, n in parts])  # (B, H, 1, 1)
+        return _rows(objective, (weights * maps[-1]).mean(1).clamp(min=0))
 
 
 class _Maps(Target):
@@ -124,6 +135,31 @@ class AltiLogit(Method):
                 down = _contributions(parts) @ down
             total[positions] += logits(streams[0][positions, None])[:, 0, 0]
             rows.append(total)
+        return rows
+
+
+@dataclass(frozen=True, repr=False)
+class Alti(Method):
+    """ALTI (Ferrando et al. 2022): contributions of tokens to the vectors of each layer by distance, multiplied layer
+    by layer, at the explained positions. For encoders with the norm after attention (BERT)."""
+
+    @torch.no_grad()
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        if model.task.generates or not model.task.reads_text or not model.family.attn_norm:
+            raise InputError(
+                f"ALTI needs an encoder of text with norms after attention (BERT), which {model.name} is not; choose "
+                "another method."
+            )
+        rows = []
+        for row, positions in enumerate(objective.positions):
+            streams, outputs = _layers(model, objective, row)
+            down = torch.eye(len(streams[0]))
+            for module, x, parts in zip(model.layer_modules, streams, outputs, strict=False):
+                parts[range(len(parts)), range(len(parts))] += x
+                norm = module.get_submodule(model.family.attn_norm)
+                by = norm_divisor(norm, parts.sum(1, keepdim=True))
+                down = _contributions(through_norm(norm, parts, model.family.norm_offset, by)) @ down
+            rows.append(down[list(positions)].sum(0))
         return rows
 
 
