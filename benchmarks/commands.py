@@ -33,7 +33,6 @@ rank {BEAR} --counterfactual {CAMEL} --site ffn --top 5 --ablate
 rank {BEAR} --site head --position all --top 5
 rank {BEAR} --target-text " Arctic Ocean" --by absolute
 rank {DOCTOR} --site attn --top 5 --claim claims.yaml
-rank --file prompts.jsonl --top 5
 circuit {BEAR} --counterfactual {CAMEL} --nodes 20 --no-heads --ablate
 circuit {DOCTOR} --nodes 12
 index --corpus wiki-summaries --limit 40 --store wiki.db
@@ -50,10 +49,6 @@ concept steer music "Yesterday I" --strength 0.5 --max-new-tokens 8 --store wiki
 check claims.yaml
 evaluate ablation --tasks capitals --samples 2 --methods difference,matched --out ablation
 """
-PROMPTS = [
-    {"prompt": "The capital of France is", "counterfactual": "The capital of Italy is"},
-    {"prompt": "The capital of Spain is", "target": " Madrid"},
-]
 UNLIKE = ("seconds", "date", "out", "folder", "store")
 """Fields that no two runs share."""
 CLOSE = 1e-6
@@ -80,7 +75,6 @@ def measured() -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     icebear = str(Path(sys.executable).with_name("icebear"))
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "prompts.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
         for line in COMMANDS.strip().splitlines():
             begun, command = time.monotonic(), [icebear, *shlex.split(line), "--json"]
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

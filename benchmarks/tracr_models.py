@@ -3,7 +3,7 @@
     python benchmarks/tracr_models.py FOLDER [NAME ...]
 
 It needs Tracr and what it imports: ``pip install tracr-pypi==1.0.0 networkx``. Each folder gets twenty pairs of random
-prompts, for ``icebear evaluate truth --folder FOLDER/reverse --pairs FOLDER/reverse/pairs.jsonl``.
+prompts, for `judged` (docs/truth.md).
 """
 
 from __future__ import annotations

@@ -222,7 +222,6 @@ DOORS = {
     "Graph.faithfulness.seed": (lambda at, x: at.graph.faithfulness(seed=x), NO_SEED),
     "Graph.sources_of.target": (lambda at, x: at.graph.sources_of(x, 3), ("x", 3, None)),
     "Graph.sources_of.k": (lambda at, x: at.graph.sources_of(at.graph.answer, x), NO_COUNT),
-    "Graph.regrouped": (lambda at, x: at.graph.regrouped(distance=x), (NAN, -1, "1", None)),
     "Graph.without": (lambda at, x: at.graph.without(x), ("x", 3, None)),
     "Graph.recipe": (lambda at, x: at.graph.recipe(x), ("x", 3, None)),
     "Graph.mask": (lambda at, x: at.graph.mask(x), ("x", 3, [3])),

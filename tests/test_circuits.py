@@ -7,7 +7,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import combinations
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -427,11 +426,19 @@ def test_several_pairs_are_their_mean():
 # --- groups --------------------------------------------------------------------------------------------
 
 
-def test_groups_are_a_partition_and_know_their_members(graph):
+def test_groups_are_a_partition_and_know_their_members(graph, monkeypatch):
     result = graph.groups
-    assert sorted(node.id for group in result for node in group.nodes) == sorted(node.id for node in graph.nodes)
-    assert len(grouped(graph, distance=1e-9)) == len(graph.nodes)
-    assert len(grouped(graph, distance=3)) == 1
+    assert graph.groups is result
+    for distance, counts in (
+        (0.6, {len(result)}),
+        (0.5, range(len(graph.nodes))),
+        (1e-9, {len(graph.nodes)}),
+        (3, {1}),
+    ):
+        monkeypatch.setattr("icebear.concepts.circuits.groups.DISTANCE", distance)
+        groups = grouped(graph)
+        assert len(groups) in counts
+        assert sorted(node.id for group in groups for node in group.nodes) == sorted(node.id for node in graph.nodes)
     alone = made(count=1)
     assert len(alone.groups) == 1
 
@@ -501,13 +508,14 @@ def test_words_are_those_of_measured_effects(name):
 
 def test_groups_without_words_are_named_by_tokens_and_layers(graph, monkeypatch):
     monkeypatch.setattr("icebear.concepts.circuits.groups.moved_words", lambda _, __, sets: [((), ())] * len(sets))
-    groups = grouped(graph, distance=1e-9)
+    monkeypatch.setattr("icebear.concepts.circuits.groups.DISTANCE", 1e-9)
+    groups = grouped(graph)
     assert len({group.name for group in groups}) == len(groups)
     for group in groups:
         (node,) = group.nodes
         name = f"{graph.tokens[node.position].text!r} L{node.neuron.layer}"
         assert re.fullmatch(rf"{re.escape(name)}( \(\d+\))?", group.name)
-        assert graph.regrouped(distance=1e-9).group(group.name).nodes == group.nodes
+        assert replace(graph).group(group.name).nodes == group.nodes
 
 
 @pytest.mark.parametrize("heads", [False, True])
@@ -590,17 +598,6 @@ def test_another_thread_waits_while_the_model_is_changed(graph):
     assert seen
 
 
-def test_a_store_says_more_about_groups(graph):
-    class Store:
-        def examples(self, neuron, polarity):
-            return [SimpleNamespace(sentence=SimpleNamespace(id=neuron.index % 3))]
-
-    result = graph.regrouped(Store(), distance=0.5)
-    assert sorted(node.id for group in result.groups for node in group.nodes) == sorted(n.id for n in graph.nodes)
-    assert len(graph.regrouped(distance=1e-9).groups) == len(graph.nodes)
-    assert graph.groups is graph.groups
-
-
 @pytest.mark.real
 def test_the_ice_bears_circuit(smol):
     pair = {"contrast": " desert", "counterfactual": "The wild camel lives in the"}
@@ -657,8 +654,9 @@ def test_hostile_words_stay_text(graph):
     hostile = replace(
         graph,
         nodes=tuple(replace(node, raises=(nasty,), lowers=(nasty,)) for node in graph.nodes),
-        other_groups=tuple(replace(group, name=nasty, raises=(nasty,), lowers=(nasty,)) for group in graph.groups),
     )
+    groups = (replace(group, name=nasty, raises=(nasty,), lowers=(nasty,)) for group in graph.groups)
+    vars(hostile)["groups"] = tuple(groups)
     page = hostile.to_html()
     assert "<script>alert" not in page
     page.encode()

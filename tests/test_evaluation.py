@@ -12,7 +12,7 @@ from conftest import IDS, LLAMA, Letters, random_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear import Model, read_corpus
+from icebear import Model
 from icebear.app.cli.main import main
 from icebear.concepts import statistics as metrics
 from icebear.concepts.methods.registry import METHODS
@@ -21,7 +21,6 @@ from icebear.errors import InputError, NumericalError
 from icebear.evaluation import report, runner
 from icebear.evaluation.baselines.all_methods import methods_of
 from icebear.evaluation.explanations import faithfulness, groundtruth
-from icebear.evaluation.explanations.questions import Question, choices, next_words, reviews
 from icebear.evaluation.protocol import Part
 
 RUN = CliRunner()
@@ -99,7 +98,7 @@ def test_removals_are_in_order_of_relevance():
 
 def test_a_curve_is_what_the_model_says_with_embeddings_set_to_zero(model):
     """Against passing embeddings by hand."""
-    result = faithfulness.sample(model, Question(IDS), {"attnlrp": METHODS["attnlrp"]})["methods"]["attnlrp"]
+    result = faithfulness.sample(model, IDS, {"attnlrp": METHODS["attnlrp"]})["methods"]["attnlrp"]
     target = int(model.net(torch.tensor([IDS])).logits[0, -1].argmax())
     probabilities = {"most": [], "least": []}
     for key, index in (("most", 0), ("least", 1)):
@@ -156,7 +155,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
 
     def measure(prompt):
         measured.append(prompt)
-        return faithfulness.sample(model, Question(prompt), methods)
+        return faithfulness.sample(model, prompt, methods)
 
     whole = resumed("a", measure)
 
@@ -212,46 +211,12 @@ def test_groups_go_on_where_they_stopped(tmp_path):
 
 def test_beginnings_of_texts(smol):
     texts = ["Too short.", *(f"{number} sheep " * 40 for number in range(9))]
-    result = next_words(smol, texts, 5, seed=1, longest=32)
-    assert result == next_words(smol, texts, 5, seed=1, longest=32)
+    result = faithfulness.beginnings(smol, texts, 5, seed=1, longest=32)
+    assert result == faithfulness.beginnings(smol, texts, 5, seed=1, longest=32)
     assert len(result) == 5
-    assert all(16 <= len(question.prompt) <= 32 and question.choice(smol) is None for question in result)
+    assert all(16 <= len(prompt) <= 32 for prompt in result)
     with pytest.raises(InputError, match="16"):
-        next_words(smol, ["Too short."], 5)
-
-
-@pytest.mark.network
-def test_reviews_are_cut_and_asked_about(smol):
-    documents = list(read_corpus("imdb-reviews").documents())
-    assert len(documents) == 200
-    request = reviews(smol, documents, 6, seed=2, longest=60)
-    assert {question.right for question in request} == {" positive", " negative"}
-    for question in request:
-        assert len(question.prompt) <= 60
-        assert smol.tokenizer.decode(question.prompt).endswith("either positive or negative. It is")
-    logits = smol.next_logits(request[0].prompt)
-    pair = [logits[smol.token_id(answer, "answer")] for answer in (" positive", " negative")]
-    assert request[0].choice(smol) == request[0].answers[int(pair[1] > pair[0])]
-    for rows, longest in (([], 60), (documents, 10)):
-        with pytest.raises(InputError, match="--max-tokens"):
-            reviews(smol, rows, 1, longest=longest)
-    with pytest.raises(InputError, match="--corpus"):
-        reviews(smol, [("Title", "text")], 1)
-
-
-def test_the_right_letter_is_that_of_the_city_in_the_context(smol):
-    for question in choices(smol, 8, seed=4):
-        text = smol.tokenizer.decode(question.prompt)
-        person = text.split("Where does ")[1].split(" live?")[0]
-        city = text.split(f"{person} lives in ")[1].split(".")[0]
-        assert f"\n{question.right.strip()}. {city}\n" in text
-
-
-def test_the_explained_answer_is_the_chosen_one(smol):
-    question = Question(smol.token_ids("The ice bear lives in the"), (" desert", " forest"), " desert")
-    line = faithfulness.sample(smol, question, methods_of("random"))
-    assert line["target"] == [smol.token_id(question.choice(smol), "answer")]
-    assert line["correct"] == (question.choice(smol) == " desert")
+        faithfulness.beginnings(smol, ["Too short."], 5)
 
 
 # --- ground truth ---
@@ -326,7 +291,7 @@ def test_of_a_question_the_text_alone_may_count(smol):
 def test_items_together_are_items_one_by_one(model, monkeypatch):
     """Of other lengths, without a contrast, and one that the model does not predict."""
     monkeypatch.setattr(groundtruth, "tokens_between", lambda *place: [*range(*place[2:])])  # a token has one letter
-    methods = methods_of("attnlrp,pa-lrp,alti-logit,rollout,gxi,random")
+    methods = methods_of("attnlrp,pa-lrp,grad-rollout,rollout,gxi,random")
     answers = {
         prompt: [token.text for token in model.predict(prompt, 2)] for prompt in ("The keys", "ice", "A camel is")
     }
@@ -348,22 +313,16 @@ def test_items_together_are_items_one_by_one(model, monkeypatch):
 @pytest.mark.usefixtures("smol")
 def test_the_commands_and_their_mistakes(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = ["--samples", "2", "--methods", "random,gxi,alti", "--out", "g"]
+    options = ["--samples", "2", "--methods", "random,gxi,difference", "--out", "g"]
     result = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--json"])
     assert result.exit_code == 0, result.stderr
     (results,) = json.loads(result.stdout)["parts"]
-    assert [row["method"] for row in results["tables"][0]["rows"]] == ["random", "gxi", "alti"]
-    assert "ALTI needs an encoder" in results["unable"]["alti"]
+    assert [row["method"] for row in results["tables"][0]["rows"]] == ["random", "gxi", "difference"]
+    assert "counterfactual" in results["unable"]["difference"]
     shown = RUN.invoke(main, ["evaluate", "groundtruth", *options])
     assert "—" in shown.stdout
     assert "accuracy of the model: 2 of 2" in shown.stdout
     other = RUN.invoke(main, ["evaluate", "groundtruth", *options, "--seed", "3"])
     assert (other.exit_code, "other settings" in other.stderr) == (1, True)
-    made = ["--methods", "random,gxi", "--model", tiny_folder, "--device", "cpu"]
-    for task in ("reviews", "choice"):
-        options = ["--task", task, "--samples", "2", "--max-tokens", "400", "--out", task]
-        request = RUN.invoke(main, ["evaluate", "faithfulness", *options, *made])
-        assert "accuracy of the model" in request.stdout, request.stderr
-        assert (tmp_path / task / "curves.png").is_file()
     wrong = RUN.invoke(main, ["evaluate", "faithfulness", "--methods", "attnlpr", "--out", "f"])
     assert (wrong.exit_code, "Did you mean 'attnlrp'" in wrong.stderr) == (1, True)

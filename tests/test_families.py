@@ -1,6 +1,7 @@
 """One table of families: small random models from their configurations, in every attention they have."""
 
 from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 import torch
@@ -105,34 +106,33 @@ def test_batch_equals_single_and_everything_is_undone(name):
     ]
 
 
-@pytest.mark.parametrize("site", ["ffn", "attn"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_a_map_writes_its_neurons_and_bias_got(name, site):
-    """Eq. 8: the relevance of the output of W2 (or the attention projection) is that of its neurons and its bias."""
+def test_what_a_map_writes_its_neurons_and_bias_got(name):
+    """Eq. 8: the relevance of the output of W2 (and the attention projection) is that of its neurons and its bias."""
     model = make(name)
-    selected = {}
-    hooks = []
-    for layer in range(model.layers):
-        module = model.site_module(site, layer)
+    places = [(layer, site) for layer in range(model.layers) for site in ("ffn", "attn")]
+    selected, hooks = {}, []
+    for place in places:
+        module = model.site_module(place[1], place[0])
         bias = getattr(module, "bias", None)
 
-        def keep(_, args, y, layer=layer, bias=bias):
+        def keep(_, args, y, place=place, bias=bias):
             written = y.detach() - (0 if bias is None else bias)
 
             def on_gradient(g):
-                selected[layer] = (written * g).sum(-1).flatten()
+                selected[place] = (written * g).sum(-1).flatten()
 
             y.register_hook(on_gradient)
             return y * 1  # what is changed in place later is not y
 
         hooks.append(module.register_forward_hook(keep))
     with Double():
-        result = attribute(model, IDS, method=ATTNLRP, sites=(site,))
+        result = attribute(model, IDS, method=ATTNLRP, sites=("ffn", "attn"))
     for hook in hooks:
         hook.remove()
-    for layer, relevance in selected.items():
-        assert torch.allclose(result.of(site)[layer].sum(-1), relevance, rtol=1e-7, atol=1e-10)
-    assert len(selected) == model.layers
+    for (layer, site), relevance in selected.items():
+        assert torch.allclose(result.of(site)[layer].sum(-1), relevance, rtol=1e-7, atol=1e-10), site
+    assert selected.keys() == set(places)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "opt", "falcon, alibi"])
@@ -235,7 +235,7 @@ def test_the_text_half_of_a_model_of_images_and_text_is_explained_like_that_text
     assert project(both, Neuron(1, "ffn", 3), 3).promoted == project(text, Neuron(1, "ffn", 3), 3).promoted
 
 
-@pytest.mark.usefixtures("few_draws")
+@pytest.mark.usefixtures("few_draws", "few_texts")
 @pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
 def test_ranking_steering_and_the_scan(name, tmp_path):
     config = {**CONFIGS, **EXPERTS}[name]
@@ -243,12 +243,13 @@ def test_ranking_steering_and_the_scan(name, tmp_path):
     best = attribute(model, "the ice bear", sites=[site for site in SITES if site in model.sites]).top(3)
     assert best[0].relevance >= best[1].relevance
     (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.\nNorth of it.")
+    of_text = cache(partial(attribute, model, sites=model.sites))
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, sites=model.sites)
         for site in model.sites:
             neuron = Neuron(1, site, 3)
             for example in store.examples(neuron, "+"):
-                alone = attribute(model, example.sentence.text, sites=(site,)).activation(site)[1, :, 3]
+                alone = of_text(example.sentence.text).activation(site)[1, :, 3]
                 assert alone[example.token].item() == pytest.approx(example.activation, rel=1e-3, abs=1e-5)
                 assert alone[1:].max().item() == pytest.approx(example.activation, rel=1e-3, abs=1e-5)
 

@@ -95,7 +95,7 @@ def test_what_comes_back_can_be_asked_again(model, tmp_path):
 
 
 def test_a_circuit_comes_back_with_its_groups_for_its_model_only(model, tmp_path):
-    result = circuit(model, PROMPT, counterfactual=OTHER, nodes=12).regrouped(distance=0.2)
+    result = circuit(model, PROMPT, counterfactual=OTHER, nodes=12)
     result.save(tmp_path / "a.json")
     back = Graph.load(tmp_path / "a.json", model)
     assert alike(replace(result, model=0), replace(back, model=0))

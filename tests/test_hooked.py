@@ -35,8 +35,11 @@ from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, ModelError
-from icebear.evaluation.truth.judge.judged_pairs import read_pairs
+from icebear.evaluation.baselines.all_methods import methods_of
+from icebear.evaluation.truth.judge.evaluation import judged
+from icebear.evaluation.truth.judge.judged_pairs import Pair
 from icebear.evaluation.truth.judge.judging import sites_of
+from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.models.loading import hooked
 from icebear.steering.flipping import flip as search
 from icebear.steering.side_effects import side_effects
@@ -493,20 +496,17 @@ def test_suggested_counterfactuals_take_a_small_vocabulary(spelled):
         assert run("explain", prompt, "--model", folder)
 
 
-def test_a_model_of_attention_alone_is_explained_by_its_heads(spelled, tmp_path):
+def test_a_model_of_attention_alone_is_explained_by_its_heads(spelled):
     folder = spelled("attention only")
     model = load_model(folder, device="cpu")
     assert model.main_site == "head"
     nodes = explain(model, "abcd", contrast="k", counterfactual="aecd").nodes
     assert {node.ranked.neuron.site for node in nodes} == {"head"}
     assert "head" in run("explain", "abcd", "--contrast", "k", "--counterfactual", "aecd", "--model", folder)
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text(json.dumps({"prompt": "abcd", "counterfactual": "aecd", "target": "b", "contrast": "k"}))
-    (pair,) = read_pairs(model, str(pairs))
-    assert (pair.target, pair.contrast) == (LETTERS["b"], LETTERS["k"])
     assert sites_of(model) == ["heads"]
-    options = ["--own-model", folder, "--pairs", str(pairs), "--methods", "difference,random"]
-    run("evaluate", "truth", *options, "--out", str(tmp_path / "out"))
+    pair = Pair(tuple(model.ids("abcd")), tuple(model.ids("aecd")), 3, LETTERS["b"], LETTERS["k"])
+    (row,) = judged(Compiled(model), pair, methods_of("difference"), torch.Generator().manual_seed(0))
+    assert row["methods"]["difference"]["at_2k"] > 0.5
 
 
 def test_prompts_of_unequal_length_are_compared_at_their_ends(spelled):

@@ -71,12 +71,10 @@ rank --model tiny "a" --top 1e3
 rank --model tiny "a" --polarity x
 rank --model tiny "a" --position 17
 rank --model tiny "a" --position -17
-rank --model tiny "a" --file none.jsonl
-rank --model tiny --file deep.jsonl
-rank --model tiny --file bytes.jsonl
-rank --model tiny --file numbers.jsonl
-rank --model tiny --file pipe
-rank --model tiny --file empty
+circuit --model tiny --file bytes.jsonl
+circuit --model tiny --file numbers.jsonl
+circuit --model tiny --file pipe
+circuit --model tiny --file empty
 rank --model tiny "a" --store text.txt
 rank --model tiny "a" --store empty
 rank --model tiny "a" --store other.db
@@ -325,11 +323,11 @@ explain --model tiny --messages -dash.json
 explain --model tiny --messages socket
 explain --model tiny --messages circle-a/x.json
 explain --model tiny --messages "b\udcff.json"
-rank --model tiny --file twice.jsonl
-rank --model tiny --file null.jsonl
-rank --model tiny --file prompts.jsonl --target b
-rank --model tiny --file mixed.jsonl
-rank --model tiny --file surrogate.jsonl
+circuit --model tiny --file twice.jsonl
+circuit --model tiny --file null.jsonl
+circuit --model tiny --file prompts.jsonl --target b
+circuit --model tiny --file mixed.jsonl
+circuit --model tiny --file surrogate.jsonl
 rank --model tiny a --base-model nan
 rank --model tiny a --claim claims-anchor.yaml --ablate
 rank --model tiny a --polarity + --polarity -
@@ -549,7 +547,6 @@ evaluate ablation --model tiny --out {new} --tasks "" --samples 1
 evaluate circuits --model tiny --out {new} --nodes 0 --samples 1
 evaluate truth --out {new} --programs nothing --samples 1
 evaluate truth --out {new} --programs -1 --samples 1
-evaluate truth --out {new} --pairs none.json --samples 1
 evaluate flips --model tiny --out {new} --data null.jsonl
 evaluate labels --model tiny --out {new} --store good.db --neurons 0
 evaluate labels --model tiny --out {new} --store none.db

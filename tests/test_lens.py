@@ -78,7 +78,7 @@ OTHERS = {"bert": None, "t5": None, "bert, sequence": None}
 FAMILIES = {**dense(), **mixtures(), **OTHERS}
 
 
-@pytest.mark.usefixtures("four_texts")
+@pytest.mark.usefixtures("four_texts", "few_texts")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_row_alone_is_the_jacobian_times_the_written_vector(name):
     model = make(name, dtype=torch.float32) if name in OTHERS else lettered(FAMILIES[name], "eager")

@@ -33,7 +33,6 @@ from icebear.evaluation.baselines.all_methods import (
 from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.evaluation.data import task_pairs
 from icebear.evaluation.explanations import ablation, faithfulness
-from icebear.evaluation.explanations.questions import Question
 from icebear.lrp.context import relevance_rules
 from icebear.models.objective import objective_of
 
@@ -436,7 +435,7 @@ def test_a_new_method_explains_and_is_evaluated(monkeypatch, tmp_path):
     assert Relevance.load(tmp_path / "length.json").method == Length()
     assert method_of("Length(factor=2)") == Length(2)
     methods = methods_of("length,Length(factor=-1)")
-    line = faithfulness.sample(model, Question(IDS), methods)["methods"]
+    line = faithfulness.sample(model, IDS, methods)["methods"]
     assert line["length"]["curve_most"] == line["Length(factor=-1)"]["curve_least"]
     pair = task_pairs.Pair(IDS, OTHER, "", "")
     monkeypatch.setattr(ablation, "answers", lambda *_: (11, 12))

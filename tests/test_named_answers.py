@@ -10,7 +10,7 @@ from rich.console import Console
 from icebear import Chat, ablation, attribute, circuit, explain
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.explanations import explanation_screen
-from icebear.concepts.answers.behaviour import read_cases
+from icebear.concepts.answers.cases import read_cases
 from icebear.concepts.attribution.request import at_first_difference, say
 from icebear.errors import InputError, UnknownName
 from icebear.explanation.sentences import hardly_differs

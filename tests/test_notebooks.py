@@ -15,7 +15,7 @@ from pages import NOTEBOOKS, build_site, script
 
 from icebear.actmax import writes
 from icebear.concepts.stages import stage_measurements
-from icebear.evaluation.explanations import faithfulness, questions
+from icebear.evaluation.explanations import faithfulness
 from icebear.models.model import Model
 
 notebooks = script("notebooks")
@@ -54,7 +54,7 @@ def executed(path):
 def pages(shared, smol, scanned, tmp_path_factory):
     """`pages(path)` is a notebook's page, of one run with few contexts and draws. An index in a temporary folder goes
     on where `scanned` is, tokens of short texts are removed in two steps, not in five, and at most 12 are written."""
-    next_words, measured, generated = questions.next_words, writes.writes, Model._generated
+    beginnings, measured, generated = faithfulness.beginnings, writes.writes, Model._generated
 
     def of(path):
         def make(folder):
@@ -63,7 +63,7 @@ def pages(shared, smol, scanned, tmp_path_factory):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("tempfile.mkdtemp", lambda: index)
                 patch.setattr(faithfulness, "SHARES", (0.0, 0.3, 1.0))
-                patch.setattr(questions, "next_words", lambda *texts, **_: next_words(*texts, 10, longest=18))
+                patch.setattr(faithfulness, "beginnings", lambda *texts, **_: beginnings(*texts, 10, longest=18))
                 patch.setattr(writes, "writes", lambda *card: measured(*card[:3], 2))
                 patch.setattr(
                     Model, "_generated", lambda model, batch, n, *rest: generated(model, batch, min(n, 12), *rest)

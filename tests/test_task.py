@@ -19,7 +19,7 @@ from icebear.app.cli.options import ModelOptions
 from icebear.claims.claim import Claim
 from icebear.claims.claims_files import write_claims
 from icebear.claims.kinds.predictions import TaskClaim
-from icebear.concepts.answers.behaviour import read_cases
+from icebear.concepts.answers.cases import read_cases
 from icebear.concepts.stages.explained_task import LEAST_PAIRS, halves
 from icebear.concepts.stages.task_records import CARRIED, TaskPair, is_head
 from icebear.concepts.stages.task_sentences import membership

@@ -17,7 +17,7 @@ from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.evaluation.truth.judge import evaluation as truth
 from icebear.evaluation.truth.judge import judging, true_stages, truth_tables
-from icebear.evaluation.truth.judge.judged_pairs import Pair, pair_of, pairs_of
+from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of
 from icebear.evaluation.truth.judge.judging import (
     SITES,
     candidates_of,
@@ -349,25 +349,9 @@ def test_trained_models_are_small():
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 1_500_000
 
 
-def test_a_model_and_pairs_of_a_user_are_judged(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder_of("plain", tmp_path / "model")
-    rows = [{"prompt": IDS, "counterfactual": [*IDS[:5], 6, *IDS[6:]], "position": 5}]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--own-model", "model", "--methods", "difference,random", "--out", "out", "--json"]
-    assert CliRunner().invoke(main, ["evaluate", "truth", *options]).exit_code == 1
-    result = CliRunner().invoke(main, ["evaluate", "truth", *options, "--pairs", "pairs.jsonl"])
-    assert result.exit_code == 0, result.output
-    (part,) = json.loads(result.stdout)["parts"]
-    assert part["part"] == "own"
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": [1, 2], "counterfactual": [1]}')
-    wrong = CliRunner().invoke(main, ["evaluate", "truth", *options[:-3], "--out", "b", "--pairs", "pairs.jsonl"])
-    assert (wrong.exit_code, "Line 1" in wrong.stderr) == (1, True)
-
-
 def test_a_model_of_one_number_is_judged(tmp_path):
     model = load_model(folder_of("one number", tmp_path / "model"), device="cpu")
-    pair = pair_of(model, {"prompt": IDS, "counterfactual": [*IDS[:5], 6, *IDS[6:]]})
+    pair = Pair(tuple(IDS), (*IDS[:5], 6, *IDS[6:]), len(IDS) - 1, 0, None)
     candidates = candidates_of(model, pair, ("ffn", "head"))
     whole, none = candidates.ends
     assert whole < none
@@ -406,12 +390,21 @@ def test_a_model_from_outside_is_judged(tmp_path):
 TRACR = Path(__file__).parent / "data" / "tracr"
 
 
+def tracr_pair(model, prompt, counterfactual, position):
+    """A pair with the model's answers."""
+    ids, other_ids = (tuple(model.tokenizer.ids[word] for word in words) for words in (prompt, counterfactual))
+    with torch.no_grad():
+        logits = model.net(torch.tensor([ids, other_ids])).logits[:, position]
+    target, contrast = logits.argmax(-1).tolist() if logits.shape[-1] > 1 else (0, None)
+    return Pair(ids, other_ids, position, target, contrast)
+
+
 @pytest.mark.parametrize("name", ["hist", "frac_prevs"])
 def test_programs_that_tracr_compiled(name):
     """`benchmarks/tracr_models.py` made them: they give the program's answers, and attributions are exact."""
     model = load_model(str(TRACR / name), device="cpu", dtype="float64")  # weights of 100 lose digits in float32
     for line in (TRACR / name / "pairs.jsonl").read_text().splitlines()[:4]:
-        words, pair = json.loads(line)["prompt"], pair_of(model, json.loads(line))
+        words, pair = json.loads(line)["prompt"], tracr_pair(model, **json.loads(line))
         with torch.no_grad():
             rows = model.net(torch.tensor([pair.prompt])).logits[0]
         if name == "hist":

@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 
 from icebear import ATTNLRP, Model, Neuron, attribute, load_model
 from icebear.app.cli.main import main
-from icebear.concepts.answers.behaviour import Case, behaviour_changes
+from icebear.concepts.answers.cases import Case, changes_of_cases
 from icebear.concepts.answers.restoring import ExplainedChanges, Restoring
 from icebear.concepts.nodes.controls import ablation
 from icebear.concepts.results.diff import Diff, ranked_changes
@@ -352,7 +352,7 @@ def test_the_mean_over_prompts(llama):
     assert sum(one.caused.sum().item() for one in restoring.changes) == pytest.approx(
         sum(diff.caused_total for diff in diffs) / 3, abs=1e-5
     )
-    changes = behaviour_changes(llama, base, cases, 4)
+    changes = changes_of_cases(llama, base, cases, 4)
     assert (changes.prompts, len(changes.changes)) == (3, 4)
     assert list(changes.changes) == restoring.top(4)
 

@@ -12,7 +12,7 @@ import torch
 
 from icebear.concepts.circuits import checks, drawing
 from icebear.concepts.circuits.circuit_records import Edge, EdgeFaithfulness, Group, GroupAblation
-from icebear.concepts.circuits.groups import DISTANCE, grouped
+from icebear.concepts.circuits.groups import grouped
 from icebear.concepts.circuits.nodes import pair_of, patchable
 from icebear.concepts.circuits.stages_set import whole_mask
 from icebear.concepts.circuits.wiring import Wiring
@@ -25,8 +25,6 @@ from icebear.values import real, seed_of, shown
 
 if TYPE_CHECKING:
     import pandas
-
-    from icebear.db.store import Store
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,11 +76,7 @@ class Graph(Wiring):
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Similar nodes (`icebear.concepts.circuits.groups`), the groups with the largest score first."""
-        return grouped(self) if self.other_groups is None else self.other_groups
-
-    def regrouped(self, store: Store | None = None, distance: float = DISTANCE) -> Graph:
-        """Return the same graph with other groups: also by the sentences of a store, or up to another distance."""
-        return replace(self, other_groups=grouped(self, store, distance))
+        return grouped(self)
 
     def group(self, group: Group | str) -> Group:
         """Return a group, or the group of a name. Raises `InputError` if there is none."""

@@ -14,8 +14,6 @@ from icebear.concepts.circuits.wiring import Wiring
 from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.statistics import clusters
 from icebear.concepts.vocabulary import vocabulary
-from icebear.db.store import Store
-from icebear.values import real
 
 DISTANCE = 0.6
 """The largest mean cosine distance inside a group."""
@@ -23,20 +21,18 @@ NAMED = 2
 """Words of each kind in the name of a group."""
 
 
-def grouped(graph: Wiring, store: Store | None = None, distance: float = DISTANCE) -> tuple[Group, ...]:
+def grouped(graph: Wiring) -> tuple[Group, ...]:
     """Return all nodes of a graph in groups, the groups with the largest score first.
 
     Agglomerative clustering (complete linkage) by the mean of cosine similarities of the nodes' input, effect and
-    output profiles and, with a store, example profiles. No two nodes of a group have a larger distance.
+    output profiles. No two nodes of a group have a larger distance than `DISTANCE`.
     """
-    real(distance, "The distance of groups", 0)
     labels = [0] * len(graph.nodes)
     if len(graph.nodes) > 1:
         profiles = [input_profiles(graph), effect_profiles(graph), output_profiles(graph)]
-        profiles += [example_profiles(graph, store)] if store else []
         units = [normalize(profile, dim=-1) for profile in profiles]
         similarities = torch.stack([unit @ unit.T for unit in units]).mean(0)
-        labels = clusters(similarities.numpy(), "complete", distance)
+        labels = clusters(similarities.numpy(), "complete", DISTANCE)
     members: dict[int, list[Node]] = defaultdict(list)
     for label, node in zip(labels, graph.nodes, strict=True):
         members[label].append(node)
@@ -84,17 +80,6 @@ def output_profiles(graph: Wiring) -> Tensor:
             difference = node.activation - node.counterfactual
             rows.append(vocabulary.direct_row(graph.model, node.neuron).cpu() * difference)
     return torch.stack(rows).to(graph.difference)
-
-
-def example_profiles(graph: Wiring, store: Store) -> Tensor:
-    """Return whether each sentence is among a node's examples in the store, (K, sentences)."""
-    rows: list[set[int]] = []
-    for node in graph.nodes:
-        polarity = "+" if node.activation > 0 else "-"
-        examples = [] if node.neuron.site == "head" else store.examples(node.neuron, polarity)
-        rows.append({example.sentence.id for example in examples})
-    known = sorted(set().union(*rows))
-    return graph.difference.new_tensor([[float(sentence in row) for sentence in known] or [0.0] for row in rows])
 
 
 def _name(graph: Wiring, nodes: list[Node], raises: Sequence[str], lowers: Sequence[str]) -> str:

@@ -47,8 +47,6 @@ class Wiring(SavedResult, Tabled):
     edge_check: EdgeFaithfulness | None = None
     """What the edges recover, if their number was chosen by it."""
     made_with: dict[str, Any] = field(default_factory=dict)
-    other_groups: tuple[Group, ...] | None = None
-    """Replace the default groups, see `regrouped`."""
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"

@@ -51,14 +51,14 @@ class Nodes:
         """Return the explained number for each mask (L, T, W) of recomputed nodes."""
         numbers: list[float] = []
         for recomputed in torch.stack(list(chosen)).split(SETS_PER_PASS):
-            with self.patched(recomputed, self.counterfactual):
+            with self.patched(recomputed):
                 numbers += forward(self.model, Logits(self.objective.rows([0] * len(recomputed))), []).tolist()
         return numbers
 
     def predictions(self, recomputed: Tensor, k: int = 5) -> list[TokenScore]:
         """Return the most probable answers for a mask (L, T, W) of recomputed nodes."""
         target = Logits(self.objective)
-        with self.patched(recomputed, self.counterfactual):
+        with self.patched(recomputed):
             forward(self.model, target, [])
         return self.model.top_tokens(target.logits[0, -1].float(), k)
 
@@ -87,19 +87,6 @@ class Nodes:
         complete, empty = self.numbers([everything, ~everything])
         return complete, empty
 
-    def gains(self, recomputed: Tensor) -> Tensor:
-        """Return (L, T, W) the first-order effect of also recomputing each other node: gradient x difference."""
-        leaves = {
-            site: x.to(self.model.device, self.model.dtype, copy=True).requires_grad_()
-            for site, x in self.counterfactual.items()
-        }
-        with self.patched(recomputed, leaves):
-            logits = self.model.logits(self.objective.batch, self.objective.all_positions)
-            gradients = torch.autograd.grad(self.objective.evaluate(logits)[1].sum(), list(leaves.values()))
-        pairs = zip(self.counterfactual.items(), gradients, strict=True)
-        values = {site: ((self.activation[site] - x_c) * gradient.cpu()).float() for (site, x_c), gradient in pairs}
-        return self.side_by_side(values, lambda x: x.sum(-1))
-
     def change(self) -> Tensor:
         """Return (L, T, W) sizes of the activation differences; for heads, norms."""
         values = {site: (self.activation[site] - x_c).abs() for site, x_c in self.counterfactual.items()}
@@ -111,12 +98,12 @@ class Nodes:
         return torch.cat(list(parts), -1)
 
     @contextmanager
-    def patched(self, recomputed: Tensor, values: dict[str, Tensor]) -> Iterator[None]:
-        """Give all nodes outside of a mask (..., L, T, W) the activations `values` (L, T, N)."""
+    def patched(self, recomputed: Tensor) -> Iterator[None]:
+        """Give all nodes outside of a mask (..., L, T, W) their counterfactual values."""
         parts = dict(zip(self.sites, recomputed.split(self.widths, -1), strict=True))
         patches: dict[str, tuple[Tensor, Tensor]] = {}
         for site, part in parts.items():
-            x = values[site].to(self.model.device, self.model.dtype)
+            x = self.counterfactual[site].to(self.model.device, self.model.dtype)
             patches[neuron_site(site)] = (part.repeat_interleave(x.shape[-1] // part.shape[-1], -1).to(x.device), x)
 
         def patched(site: str, layer: int, x: Tensor) -> Tensor:

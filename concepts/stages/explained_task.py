@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
-from icebear.concepts.answers.behaviour import Case, bootstrap_interval, case_of
+from icebear.concepts.answers.cases import Case, case_of
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.attribution.request import rows_of
 from icebear.concepts.stages import task_sentences
@@ -39,6 +39,8 @@ from icebear.render import page, render
 from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import seed_of, shown, typed
 
+RESAMPLES = 2000
+"""The number of bootstrap resamples."""
 LEAST_PAIRS = 4
 """Two pairs choose the shared set, and two measure it."""
 UNEQUAL = {"cut": "the prompts have unequal numbers of tokens", "last token": "the prompts end with different tokens"}
@@ -133,10 +135,18 @@ def explain_task(
         advance(1)
     advance(2 * len(cases))  # pairs that are left out are not measured
     shares, without, drawn = ([getattr(pair, name) for pair in measured] for name in ("share", "without", "random"))
-    low, high = bootstrap_interval(torch.tensor(shares, dtype=torch.float64)[:, None], seed)
+    low, high = bootstrap_interval(shares, seed)
     every = tuple(rows[row].pair for row in range(len(cases)))
-    means = fmean(shares), low.item(), high.item(), fmean(without), fmean(drawn)
+    means = fmean(shares), low, high, fmean(without), fmean(drawn)
     return Task(every, parts, *means, seed, model.made_with)
+
+
+def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:
+    """Return the bounds of the 95 % bootstrap interval of a mean."""
+    every, generator = torch.tensor(values, dtype=torch.float64), torch.Generator().manual_seed(seed)
+    draws = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
+    low, high = every[draws].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
 
 
 def _cases_of(pairs: Sequence[Mapping[str, Any] | Case]) -> list[Case]:

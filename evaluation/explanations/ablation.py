@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,13 +14,11 @@ from torch import Tensor
 from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
-from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.patching import Nodes
-from icebear.concepts.passes.run import Logits, forward
 from icebear.evaluation import protocol
 from icebear.evaluation.data import task_pairs
 from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
-from icebear.evaluation.protocol import DataFile, Lines, MethodEvaluation, Part, Setting, Tasks
+from icebear.evaluation.protocol import DataFile, Lines, MethodEvaluation, Part, Tasks
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 
@@ -64,29 +62,12 @@ class Compared:
         return method.neuron_scores(self.model, objective_of(self.model, [self.pair.prompt], *self.answer), "ffn")
 
 
-def _in_rounds(compared: Compared) -> Tensor:
-    """Return a rank of nodes that are chosen size by size.
-
-    The score is the gradient where the nodes chosen so far have their own values, and all others counterfactual values.
-    """
-    nodes = compared.exchangeable
-    chosen = torch.zeros(nodes.shape, dtype=torch.bool)
-    rank = torch.zeros(nodes.shape)
-    for number, size in enumerate(SIZES):
-        gains = nodes.gains(chosen).masked_fill(chosen, 0)
-        new = largest(gains, size - int(chosen.sum()))
-        rank += new * (len(SIZES) - number + gains.abs() / gains.abs().max().clamp(min=1e-30) / 2)
-        chosen |= new
-    return rank
-
-
 CONTROLS: dict[str, Callable[[Compared], Tensor]] = {
-    "gradient-rounds": _in_rounds,
     "change": lambda compared: compared.exchangeable.change(),
     MATCHED: lambda compared: compared.relevance.ffn,
 }
-"""The gradient in rounds; the size of the activation difference; and random nodes, as many at the same layers and
-tokens as difference rules take."""
+"""The size of the activation difference; and random nodes, as many at the same layers and tokens as difference rules
+take."""
 METHODS = (
     *("difference", "difference-constant", "attnlrp", "attnlrp@prompt", "attnlrp@midpoint"),
     *("cp-lrp", "cp-lrp@prompt", "cp-lrp@midpoint", "gxi", "gxi@prompt", "gxi@midpoint", "ig@path"),
@@ -94,17 +75,10 @@ METHODS = (
 )
 
 
-def ablate(
-    model: Model, pair: Pair, methods: Mapping[str, Method | str], means: Mapping[int, Tensor] = {}
-) -> dict[str, Any]:
-    """Return each score's `COLUMNS` on a pair, with its curves over `SIZES`; JSON-ready.
-
-    means: number of tokens -> values (`task_means`) that replace the counterfactual ones.
-    """
+def ablate(model: Model, pair: Pair, methods: Mapping[str, Method | str]) -> dict[str, Any]:
+    """Return each score's `METRICS` on a pair, with its curves over `SIZES`; JSON-ready."""
     compared = Compared(model, pair)
     nodes = compared.exchangeable
-    if nodes.shape[1] in means:
-        nodes = replace(nodes, counterfactual={"ffn": means[nodes.shape[1]]}, compared=None)
     ends = nodes.ends
     generator = torch.Generator().manual_seed(0)
     results = {}
@@ -133,18 +107,6 @@ def ratios(lines: Lines) -> str:
     return f"ratio of means, F of 100 and 1,000 nodes alone: {', '.join(parts)}"
 
 
-def task_means(model: Model, pairs: Sequence[Pair]) -> dict[int, Tensor]:
-    """Return number of tokens -> mean activations (L, T, F) of FFN neurons over all prompts of that length."""
-    by_length: dict[int, list[Tensor]] = {}
-    for prompt in [text for pair in pairs for text in (pair.prompt, pair.counterfactual)]:
-        objective = objective_of(model, [prompt])
-        values = Values(model, objective.batch, ("ffn",))
-        forward(model, Logits(objective), [values])
-        rows = by_length.setdefault(objective.batch.lengths[0], [])
-        rows.append(values.values(0, values.activation["ffn"]))
-    return {length: torch.stack(rows).mean(0) for length, rows in by_length.items()}
-
-
 @dataclass(frozen=True)
 class AblationCurves(MethodEvaluation):
     """Measure the sufficiency and necessity of the nodes (FFN neurons at a token) that a method ranks first.
@@ -166,18 +128,16 @@ class AblationCurves(MethodEvaluation):
     tasks: Tasks = "all"
     data: DataFile = None
     samples: protocol.Pairs = 20
-    mean: Annotated[bool, Setting("Use the mean over the task's prompts instead of counterfactual values.")] = False
 
     def parts(self, model: Model) -> Iterator[Part]:
         tasks = {"data": task_pairs.read_pairs(self.data)} if self.data else task_pairs.pairs_of(self.tasks)
         methods = self.chosen()
         for task, usable, tried in task_pairs.usable_by_task(model, tasks, self.samples, self.seed):
-            means = task_means(model, usable) if self.mean else {}
             note = f"{task}: the model is right on {len(usable)} of {tried} pairs"
             yield Part(
                 METRICS,
                 usable,
-                partial(ablate, model, methods=methods, means=means),
+                partial(ablate, model, methods=methods),
                 name=task,
                 methods={name: name for name in methods},
                 notes=lambda lines: [note, ratios(lines)],  # noqa: B023

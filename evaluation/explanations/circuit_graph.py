@@ -1,5 +1,4 @@
-"""Check circuits: edges by interventions, graphs run by their own edges, groups against random groups, and a task's
-circuit on other pairs."""
+"""Check circuits: edges by interventions, graphs run by their own edges, and groups against random groups."""
 
 from __future__ import annotations
 
@@ -20,12 +19,11 @@ from icebear.concepts.circuits import checks
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
-from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
-from icebear.concepts.results.result import Relevance
+from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
 from icebear.evaluation.data import task_pairs
-from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
+from icebear.evaluation.data.task_pairs import Pair, answers
 from icebear.evaluation.protocol import Evaluation, Lines, Pairs, Part, Seed, Setting, Table, Tasks
 from icebear.models.model import Model
 
@@ -60,26 +58,16 @@ PARTS: dict[str, dict[str, str]] = {
         "answer": "median of the mean |change of F| by switching a group off",
     },
 }
-TASK = {
-    "sufficiency": "median [quartiles] of F of these nodes alone, on pairs that the task's circuit is not made of",
-    "remaining": "median of |F| without them, lower is better",
-}
-"""The columns of a task's circuit, of each pair's own nodes and of matched nodes."""
 FEWEST = 10
 """The least number of nodes of a circuit that is judged."""
-LEARN = 10
-"""Pairs that a task's circuit is made of."""
-NODE_COUNTS = (100, 1000)
-"""Numbers of nodes of a task's circuit."""
 
 
 @dataclass(frozen=True)
 class Circuits(Evaluation):
-    """Check circuits by interventions: edges, whole graphs, groups, and circuits of tasks.
+    """Check circuits by interventions: edges, whole graphs and groups.
 
     A circuit is computed for each pair of prompts of a task, and checked by forward passes: one of heads and neurons,
-    as `icebear circuit` finds it, and one of --nodes FFN neurons, whose edges and groups are checked too. One circuit
-    of the whole task is checked on other pairs.
+    as `icebear circuit` finds it, and one of --nodes FFN neurons, whose edges and groups are checked too.
 
     Example:
       icebear evaluate circuits --tasks phrase --samples 2 --nodes 20 --out circuits
@@ -99,26 +87,23 @@ class Circuits(Evaluation):
             raise InputError(f"{self.nodes} nodes are too few to correlate their edges; give at least {FEWEST}.")
 
     def parts(self, model: Model) -> Iterator[Part]:
-        count = max(self.samples, 3 * LEARN)
-        for task, usable, _ in task_pairs.usable_by_task(model, task_pairs.pairs_of(self.tasks), count, self.seed):
-            held_out = task_circuit(model, usable)
-            note = f"a circuit of the task is made of {LEARN} pairs and checked on {len(held_out)} others"
+        for task, usable, _ in task_pairs.usable_by_task(
+            model, task_pairs.pairs_of(self.tasks), self.samples, self.seed
+        ):
             yield Part(
                 {},
-                usable[: self.samples],
+                usable,
                 partial(check_circuit, model, nodes=self.nodes),
                 name=task,
-                tables=partial(_tables, held_out),
+                tables=_tables,
                 listings=_listings,
-                notes=lambda _: [note] * bool(held_out),  # noqa: B023
             )
 
 
-def _tables(held_out: Lines, lines: Lines) -> dict[str, Table]:
-    tables = {
+def _tables(lines: Lines) -> dict[str, Table]:
+    return {
         part: Table(columns, [{**line, "methods": line[part]} for line in lines]) for part, columns in PARTS.items()
     }
-    return tables | ({"task": Table(TASK, held_out)} if held_out else {})
 
 
 def _listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:
@@ -207,30 +192,3 @@ def _cosine(rows: Tensor) -> float:
     unit = normalize(rows, dim=-1)
     count = len(rows)
     return ((unit @ unit.T).sum().item() - unit.pow(2).sum().item()) / (count * (count - 1))
-
-
-def task_circuit(model: Model, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Check a task's circuit on other pairs, and compare it with each pair's own nodes and with matched nodes.
-
-    Returns a line with `TASK`'s numbers for each pair; none where too few pairs have one length.
-    """
-    by_shape: dict[tuple[int, ...], list[Relevance]] = {}
-    for pair in pairs:
-        relevance = relevance_of(model, pair, answers(model, pair), "ffn")
-        by_shape.setdefault(tuple(relevance.ffn.shape), []).append(relevance)
-    most = max(by_shape.values(), key=len)
-    if len(most) < 2 * LEARN:
-        return []
-    scores = torch.stack([relevance.ffn for relevance in most[:LEARN]]).mean(0)
-    choices = {count: largest(scores, count) for count in NODE_COUNTS}
-    generator = torch.Generator().manual_seed(0)
-    lines = []
-    for relevance in most[LEARN:]:
-        chosen = {}
-        for count, task in choices.items():
-            chosen[f"task, {count}"] = task
-            chosen[f"own, {count}"] = largest(relevance.ffn, count)
-            chosen[f"matched, {count}"] = random_nodes(task, "ffn", generator)
-        rows = zip(chosen, *recovered_shares(nodes_of(model, relevance), list(chosen.values())), strict=True)
-        lines.append({"methods": {name: {"sufficiency": alone, "remaining": abs(left)} for name, alone, left in rows}})
-    return lines

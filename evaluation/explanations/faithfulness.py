@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from icebear.actmax.index.corpus import WIKI, read_corpus
 from icebear.concepts.methods.common import measure_without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.statistics import removal_metrics
 from icebear.errors import InputError
 from icebear.evaluation.baselines.all_methods import able_and_unable
-from icebear.evaluation.explanations.questions import CORPORA, Question, questions_of
-from icebear.evaluation.protocol import CorpusName, MethodEvaluation, Part, Setting, accuracy
+from icebear.evaluation.protocol import CorpusName, MethodEvaluation, Part, Setting
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares of the tokens that are removed (rounded), by setting their embeddings to zero."""
+SHORTEST = 16
+"""Tokens that a text has at least before it is cut."""
 METRICS = {
     "delta_a": "Delta A^F = Delta A^I (logit), higher is better",
     "delta_p": "the same of the probability, higher is better",
@@ -34,9 +37,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Faithfulness(MethodEvaluation):
-    """Remove tokens, most and least relevant first, and measure the predicted answer.
-
-    --task sets what the model answers: the next word, whether a review is positive, or one of four choices.
+    """Remove tokens, most and least relevant first, and measure the predicted next token of beginnings of texts.
 
     Example:
       icebear evaluate faithfulness --samples 5 --methods attnlrp,gxi,random --out faithfulness
@@ -44,34 +45,44 @@ class Faithfulness(MethodEvaluation):
 
     name: ClassVar = "faithfulness"
     steps: ClassVar = SHARES
-    task: Annotated[Literal["next-word", "reviews", "choice"], Setting("The kind of prompts.")] = "next-word"
     corpus: CorpusName = None
     max_tokens: Annotated[int, Setting(least=17)] = 128
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.task == "choice" and self.corpus:
-            raise InputError("--task choice makes its own prompts; leave out --corpus.")
-
     def parts(self, model: Model) -> Iterator[Part]:
-        corpus = self.corpus or CORPORA[self.task]
-        questions = questions_of(model, self.task, corpus, self.samples, self.seed, self.max_tokens)
-        methods, unable = able_and_unable(model, questions[0].prompt, self.chosen())
+        corpus = self.corpus or WIKI
+        texts = [text for _, text in read_corpus(corpus).documents()]
+        prompts = beginnings(model, texts, self.samples, self.seed, self.max_tokens)
+        methods, unable = able_and_unable(model, prompts[0], self.chosen())
         yield Part(
             METRICS,
-            questions,
+            prompts,
             partial(sample, model, methods=methods),
             methods=methods,
             unable=unable,
             settings={"corpus": corpus},
-            notes=accuracy,
         )
 
 
-def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> dict[str, Any]:
+def beginnings(model: Model, texts: Sequence[str], samples: int, seed: int = 0, longest: int = 128) -> list[list[int]]:
+    """Return token ids of texts' beginnings, cut at a random token."""
+    generator = random.Random(seed)
+    pool = list(texts)
+    generator.shuffle(pool)
+    prompts: list[list[int]] = []
+    for text in pool:
+        ids = model.token_ids(text)
+        if len(ids) > SHORTEST:
+            prompts.append(ids[: generator.randint(SHORTEST, min(longest, len(ids) - 1))])
+        if len(prompts) == samples:
+            break
+    if not prompts:
+        raise InputError(f"The corpus has no text of more than {SHORTEST} tokens; name another --corpus.")
+    return prompts
+
+
+def sample(model: Model, prompt: list[int], methods: Mapping[str, Method]) -> dict[str, Any]:
     """Return the curves of a prompt's most probable answer and their metrics, by method; JSON-ready."""
-    answer = question.choice(model)
-    objective = objective_of(model, [question.prompt], answer).resolved(model)
+    objective = objective_of(model, [prompt]).resolved(model)
     scores = {name: method.scores(model, objective)[0] for name, method in methods.items()}
     masks = torch.cat([removals(values).flatten(0, 1) for values in scores.values()])
     different, where = torch.unique(masks, dim=0, return_inverse=True)  # many methods begin and end alike
@@ -80,13 +91,7 @@ def sample(model: Model, question: Question, methods: Mapping[str, Method]) -> d
     for name, (most, least) in zip(scores, measured.view(-1, 2, len(SHARES), 2), strict=True):
         logits = {"curve_most": most[:, 0].tolist(), "curve_least": least[:, 0].tolist()}
         results[name] = {"scores": scores[name].tolist(), **logits, **removal_metrics(most, least)}
-    right = {} if question.right is None else {"correct": answer == question.right}
-    return {
-        "tokens": list(objective.batch.row_ids(0)),
-        "target": list(objective.targets[0] or ()),
-        **right,
-        "methods": results,
-    }
+    return {"tokens": prompt, "target": list(objective.targets[0] or ()), "methods": results}
 
 
 def removals(values: Tensor) -> Tensor:

@@ -82,23 +82,17 @@ def _sentence(opening: str, noun: str, middle: str, answers: tuple[str, str]) ->
 
 def facts(count: int, seed: int = 0) -> list[Question]:
     """Return questions about one of four facts in the context."""
-    items = []
-    for context, person, city, cities in homes(count, seed):
-        start = context.index(f"in {city}.") + 3
-        other = cities[(cities.index(city) + 1) % 4]
-        prompt = f"{context}\nQuestion: Where does {person} live?\nAnswer: {person} lives in"
-        items.append(Question(prompt, f" {city}", f" {other}", (start, start + len(city)), len(context)))
-    return items
-
-
-def homes(count: int, seed: int) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Yield a text about where four people live, one of the people, the person's city and the four cities."""
     generator = random.Random(seed)
+    items = []
     for _ in range(count):
         people, cities = generator.sample(LEXICON["residents"], 4), generator.sample(LEXICON["cities"], 4)
         number = generator.randrange(4)
-        context = " ".join(f"{person} lives in {city}." for person, city in zip(people, cities, strict=True))
-        yield context, people[number], cities[number], cities
+        person, city, other = people[number], cities[number], cities[(number + 1) % 4]
+        context = " ".join(f"{resident} lives in {home}." for resident, home in zip(people, cities, strict=True))
+        start = context.index(f"in {city}.") + 3
+        prompt = f"{context}\nQuestion: Where does {person} live?\nAnswer: {person} lives in"
+        items.append(Question(prompt, f" {city}", f" {other}", (start, start + len(city)), len(context)))
+    return items
 
 
 TASKS = {"agreement": subject_verb, "anaphora": reflexive, "qa": facts}

@@ -16,14 +16,13 @@ import pandas
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.corpus import read_corpus
+from icebear.actmax.index.corpus import WIKI, read_corpus
 from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc
 from icebear.errors import InputError
 from icebear.evaluation import report
 from icebear.evaluation.data.task_pairs import LEXICON
 from icebear.evaluation.data.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
-from icebear.evaluation.explanations.questions import CORPORA
 from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table, named
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
@@ -90,7 +89,7 @@ class ConceptSteering(Evaluation):
     corpus: CorpusName = None
 
     def parts(self, model: Model) -> Iterator[Part]:
-        corpus = self.corpus or CORPORA["next-word"]
+        corpus = self.corpus or WIKI
         names = named(self.concepts, "concept", CONCEPTS)
         rows = [(sentence.title, sentence.text) for sentence in read_corpus(corpus).sentences()]
         material = topics(rows, names, self.seed)

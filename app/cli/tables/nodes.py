@@ -14,11 +14,9 @@ from icebear.app.cli.tables.grid import grid
 from icebear.concepts.circuits.drawing import edges_text, summary, top_sources
 from icebear.concepts.results.effect_words import effect_text
 from icebear.explanation.sentences import empty_shares, hardly_differs
-from icebear.records import Projection
 
 if TYPE_CHECKING:
     import icebear
-    from icebear.concepts.answers.behaviour import BehaviourNeuron
     from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, GroupAblation
     from icebear.concepts.nodes.controls import Ablation
 
@@ -79,25 +77,6 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
         rows=rows,
         title="Sufficiency and necessity, with controls",
         caption=" ".join(caption),
-    )
-
-
-def behaviour_table(neurons: Sequence[BehaviourNeuron], words: dict[Any, Projection], prompts: int) -> Table:
-    """Neurons by their mean relevance over prompts; `words` may lack some."""
-    return grid(
-        *("neuron", ">activation", ">relevance", ">95 % interval", f">in the top {len(neurons)}", "promotes"),
-        rows=(
-            (
-                str(row.neuron),
-                "" if row.neuron.site == "head" else f"{row.activation:+.3f}",
-                f"{row.relevance:+.3f}",
-                f"{row.low:+.3f} to {row.high:+.3f}",
-                f"{row.among_top} of {prompts}",
-                words[row.neuron].words(row.polarity) if row.neuron in words else "",
-            )
-            for row in neurons
-        ),
-        title=f"Most relevant neurons, means over {prompts} prompts, at the predicting token",
     )
 
 

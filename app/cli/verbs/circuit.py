@@ -101,7 +101,7 @@ def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]
 
 
 def _pairs(options: Options) -> dict[str, Any]:
-    from icebear.concepts.answers.behaviour import read_cases
+    from icebear.concepts.answers.cases import read_cases
 
     counterfactual = (*options.counterfactual, None)[0]
     cases = read_cases(

@@ -19,7 +19,7 @@ from icebear.errors import need
 from icebear.steps import unwatched
 
 if TYPE_CHECKING:
-    from icebear.concepts.answers.behaviour import Case
+    from icebear.concepts.answers.cases import Case
     from icebear.concepts.answers.counterfactuals import Suggestion
 
 
@@ -249,7 +249,7 @@ def _explain_task(file: str, options: Options) -> None:
 
 def _cases(file: str, options: Options, has_counterfactuals: bool = False) -> list[Case]:
     """Read the prompts of a file. Raises `UsageError` for more counterfactuals than one for all of them."""
-    from icebear.concepts.answers.behaviour import read_cases
+    from icebear.concepts.answers.cases import read_cases
 
     attribution = options.attribution
     if attribution.prompt.prompt is not None or len(attribution.counterfactual) > 1:
@@ -263,12 +263,12 @@ def _explain_file(file: str, options: Options) -> None:
     """Explain what fine-tuning changed for the prompts of a file."""
     attribution = options.attribution
     from icebear.app.cli.tables.explanations import changes_tables
-    from icebear.concepts.answers.behaviour import behaviour_changes
+    from icebear.concepts.answers.cases import changes_of_cases
 
     cases = _cases(file, options)
     base, model = options.model.load(attribution.base_model), options.model.load()
     with waiting("Measuring changes"):
-        changes = behaviour_changes(model, base, cases, options.top)
+        changes = changes_of_cases(model, base, cases, options.top)
     document = {**model.made_with, "base_model": base.name, "file": file, **changes.to_dict()}
     show(
         options.json,

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import click
 
 import icebear
-from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, named, option, record, recorded, verb
+from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_one, option, record, recorded, verb
 from icebear.app.cli.output import claim, show, write_page
-from icebear.app.cli.progress import bar, waiting
+from icebear.app.cli.progress import waiting
 from icebear.app.cli.stores import store_if_any
 from icebear.errors import InputError
 
@@ -27,7 +27,6 @@ class Options:
     store: str
     html: str | None
     json: bool
-    file: str | None = option(advanced=True)
     polarity: Literal["+", "-"] | None = option(
         "List only neurons of this polarity: the sign of the activation, or with --counterfactual the sign of the "
         "activation minus the counterfactual activation.",
@@ -67,11 +66,7 @@ def rank(options: Options) -> None:
     """
     attribution = options.attribution
     prompt = attribution.prompt
-    exactly_one(
-        {"a PROMPT": prompt.prompt, "--image": attribution.image, "--file": options.file, "--messages": prompt.messages}
-    )
-    if options.file:
-        return _rank_file(options.file, options)
+    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
     compared = bool(attribution.counterfactual or attribution.base_model)
     if options.ablate and options.site not in (None, "ffn", "attn", "head"):
         raise click.UsageError("--ablate works only for ffn, attn and head; leave out --site for the first two.")
@@ -101,41 +96,3 @@ def rank(options: Options) -> None:
         from icebear.claims.kinds.predictions import of_ranking
 
         claim(options.claim, model, lambda: of_ranking(model, explanation))
-
-
-def _rank_file(file: str, options: Options) -> None:
-    from icebear.app.cli.tables.nodes import behaviour_table
-    from icebear.concepts.answers.behaviour import behaviour, read_cases
-    from icebear.concepts.vocabulary.projection import projections
-
-    attribution = options.attribution
-    supported = set("file target contrast counterfactual site polarity top method checkpoint store json".split())
-    others = set(click.get_current_context().params) - supported - set(vars(options.model))
-    if any(map(named, others)) or len(attribution.counterfactual) > 1:
-        raise click.UsageError(
-            "--file can be combined only with --target, --contrast, one --counterfactual, --method, --site, --polarity "
-            "and --top; leave out the other options."
-        )
-    method = attribution.load_method()
-    target, contrast, counterfactual = attribution.target, attribution.contrast, (*attribution.counterfactual, None)[0]
-    cases = read_cases(file, target=target, contrast=contrast, counterfactual=counterfactual)
-    model = options.model.load()
-    with bar("prompts") as move:
-        rows = behaviour(
-            model,
-            cases,
-            options.top,
-            options.site,
-            options.polarity,
-            method=method,
-            checkpoint=attribution.checkpoint,
-            on_progress=move,
-        )
-    words = projections(model, (row.neuron for row in rows), 5)
-    ranking = [
-        {**row.to_dict(), "promotes": words[row.neuron].words(row.polarity) if row.neuron in words else None}
-        for row in rows
-    ]
-    made_with = {**model.made_with, "method": method and repr(method), "seed": 0}
-    document = {**made_with, "file": file, "prompts": len(cases), "ranking": ranking}
-    show(options.json, document, behaviour_table(rows, words, len(cases)))

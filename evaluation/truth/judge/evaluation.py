@@ -11,10 +11,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from icebear.concepts.methods.method import Method
-from icebear.errors import InputError
 from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table, named
 from icebear.evaluation.truth.judge import true_stages
-from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of, read_pairs
+from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of
 from icebear.evaluation.truth.judge.judging import (
     CONTROLS,
     METRICS,
@@ -27,12 +26,11 @@ from icebear.evaluation.truth.judge.judging import (
     sites_of,
     truth_of,
 )
-from icebear.evaluation.truth.judge.truth_tables import by_program, listings, notes, searches, tables
+from icebear.evaluation.truth.judge.truth_tables import by_program, listings, notes, tables
 from icebear.evaluation.truth.programs.compiler import Compiled, compiled, names, trained
 from icebear.evaluation.truth.programs.decoys import with_decoys
 from icebear.evaluation.truth.programs.program import Program
 from icebear.evaluation.truth.programs.programs import PROGRAMS
-from icebear.models.loading.loading import load_model
 
 METHODS = (
     *("difference", "difference-constant", "attnlrp", "attnlrp@prompt", "attnlrp@midpoint", "cp-lrp"),
@@ -72,8 +70,7 @@ class KnownMechanisms(MethodEvaluation):
 
     It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm; trained ones come
     with icebear. Interventions find the true nodes of each pair of prompts; the tables show how well each method ranks
-    them, and whether stages name the true heads. With --own-model and --pairs it judges methods on your own small
-    model.
+    them, and whether stages name the true heads.
 
     Example:
       icebear evaluate truth --programs conditional --samples 2 --methods difference,gxi@midpoint --out truth
@@ -85,26 +82,13 @@ class KnownMechanisms(MethodEvaluation):
     controls: ClassVar = CONTROLS
     samples: Annotated[int, Setting("Number of pairs of prompts for each model.", least=1)] = 20
     programs: Annotated[str, Setting(f"Separated by commas: {', '.join(PROGRAMS)}.")] = "all"
-    own_model: Annotated[
-        str | None, Setting("Your own small model in TransformerLens' format, instead of programs.")
-    ] = None
-    pairs: Annotated[
-        str | None, Setting("Pairs of prompts for --own-model: JSON lines (docs/truth.md).", is_file=True)
-    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         named(self.programs, "program", PROGRAMS)
-        if (self.own_model is None) is not (self.pairs is None):
-            raise InputError(
-                "Your own model needs pairs of prompts, and pairs need a model; give both --own-model and --pairs."
-            )
 
     def parts(self, model: Any = None) -> Iterator[Part]:
         methods = self.chosen()
-        if self.own_model is not None and self.pairs is not None:
-            yield self._user_model(self.own_model, self.pairs, methods)
-            return
         programs = named(self.programs, "program", PROGRAMS)
         known, learnt = list(product(programs, VARIANTS)), [(name, TRAINED) for name in programs if name in names()]
         for part, samples in (("compiled", known), ("trained", learnt)):
@@ -127,19 +111,6 @@ class KnownMechanisms(MethodEvaluation):
             settings={"pairs of a model": true_stages.PAIRS},
             tables=partial(by_origin, true_stages.METRICS),
             listings=lambda lines: {"by variant and kind of decoys": true_stages.by_kind(lines)},
-        )
-
-    def _user_model(self, source: str, file: str, methods: Mapping[str, Method | str]) -> Part:
-        model = load_model(source, device="cpu")
-        pairs = dict(enumerate(read_pairs(model, file)))
-        return Part(
-            METRICS,
-            list(pairs),
-            lambda number: measured(str(number), "own", Compiled(model), [pairs[number]], methods, self.seed),
-            name="own",
-            methods={name: name for name in methods},
-            tables=tables,
-            notes=lambda lines: [f"A sample of a table is a pair; {searches(lines)}"],
         )
 
 

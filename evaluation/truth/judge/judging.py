@@ -119,7 +119,7 @@ class Candidates:
             masks = torch.zeros(len(part), prod(self.nodes.shape), dtype=torch.bool)
             masks[:, self.entries] = part
             ids = objective.batch.ids.expand(len(part), -1)
-            with torch.no_grad(), self.nodes.patched(masks.view(-1, *self.nodes.shape), self.nodes.counterfactual):
+            with torch.no_grad(), self.nodes.patched(masks.view(-1, *self.nodes.shape)):
                 logits = model.net(ids, logits_to_keep=torch.tensor([self.position])).logits[:, 0]
             other = 0.0 if contrast is None else logits[:, contrast]
             numbers.append(logits[:, target] - other)

@@ -63,14 +63,12 @@ def by_program(lines: Lines) -> list[dict[str, Any]]:
 
 
 def notes(lines: Lines) -> list[str]:
-    about = "A sample of a table is a program: the mean over its models and pairs, so that p is over programs."
-    return [about, f"{len(lines)} models; {searches(lines)}"]
-
-
-def searches(lines: Lines) -> str:
     rows = [row for line in lines for row in line["pairs"]]
     hard, proved = (sum(row[name] for row in rows) for name in ("hard", "proved"))
-    return f"of {len(rows)} searches {hard} are hard, and {proved} smallest sets are proved."
+    return [
+        "A sample of a table is a program: the mean over its models and pairs, so that p is over programs.",
+        f"{len(lines)} models; of {len(rows)} searches {hard} are hard, and {proved} smallest sets are proved.",
+    ]
 
 
 def listings(lines: Lines) -> dict[str, list[dict[str, Any]]]:

@@ -1,0 +1,89 @@
+"""Many prompts: their cases, read from a file, and what fine-tuning changed for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from icebear.concepts.answers.restoring import ExplainedChanges
+from icebear.concepts.attribution.attribute import attribute
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.objective import Token
+from icebear.paths import read_text
+from icebear.values import one_of
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt and its target, see `icebear.attribute`."""
+
+    prompt: Any
+    target: Token | None = None
+    contrast: Token | None = None
+    counterfactual: Any = None
+
+
+def changes_of_cases(model: Model, base_model: Model, cases: Sequence[Case], k: int = 10) -> ExplainedChanges:
+    """Explain which changed weights matter for some prompts: the mean over the prompts of what they caused.
+
+    k: the number of changes that are listed.
+    """
+    alone = [case for case in cases if case.counterfactual is None]
+    compared = [case for case in cases if case.counterfactual is not None]
+    options: dict[str, Any] = {"base_model": base_model, "sites": ()}
+    diffs: list[Any] = []
+    if alone:  # in one call, which compares the weights once
+        prompts, targets, contrasts = (
+            [getattr(case, name) for case in alone] for name in ("prompt", "target", "contrast")
+        )
+        diffs += attribute(model, prompts, targets, contrasts, **options)
+    for case in compared:
+        diffs.append(attribute(model, **vars(case), **options))
+    return ExplainedChanges.of(*diffs, k=k)
+
+
+def read_cases(path: str | Path, has_counterfactuals: bool = False, **defaults: Any) -> list[Case]:
+    """Read a file of JSON lines: objects with prompt and, optionally, target, contrast and counterfactual.
+
+    has_counterfactuals: whether each must have a counterfactual. defaults: values for missing fields. Raises
+        `InputError`.
+    """
+    cases: list[Case] = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, object_pairs_hook=_with_single_keys)
+        except (ValueError, RecursionError):
+            row = None
+        cases.append(case_of(row, f"line {number} of {path}", has_counterfactuals, **defaults))
+    if not cases:
+        raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
+    return cases
+
+
+def case_of(row: Any, where: str, has_counterfactual: bool = False, **defaults: Any) -> Case:
+    """Return the case of a mapping; an empty text is a missing field. where: its name in messages. Raises
+    `InputError`."""
+    fields = row.items() if isinstance(row, Mapping) else ()
+    values = defaults | {name: value for name, value in fields if not isinstance(value, str | None) or value}
+    wanted = ["prompt", *(["counterfactual"] if has_counterfactual else [])]
+    if any(values.get(name) is None for name in wanted):
+        what = " and a ".join(wanted)
+        raise InputError(f"{where[0].upper()}{where[1:]} is not a JSON object with a {what}; correct it.")
+    names = ("prompt", "target", "contrast", "counterfactual")
+    for name, _ in fields:
+        one_of(name, f"key in {where}", names)
+    return Case(*(values.get(name) for name in names))
+
+
+def _with_single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises `ValueError` for a key that it has twice."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("a key stands twice")
+    return row
