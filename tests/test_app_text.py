@@ -45,7 +45,7 @@ VIEWS = {
         {"neuron": LEAK.format("neuron")},
     ],
     "steer": [
-        {"prompt": PROMPT, "to": WORDS[9], "run": "flip"},
+        {"prompt": PROMPT, "contrast": WORDS[9], "run": "flip"},
         {"section": "concepts"},
         {"section": "edits", "prompt": PROMPT, "edits": f"{NEURON}=2", "run": "edits"},
     ],

@@ -35,8 +35,6 @@ EXAMPLES = 8
 TOP_WORDS = 5
 """The words of a vocabulary projection above examples."""
 STYLED = Markup('<style>{}</style><div class="card">{}</div>')
-TO_TOP = "<script>document.querySelector('[data-testid=stMain]').scrollTo(0, 0)  // {}</script>"
-"""Runs when its text changes, which is when another card is opened; else the scroll of the search would stay."""
 LATE = 2 / 3
 """Above this share of the layers the logit lens predicts effects in the default model (docs/limits.md)."""
 LABEL_TIMES = {"smollm2-135m": ", which takes about a minute, and two for the first label of an index"}
@@ -47,7 +45,7 @@ SIDES = {"+": "high activation (+)", "-": "low activation (-)"}
 def show(name: str) -> None:
     """Show the card of a neuron, or what the model alone says about it."""
     neuron = Neuron.parse(name)
-    st.html(TO_TOP.format(neuron), unsafe_allow_javascript=True)
+    markdown.to_top(neuron)  # else the scroll of the search would stay
     st.markdown(f"#### {neuron}")
     polarity = "+" if neuron.site == "head" else _polarity()
     if served.has_store(neuron.site):
@@ -228,7 +226,7 @@ def _suggesting(neuron: Neuron) -> None:
             _labelling(*request).left.discard(jobs.visitor())
             st.session_state["labelling"] = request
         st.caption(f"The model reads {sum(SENTENCES.values()):,} sentences{LABEL_TIMES.get(served.model_name(), '')}.")
-    if st.session_state.get("labelling") == request and jobs.is_done(_labelling(*request)):
+    if st.session_state.get("labelling") == request and jobs.is_done(jobs.current(_labelling, *request)):
         st.caption("No label passed its test.")
 
 

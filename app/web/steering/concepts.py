@@ -15,6 +15,7 @@ from icebear.app.web.shared import jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.steering import flips
 from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
+from icebear.app.web.why import question
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.recipe import Recipe
@@ -57,7 +58,9 @@ def show() -> None:
 def _choose() -> None:
     """Choose a concept: found from examples, in a file, or of the index."""
     finding: Job | None = st.session_state.get("finding")
-    if finding:
+    if finding and finding.abandoned:
+        del st.session_state["finding"]
+    elif finding:
         try:
             _take(jobs.waited(finding, stops=True))
         finally:
@@ -216,7 +219,7 @@ def _measure(concept: Concept) -> None:
 
 def _steer(concept: Concept) -> None:
     st.markdown("#### Steer")
-    prompt = links.bound(st.text_input, "Continue this text", "prompt", value=PROMPT)
+    prompt = links.bound(st.text_input, "Continue this text", "prompt", value=question.PROMPT)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
         kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
@@ -224,7 +227,7 @@ def _steer(concept: Concept) -> None:
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
     settings = (concept, prompt, kl, suppress)
     job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
-    if job is None:
+    if job is None or job.abandoned:
         return
     comparison, recipe = jobs.waited(job, stops=True)
     with st.container(key="steered"):

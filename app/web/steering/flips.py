@@ -70,6 +70,8 @@ def resume(wanted: Wanted) -> None:
 
 def watch(wanted: Wanted) -> None:
     """Show a flip as soon as it is found, and what is measured of it; until then the progress, or why there is none."""
+    if started(*wanted).abandoned:
+        resume(wanted)
     job = started(*wanted)
     if jobs.is_done(job):
         show(job.result, wanted)
