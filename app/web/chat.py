@@ -127,7 +127,7 @@ def _before_the_first_message() -> None:
     reason = _no_template()
     if reason is None:
         with slot.container():
-            st.markdown("#### Talk to the model, and click a word of an answer to see why the model wrote it.")
+            st.markdown("## Talk to the model, and click a word of an answer to see why the model wrote it.")
             _field("Write to the model")
             st.caption("Or ask:")
             with st.container(horizontal=True):

@@ -46,7 +46,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     with account:
         request = (served.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
         sources = jobs.awaited(_sources, *request, stops=True)
-        st.markdown(f"#### Why {markdown.target_label(sources.relevance)}?")
+        st.markdown(f"## Why {markdown.target_label(sources.relevance)}?")
         st.markdown(sentence(sources))
         st.html(bars(parts(sources)))
         st.caption(
@@ -64,7 +64,7 @@ def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdo
     text, answer = _answer(chat, turn)
     start, stop = answer.token_range(span)
     with opened:
-        st.markdown("#### The tokens behind the bars")
+        st.markdown("## The tokens behind the bars")
         markdown.heat(sources.relevance, answer=True)
         chances = ", ".join(f"{chance:.0%}" for chance in answer.probabilities[start : min(stop, start + 12)])
         more = ", ..." if stop - start > 12 else ""
@@ -76,7 +76,7 @@ def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdo
         explanation = explanations.explanation_of(relevance, Ranking(10, position="last"))
         before = chat.of(chat.messages[:turn])
         if explanation.nodes:
-            st.markdown(f"#### The neurons that contribute most to {markdown.target_label(relevance)}")
+            st.markdown(f"## The neurons that contribute most to {markdown.target_label(relevance)}")
             tables.node_table(explanation, "account", ("neuron", "token", "relevance"), prompt=before.to_json(None))
         _compared(before, answer, start, sources)
         bars_line = f"The bars (CP-LRP) sum to {sources.target:.2f} logits, remainder {sources.remainder:+.1e}."
@@ -147,7 +147,7 @@ def _compared(before: Chat, answer: Answer, start: int, sources: SourceBreakdown
     messages = [message["content"] for message in before.messages if message["role"] == "user"]
     if not messages or sources.relevance.target is None:
         return
-    st.markdown("#### How is it computed?")
+    st.markdown("## How is it computed?")
     message = messages[-1]
     label = "Compared with another message of the same number of tokens"
     other = st.text_input(label, message, key=f"other {message}")

@@ -103,9 +103,7 @@ def _started(
             left = (monotonic() - begun) * (total - done) / done
             job.doing = "Finding the circuit" + (f": about {left:.0f} s left" if left > 2 else "")
 
-        graph = circuit(
-            loaded, read, *words, counterfactual=compared, nodes=nodes, heads=heads, on_progress=step
-        )
+        graph = circuit(loaded, read, *words, counterfactual=compared, nodes=nodes, heads=heads, on_progress=step)
         job.doing = "Naming its groups"
         assert graph.groups  # computed here, not while the page is drawn
         return graph
@@ -146,7 +144,7 @@ def _sign(node: Node) -> str:
 
 def _checks(graph: Graph, request: tuple) -> None:
     """Say what the nodes recover, with their control; the other checks run on a click, as they take seconds."""
-    st.markdown("#### Is it true?")
+    st.markdown("## Is it true?")
     nodes = jobs.awaited(_ablation, request, graph)
     parts = "heads and neurons" if graph.heads else "neurons"
     st.markdown(sentence(nodes, parts, whole_text(graph)))
@@ -225,7 +223,7 @@ def _along_edges(request: tuple, _graph: Graph) -> Job:
 
 
 def _groups(graph: Graph, request: tuple) -> None:
-    st.markdown("#### Groups")
+    st.markdown("## Groups")
     st.caption(
         "The nodes of a group get input from the same tokens, have the same effects and write similar vectors. A "
         "group is named by the likely next words that its nodes raise and lower together, measured in this prompt."

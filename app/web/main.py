@@ -14,12 +14,12 @@ ICON = Path(__file__).with_name("icon.svg")
 """A file of ours: for an emoji or a Material icon the browser asks a foreign host."""
 STYLE = """<style>
 .stMainBlockContainer{padding-top:4rem;max-width:72rem}
-.stMain h4{padding-top:.4rem}
+.stMain h2{padding-top:.4rem;font-size:1.35rem}.stMain h3{font-size:1.15rem}
 .heat,.heat *{overflow-wrap:anywhere}
 .answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}
 .st-key-header button{padding:0 .4rem}
 @media(min-width:1000px){.st-key-header{position:fixed;top:.55rem;right:1rem;width:auto;z-index:1000000}}
-.stApp [data-testid=stCaptionContainer]{color:light-dark(#5f5f5b,#b4b4b0)}
+.stApp [data-testid=stCaptionContainer]{color:light-dark(#5f5f5b,#b4b4b0);opacity:1}
 .stApp [data-testid=stBaseButton-primary]{color:light-dark(#fff,#111)}
 h1.title{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 </style>"""

@@ -171,7 +171,7 @@ def _chosen() -> Concept | None:
 def _verdict(concept: Concept) -> bool:
     """Show how well the concept separates held-out texts. Return whether it may be used: it beats chance, or was not
     tested."""
-    headline = f"#### {markdown.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}"
+    headline = f"## {markdown.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}"
     score = score_of(concept.provenance)
     if score is None:
         st.markdown(headline)
@@ -208,7 +208,11 @@ def _neurons(concept: Concept) -> None:
 def _measure(concept: Concept) -> None:
     text = links.bound(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
     if text.strip():
-        result = concept.measure(jobs.model(), text)
+        try:
+            result = concept.measure(jobs.model(), text)
+        except InputError as error:  # of a text of a single token; the rest of the page stays
+            st.error(markdown.message(error))
+            return
         st.html(markdown.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
         scale = "0 is the mean of the negative examples, 1 their standard deviation; a text has its tokens' mean."
         st.caption(markdown.plain(f"{result.value:+.2f}. {scale}"))
@@ -218,7 +222,7 @@ def _measure(concept: Concept) -> None:
 
 
 def _steer(concept: Concept) -> None:
-    st.markdown("#### Steer")
+    st.markdown("## Steer")
     prompt = links.bound(st.text_input, "Continue this text", "prompt", value=question.PROMPT)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."

@@ -31,7 +31,7 @@ SEARCH = 0.6
 """The share of the time that the search takes; measuring takes the other."""
 SIDE = Markup(
     "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"
-    '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.6">{}</span>{}</div>'
+    '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.75">{}</span>{}</div>'
 )
 
 Wanted = tuple[str, str, str, str | None, int, bool]
@@ -114,7 +114,7 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
         st.info(f"The model says {new} already; no edit is needed.")
         return
     edits = f"{len(recipe)} edit{'s make' if len(recipe) > 1 else ' makes'}"
-    st.markdown(f"#### {edits} the model say {new} instead of {old}")
+    st.markdown(f"## {edits} the model say {new} instead of {old}")
     if wanted and jobs.is_awaited(started(*wanted)):
         jobs.watched(started(*wanted), _outcome)
     else:

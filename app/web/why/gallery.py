@@ -51,7 +51,7 @@ def known(prompt: str, counterfactual: str | None) -> Example | None:
 
 def show() -> None:
     """Offer every example; a click shows it in place of what is shown."""
-    st.markdown("#### Examples")
+    st.markdown("## Examples")
     columns = st.columns(3)
     for number, shown in enumerate(map(example, NAMES)):
         with columns[number % 3].container(border=True):

@@ -146,10 +146,10 @@ def fine_tuning(request: Request) -> None:
     if changes is None:
         st.info("Both models give the same number here, so there is no difference to explain.")
         return
-    st.markdown("#### Weights that caused the difference")
+    st.markdown("## Weights that caused the difference")
     causes = [{"changed row": str(change), "caused": change.caused} for change in changes.changes]
     tables.data_table(pandas.DataFrame(causes), column_config={"caused": tables.SIGNED})
-    st.markdown("#### What restoring them undoes")
+    st.markdown("## What restoring them undoes")
     st.caption(
         "The share of the difference that is undone when the first changed rows take the base model's weights, beside "
         "as many rows with the largest norms of their change."

@@ -132,7 +132,7 @@ def _head(explanation: SavedExplanation) -> None:
 def _stages(request: Request, stages: StageRecord) -> None:
     """Show the stages, and beside them their switches."""
     if finding := headline(stages):
-        st.markdown(f"#### {markdown.plain(_quoted(finding))}")
+        st.markdown(f"## {markdown.plain(_quoted(finding))}")
     left, right = st.columns([3, 1])
     with right:
         off = _switched_off(request, stages)
