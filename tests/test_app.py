@@ -143,6 +143,8 @@ def test_an_own_prompt(environment, smol, no_stages):
     relevance = attribute(smol, ICE_BEAR, contrast=" desert", counterfactual=CAMEL)
     assert heatmap(list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks) in text(page)
     assert visit(prompt=ICE_BEAR, counterfactual=CAMEL, contrast=" Arctic").error  # rather than Arctic
+    page.get_by_key("target").set_value("New York City").run()
+    assert markdown.word("New York City") in text(fine(page))  # of which only the first token is explained
     page.get_by_key("prompt").set_value("The opposite of hot is").run()
     assert fine(page).get_by_key("counterfactual").value == ""
     assert page.get_by_key("contrast").value is None

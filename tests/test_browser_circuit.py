@@ -20,7 +20,7 @@ def test_a_circuit_answers_to_pointing(chromium, address):
         page.get_by_role("button", name=name).click()
         assert picture.evaluate("box => box.scrollWidth > box.clientWidth") is wider
     page.get_by_role("button", name="Full screen").click()
-    page.wait_for_function("document.fullscreenElement?.className == 'circuit'")
+    page.wait_for_function("document.fullscreenElement")
     page.evaluate("document.exitFullscreen()")
     shown = page.locator(".circuit .edge:not(.gone)").count()
     assert f"{shown} strongest" in page.locator(".circuit .count").inner_text()

@@ -34,7 +34,8 @@ ONE_STEP = """<script>if (!history.oneStep) {
     acted = false;
   };
   history.oneStep = true;
-}</script>"""
+}
+document.currentScript?.remove()</script>"""
 """What a person does is one step of the browser's Back, though Streamlit changes the URL several times: first the page,
 then each field of it."""
 

@@ -178,7 +178,7 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
         if card.is_head:
             st.caption(page.head_marks(card))
         elif words := _peaks(card.examples[side]):
-            st.markdown(f"Strongest at {words}")
+            st.markdown(f"Most often at {words}")
         if side in card.meanings:
             _styled(page.meaning_html(card, side))
         if card.kind[side] != OTHER:

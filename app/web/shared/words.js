@@ -52,6 +52,7 @@ function drawn(texts) {
     button.type = "button";
     button.textContent = (rest.slice(space.length) + breaks.replace(/[^\n]/g, "")).replaceAll("\n", "⏎");
     button.className = rest.trim() ? "" : "blank";
+    if (!rest.trim()) button.ariaLabel = "space";
     if (!joined(before, text)) {
       const group = document.createElement("span");
       const mark = /[\u0590-\u08ff]/.test(text) ? "\u200f" : "";

@@ -78,6 +78,9 @@ def _page(
     left, right = st.columns([3, 1], vertical_alignment="top")
     with left:
         _head(begun)
+        for typed, token in ((request.target, begun.target), (request.contrast, begun.contrast)):
+            if typed and token and typed.strip() != token.strip():
+                st.caption(f"Of {markdown.word(typed)} the first token is explained: {markdown.word(token)}.")
     switched = st.container()
     with right:
         _switch(request, begun.contrast, flip, switched)
