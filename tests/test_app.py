@@ -25,9 +25,9 @@ from serving import serving, started
 
 from icebear import attribute, explain, stages
 from icebear.app.web.shared import counterfactuals as boxes
-from icebear.app.web.shared import jobs, markdown, served
+from icebear.app.web.shared import gallery, jobs, markdown, served
 from icebear.app.web.shared.background import Job, Shared, shared
-from icebear.app.web.why import gallery, measuring
+from icebear.app.web.why import measuring
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.concepts.stages.stage_picture import stage_picture

@@ -9,10 +9,9 @@ from time import monotonic
 import pandas
 import streamlit as st
 
-from icebear.app.web.shared import counterfactuals, explanations, jobs, links, markdown, served, tables
+from icebear.app.web.shared import counterfactuals, explanations, jobs, links, markdown, question, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
-from icebear.app.web.why import question
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.circuit_records import Group, GroupAblation, Node

@@ -11,11 +11,10 @@ import pandas
 import streamlit as st
 
 from icebear.app.example import PROMPT
-from icebear.app.web.shared import jobs, links, markdown, served, tables
+from icebear.app.web.shared import jobs, links, markdown, question, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.steering import flips
 from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
-from icebear.app.web.why import question
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.recipe import Recipe

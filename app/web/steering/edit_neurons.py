@@ -13,10 +13,9 @@ from typing import Any
 import streamlit as st
 
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.app.web.shared import counterfactuals, jobs, links, markdown, served, tables
+from icebear.app.web.shared import counterfactuals, jobs, links, markdown, question, served, tables
 from icebear.app.web.shared.bars import word_bars
 from icebear.app.web.steering import flips
-from icebear.app.web.why import question
 from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
 from icebear.errors import InputError
 from icebear.models.text.chat import Chat

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.web.shared import counterfactuals, links, served
+from icebear.app.web.shared import counterfactuals, links, question, served
 from icebear.app.web.steering import concepts, edit_neurons, flips
-from icebear.app.web.why import question
 
 
 def _flip() -> None:

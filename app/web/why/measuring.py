@@ -12,9 +12,9 @@ import streamlit as st
 from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.explanations import explained
+from icebear.app.web.shared.question import Answers, Request
 from icebear.app.web.steering import flips
 from icebear.app.web.why import ranked_neurons
-from icebear.app.web.why.question import Answers, Request
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance

@@ -10,10 +10,9 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.web.shared import counterfactuals, jobs, links, markdown, served
+from icebear.app.web.shared import counterfactuals, gallery, jobs, links, markdown, question, served
 from icebear.app.web.shared.bars import Bar, bars
-from icebear.app.web.why import gallery, question
-from icebear.app.web.why.question import Request, live
+from icebear.app.web.shared.question import Request, live
 from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stage_sentences import headline

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import streamlit as st
 
-from icebear.app.web.shared import background, counterfactuals, jobs, links
-from icebear.app.web.why import gallery
+from icebear.app.web.shared import background, counterfactuals, gallery, jobs, links
 from icebear.explanation.saved import SavedExplanation
 from icebear.records import TokenScore
 
-FIRST = gallery.example(gallery.NAMES[0])
+DEFAULT_EXAMPLE = gallery.example(gallery.NAMES[0])
 """What a first visit of any view shows."""
-PROMPT = FIRST.fields[0]
+PROMPT = DEFAULT_EXAMPLE.fields[0]
 THEIRS = "Words that are probable after the counterfactual prompt, with their probabilities there; or any other word."
 
 
@@ -50,7 +49,7 @@ def prompts(label: str = "Compared with (counterfactual prompt)") -> tuple[str, 
     """Draw the fields for both prompts. Return them, and the slots of the answer and its alternative."""
     row = st.columns([6, 2, 2], vertical_alignment="bottom")
     prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=PROMPT, on_change=counterfactuals.forget)
-    counterfactual = counterfactuals.field(prompt, FIRST.fields[1] if prompt == PROMPT else "", label)
+    counterfactual = counterfactuals.field(prompt, DEFAULT_EXAMPLE.fields[1] if prompt == PROMPT else "", label)
     return prompt, counterfactual, row[1:]
 
 
