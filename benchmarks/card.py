@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from serving import browser, open_view, serving
 
-HEAD = "(name) => [...document.querySelectorAll('h4')].some(e => e.innerText.includes(name))"
+HEAD = "(name) => [...document.querySelectorAll('h2')].some(e => e.innerText.includes(name))"
 
 if __name__ == "__main__":
     with serving(Path(sys.argv[1]).resolve()) as address, browser() as chromium:

@@ -20,7 +20,8 @@ VIEWS = {
     "why": "",
     "flip": "?switch=true",
     "chat": "chat",
-    "view-circuit": "circuit?contrast=+desert&counterfactual=The+wild+camel+lives+in+the",
+    "view-circuit": "circuit?contrast=desert"
+    "&prompt=The+ice+bear+lives+in+the&counterfactual=The+wild+camel+lives+in+the",
     "neuron": "neurons?neuron=L29.ffn.170&polarity=%2B",
     "search": "neurons?text=music",
     "steer": "steer?section=edits",

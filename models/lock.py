@@ -63,6 +63,11 @@ class FairLock:
         """Return whether a thread, by its identifier, waits for the lock."""
         return thread in self._waiting
 
+    @property
+    def holder(self) -> int | None:
+        """The identifier of the thread that has the lock."""
+        return self._holder
+
     def _leave(self) -> None:
         self._inside.close()
         with self._changed:

@@ -5,7 +5,8 @@ import os
 
 from streamlit.components.v2 import manifest_scanner
 from streamlit.config import set_option
-from streamlit.testing.v1 import AppTest, local_script_runner
+from streamlit.proto.WidgetStates_pb2 import WidgetState
+from streamlit.testing.v1 import AppTest, element_tree, local_script_runner
 from streamlit.util import calc_hash
 
 MAIN = "../app/web/script/main.py"
@@ -18,11 +19,17 @@ def _ended(runner, timeout):
     _require_end(runner, 1)
 
 
+def _chosen(box):
+    """As the browser, also a word that is no option of the box."""
+    return WidgetState(id=box.id, string_value=None if box.value is None else box.format_func(box.value))
+
+
 # The first run would read the metadata of all installed packages for components of theirs, and each would look every
 # millisecond whether the script has ended, and collect garbage, as `icebear app` does not.
 set_option("runner.postScriptGC", False)
 manifest_scanner.scan_component_manifests = list
 local_script_runner.require_widgets_deltas = _ended
+element_tree.Selectbox._widget_state = property(_chosen)
 
 
 def set_up(monkeypatch, **settings):

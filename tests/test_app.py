@@ -1,5 +1,6 @@
 """The app's first view, and what all visitors share: with the real model and a small real index."""
 
+import functools
 import gc
 import importlib.util
 import json
@@ -8,6 +9,7 @@ import signal
 import threading
 import time
 import weakref
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import URLError
@@ -23,12 +25,13 @@ from serving import serving, started
 
 from icebear import attribute, explain, stages
 from icebear.app.web.shared import counterfactuals as boxes
-from icebear.app.web.shared import jobs, markdown, served
+from icebear.app.web.shared import gallery, jobs, markdown, served
 from icebear.app.web.shared.background import Job, Shared, shared
-from icebear.app.web.why import gallery, measuring
+from icebear.app.web.why import measuring
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.concepts.stages.stage_picture import stage_picture
+from icebear.concepts.stages.stage_sentences import headline
 from icebear.errors import IcebearError
 from icebear.explanation.explanation import saved_stages, saved_tokens
 from icebear.explanation.saved import SavedExplanation
@@ -140,6 +143,8 @@ def test_an_own_prompt(environment, smol, no_stages):
     relevance = attribute(smol, ICE_BEAR, contrast=" desert", counterfactual=CAMEL)
     assert heatmap(list(relevance.prompt.strings), relevance.tokens.tolist(), relevance.prompt.sinks) in text(page)
     assert visit(prompt=ICE_BEAR, counterfactual=CAMEL, contrast=" Arctic").error  # rather than Arctic
+    page.get_by_key("target").set_value("New York City").run()
+    assert markdown.word("New York City") in text(fine(page))  # of which only the first token is explained
     page.get_by_key("prompt").set_value("The opposite of hot is").run()
     assert fine(page).get_by_key("counterfactual").value == ""
     assert page.get_by_key("contrast").value is None
@@ -189,6 +194,60 @@ def test_a_job_ends_when_nobody_waits_for_it():
         job.outcome()
 
 
+def test_work_that_no_page_shows_ends_and_starts_anew():
+    begun, done = [], threading.Event()
+
+    def start():
+        begun.append(Job("Computing", lambda job: done.wait(10) and job.check()))
+        return begun[-1]
+
+    cached = functools.cache(start)
+    cached.clear = cached.cache_clear
+    job = jobs.current(cached)
+    for visitor in ("one", "two"):
+        job.enter(visitor)
+    job.abandon("one")
+    assert not job.stopped
+    assert not job.left
+    assert jobs.current(cached) is job
+    job.abandon("two")
+    assert job.stopped
+    assert not job.left  # nobody is told, since nobody looks
+    assert jobs.current(cached) is begun[1] is not job
+    done.set()
+    job.join(10)
+    assert isinstance(job.error, IcebearError)
+    assert begun[1].outcome() is None
+
+
+@pytest.mark.parametrize(
+    ("alone", "random", "without", "said"),
+    [
+        (0.8, 0.0, 0.9, {"80%", "90%"}),
+        (0.04, 0.03, 0.9, {"no more than random"}),
+        (1.4, 0.0, 0.9, {"overshoots"}),
+        (0.8, 0.0, 4.92, {"overshoots"}),
+    ],
+)
+def test_the_headline_is_a_finding_or_says_that_there_is_none(alone, random, without, said):
+    saved = replace(gallery.example("geography").explanation.stages, alone=alone, random=random, without=without)
+    known = {"no more than random", "overshoots"}
+    assert all(part in headline(saved) for part in said)
+    assert not any(part in headline(saved) for part in known - said)
+    small = replace(
+        saved, prompt=replace(saved.prompt, number=0.5), counterfactual=replace(saved.counterfactual, number=0.3)
+    )
+    assert "%" not in headline(small)
+    assert headline(replace(saved, alone=None)) == ""
+
+
+def test_views_begin_with_the_question_of_the_first_example(environment):
+    question = gallery.example(gallery.NAMES[0]).fields
+    assert fine(visit("steer", section="edits")).get_by_key("prompt").value == question[0]
+    page = fine(visit("steer"))
+    assert tuple(page.get_by_key(name).value for name in ("prompt", "counterfactual")) == question
+
+
 def test_a_job_that_waits_for_another_visitor_says_so(environment, smol):
     model = jobs.model()
     with model.lock:
@@ -199,6 +258,21 @@ def test_a_job_that_waits_for_another_visitor_says_so(environment, smol):
         assert jobs.doing(job) != "Predicting"
     job.join(10)
     assert job.result
+    holds, ends = threading.Event(), threading.Event()
+
+    def label(_):
+        with model.lock:
+            holds.set()
+            ends.wait(10)
+
+    Job("Labelling", label)
+    holds.wait(10)
+    job = Job("Predicting", lambda job: model.predict("bear"))
+    while "Labelling" not in jobs.doing(job) and time.monotonic() < deadline + 20:
+        time.sleep(0.01)
+    assert "Labelling" in jobs.doing(job)
+    ends.set()
+    assert job.outcome()
 
 
 def test_messages_leave_out_what_only_a_command_line_knows():

@@ -35,11 +35,11 @@ def test_a_conversation_and_the_account_of_a_word(environment, smol, few_context
     assert page.query_params["chat"] == conversation(page).to_json(None)
     assert "Click a word" in text(page)
     page.query_params["turn"], page.query_params["span"] = "1", "5-6"
-    assert "#### Why Paris?" in text(fine(page.run()))
+    assert "## Why Paris?" in text(fine(page.run()))
     answered = answer_of(smol, conversation(page), 1)
     own = source_breakdown(smol, answered, (5, 6), number="log-odds")
     assert list(bars_of(page).values()) == pytest.approx(totals(own), abs=0.006)
-    assert "The strongest word is **France**" in text(page)
+    assert "The strongest word in it is **France**" in text(page)
     page.get_by_key("rather").set_value("London").run()
     assert "Why Paris rather than London?" in text(fine(page))
     against = source_breakdown(smol, answered, (5, 6), contrast="London")

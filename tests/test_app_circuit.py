@@ -2,10 +2,13 @@
 
 import pytest
 from appview import fine, text, visit
+from conftest import ICE_BEAR
 
 from icebear.app.web.circuit import measures, sentence
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.nodes.controls import Ablation
+
+WILD = "The wild camel lives in the"
 
 
 def buttons_of(page, label):
@@ -13,7 +16,8 @@ def buttons_of(page, label):
 
 
 def test_a_circuit_its_groups_and_its_checks(environment):
-    page = fine(visit("circuit", contrast=" desert", nodes="10", neurons="true"))
+    pair = {"prompt": ICE_BEAR, "counterfactual": WILD}
+    page = fine(visit("circuit", **pair, contrast="desert", nodes="10", neurons="true"))
     assert "These 10 neurons" in text(page)
     assert "Lost without these neurons" in text(page)
     nodes = page.dataframe[0].value

@@ -14,7 +14,7 @@ from icebear.actmax.index import build, scan
 from icebear.actmax.page import WRITES
 from icebear.app.web import neuron_card
 from icebear.app.web.neurons import PAGE_HITS
-from icebear.app.web.shared import background, jobs, links, served
+from icebear.app.web.shared import background, jobs, links, markdown, served
 from icebear.app.web.shared.background import STOPPED, shared
 from icebear.db.search import BY, by_words
 from icebear.errors import DownloadError
@@ -44,6 +44,17 @@ def test_a_card_says_what_the_neuron_writes_where_the_model_is_loaded(environmen
     page = text(fine(visit("neurons", neuron="L28.ffn.7")))
     assert WRITES in page
     assert page.count("; lowers ") >= 2 + neuron_card.PAGE_SENTENCES  # both polarities, and each sentence
+
+
+def test_a_text_that_a_person_tries_has_the_values_of_the_index(environment):
+    """Its strongest sentence; and a text without a token that counts leaves the card as it is."""
+    with open_store(environment / "wiki.db") as store:
+        (example,) = store.examples(Neuron.parse("L28.ffn.7"), "+", 1)
+    page = fine(visit("neurons", neuron="L28.ffn.7", own_text=example.sentence.text))
+    assert markdown.plain(f"{example.value:+.2f} at") in text(page) or f"{example.value:+.2f} at" in text(page)
+    page.get_by_key("own_text").set_value("a").run()
+    assert page.error
+    assert page.get_by_key("annotate")
 
 
 def test_neuron(environment, near):

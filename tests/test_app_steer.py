@@ -23,7 +23,7 @@ def test_a_flip(environment, few_contexts, monkeypatch):
     swaps = [f'L23.head.{head}<-"{CAMEL}"@last' for head in (4, 5)]
     goes_on = threading.Event()
     monkeypatch.setattr(outcome, "texts_under", lambda *args, **more: goes_on.wait(60) and texts_under(*args, **more))
-    page = fine(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, tokens="2"))
+    page = fine(visit("steer", prompt=ICE_BEAR, contrast="desert", counterfactual=CAMEL, tokens="2"))
     assert not page.session_state["run"]
     page.get_by_key("flip").click().run()
     wanted = served.model_name(), ICE_BEAR, "desert", CAMEL, 10, False
@@ -47,7 +47,7 @@ def test_a_flip(environment, few_contexts, monkeypatch):
         False,
         True,
     )
-    assert text(visit("steer", prompt=ICE_BEAR, to="desert", source=CAMEL, run="flip")) == shown
+    assert text(visit("steer", prompt=ICE_BEAR, contrast="desert", counterfactual=CAMEL, run="flip")) == shown
     page.get_by_key("flip_edit").click().run()
     assert page.get_by_key("edits").value == "\n".join(swaps)
 

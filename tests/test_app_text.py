@@ -20,7 +20,7 @@ PROMPT, OTHER = " ".join(WORDS[1:4]), " ".join(WORDS[4:7])
 NEURON = Neuron(1, "ffn", 3)
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
 TALK = [{"role": role, "content": PROMPT} for role in ("user", "assistant", LEAK.format("role"))]
-PLAIN = {"id", "value", "default", "placeholder", "raw_values", "form_id"}
+PLAIN = {"id", "value", "default", "placeholder", "raw_value", "raw_values", "form_id"}
 """Fields that the browser shows as they are, or not at all."""
 SHOWN_PLAINLY = {("Selectbox", "options"), ("SliderProto", "options")}
 DRAWN = {"html", "code", "dataframe", "table", "vega_lite_chart", "bidi_component"}
@@ -45,7 +45,7 @@ VIEWS = {
         {"neuron": LEAK.format("neuron")},
     ],
     "steer": [
-        {"prompt": PROMPT, "to": WORDS[9], "run": "flip"},
+        {"prompt": PROMPT, "contrast": WORDS[9], "run": "flip"},
         {"section": "concepts"},
         {"section": "edits", "prompt": PROMPT, "edits": f"{NEURON}=2", "run": "edits"},
     ],

@@ -1,6 +1,7 @@
 """The real app, the real model, a small real index, in real Chromium."""
 
 import json
+from importlib.resources import files
 from urllib.parse import quote
 
 from serving import open_view, serving, settled, started
@@ -14,7 +15,7 @@ TALK = [
 VIEWS = (
     "?switch=true&details_open=true&method_open=true",
     f"chat?turn=1&span=5-6&rather=London&chat={quote(json.dumps(TALK))}",
-    "circuit?nodes=20",
+    "circuit?nodes=20&prompt=The+ice+bear+lives+in+the&counterfactual=The+wild+camel+lives+in+the",
     "neurons?neuron=L29.ffn.860&polarity=-",
     "neurons",
     "neurons?how=similar+to+a+neuron",
@@ -27,6 +28,13 @@ VIEWS = (
 CUT_OFF = """() => [...document.querySelectorAll('[data-testid=stMain] :is(p, button, h4, label, .card, .heat, .row)')]
     .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display != 'inline')
     .filter(e => !e.closest('[data-testid=stDataFrame]')).map(e => e.outerHTML.slice(0, 200))"""
+
+
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+WCAG = """axe.run(document, {
+    runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
+    rules: {"heading-order": {enabled: true}, "page-has-heading-one": {enabled: true}},
+}).then(({violations}) => violations.map(({id, nodes}) => [id, ...nodes.map(node => node.html.slice(0, 200))]))"""
 
 
 def view(page, name):
@@ -79,6 +87,56 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     page.close()
 
 
+def test_what_a_person_does_is_one_step_and_the_question_goes_along(chromium, address):
+    """An example, its parts and its words from view to view; Back returns in as many steps, and keeps everything."""
+    page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address)
+    page.locator("svg.stages").wait_for()
+    steps = page.evaluate("history.length")
+
+    def done(act, *arguments, **options):
+        nonlocal steps
+        act(*arguments, **options)
+        steps += 1
+        page.wait_for_function(f"history.length >= {steps}")
+        settled(page)
+        assert page.evaluate("history.length") == steps
+        return page
+
+    def question():
+        fields = ("Prompt", "Compared with (counterfactual prompt)", "Rather than")
+        return [page.get_by_label(name, exact=True).input_value() for name in fields]
+
+    scroll = "document.querySelector('[data-testid=stMain]').scrollTop"
+    shown = page.get_by_role("button", name="Show: Grammar")
+    shown.scroll_into_view_if_needed()
+    assert page.evaluate(scroll) > 0
+    done(shown.click)
+    page.wait_for_function(f"{scroll} == 0")
+    page.get_by_text("The verb agrees with the subject").first.wait_for()
+    example = question()
+    words = page.get_by_role("combobox", name="Rather than")
+    words.fill("was")
+    done(words.press, "Enter")
+    chosen = question()
+    assert chosen == [*example[:2], "was"]
+    for name in ("How is it computed?", "Concepts & steering", "Neurons", "Chat", "Why this word?"):
+        done(page.get_by_role("link", name=name, exact=True).click)
+        if name.startswith(("How", "Why")):
+            assert question() == chosen
+    for path in ("chat", "neurons", "steer", "circuit", ""):
+        page.go_back()
+        page.wait_for_function(f"location.pathname == '/{path}'")
+        settled(page)
+        if path in ("circuit", ""):
+            assert question() == chosen
+    page.go_back()
+    settled(page)
+    assert question() == example
+    page.get_by_role("button", name="Show: A chat").click()
+    settled(page).get_by_role("heading", name="Why Arctic?").wait_for(timeout=60_000)
+    page.close()
+
+
 def test_a_first_visit_with_an_empty_cache_and_no_network(chromium, tmp_path):
     """The example is there; what needs the model says what is wrong; nothing is built unasked."""
     with started(tmp_path / "none.db", ICEBEAR_CACHE=str(tmp_path / "cache"), PIP_INDEX_URL="http://localhost:9") as (
@@ -125,7 +183,8 @@ def test_a_sorted_table_opens_the_card_of_the_row_that_is_seen(chromium, address
 
 
 def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address):
-    """On a phone by day, and in a window that is made large at night; and no view asks another host."""
+    """On a phone by day, and in a window that is made large at night; each view passes axe's tests of WCAG AA and has a
+    title, and none asks another host."""
     page, requests = chromium.new_page(), []
     page.on("request", lambda request: requests.append(request.url))
     for query in VIEWS:
@@ -140,6 +199,9 @@ def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address):
             assert page.evaluate("document.documentElement.scrollWidth") <= width, query
             assert page.evaluate(CUT_OFF) == [], query
             assert page.locator("[data-testid=stAlert], [data-testid=stException]").count() == 0, query
+            page.evaluate(AXE)
+            assert page.evaluate(WCAG) == [], (query, scheme)
+            assert page.title() == f"{page.locator('h1').inner_text()} - icebear"
             dark = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
             assert (sum(map(int, dark[4:-1].split(","))) < 300) == (scheme == "dark"), dark
     assert [url for url in requests if not url.startswith((address, "blob:", "data:"))] == []

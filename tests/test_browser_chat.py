@@ -1,5 +1,8 @@
 """Chat in real Chromium."""
 
+import json
+from urllib.parse import quote
+
 from serving import open_view, settled
 
 
@@ -75,4 +78,24 @@ def test_an_answer_can_be_ended_and_what_was_said_stays(chromium, address):
     page.get_by_role("button", name="Stop").click()
     text = settled(page).locator(".words").last.text_content()
     assert 5 < len(text.split()) < 200
+    page.locator(".words button").first.click()
+    page.get_by_text("Select", exact=True).wait_for()  # while it is explained
+    assert page.get_by_test_id("stChatMessage").count() == 2
+    settled(page)
+    page.close()
+
+
+def test_a_click_takes_a_whole_word(chromium, address):
+    """Alt-click takes a piece of it."""
+    word = "supercalifragilistic"
+    talk = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": f"{word} it is."}]
+    page = open_view(chromium.new_page(), address, f"chat?chat={quote(json.dumps(talk))}")
+    pieces = page.locator(".words button")
+    pieces.nth(1).click()
+    second = page.locator(".words button[aria-pressed=true]").nth(1)
+    second.wait_for()
+    assert "".join(pressed(settled(page))) == word
+    pieces.nth(1).click(modifiers=["Alt"])
+    second.wait_for(state="detached")
+    assert pressed(settled(page)) == [pieces.nth(1).inner_text()]
     page.close()

@@ -6,26 +6,36 @@ from serving import open_view, settled
 
 from icebear import circuit
 
+PAIR = "prompt=The+ice+bear+lives+in+the&counterfactual=The+wild+camel+lives+in+the"
+
 
 def test_a_circuit_answers_to_pointing(chromium, address):
     """The panel beside the picture stays in view, and leads to the card and to steering; the link keeps the node."""
     page = chromium.new_page(viewport={"width": 1280, "height": 800})
-    open_view(page, address, "circuit?nodes=20&neurons=true")
+    open_view(page, address, f"circuit?nodes=20&neurons=true&{PAIR}")
     assert page.locator(".circuit .node[data-id*=ffn]").count() == 20
+    picture = page.locator(".circuit .picture")
+    assert picture.evaluate("box => box.scrollWidth <= box.clientWidth")
+    for name, wider in (("Larger", True), ("Smaller", False)):
+        page.get_by_role("button", name=name).click()
+        assert picture.evaluate("box => box.scrollWidth > box.clientWidth") is wider
+    page.get_by_role("button", name="Full screen").click()
+    page.wait_for_function("document.fullscreenElement")
+    page.evaluate("document.exitFullscreen()")
     shown = page.locator(".circuit .edge:not(.gone)").count()
     assert f"{shown} strongest" in page.locator(".circuit .count").inner_text()
     low = page.locator(".circuit .node[data-id^=token]").first
     low.click()
     page.locator(".circuit .node[data-id^='L24.ffn.299']").first.click()
     panel = settled(page).locator(".circuit .panel")
-    assert panel.locator("h4").inner_text() == "L24.ffn.299"
+    assert panel.locator("h3").inner_text() == "L24.ffn.299"
     assert page.locator(".circuit .dim").count()
     low.scroll_into_view_if_needed()
     box = panel.bounding_box()
     assert 0 < box["y"] < box["y"] + box["height"] <= 800
     assert "node=L24.ffn.299" in page.url
     other = open_view(chromium.new_page(), address, page.url.removeprefix(f"{address}/"))
-    assert other.locator(".circuit .panel h4").inner_text() == "L24.ffn.299"
+    assert other.locator(".circuit .panel h3").inner_text() == "L24.ffn.299"
     other.close()
     panel.get_by_role("button", name="Steer").click()
     assert settled(page).url.startswith(f"{address}/steer")
@@ -39,7 +49,7 @@ def test_a_circuit_answers_to_pointing(chromium, address):
 
 def test_a_circuit_is_legible_on_a_phone_and_at_night(chromium, address):
     page = chromium.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
-    open_view(page, address, "circuit?nodes=20&neurons=true")
+    open_view(page, address, f"circuit?nodes=20&neurons=true&{PAIR}")
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= 390
     page.locator(".circuit .node[data-id^='L24.ffn.299']").first.click()
     box = settled(page).locator(".circuit .panel").bounding_box()

@@ -42,11 +42,11 @@ def test_the_ice_bear_moves_to_the_desert(chromium, address):
 
 def test_an_answer_changes(chromium, address):
     """By a suggestion; stopped, and found again; its edits can be edited."""
-    page = open_view(chromium.new_page(), address, "steer?tokens=4")
+    page = open_view(chromium.new_page(), address, "steer?tokens=4&prompt=The+ice+bear+lives+in+the")
     page.get_by_role("button", name="Suggest prompts").click(timeout=120_000)
-    page.locator("button", has_text="→").first.click(timeout=120_000)
+    page.locator("button", has_text="(answer:").first.click(timeout=120_000)
     settled(page)
-    assert page.get_by_label("The word it should say").input_value().strip()
+    assert page.get_by_label("Source prompt").input_value().strip()
     page.get_by_role("button", name="Change the answer").last.click()
     page.get_by_role("button", name="Stop").click(timeout=30_000)
     page.get_by_test_id("stAlert").wait_for(timeout=30_000)
@@ -78,7 +78,7 @@ def test_text_stays_text(chromium, address):
     page = chromium.new_page()
     text = quote(SCRIPT)
     for query in (
-        f"steer?run=flip&prompt={text}&to={text}&most=1",
+        f"steer?run=flip&prompt={text}&contrast={text}&most=1",
         f"steer?section=edits&run=edits&prompt={text}&tokens=2&edits=L29.ffn.860*0",
         f"steer?section=edits&edits={text}",
         f"steer?section=concepts&concept={text}",

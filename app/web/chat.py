@@ -26,7 +26,10 @@ EXAMPLES = (
     "Write one sentence about an ice bear.",
 )
 """First messages, a click each."""
-HINT = "Click a word of an answer to see why the model wrote it. Shift-click a second word for a phrase."
+HINT = (
+    "Click a word of an answer to see why the model wrote it. Shift-click a second word for a phrase, "
+    "Alt-click for a piece of a word."
+)
 STICKY = """<style>@media (min-width:641px){
 .stColumn:has(.st-key-beside){position:sticky;top:4.5rem;align-self:flex-start}}</style>"""
 """The account stays in view beside a long conversation."""
@@ -87,7 +90,7 @@ def _keep_partial_answer() -> None:
     chat = _conversation() if ids else None
     if not chat or chat.messages[-1]["role"] == "assistant":
         return
-    loaded = jobs.model()
+    loaded = jobs.loading().outcome()  # draws nothing, so that what follows keeps its place
     ids = ids[:-1] if ids[-1] in loaded.ends else ids
     if ids:
         links.to_url(chat=chat.then("assistant", "".join(loaded.pieces(ids)), ids).to_json(None))
@@ -124,7 +127,7 @@ def _before_the_first_message() -> None:
     reason = _no_template()
     if reason is None:
         with slot.container():
-            st.markdown("#### Talk to the model, and click a word of an answer to see why the model wrote it.")
+            st.markdown("## Talk to the model, and click a word of an answer to see why the model wrote it.")
             _field("Write to the model")
             st.caption("Or ask:")
             with st.container(horizontal=True):

@@ -12,7 +12,7 @@ from icebear.app.web.shared import explanations, jobs, links, markdown, served, 
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.explanations import answered, explained_words
-from icebear.concepts.answers.sources import SourceBreakdown, SourcePart, source_breakdown
+from icebear.concepts.answers.sources import SourceBreakdown, SourcePart, part_names, source_breakdown
 from icebear.concepts.results.ranking import Ranking
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Chat
@@ -46,7 +46,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     with account:
         request = (served.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)
         sources = jobs.awaited(_sources, *request, stops=True)
-        st.markdown(f"#### Why {markdown.target_label(sources.relevance)}?")
+        st.markdown(f"## Why {markdown.target_label(sources.relevance)}?")
         st.markdown(sentence(sources))
         st.html(bars(parts(sources)))
         st.caption(
@@ -64,7 +64,7 @@ def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdo
     text, answer = _answer(chat, turn)
     start, stop = answer.token_range(span)
     with opened:
-        st.markdown("#### The tokens behind the bars")
+        st.markdown("## The tokens behind the bars")
         markdown.heat(sources.relevance, answer=True)
         chances = ", ".join(f"{chance:.0%}" for chance in answer.probabilities[start : min(stop, start + 12)])
         more = ", ..." if stop - start > 12 else ""
@@ -76,7 +76,7 @@ def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdo
         explanation = explanations.explanation_of(relevance, Ranking(10, position="last"))
         before = chat.of(chat.messages[:turn])
         if explanation.nodes:
-            st.markdown(f"#### The neurons that contribute most to {markdown.target_label(relevance)}")
+            st.markdown(f"## The neurons that contribute most to {markdown.target_label(relevance)}")
             tables.node_table(explanation, "account", ("neuron", "token", "relevance"), prompt=before.to_json(None))
         _compared(before, answer, start, sources)
         bars_line = f"The bars (CP-LRP) sum to {sources.target:.2f} logits, remainder {sources.remainder:+.1e}."
@@ -112,23 +112,33 @@ def parts(sources: SourceBreakdown) -> list[Bar]:
 
 
 def sentence(sources: SourceBreakdown) -> str:
-    """Say which part of the conversation contributed most, and the token in it that did, as Markdown."""
+    """Say which part of the conversation contributed most, and the token in it that did, as Markdown; first if most of
+    it belongs to no message."""
     relevance, contrast = sources.relevance, sources.relevance.contrast_text
     best = max((part for part in sources.parts if part.name not in UNWRITTEN), key=lambda part: part.total)
+    nobody = max((bar for bar in parts(sources) if bar.is_control), key=lambda bar: bar.value, default=None)
+    most = f"Most of it ({nobody.number}) belongs to no word: {nobody.name.lower()}. " if nobody else ""
+    most = most if nobody and nobody.value > max(best.total, sources.target / 2) else ""
     if best.total <= 0:
-        return "No message supports it."
-    apart = {*relevance.prompt.template, *relevance.prompt.sinks}
-    written = [position for position in range(len(relevance.tokens)) if position not in apart]
-    top = max(written, key=lambda position: relevance.tokens[position].item())
-    word, others = relevance.prompt.strings[top].strip(), markdown.plain(contrast.strip()) or "the other likely words"
+        return f"{most}No message supports it."
+    values = {
+        position: value
+        for position, (name, value) in enumerate(zip(part_names(relevance), relevance.tokens.tolist(), strict=True))
+        if name == best.name
+    }
+    others = markdown.plain(contrast.strip()) or "the other likely words"
     name = part_name(best)
     behind = "" if sources.target > 0 else f" But the model prefers {others} here."
     name = markdown.plain(name[0].lower() + name[1:])
-    return (
-        f"**Of the messages, {name} contributed most: {best.total:+.1f}** of the {sources.target:.1f} logits by which "
-        f"it leads {others}. The strongest word is **{markdown.token_label(word)}** "
-        f"({relevance.tokens[top].item():+.1f}).{behind}"
+    text = (
+        f"{most}**Of the messages, {name} contributed most: {best.total:+.1f}** of the {sources.target:.1f} logits by "
+        f"which it leads {others}."
     )
+    if values:  # not of the alternative's own start
+        top = max(values, key=lambda position: values[position])
+        word = markdown.token_label(relevance.prompt.strings[top].strip())
+        text += f" The strongest word in it is **{word}** ({values[top]:+.1f})."
+    return text + behind
 
 
 def _compared(before: Chat, answer: Answer, start: int, sources: SourceBreakdown) -> None:
@@ -137,7 +147,7 @@ def _compared(before: Chat, answer: Answer, start: int, sources: SourceBreakdown
     messages = [message["content"] for message in before.messages if message["role"] == "user"]
     if not messages or sources.relevance.target is None:
         return
-    st.markdown("#### How is it computed?")
+    st.markdown("## How is it computed?")
     message = messages[-1]
     label = "Compared with another message of the same number of tokens"
     other = st.text_input(label, message, key=f"other {message}")

@@ -9,8 +9,7 @@ from time import monotonic
 import pandas
 import streamlit as st
 
-from icebear.app.example import COUNTERFACTUAL, PROMPT
-from icebear.app.web.shared import counterfactuals, jobs, links, markdown, served, tables
+from icebear.app.web.shared import counterfactuals, explanations, jobs, links, markdown, question, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
@@ -46,40 +45,40 @@ ACTIONS = {"card": "Open its card", "steer": "Steer: set to the counterfactual"}
 
 
 def show() -> None:
-    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=counterfactuals.forget)
-    counterfactual = counterfactuals.field(prompt, COUNTERFACTUAL if prompt == PROMPT else "")
-    bar = st.container(horizontal=True)
+    prompt, counterfactual, slots = question.prompts()
+    offered, bar = st.container(), st.container(horizontal=True)
     with bar:
         options = _settings()
     need("circuits")
     jobs.model()
-    if not counterfactual:
-        st.info("A circuit explains a difference: choose a counterfactual prompt, or write one.")
-    counterfactuals.offer(prompt, counterfactual)
+    with offered:
+        if not counterfactual:
+            st.info("A circuit explains a difference: choose a counterfactual prompt, or write one.")
+        counterfactuals.offer(prompt, counterfactual)
     if not counterfactual:
         return
-    request = (served.model_name(), prompt, counterfactual, *options)
+    answers = question.answers(prompt, counterfactual)
+    words = question.target(slots[0], answers), question.contrast(slots[1], answers)
+    request = (served.model_name(), prompt, counterfactual, *words, *options)
     graph = jobs.awaited(_started, *request, stops=True)
     with bar:
         files = {"html": graph.to_html, "png": graph.to_png, "svg": graph.to_svg, "json": graph.to_json}
         tables.downloads("circuit", files | {"csv": lambda: graph.to_frame().to_csv(index=False)})
-    _picture(graph, request)
     check = st.container()
+    _picture(graph, request)
     _groups(graph, request)
     with check:
         _checks(graph, request)
 
 
-def _settings() -> tuple[str | None, str | None, int | None, bool]:
-    """Return the target, the contrast, the number of nodes, and whether heads are nodes."""
+def _settings() -> tuple[int | None, bool]:
+    """Return the number of nodes, and whether heads are nodes."""
     with st.popover("Settings", icon=":material/tune:"):
-        target = links.bound(st.text_input, "Target token (empty: the most probable)", "target")
-        contrast = links.bound(st.text_input, "Contrast token (empty: the counterfactual's answer)", "contrast")
         count = links.bound(
             st.number_input, "Nodes (empty: those of *Why this word?*)", "nodes", 1, 200, value=None, step=5
         )
         neurons = links.bound(st.toggle, "Without attention heads", "neurons")
-    return target or None, contrast or None, count, not neurons
+    return count, not neurons
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
@@ -96,16 +95,14 @@ def _started(
     loaded, read, compared = jobs.model(), markdown.read_prompt(prompt), markdown.read_prompt(counterfactual)
 
     def find(job: Job) -> Graph:
-        begun = monotonic()
+        begun, words = monotonic(), explanations.completed(prompt, target, contrast)
 
         def step(done: int, total: int) -> None:
             job.step(done, total)
             left = (monotonic() - begun) * (total - done) / done
             job.doing = "Finding the circuit" + (f": about {left:.0f} s left" if left > 2 else "")
 
-        graph = circuit(
-            loaded, read, target, contrast, counterfactual=compared, nodes=nodes, heads=heads, on_progress=step
-        )
+        graph = circuit(loaded, read, *words, counterfactual=compared, nodes=nodes, heads=heads, on_progress=step)
         job.doing = "Naming its groups"
         assert graph.groups  # computed here, not while the page is drawn
         return graph
@@ -146,7 +143,7 @@ def _sign(node: Node) -> str:
 
 def _checks(graph: Graph, request: tuple) -> None:
     """Say what the nodes recover, with their control; the other checks run on a click, as they take seconds."""
-    st.markdown("#### Is it true?")
+    st.markdown("## Is it true?")
     nodes = jobs.awaited(_ablation, request, graph)
     parts = "heads and neurons" if graph.heads else "neurons"
     st.markdown(sentence(nodes, parts, whole_text(graph)))
@@ -225,7 +222,7 @@ def _along_edges(request: tuple, _graph: Graph) -> Job:
 
 
 def _groups(graph: Graph, request: tuple) -> None:
-    st.markdown("#### Groups")
+    st.markdown("## Groups")
     st.caption(
         "The nodes of a group get input from the same tokens, have the same effects and write similar vectors. A "
         "group is named by the likely next words that its nodes raise and lower together, measured in this prompt."

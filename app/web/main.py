@@ -7,31 +7,52 @@ from pathlib import Path
 
 import streamlit as st
 
-from icebear.app.web.shared import header, links, markdown
+from icebear.app.web.shared import header, jobs, links, markdown
 from icebear.errors import IcebearError, exhausted
 
 ICON = Path(__file__).with_name("icon.svg")
 """A file of ours: for an emoji or a Material icon the browser asks a foreign host."""
 STYLE = """<style>
 .stMainBlockContainer{padding-top:4rem;max-width:72rem}
-.stMain h4{padding-top:.4rem}
+.stMain h2{padding-top:.4rem;font-size:1.35rem}.stMain h3{font-size:1.15rem}
 .heat,.heat *{overflow-wrap:anywhere}
 .answer{display:flex;flex-wrap:wrap;align-items:center;gap:0 .8rem}
 .st-key-header button{padding:0 .4rem}
 @media(min-width:1000px){.st-key-header{position:fixed;top:.55rem;right:1rem;width:auto;z-index:1000000}}
+.stApp [data-testid=stCaptionContainer]{color:light-dark(#5f5f5b,#b4b4b0);opacity:1}
+.stApp [data-testid=stBaseButton-primary]{color:light-dark(#fff,#111)}
+h1.title{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 </style>"""
+ONE_STEP = """<script>if (!history.oneStep) {
+  const push = history.pushState.bind(history), replace = history.replaceState.bind(history);
+  let acted = false;
+  for (const kind of ["pointerdown", "click", "keydown"]) addEventListener(kind, () => { acted = true; }, true);
+  addEventListener("popstate", () => { acted = false; }, true);
+  history.pushState = history.replaceState = (state, title, url) => {
+    if (new URL(url, location.href).href === location.href) return;
+    (acted ? push : replace)(state, title, url);
+    acted = false;
+  };
+  history.oneStep = true;
+}
+document.currentScript?.remove()</script>"""
+"""What a person does is one step of the browser's Back, though Streamlit changes the URL several times: first the page,
+then each field of it."""
 
 
 def main() -> None:
-    st.set_page_config("icebear", ICON, layout="wide", initial_sidebar_state="collapsed")
-    st.html(STYLE)
     view = links.navigation()
+    st.set_page_config(f"{view.title} - icebear", ICON, layout="wide", initial_sidebar_state="collapsed")
+    st.html(STYLE + ONE_STEP, unsafe_allow_javascript=True)
+    st.html(f'<h1 class="title">{view.title}</h1>')
     trouble = st.session_state.pop("trouble", None)
+    jobs.begin_run()
     try:
         header.show()
         if trouble:
             st.error(markdown.message(trouble))
         view.run()
+        jobs.end_unwatched()
     except IcebearError as error:
         st.error(markdown.message(error))
     except Exception as error:  # a view must not take the app with it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,15 +30,16 @@ from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError
 from icebear.models.model import Model
-from icebear.records import FEW_WORDS, Neuron, Projection, Writes
+from icebear.records import FEW_WORDS, Example, Neuron, Projection, Writes
+from icebear.render import heatmap
+from icebear.steering.concept.reading import counts, see_each
 
 EXAMPLES = 8
 """The examples of each polarity, and the words of a vocabulary projection that stands alone."""
+NOT_ALIKE = "Its effects at these sentences are no more alike than at random tokens, so they are not shown as words."
 TOP_WORDS = 5
 """The words of a vocabulary projection above examples."""
 STYLED = Markup('<style>{}</style><div class="card">{}</div>')
-TO_TOP = "<script>document.querySelector('[data-testid=stMain]').scrollTo(0, 0)  // {}</script>"
-"""Runs when its text changes, which is when another card is opened; else the scroll of the search would stay."""
 LATE = 2 / 3
 """Above this share of the layers the logit lens predicts effects in the default model (docs/limits.md)."""
 LABEL_TIMES = {"smollm2-135m": ", which takes about a minute, and two for the first label of an index"}
@@ -47,8 +50,8 @@ SIDES = {"+": "high activation (+)", "-": "low activation (-)"}
 def show(name: str) -> None:
     """Show the card of a neuron, or what the model alone says about it."""
     neuron = Neuron.parse(name)
-    st.html(TO_TOP.format(neuron), unsafe_allow_javascript=True)
-    st.markdown(f"#### {neuron}")
+    markdown.to_top(neuron)  # else the scroll of the search would stay
+    st.markdown(f"## {neuron}")
     polarity = "+" if neuron.site == "head" else _polarity()
     if served.has_store(neuron.site):
         with served.store(neuron.site) as opened:
@@ -116,16 +119,18 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
             card = describe(opened, neuron, reading, EXAMPLES, search_vectors=True, effect_sentences=0)
     _title(card)
     worded = None if card.left_out else words(opened, neuron, EXAMPLES)
+    sides = sorted(card.examples, key=lambda side: side != polarity)
+    columns = zip(sides, st.columns(len(sides)), strict=True)
+    slots = {side: _side(card, side, column) for side, column in columns}
+    if card.by == "activation" and any(e.relevance is None for rows in card.examples.values() for e in rows):
+        _annotating(opened, neuron)
+    if not card.is_head and card.by == "activation":
+        _own_text(card)
     if worded:
         without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
         projections = card.projections if card.other else without_model
         shown = [replace(p, promoted=p.promoted[:TOP_WORDS], suppressed=p.suppressed[:TOP_WORDS]) for p in projections]
         _styled(page.projections_html(shown, polarity))
-    sides = sorted(card.examples, key=lambda side: side != polarity)
-    columns = zip(sides, st.columns(len(sides)), strict=True)
-    slots = {side: _side(card, side, column, worded is not None) for side, column in columns}
-    if card.by == "activation" and any(e.relevance is None for rows in card.examples.values() for e in rows):
-        _annotating(opened, neuron)
     _about(opened, card, polarity, worded is not None)
     actions = st.container()
     if model:  # after all that is there at once
@@ -133,6 +138,9 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
             card = replace(card, writes=_writes(str(neuron), str(opened.path), opened.made_with(), opened, model, card))
         for side, (written, sentences) in slots.items():
             measured = card.writes.get(side)
+            if measured and not card.is_head and not _stands_out(measured):
+                written.caption(NOT_ALIKE)
+                continue
             _styled(page.writes_html(card, side), written)
             effects = measured.places if measured else ()
             _styled(page.examples_html(card.examples[side], effects, card.is_head), sentences)
@@ -162,26 +170,66 @@ def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
             _styled(page.projections_html(card.projections, polarity))
 
 
-def _side(card: Card, side: str, column: Any, worded: bool) -> tuple[Any, Any]:
-    """Show a side of a card. Return the slots of what the neuron writes, which is last if a lens has its words, and of
-    its sentences."""
+def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
+    """Show a side of a card. Return the slots of what the neuron writes, and of its sentences."""
     with column:
         above = st.empty()
-        st.markdown(f"##### {page.heading(card, side)}")
+        st.markdown(f"### {page.heading(card, side)}")
         if card.is_head:
             st.caption(page.head_marks(card))
+        elif words := _peaks(card.examples[side]):
+            st.markdown(f"Most often at {words}")
         if side in card.meanings:
             _styled(page.meaning_html(card, side))
         if card.kind[side] != OTHER:
             st.caption(markdown.plain(f"class: {class_name(card.kind[side])}"))
-        upper, lower = st.empty(), st.empty()
-        written, sentences = (lower, upper) if worded else (upper, lower)
-        written = above if card.is_head else written
+        sentences, below = st.empty(), st.empty()
         if card.examples[side]:
             _styled(page.examples_html(card.examples[side], of_head=card.is_head), sentences)
         else:
             st.caption("There is none.")
-    return written, sentences
+    return (above if card.is_head else below), sentences
+
+
+def _peaks(examples: Sequence[Example]) -> str:
+    """Return the strongest token of several sentences, and in how many of them it is, as Markdown."""
+    tokens = Counter(example.token_text.strip().lower() for example in examples)
+    return ", ".join(
+        f"**{markdown.word(token)}** in {count} of {len(examples)} sentences"
+        for token, count in tokens.most_common(2)
+        if count > 1 and token
+    )
+
+
+def _stands_out(effects: Writes) -> bool:
+    """Return whether effects at a neuron's sentences are more alike than at random tokens."""
+    alike, random = effects.correlation, effects.random_correlation
+    return alike is None or random is None or alike > random
+
+
+def _own_text(card: Card) -> None:
+    """Show the neuron's activation at each token of a text that a person writes."""
+    text = links.bound(st.text_input, "Try your own text", "own_text", placeholder="A text, of two words or more")
+    if not text:
+        return
+    model, values = jobs.model(), dict[int, float]()
+    ids = model.ids(text)
+    try:
+        positions = counts(model, ids)
+    except InputError as error:
+        st.error(markdown.message(error))
+        return
+
+    def see(row: int, columns: Any, activations: Any) -> None:
+        values.update(zip(positions, activations[:, 0].tolist(), strict=True))
+
+    see_each(model, [ids], [card.neuron], see)
+    left_out = tuple(position for position in range(len(ids)) if position not in values)
+    shown = [values.get(position, 0.0) for position in range(len(ids))]
+    st.html(markdown.HEAT.format(heatmap(list(model.pieces(ids)), shown, template=left_out)))
+    top = max(values, key=lambda position: abs(values[position]))
+    known = f"in the index it goes from {card.statistics.min:+.2f} to {card.statistics.max:+.2f}"
+    st.caption(f"{values[top]:+.2f} at {markdown.word(model.pieces(ids)[top])}; {markdown.plain(known)}.")
 
 
 def _nearest(opened: Store, card: Card, polarity: str) -> None:
@@ -230,7 +278,7 @@ def _suggesting(neuron: Neuron) -> None:
             _labelling(*request).left.discard(jobs.visitor())
             st.session_state["labelling"] = request
         st.caption(f"The model reads {sum(SENTENCES.values()):,} sentences{LABEL_TIMES.get(served.model_name(), '')}.")
-    if st.session_state.get("labelling") == request and jobs.is_done(_labelling(*request)):
+    if st.session_state.get("labelling") == request and jobs.is_done(jobs.current(_labelling, *request)):
         st.caption("No label passed its test.")
 
 

@@ -78,7 +78,7 @@ def _words() -> None:
         for by, heading in BY.items():
             by_kind = [hit for hit in hits if hit.by == by]
             if by_kind:
-                st.markdown(f"##### {heading}")
+                st.markdown(f"## {heading}")
                 _show(opened, by_kind, f"{by} {text}")
 
 

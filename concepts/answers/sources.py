@@ -130,7 +130,7 @@ def source_breakdown(
 
 def _parts(relevance: Relevance) -> tuple[SourcePart, ...]:
     """Return the sums of the relevance of tokens over the parts of the prompt, and over the start of a contrast."""
-    names, contrast = _named(relevance), relevance.contrast_phrase
+    names, contrast = part_names(relevance), relevance.contrast_phrase
     tokens = list(zip(names, relevance.tokens.tolist(), relevance.prompt.strings, strict=True))
     if contrast:
         values = zip((-contrast.tokens).tolist(), contrast.strings, strict=True)
@@ -156,7 +156,7 @@ def _past_ffn(model: Model, row: PromptRequest, relevance: Relevance, checkpoint
     return sums[0] - sum(sums[1:])
 
 
-def _named(relevance: Relevance) -> list[str]:
+def part_names(relevance: Relevance) -> list[str]:
     """Return the name of the part that each token belongs to."""
     parts = units_of(relevance.prompt.strings, relevance.prompt.turns, relevance.prompt.answer_start, "sentence")
     users = [part for part in parts if not part.template and part.turn.startswith(("user", "prompt"))]

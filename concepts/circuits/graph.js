@@ -55,14 +55,14 @@ function watchCircuits(root) {
         row.append(id ? button("name", name, () => pin(id)) : element("span", "name", name), element("span", "", number));
         made.append(row);
       }
-      return [element("h5", "", title), made];
+      return [element("h4", "", title), made];
     }
 
     function show(id) {
       highlight(id);
       panel.classList.toggle("pinned", pinned !== null);
       const card = cards[id ?? "answer"];
-      const parts = [element("h4", "", card.title), ...card.lines.map((line) => element("div", "", line))];
+      const parts = [element("h3", "", card.title), ...card.lines.map((line) => element("div", "", line))];
       if (card.raises.length) parts.push(words("raises", "raises", card.raises));
       if (card.lowers.length) parts.push(words("lowers", "lowers", card.lowers));
       if (card.acts) {
@@ -110,7 +110,19 @@ function watchCircuits(root) {
     range.addEventListener("input", limit);
     limit();
     show(null);
-    const picture = circuit.querySelector(".picture"); // it scrolls where it does not fit: to the answer at first
+    const picture = circuit.querySelector(".picture"), svg = picture.querySelector("svg");
+    const natural = svg.getBoundingClientRect().width, fits = picture.clientWidth / natural;
+    let scale = 1;
+    function resize(factor) {
+      scale = Math.min(4, Math.max(0.25, factor));
+      svg.style.width = `${natural * scale}px`;
+      svg.style.maxWidth = "none";
+    }
+    const press = (name, act) => { circuit.querySelector(`button[name=${name}]`).onclick = act; };
+    press("smaller", () => resize(scale / 1.25));
+    press("larger", () => resize(scale * 1.25));
+    press("full", () => (document.fullscreenElement ? document.exitFullscreen() : circuit.requestFullscreen()));
+    if (fits < 1 && fits > 0.6) resize(fits); // on a phone it would be illegible: it scrolls, to the answer at first
     const answer = circuit.querySelector(".node[data-id=answer]").getBoundingClientRect();
     picture.scrollLeft = answer.right - picture.getBoundingClientRect().right + 8;
     if (circuit.dataset.picked) pin(circuit.dataset.picked);

@@ -23,6 +23,8 @@ FEW_HEADS = 12
 FEW_NEURONS = 50
 """The neurons of a small set, at most."""
 ONE_HEAD = "When this head alone takes its counterfactual value"
+ABOVE_RANDOM = 0.05
+"""Shares that exceed those of random parts by less are no more than random."""
 INDENT = 11
 """The columns of a stage's name."""
 PROMPT_WIDTH = 44
@@ -96,6 +98,25 @@ def summary(stages: StageRecord) -> str:
         f"[as many random {kinds_text(stages)} at {at} instead: {percent(stages.random)}]. The reverse: when only "
         f"{only} {nodes} {values} and everything else, at every token, is recomputed, {percent(stages.without)} of the "
         "difference is lost."
+    )
+
+
+def headline(stages: StageRecord) -> str:
+    """Say what was found in a sentence, or why little was; empty where no parts were searched."""
+    if stages.alone is None or stages.random is None:
+        return ""
+    if stages.says_little:
+        return _little(stages)
+    nodes, answer = set_text(stages), question(stages).removeprefix("Why ").removesuffix("?")
+    random = f"as many random ones {percent(stages.random)}"
+    if stages.alone <= stages.random + ABOVE_RANDOM:
+        return f"{nodes} bring back {percent(stages.alone)} of what makes it {answer}: no more than random, {random}."
+    over = ", which overshoots" if max(stages.alone, stages.without or 0) > OVERSHOOT else ""
+    swaps = [swap for swap in shown_swaps(stages) if _change(swap) >= SHOWN_CHANGE]
+    swap = f"{ONE_HEAD}, {swap_text(stages, swaps[0])}. " if swaps else ""
+    return (
+        f"{swap}{nodes} bring back {percent(stages.alone)} of what makes it {answer}; {random}. Without them "
+        f"{percent(stages.without)} is lost{over}."
     )
 
 

@@ -67,10 +67,13 @@ class Job(threading.Thread):
     def __init__(self, doing: str, work: Callable[[Job], Any], watch: Callable[[], float] | None = None):
         """watch: returns how far the work is, if it does not call `step` itself."""
         super().__init__(daemon=True)  # ends with the server, in the middle of anything: what it writes survives that
-        self.doing, self._share, self._watch = doing, 0.0, watch
+        self.what = self.doing = doing
+        self._share, self._watch = 0.0, watch
         self.result: Any = None
         self.error: IcebearError | None = None
         self.stopped = False
+        self.abandoned = False
+        """Whether it was stopped because no page showed it any more; then it starts anew when one does."""
         self.left: set[str] = set()
         """The visitors who ended their wait, until they are told so."""
         self._waiting: set[str] = set()
@@ -115,6 +118,13 @@ class Job(threading.Thread):
         self._waiting.discard(visitor)
         self.left.add(visitor)
         if not any(map(_is_open, self._waiting)):
+            self.stop()
+
+    def abandon(self, visitor: str) -> None:
+        """Count a visitor no more, whose page shows something else; the work ends if nobody else waits."""
+        self._waiting.discard(visitor)
+        if self.is_alive() and not self.stopped and not any(map(_is_open, self._waiting)):
+            self.abandoned = True
             self.stop()
 
     def stop(self) -> None:

@@ -23,11 +23,10 @@ def forget() -> None:
     st.session_state["typed"] = st.session_state["prompt"]
 
 
-def field(prompt: str, default: str) -> str | None:
+def field(prompt: str, default: str, label: str) -> str | None:
     """Draw the field; None if it is empty. Once after a prompt was typed, icebear fills it, unless a person does; the
     page ends here while it looks for a counterfactual."""
     job = _chosen(prompt)
-    label = "Compared with (counterfactual prompt)"
     hint = "Choose a suggestion, or write a prompt with the same number of tokens"
     options = {"value": default, "placeholder": hint, "on_change": _decide}
     counterfactual = links.bound(st.text_input, label, "counterfactual", **options) or None
@@ -55,7 +54,7 @@ def _chosen(prompt: str) -> Job | None:
     state, request = st.session_state, (served.model_name(), prompt)
     if state.get("typed") != prompt or state.get("counterfactual") or isinstance(markdown.read_prompt(prompt), Chat):
         return None
-    job = _choosing(*request)
+    job = jobs.current(_choosing, *request)
     job.join(jobs.QUICK)
     if jobs.is_awaited(job):
         return job
@@ -113,20 +112,12 @@ def rows(prompt: str) -> list[Suggestion]:
     if st.session_state.get("suggested") != prompt:
         st.button("Suggest prompts", key="suggest", type="tertiary", icon=":material/lightbulb:", on_click=ask)
         return []
-    job = _started(served.model_name(), prompt)
-    if job.is_alive():
-        _waiting(job)
+    job = jobs.current(_started, served.model_name(), prompt)
+    if not jobs.is_done(job):
         return []
     if not job.result:
         st.caption("No suggestion has the same number of tokens and another answer; write one.")
     return job.result or []
-
-
-@st.fragment(run_every=1.0)
-def _waiting(job: Job) -> None:
-    st.caption("Looking for prompts to compare with ...")
-    if not job.is_alive():
-        st.rerun()
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

@@ -20,9 +20,16 @@ from icebear.models.text.answer import Answer, answer_of
 from icebear.models.text.chat import Chat
 from icebear.models.text.prompts import PromptLike
 from icebear.records import TokenScore
+from icebear.steering.flipping.phrases import likelier_form
 
 DEFAULT = "default"
 """AttnLRP; with a counterfactual, difference rules."""
+
+
+def completed(prompt: str, *words: str | None) -> list[str | None]:
+    """Return words as the model continues the prompt with them: with a space before them where that is likelier."""
+    model, read = jobs.model(), markdown.read_prompt(prompt)
+    return [likelier_form(model, read, word) if word else None for word in words]
 
 
 def explained(

@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from icebear.app.web.shared import background, markdown, served
-from icebear.app.web.shared.background import STOPPED, Job, shared
+from icebear.app.web.shared.background import STOPPED, Job, running, shared
 from icebear.db.store import Store
 from icebear.errors import IcebearError, StoreError
 
@@ -64,9 +64,10 @@ def waited(job: Job, stops: bool = False) -> Any:
     if visitor() in job.left and not job.stopped:  # others wait for it
         job.left.discard(visitor())
         raise IcebearError(STOPPED)
-    job.enter(visitor())
+    _enter(job, stops)
     job.join(QUICK)
     if job.is_alive():
+        end_unwatched()
         with slot.container():
             bar = st.progress(0.0)
             if stops:
@@ -106,7 +107,7 @@ def watched(job: Job, draw: Callable[[Any], None] | None = None) -> None:
     """
     if not is_awaited(job) or not (draw or job.result is None):
         st.rerun()
-    job.enter(visitor())
+    _enter(job)
     if draw:
         draw(job.result)
     st.progress(job.share, f"{markdown.plain(doing(job))} ...")
@@ -123,12 +124,44 @@ def visitor() -> str:
     return context.session_id if context else ""
 
 
+def _enter(job: Job, stops: bool = True) -> None:
+    """Count this visitor. stops: the work ends when no page shows it."""
+    job.enter(visitor())
+    if stops:
+        st.session_state.setdefault("watched", set()).add(job)
+
+
+def begin_run() -> None:
+    """Begin a run of the page: what the run before it watched may be shown again."""
+    state = st.session_state
+    jobs = {*state.get("watched_before", ()), *state.get("watched", ())}
+    state.update(watched_before={job for job in jobs if job.is_alive()}, watched=set())
+
+
+def end_unwatched() -> None:
+    """End the work that an earlier run of this page showed, and this one does not."""
+    state = st.session_state
+    for job in state.get("watched_before", set()) - state.get("watched", set()):
+        job.abandon(visitor())
+
+
 def doing(job: Job) -> str:
-    """Return what the job is doing; a model works for one visitor at a time."""
-    loads = list(shared().loads.values())
-    if any(load.result and job.ident and load.result.lock.is_waiting(job.ident) for load in loads):
-        return "Waiting for another tab"
+    """Return what the job is doing, or for which other work it waits; a model does one thing at a time."""
+    for load in list(shared().loads.values()):
+        lock = load.result and load.result.lock
+        if lock and job.ident and lock.is_waiting(job.ident):
+            return next(
+                (f"Waiting for: {other.what}" for other in list(running) if other.ident == lock.holder),
+                "Waiting for another tab",
+            )
     return job.doing
+
+
+def current(start: Any, *request: Any) -> Job:
+    """Return the job that `start`, a cached function, returns; one that nobody watched to its end starts anew."""
+    if start(*request).abandoned:
+        start.clear(*request)
+    return start(*request)
 
 
 def computed(what: str, make: Callable[[Job], Any]) -> Any:
@@ -142,7 +175,7 @@ def computed(what: str, make: Callable[[Job], Any]) -> Any:
 
 def awaited(start: Any, *request: Any, stops: bool = False) -> Any:
     """Wait for the job that `start`, a cached function, returns. After an error it is started again the next time."""
-    job = start(*request)
+    job = current(start, *request)
     try:
         return waited(job, stops)
     finally:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 from streamlit.navigation.page import Page
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from icebear.app.web.shared import background, served
 from icebear.records import Neuron
@@ -53,11 +54,22 @@ def visit() -> Visit:
 
 def navigation() -> Page:
     """Draw the navigation, begin a visit of the view that is chosen, and return its page."""
+    _restore()
     chosen = st.navigation([page(name) for name in VIEWS], position="top")
     view = next(name for name in VIEWS if VIEWS[name].title == chosen.title)
     before: Visit | None = st.session_state.get("visit")
     st.session_state["visit"] = Visit(view, before is None or before.view != view)
     return chosen
+
+
+def _restore() -> None:
+    """Read the URL to which the browser's Back returned; Streamlit drops what the page before it has fields for."""
+    context = get_script_run_ctx()
+    if context and context.is_history_navigation:
+        with context.session_state.query_params() as known:
+            known.populate_from_query_string(context.query_string)
+            known.set_initial_query_params_from_current()
+            known._send_query_param_msg()
 
 
 def page(view: str) -> Page:

@@ -65,6 +65,12 @@ def word(text: str) -> str:
     return token_label(text.strip() or text)
 
 
+def to_top(what: object) -> None:
+    """Scroll to the top of the page, once for each `what`."""
+    top = f"document.querySelector('[data-testid=stMain]').scrollTo(0, 0)  // {what}"
+    st.html(f"<script>{top}</script>", unsafe_allow_javascript=True)
+
+
 def into_view(key: str, result: object) -> None:
     """Scroll to the container with this key when its result is new, unless it is in view."""
     look = f"setTimeout(() => document.querySelector('.st-key-{key}')?.scrollIntoView({{block: 'nearest'}}), 300)"

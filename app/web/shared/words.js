@@ -9,17 +9,19 @@ export default function ({ data, parentElement, setTriggerValue }) {
   }
   const buttons = [...place.querySelectorAll("button")];
   const [from, to] = data.marked ?? [0, 0];
-  const alone = data.words.some(([, start, stop]) => start === from && stop === to);
+  const wholes = data.words.map((_, at) => whole(data.words, at));
+  const alone = wholes.some(([start, stop]) => start === from && stop === to);
   const first = Math.max(0, data.words.findIndex(([, start]) => data.marked && start >= from));
   buttons.forEach((button, at) => {
-    const [, start, stop] = data.words[at];
-    const marked = start < to && stop > from;
+    const [, begun, ended] = data.words[at];
+    const marked = begun < to && ended > from;
     button.setAttribute("aria-pressed", String(marked));
     button.tabIndex = at === first ? 0 : -1;
     button.onclick = (event) => {
+      const [start, stop] = event.altKey ? [begun, ended] : wholes[at];
       const second = place.dataset.pointer === "touch" && alone && !marked;
-      const whole = data.marked && (event.shiftKey || second);
-      const [low, high] = whole ? [Math.min(from, start), Math.max(to, stop)] : [start, stop];
+      const phrase = data.marked && (event.shiftKey || second);
+      const [low, high] = phrase ? [Math.min(from, start), Math.max(to, stop)] : [start, stop];
       const inside = data.words.filter(([, begin, end]) => begin >= low && end <= high);
       setTriggerValue("picked", [low, high, inside.map(([text]) => text).join("")]);
     };
@@ -50,6 +52,7 @@ function drawn(texts) {
     button.type = "button";
     button.textContent = (rest.slice(space.length) + breaks.replace(/[^\n]/g, "")).replaceAll("\n", "⏎");
     button.className = rest.trim() ? "" : "blank";
+    if (!rest.trim()) button.ariaLabel = "space";
     if (!joined(before, text)) {
       const group = document.createElement("span");
       const mark = /[\u0590-\u08ff]/.test(text) ? "\u200f" : "";
@@ -61,6 +64,15 @@ function drawn(texts) {
     before = text;
   }
   return nodes;
+}
+
+// The tokens of the word that a piece belongs to.
+function whole(words, at) {
+  const inside = (left, right) => joined(left[0], right[0]) && /[\p{L}\p{N}]$/u.test(left[0]) && /^[\p{L}\p{N}]/u.test(right[0]);
+  let low = at, high = at;
+  while (words[low - 1] && inside(words[low - 1], words[low])) low -= 1;
+  while (words[high + 1] && inside(words[high], words[high + 1])) high += 1;
+  return [words[low][1], words[high][2]];
 }
 
 function joined(before, text) {

@@ -11,7 +11,7 @@ import pandas
 import streamlit as st
 
 from icebear.app.example import PROMPT
-from icebear.app.web.shared import jobs, links, markdown, served, tables
+from icebear.app.web.shared import jobs, links, markdown, question, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.steering import flips
 from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
@@ -57,7 +57,9 @@ def show() -> None:
 def _choose() -> None:
     """Choose a concept: found from examples, in a file, or of the index."""
     finding: Job | None = st.session_state.get("finding")
-    if finding:
+    if finding and finding.abandoned:
+        del st.session_state["finding"]
+    elif finding:
         try:
             _take(jobs.waited(finding, stops=True))
         finally:
@@ -168,7 +170,7 @@ def _chosen() -> Concept | None:
 def _verdict(concept: Concept) -> bool:
     """Show how well the concept separates held-out texts. Return whether it may be used: it beats chance, or was not
     tested."""
-    headline = f"#### {markdown.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}"
+    headline = f"## {markdown.plain(concept.name)}: {len(concept)} neuron{'' if len(concept) == 1 else 's'}"
     score = score_of(concept.provenance)
     if score is None:
         st.markdown(headline)
@@ -205,7 +207,11 @@ def _neurons(concept: Concept) -> None:
 def _measure(concept: Concept) -> None:
     text = links.bound(st.text_area, "Measure a text", "measured", value=PROMPT, height=80)
     if text.strip():
-        result = concept.measure(jobs.model(), text)
+        try:
+            result = concept.measure(jobs.model(), text)
+        except InputError as error:  # of a text of a single token; the rest of the page stays
+            st.error(markdown.message(error))
+            return
         st.html(markdown.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
         scale = "0 is the mean of the negative examples, 1 their standard deviation; a text has its tokens' mean."
         st.caption(markdown.plain(f"{result.value:+.2f}. {scale}"))
@@ -215,8 +221,8 @@ def _measure(concept: Concept) -> None:
 
 
 def _steer(concept: Concept) -> None:
-    st.markdown("#### Steer")
-    prompt = links.bound(st.text_input, "Continue this text", "prompt", value=PROMPT)
+    st.markdown("## Steer")
+    prompt = links.bound(st.text_input, "Continue this text", "prompt", value=question.PROMPT)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
         kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
@@ -224,7 +230,7 @@ def _steer(concept: Concept) -> None:
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
     settings = (concept, prompt, kl, suppress)
     job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
-    if job is None:
+    if job is None or job.abandoned:
         return
     comparison, recipe = jobs.waited(job, stops=True)
     with st.container(key="steered"):

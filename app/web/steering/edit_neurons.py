@@ -12,9 +12,8 @@ from typing import Any
 
 import streamlit as st
 
-from icebear.app.example import PROMPT
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.app.web.shared import counterfactuals, jobs, links, markdown, served, tables
+from icebear.app.web.shared import counterfactuals, jobs, links, markdown, question, served, tables
 from icebear.app.web.shared.bars import word_bars
 from icebear.app.web.steering import flips
 from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
@@ -45,7 +44,9 @@ CHARTED = 3
 
 
 def show() -> None:
-    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=counterfactuals.forget)
+    prompt = links.bound(
+        st.text_area, "Prompt", "prompt", value=question.PROMPT, height=80, on_change=counterfactuals.forget
+    )
     with st.container(horizontal=True):
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="generate")
         with st.popover("Settings", icon=":material/tune:"):
@@ -91,7 +92,7 @@ def _edits() -> list[Edit]:
     edits = parse_edits(line for line in written.splitlines() if line.strip())
     with lines:
         if edits:
-            st.markdown(f"#### {len(edits)} edit{'s' * (len(edits) > 1)}")
+            st.markdown(f"## {len(edits)} edit{'s' * (len(edits) > 1)}")
         for number, edit in enumerate(edits):
             with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
                 st.markdown(sentence(edit), width="stretch")

@@ -31,7 +31,7 @@ SEARCH = 0.6
 """The share of the time that the search takes; measuring takes the other."""
 SIDE = Markup(
     "<style>mark{{background:rgba(230,180,40,.3);color:inherit;border-radius:.2em}}</style>"
-    '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.6">{}</span>{}</div>'
+    '<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere"><span style="opacity:.75">{}</span>{}</div>'
 )
 
 Wanted = tuple[str, str, str, str | None, int, bool]
@@ -70,6 +70,8 @@ def resume(wanted: Wanted) -> None:
 
 def watch(wanted: Wanted) -> None:
     """Show a flip as soon as it is found, and what is measured of it; until then the progress, or why there is none."""
+    if started(*wanted).abandoned:
+        resume(wanted)
     job = started(*wanted)
     if jobs.is_done(job):
         show(job.result, wanted)
@@ -112,7 +114,7 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
         st.info(f"The model says {new} already; no edit is needed.")
         return
     edits = f"{len(recipe)} edit{'s make' if len(recipe) > 1 else ' makes'}"
-    st.markdown(f"#### {edits} the model say {new} instead of {old}")
+    st.markdown(f"## {edits} the model say {new} instead of {old}")
     if wanted and jobs.is_awaited(started(*wanted)):
         jobs.watched(started(*wanted), _outcome)
     else:

@@ -4,46 +4,30 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.example import PROMPT
-from icebear.app.web.shared import counterfactuals, links, markdown, served
+from icebear.app.web.shared import counterfactuals, links, question, served
 from icebear.app.web.steering import concepts, edit_neurons, flips
 
 
 def _flip() -> None:
-    prompt = links.bound(st.text_area, "Prompt", "prompt", value=PROMPT, height=80, on_change=counterfactuals.forget)
-    left, right = st.columns(2)
-    to = links.bound(left.text_input, "The word it should say", "to", placeholder="desert")
     label = "Source prompt (optional): one that the model continues with this word"
-    source = links.bound(right.text_input, label, "source", placeholder="The camel lives in the")
+    prompt, source, slots = question.prompts(label)
+    offered = st.container()
+    answers = question.answers(prompt, source)
+    to = question.contrast(slots[1], answers, "The word it should say") or answers.contrast or ""
+    with offered:
+        counterfactuals.offer(prompt, source)
     with st.container(horizontal=True):
         slot = st.container(width="content")
         with st.popover("Advanced", icon=":material/tune:"):
             most = links.bound(st.number_input, "Edits at most", "most", 1, 50, flips.MOST)
             unbounded = links.bound(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
-    request = (served.model_name(), prompt, to, source or None, most, unbounded)
+    request = (served.model_name(), prompt, to, source, most, unbounded)
     why = None if to.strip() else "Write the word that the model should say."
     if slot.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=why):
         flips.resume(request)  # only a click starts it again, not each run of the page
         links.to_url(run="flip")
-    if not to.strip():
-        _suggestions(prompt)
-    elif links.from_url("run") == "flip":
+    if to.strip() and links.from_url("run") == "flip":
         flips.watch(request)
-
-
-def _suggestions(prompt: str) -> None:
-    """Suggest source prompts with their answers; a click chooses one."""
-    rows = {row.text: row for row in counterfactuals.rows(prompt)}
-
-    def take() -> None:
-        row = rows.get(st.session_state["chosen_source"])
-        if row:
-            st.session_state.update(source=row.text, to=row.answer)
-
-    names = {text: f"{markdown.plain(text)} → {markdown.word(row.answer)}" for text, row in rows.items()}
-    if names:
-        label = "Or the answer of another prompt"
-        st.pills(label, list(names), format_func=names.__getitem__, key="chosen_source", on_change=take)
 
 
 SECTIONS = {

@@ -12,9 +12,9 @@ import streamlit as st
 from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.explanations import explained
+from icebear.app.web.shared.question import Answers, Request
 from icebear.app.web.steering import flips
 from icebear.app.web.why import ranked_neurons
-from icebear.app.web.why.request import Answers, Request
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
@@ -24,7 +24,6 @@ from icebear.explanation import sentences
 from icebear.explanation.explanation import Explanation, explain, saved_tokens
 from icebear.explanation.saved import SavedExplanation
 from icebear.records import Neuron
-from icebear.steering.flipping.phrases import likelier_form
 
 LONG_TOKENS = 512
 """The largest number of tokens of a prompt that is explained without a question."""
@@ -73,10 +72,7 @@ def _cost(ids: tuple[int, ...], compared: bool) -> tuple[float, float]:
 
 def relevance_of(request: Request) -> Relevance:
     method = request.method or ("default" if request.counterfactual else "attnlrp")
-    model, prompt = jobs.model(), markdown.read_prompt(request.prompt)
-    target, contrast = (
-        likelier_form(model, prompt, text) if text else None for text in (request.target, request.contrast)
-    )
+    target, contrast = explanations.completed(request.prompt, request.target, request.contrast)
     return explained(request.prompt, target, contrast, method, request.counterfactual)
 
 
@@ -128,8 +124,7 @@ def _compared(
     """Return the job that explains the difference between two models, for all visitors."""
     model, read = jobs.model(), markdown.read_prompt(prompt)
     options: dict[str, Any] = {"base_model": jobs.base_model()}
-    for key, text in (("target", target), ("contrast", contrast)):
-        options[key] = likelier_form(model, read, text) if text else None
+    options["target"], options["contrast"] = explanations.completed(prompt, target, contrast)
     options["counterfactual"] = markdown.read_prompt(counterfactual) if counterfactual else None
     return Job("Comparing with the base model", lambda job: explain(model, read, **options))
 
@@ -151,10 +146,10 @@ def fine_tuning(request: Request) -> None:
     if changes is None:
         st.info("Both models give the same number here, so there is no difference to explain.")
         return
-    st.markdown("#### Weights that caused the difference")
+    st.markdown("## Weights that caused the difference")
     causes = [{"changed row": str(change), "caused": change.caused} for change in changes.changes]
     tables.data_table(pandas.DataFrame(causes), column_config={"caused": tables.SIGNED})
-    st.markdown("#### What restoring them undoes")
+    st.markdown("## What restoring them undoes")
     st.caption(
         "The share of the difference that is undone when the first changed rows take the base model's weights, beside "
         "as many rows with the largest norms of their change."

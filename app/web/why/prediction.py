@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.web.shared import background, counterfactuals, jobs, links, markdown, served
+from icebear.app.web.shared import counterfactuals, gallery, jobs, links, markdown, question, served
 from icebear.app.web.shared.bars import Bar, bars
-from icebear.app.web.why import gallery
-from icebear.app.web.why.request import Answers, Request
+from icebear.app.web.shared.question import Request, live
 from icebear.concepts.stages.stage_picture import stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
+from icebear.concepts.stages.stage_sentences import headline
 from icebear.explanation.saved import SavedExplanation
 from icebear.recipe import Recipe
-from icebear.records import Neuron, TokenScore
+from icebear.records import Neuron
 from icebear.render import heatmap
 
 SWITCHES = 6
@@ -37,21 +35,17 @@ RATHER = Markup("<span>not <i>{}</i></span>")
 
 def show() -> None:
     """Show an example from its file if these are its prompts, which needs no model; else what is measured."""
-    first_prompt, first_counterfactual = gallery.example(gallery.NAMES[0]).fields
-    row = st.columns([6, 2, 2], vertical_alignment="bottom")
-    prompt = links.bound(row[0].text_input, "Prompt", "prompt", value=first_prompt, on_change=counterfactuals.forget)
-    counterfactual = counterfactuals.field(prompt, first_counterfactual if prompt == first_prompt else "")
+    prompt, counterfactual, slots = question.prompts()
     offered = st.container()
     example = gallery.known(prompt, counterfactual)
-    answers: Answers | SavedExplanation = example.explanation if example else _live().answers(prompt, counterfactual)
-    target = _chip(row[1], "Answer", "target", answers.predictions, answers.target)
-    rather = answers.counterfactual_predictions or answers.predictions
-    contrast = _chip(row[2], "Rather than", "contrast", rather, answers.contrast)
+    answers = question.answers(prompt, counterfactual)
+    target, contrast = question.target(slots[0], answers), question.contrast(slots[1], answers)
     method = st.session_state.get("method") or st.query_params.get("method")
     request = Request(prompt, counterfactual, target, contrast, method)
     if example and request.is_default:
         shown = example.explanation
         fixed = Request(prompt, counterfactual, shown.target, shown.contrast, None)
+        gallery.verdict(example)
         _page(fixed, shown, lambda: shown, example.flip)
         st.caption(
             "These numbers were measured before, and come with icebear; what is opened or switched is measured now."
@@ -60,24 +54,12 @@ def show() -> None:
             _loading()
     else:
         with st.container():  # one element, measured or not, so that what follows keeps its place
-            begun = _live().tokens(request) if _live().is_short(request) else None
+            begun = live().tokens(request) if live().is_short(request) else None
         if begun:
-            _page(request, begun, partial(_live().staged, request, begun), None)
+            _page(request, begun, partial(live().staged, request, begun), None)
     with offered:
         counterfactuals.offer(prompt, counterfactual)
     gallery.show()
-
-
-def _live() -> ModuleType:
-    """Return the module that measures, as soon as the model is loaded."""
-    jobs.model()
-    return _module("why.measuring")
-
-
-def _module(name: str) -> ModuleType:
-    """Import what imports torch."""
-    with background.importing:
-        return importlib.import_module(f"icebear.app.web.{name}")
 
 
 @st.fragment(run_every=1.0)
@@ -88,22 +70,6 @@ def _loading() -> None:
         st.progress(job.share, f"{markdown.plain(job.doing)} ...")
 
 
-def _chip(slot: Any, label: str, key: str, tokens: Sequence[TokenScore], default: str | None) -> str | None:
-    """Draw a chip with probable tokens; another one can be typed. None is the default."""
-    # A link has these names.
-    texts = {f"{token.text.strip() or repr(token.text)} {token.number}": token.text for token in tokens}
-    chosen = links.bound(
-        slot.selectbox,
-        label,
-        key,
-        list(texts),
-        index=None,
-        placeholder=(default or "any other word").strip(),
-        accept_new_options=True,
-    )
-    return texts.get(chosen, chosen)
-
-
 def _page(
     request: Request, begun: SavedExplanation, finished: Callable[[], SavedExplanation], flip: dict[str, Any] | None
 ) -> None:
@@ -111,6 +77,9 @@ def _page(
     left, right = st.columns([3, 1], vertical_alignment="top")
     with left:
         _head(begun)
+        for typed, token in ((request.target, begun.target), (request.contrast, begun.contrast)):
+            if typed and token and typed.strip() != token.strip():
+                st.caption(f"Of {markdown.word(typed)} the first token is explained: {markdown.word(token)}.")
     switched = st.container()
     with right:
         _switch(request, begun.contrast, flip, switched)
@@ -132,13 +101,13 @@ def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | N
         return
     word = markdown.plain(contrast.strip() or contrast)
     again = partial(st.session_state.pop, "flip_of", None)  # after Stop
-    if not links.bound(st.toggle, f"**Make it say {word}**", "switch", on_change=again):
+    if not links.bound(st.toggle, f"Make it say {word}", "switch", on_change=again):
         return
     with slot.container(border=True):
         if recorded:
-            _module("steering.flips").show(Recipe.from_dict(recorded))
+            question.module("steering.flips").show(Recipe.from_dict(recorded))
         else:
-            _live().flip(request, contrast)
+            live().flip(request, contrast)
 
 
 def _folded(request: Request) -> None:
@@ -149,7 +118,7 @@ def _folded(request: Request) -> None:
         box = st.expander(title, key=f"{name}_open", bind="query-params")
         if box.open:
             with box:
-                getattr(_live(), name)(request)
+                getattr(live(), name)(request)
 
 
 # --- what is saved, and drawn without a model --------------------------------------------------------------
@@ -164,6 +133,8 @@ def _head(explanation: SavedExplanation) -> None:
 
 def _stages(request: Request, stages: StageRecord) -> None:
     """Show the stages, and beside them their switches."""
+    if finding := headline(stages):
+        st.markdown(f"## {markdown.plain(_quoted(finding))}")
     left, right = st.columns([3, 1])
     with right:
         off = _switched_off(request, stages)
@@ -185,7 +156,7 @@ def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
     key = f"{request.prompt} {request.counterfactual}"
     off = [node for name, nodes in parts.items() if not st.toggle(name, True, f"{name} {key}") for node in nodes]
     if off:
-        after = _live().swapped(request, stages, tuple(off))
+        after = live().swapped(request, stages, tuple(off))
         answers = (stages.target, stages.prompt.target, after[0]), (stages.contrast, stages.prompt.contrast, after[1])
         rows = [
             Bar(f"{token.text.strip() or repr(token.text)}{name}", value, f"{value:.2f}", not name)

@@ -24,7 +24,7 @@ def show(relevance: Relevance, prompt: str) -> None:
 
 def _neurons(relevance: Relevance, prompt: str) -> None:
     """Show the ranked nodes, with filters."""
-    st.markdown("#### The neurons behind the difference" if relevance.counterfactual else "#### The neurons behind it")
+    st.markdown("## The neurons behind the difference" if relevance.counterfactual else "## The neurons behind it")
     with st.container(horizontal=True):
         site = SITES[links.bound(st.selectbox, "Component", "site", list(SITES), width=180)]
         position = st.selectbox(

@@ -13,7 +13,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.app.example import MODEL
-from icebear.app.web.shared import markdown, served
+from icebear.app.web.shared import links, markdown, served
 from icebear.explanation.saved import SavedExplanation
 from icebear.render import heatmap
 
@@ -51,14 +51,21 @@ def known(prompt: str, counterfactual: str | None) -> Example | None:
 
 def show() -> None:
     """Offer every example; a click shows it in place of what is shown."""
-    st.markdown("#### Examples")
+    st.markdown("## Examples")
     columns = st.columns(3)
     for number, shown in enumerate(map(example, NAMES)):
         with columns[number % 3].container(border=True):
             st.markdown(f"**{markdown.plain(shown.title)}**")
             st.html(markdown.HEAT.format(_picture(shown.explanation)))
             st.caption(markdown.plain(shown.about))
-            st.button("Show", key=f"example_{number}", on_click=_take, args=(shown,))
+            st.button(f"Show: {shown.title}", key=f"example_{number}", on_click=_take, args=(shown,))
+
+
+def verdict(example: Example) -> None:
+    """Say what an example shows, above it, and show its top when it was chosen."""
+    st.markdown(f"**{markdown.plain(example.title)}.** {markdown.plain(example.about)}")
+    if st.session_state.get("shows"):
+        markdown.to_top(st.session_state["shows"])
 
 
 def _picture(explanation: SavedExplanation) -> Markup:
@@ -71,5 +78,14 @@ def _picture(explanation: SavedExplanation) -> Markup:
 
 
 def _take(example: Example) -> None:
+    """Show an example; one with an answer in a conversation in the chat, which explains the answer's last word."""
+    shown = example.explanation
+    if isinstance(shown.prompt, list) and shown.prompt[-1]["role"] == "assistant":
+        written = sum(position > max(shown.template) for position in range(len(shown.tokens)))
+        *before, answer = shown.prompt
+        chat = [*before, {**answer, "content": answer["content"] + shown.target}]
+        links.go("chat", chat=markdown.prompt_field(chat), turn=str(len(before)), span=f"{written}-{written + 1}")
+        return
     prompt, counterfactual = example.fields
-    st.session_state.update(prompt=prompt, counterfactual=counterfactual, target=None, contrast=None, switch=False)
+    values = {"prompt": prompt, "counterfactual": counterfactual, "target": None, "contrast": None, "switch": False}
+    st.session_state.update(values, shows=st.session_state.get("shows", 0) + 1)
