@@ -77,11 +77,12 @@ def describe(
     polarities: Sequence[str] = POLARITIES if neuron.site != "head" else POLARITIES[:1]
     examples = {polarity: store.examples(neuron, polarity) for polarity in polarities}
     common = [by for by, silent in SILENT.items() if search_vectors and neuron.site not in silent]
+    common = [by for by in common if nearest_by_chance(store, by)[1]]  # 0 without vectors of sentences
     if model and neuron.site == "head":
         from icebear.actmax.heads import attended
 
         store.check(model.fingerprint, model.name)
-        examples["+"] = attended(model, store, neuron, store.facts.get("k"))
+        examples["+"] = attended(model, store, neuron)
     attends_to: Counter[str] = Counter()
     if neuron.site == "head":
         attends_to.update(filter(None, map(attended_piece, examples["+"])))

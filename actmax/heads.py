@@ -45,20 +45,23 @@ def attention_maps(model: Model, rows: Sequence[list[int]]) -> dict[int, Tensor]
     return {layer: weights.float().cpu() for layer, weights in zip(numbers, maps, strict=True) if layer in layers}
 
 
-def attended(model: Model, store: Store, head: Neuron, k: int) -> list[Example]:
-    """Return the first k examples of a head with its attention at their tokens, and save it if the store can be
-    written."""
+def attended(model: Model, store: Store, head: Neuron, k: int | None = None) -> list[Example]:
+    """Return the first k examples (by default all) of a head with its attention at their tokens, and save it if the
+    store can be written."""
     examples, limit = store.examples(head, "+", k), store.facts.get("max_tokens")
     if model.task.stacks != 1:
         return examples
     lacking = [number for number, example in enumerate(examples) if example.relevance is None]
     rows = [model.token_ids(examples[number].sentence.text, limit) for number in lacking]
+    if model.task.is_causal:  # there is no attention to later tokens
+        rows = [ids[: examples[number].token + 1] for number, ids in zip(lacking, rows, strict=True)]
     for part in model.batches(list(map(len, rows)), PASS_ROWS):
         maps = attention_maps(model, [rows[at] for at in part])
         for row, at in enumerate(part if head.layer in maps else ()):
             example = examples[lacking[at]]
             weights = maps[head.layer][row, head.index, example.token, : len(rows[at])]
-            examples[lacking[at]] = replace(example, relevance=tuple(weights.tolist()))
+            later = (0.0,) * (len(example.sentence.tokens) - len(weights))
+            examples[lacking[at]] = replace(example, relevance=(*weights.tolist(), *later))
     with suppress(StoreError):
         new = [examples[number] for number in lacking]
         store.example_tables.add_attributions(

@@ -287,10 +287,13 @@ def statistics_line(card: Card) -> str:
 
 
 def token_count_note(card: Card) -> str:
-    """Return the number of tokens that means are taken over, if it is not all."""
+    """Return the number of tokens that means are taken over, if it is not all, and whether icebear has the index."""
     index = card.made_with["index"]
     averaged, every = index.get("statistics_tokens"), index.get("tokens")
-    return "" if averaged in (None, every) else f" (of {averaged:,} tokens)"
+    notes = [] if averaged in (None, every) else [f"of {averaged:,} tokens"]
+    documents = index.get("limit") or index["documents"]
+    notes += [f"from the index that comes with icebear, of {documents:,} summaries"] if "shipped" in index else []
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def meaning_html(card: Card, polarity: str) -> Markup:

@@ -113,11 +113,15 @@ class ExampleTables:
         return [_example(row, by) for row in rows]
 
     @reads
-    def keys(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return 2 * neuron id + (polarity is -) of each example (E,), ascending; its sentence (E,) and token (E,)."""
-        query = "SELECT 2 * neuron + polarity, sentence, token FROM examples ORDER BY neuron, polarity, rank"
-        rows = np.fromiter(self.file.database.execute(query), dtype=np.dtype("i8, i8, i8"))
-        return rows["f0"], rows["f1"], rows["f2"]
+    def columns(self) -> np.recarray:
+        """Return the examples (E,) with `key` (2 * neuron id + (polarity is -)), `rank`, `sentence`, `token` and
+        `activation`, in order of key and rank."""
+        query = (
+            "SELECT 2 * neuron + polarity, rank, sentence, token, activation FROM examples "
+            "ORDER BY neuron, polarity, rank"
+        )
+        types = [*((name, "i8") for name in ("key", "rank", "sentence", "token")), ("activation", "f8")]
+        return np.fromiter(self.file.database.execute(query), dtype=types).view(np.recarray)
 
     @reads
     def matching(self, query: str, sides: int) -> np.ndarray:
@@ -130,10 +134,15 @@ class ExampleTables:
         return np.bincount(np.fromiter((row[0] for row in rows), dtype=np.int64), minlength=sides)
 
     @reads
-    def total(self, side: int) -> int:
-        """Return the number of examples at 2 * neuron id + (polarity is -)."""
-        query = "SELECT COUNT(*) FROM examples WHERE neuron = ? AND polarity = ?"
-        return self.file.database.execute(query, divmod(side, 2)).fetchone()[0]
+    def totals(self, sides: int) -> np.ndarray:
+        """Return the number of examples (sides,), at 2 * neuron id + (polarity is -)."""
+        rows = self.file.database.execute(
+            "SELECT 2 * neuron + polarity, COUNT(*) FROM examples GROUP BY neuron, polarity"
+        )
+        totals = np.zeros(sides, dtype=np.int64)
+        for side, count in rows:
+            totals[side] = count
+        return totals
 
     def add_attributions(self, method: str, rows: Iterable[tuple[Neuron | str, str, int, list[float], dict]]) -> None:
         """Save rows of neuron, polarity, sentence id, relevance of each token, conservation."""

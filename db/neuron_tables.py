@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -67,6 +67,12 @@ class NeuronTables:
         with_types(numbers.values(), *[Real] * len(numbers))
         known = {name: numbers.pop(name) for name in ("mean", "std", "min", "max", "positive")}
         return NeuronStatistics(as_neuron(neuron), **known, histogram=histogram, more=numbers)
+
+    @reads
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the columns of the table, in order of id."""
+        rows = list(self.file.database.query("SELECT * FROM neurons ORDER BY id"))
+        return {name: [row[name] for row in rows] for name in rows[0]}
 
     @reads
     def statistic(self, neuron: Neuron | str, unit: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import unicodedata
@@ -27,6 +26,8 @@ CHANCE_NEURONS = 20
 """The number of random neurons whose nearest neighbors are the control."""
 RANDOM = 400
 """The number of random tokens, and of random sentences, that give each row the null of its cosines."""
+KURTOSIS = "kurtosis"
+"""The name of the null of `Projection.kurtosis` among the controls of a store."""
 DIRECTIONS = 100
 """The number of random directions."""
 OF_TOKENS = 2000
@@ -58,21 +59,22 @@ def by_words(store: Tables, text: str, k: int = 20) -> list[Hit]:
     store.facts.get("finished")
     words = words_of(text)
     query = _query(words)
-    counts = store.example_tables.matching(query, 2 * store.count("neurons"))
+    sides = 2 * store.count("neurons")
+    counts, totals = store.example_tables.matching(query, sides), store.example_tables.totals(sides)
     outputs, least = _by_output(store, words), store.controls.get("outputs") or math.inf
     sentences, labels = _by_sentences(store, query), _by_labels(store, words)
-    chance = store.facts.get("k") * store.sentences.count(query) / store.count("sentences")
-    scores: np.ndarray = (counts - chance) / math.sqrt(chance + 1) + sentences + OUTPUT * outputs
+    chance = totals * (store.sentences.count(query) / store.count("sentences"))
+    scores: np.ndarray = (counts - chance) / np.sqrt(chance + 1) + sentences + OUTPUT * outputs
     for side, (_, z) in labels.items():
         scores[side] += z
     matched = counts > 0
     matched[list(labels)] = True
-    alone = ~matched & (outputs > least)
+    alone = ~matched & (outputs > least) & (totals > 0)
 
-    def hit(side: int, total: int) -> Hit:
+    def hit(side: int) -> Hit:
         neuron, by = store.neurons.of([side // 2])[side // 2], "sentences" if matched[side] else "weights"
         examples = _examples_text(store)
-        why = [f"{counts[side]:.0f} of {total} {examples} contain the words"] if counts[side] else []
+        why = [f"{counts[side]} of {totals[side]} {examples} contain the words"] if counts[side] else []
         if sentences[side] > NOTABLE:
             why.append(f"{examples} are similar to sentences with the words (z {sentences[side]:.1f})")
         if outputs[side] > least:
@@ -80,11 +82,10 @@ def by_words(store: Tables, text: str, k: int = 20) -> list[Hit]:
         why += [labels[side][0]] if side in labels else []
         return Hit(neuron, POLARITIES[side % 2], float((scores if matched[side] else outputs)[side]), tuple(why), by)
 
-    hits = []
-    for sides, values in ((matched, scores), (alone, outputs)):
-        order = np.flatnonzero(sides)[np.argsort(-values[sides], kind="stable")].tolist()
-        totals = ((side, store.example_tables.total(side)) for side in order)
-        hits += [hit(*row) for row in itertools.islice((row for row in totals if row[1]), k)]
+    hits: list[Hit] = []
+    for chosen, values in ((matched & (totals > 0), scores), (alone, outputs)):
+        order = np.flatnonzero(chosen)[np.argsort(-values[chosen], kind="stable")].tolist()
+        hits += map(hit, order[:k])
     return hits
 
 
@@ -190,10 +191,14 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
     tokens, sentences = store.vectors.get("tokens"), store.vectors.standardized(store.sentences.vectors()[1])
     of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
     store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
+    sentences = sentences if len(sentences) else np.zeros_like(sentences, shape=(1, sentences.shape[1]))
     store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
     largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
     store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE))})
-    store.controls.set({"kurtosis": {name: _kurtosis_by_chance(store, name) for name in store.vectors.writing}})
+    # That of the weights is known in an index that comes with icebear.
+    known = {**(store.controls.get(KURTOSIS) or {}), vectors.LENS: None}
+    kurtoses = {name: known.get(name) or _kurtosis_by_chance(store, name) for name in store.vectors.writing}
+    store.controls.set({KURTOSIS: kurtoses})
 
 
 def kurtosis(logits: np.ndarray) -> np.ndarray:
@@ -264,7 +269,7 @@ def vocabulary_projection(store: Tables, neuron: Neuron | str, k: int, rows: str
         typical,
         lens="direct" if direct else "mean",
         kurtosis=float(kurtosis(logits[None])[0]),
-        kurtosis_by_chance=(store.controls.get("kurtosis") or {}).get(rows, {}).get(f"{neuron.site}.{neuron.layer}"),
+        kurtosis_by_chance=(store.controls.get(KURTOSIS) or {}).get(rows, {}).get(f"{neuron.site}.{neuron.layer}"),
     )
 
 

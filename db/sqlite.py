@@ -36,7 +36,7 @@ FACTS = {
     **dict.fromkeys(("k", "max_tokens", "seed", "shard", "tokens", "statistics_tokens"), int),
     **dict.fromkeys(("limit", "claimed_limit", "documents"), int | None),
     **dict.fromkeys(("sites", "center", "spread", "typical"), list),
-    **{"ceilings": list | None, "counts": dict, "made_with": dict, "finished": bool, "gated": bool},
+    **{"ceilings": list | None, "counts": dict, "made_with": dict, "finished": bool, "gated": bool, "shipped": bool},
 }
 """The fact of an index -> its type in JSON."""
 UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)

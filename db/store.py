@@ -222,15 +222,20 @@ class Store(Tables):
             return f"all documents of {corpus}"
         if size is None:
             return f"the first {limit:,} documents of {corpus}"
-        return f"{limit:,} of {size:,} documents of {corpus}, drawn at random with a fixed seed"
+        shipped = "; this index comes with icebear, icebear index makes a larger one" if facts.get("shipped") else ""
+        return f"{limit:,} of {size:,} documents of {corpus}, drawn at random with a fixed seed{shipped}"
 
     @reads
     def made_with(self) -> dict[str, Any]:
         """Return the provenance of the index, JSON-ready: model, versions, corpus and settings."""
         facts, provenance = self.facts.all(), self.facts.get("made_with")
-        settings = "corpus language limit documents order content k by max_tokens seed tokens statistics_tokens".split()
+        settings = "corpus language limit documents order content k by max_tokens seed tokens statistics_tokens"
         model = {"name": facts["model"], **provenance["model"]}
-        return {**provenance, "model": model, "index": {key: facts[key] for key in settings if key in facts}}
+        return {
+            **provenance,
+            "model": model,
+            "index": {key: facts[key] for key in f"{settings} shipped".split() if key in facts},
+        }
 
     @reads
     def status(self) -> dict[str, Any]:

@@ -185,8 +185,9 @@ def empty_summary(neurons: int, k: int, heads: int = 0) -> ScanSummary:
 def merge(a: ScanSummary, b: ScanSummary) -> ScanSummary:
     """Return the summary of both parts of a corpus; associative and commutative, bit for bit."""
     pairs = ((a.values, b.values), (a.sentences, b.sentences), (a.tokens, b.tokens), (a.written_at, b.written_at))
+    values, sentences, tokens, written_at = (torch.cat(pair, -1) for pair in pairs)
     return ScanSummary(
-        *strongest(*(torch.cat(pair, -1) for pair in pairs), a.values.shape[2]),
+        *strongest(values, sentences, tokens, written_at, a.values.shape[2]),
         statistics={name: kind.merge(a.statistics[name], b.statistics[name]) for name, kind in STATISTICS.items()},
         token_count=a.token_count + b.token_count,
         counted=a.counted + b.counted,

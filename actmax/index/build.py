@@ -141,7 +141,7 @@ def _scan(
 
     A last shard that is shorter is not in the committed summary, because a larger limit would extend it.
     """
-    heads = index_size(model, ["head"]) if "head" in settings.sites else 0
+    heads = index_size(model, [site for site in settings.sites if site == "head"])
     short = empty_summary(index_size(model, settings.sites), settings.k, heads)
     packed = store.scan.progress()
     if "head" in settings.sites:

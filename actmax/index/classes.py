@@ -50,7 +50,7 @@ def ensure_classes(store: Store) -> None:
     """Classify all neurons of a finished index, once. Case and spaces of tokens are ignored."""
     if store.count("classes"):
         return
-    keys, sentences, positions = store.example_tables.keys()
+    examples = store.example_tables.columns()
     codes: dict[str, int] = {}
     ids: list[int] = []
     starts: list[int] = []
@@ -59,5 +59,5 @@ def ensure_classes(store: Store) -> None:
         ids.append(identity)
         starts.append(len(flat))
         flat += [codes.setdefault(token.strip().lower(), len(codes)) for token in tokens]
-    offsets = np.array(starts)[np.searchsorted(np.array(ids), sentences)]
-    store.neurons.set_classes(classify(keys, np.array(flat)[offsets + positions], positions, store.neurons.largest()))
+    rows = np.array(starts)[np.searchsorted(np.array(ids), examples.sentence)] + examples.token
+    store.neurons.set_classes(classify(examples.key, np.array(flat)[rows], examples.token, store.neurons.largest()))

@@ -30,7 +30,7 @@ def ensure_vectors(model: Model, store: Store) -> None:
     makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
         "w_out": lambda: _rows(model, store, direct_rows),
         "w_in": lambda: _rows(model, store, w_in_rows),
-        "examples": lambda: _example_vectors(store),
+        "examples": lambda: _example_vectors(store, model.config.hidden_size),
         **({"lens": lambda: _rows(model, store, partial(_lens_rows, lens))} if lens else {}),
         "tokens": lambda: (unembedding(model, slice(i, i + BLOCK)).cpu().numpy() for i in range(0, words, BLOCK)),
     }
@@ -101,18 +101,23 @@ def _lens_rows(lens: MeanLens, model: Model, site: str, layer: int) -> Tensor | 
     return rows @ lens.jacobian(site, layer).to(rows.device).T
 
 
-def _example_vectors(store: Store) -> Iterator[np.ndarray]:
-    """Yield the mean standardized vectors of examples (`VectorFiles.standardized`), by 2 * id + (polarity is -)."""
+def _example_vectors(store: Store, width: int) -> Iterator[np.ndarray]:
+    """Yield the mean standardized vectors of examples (`VectorFiles.standardized`), by 2 * id + (polarity is -); zeros
+    for an index without vectors of sentences, as that which comes with icebear."""
     ids, rows = store.sentences.vectors()  # (S,), (S, D)
+    if not len(ids):
+        store.facts.set({"center": [0.0] * width, "spread": [1.0] * width})
+        yield np.zeros((2 * store.count("neurons"), width), dtype=np.float32)
+        return
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))
     center = weight.mean(0)
     spread = weight.std(0, correction=0).clamp(min=1e-6)
     store.facts.set({"center": center.tolist(), "spread": spread.tolist()})
     weight = (weight - center) / spread
-    keys, sentences, _ = store.example_tables.keys()  # in order of key
-    examples = torch.from_numpy(np.searchsorted(ids[order], sentences))
-    starts = torch.from_numpy(np.searchsorted(keys, np.arange(2 * store.count("neurons") + 1)))
+    rows = store.example_tables.columns()
+    examples = torch.from_numpy(np.searchsorted(ids[order], rows.sentence))
+    starts = torch.from_numpy(np.searchsorted(rows.key, np.arange(2 * store.count("neurons") + 1)))
     for start in range(0, len(starts) - 1, BLOCK):
         bounds = starts[start : start + BLOCK + 1]
         inside = examples[bounds[0] : bounds[-1]]

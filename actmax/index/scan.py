@@ -182,7 +182,9 @@ class _Reader:
     def summary(self, k: int) -> ScanSummary:
         """Return the summary of the shard, with sums in fixed point so that merging is exact."""
         values, tokens = self.values.mT, self.tokens.mT  # (2, N, sentences)
-        heads = slice(values.shape[1] - index_size(self.model, {"head"} & {*self.settings.sites}), None)
+        heads = slice(
+            values.shape[1] - index_size(self.model, [site for site in self.settings.sites if site == "head"]), None
+        )
         written_at = self.token_ids.gather(1, tokens[0, heads].T.long()).T
         return ScanSummary(
             *strongest(values, self.ids.expand_as(values), tokens, written_at, k),

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 import click
 
 import icebear
+from icebear.app import example
 from icebear.app.cli.options import ModelOptions, named
+from icebear.app.cli.progress import waiting
 from icebear.errors import StoreError
 from icebear.paths import local
 from icebear.records import Meaning, Neuron
+
+
+def store_or_shipped(path: str, load: Callable[[], icebear.Model], name: str = example.MODEL) -> str:
+    """Return the path of the store; where none was named and there is none, that of the index that comes with icebear
+    for the model of this name, if there is one."""
+    from icebear.actmax.index.shipped_index import shipped_index
+
+    if named("store") or local(path).exists():
+        return path
+    with waiting(f"Preparing the index of {name} that comes with icebear, once"), suppress(StoreError):
+        return str(shipped_index(name, load) or path)
+    return path  # of other weights, as with --bits
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import icebear
 from icebear.app.cli.options import ModelOptions, argument, exactly_one, option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import annotating, waiting
-from icebear.app.cli.stores import store_alone, store_if_any
+from icebear.app.cli.stores import store_alone, store_if_any, store_or_shipped
 from icebear.errors import StoreError
 from icebear.records import Neuron
 
@@ -59,6 +60,8 @@ def neuron(options: Options) -> None:
     if options.neuron is None:
         return _significant(options)
     wanted = Neuron.parse(options.neuron)
+    if options.base_model is None:
+        options = replace(options, store=store_or_shipped(options.store, options.model.load, options.model.model))
     if not (options.effects or options.annotate or wanted.site == "head") and options.base_model is None:
         with store_alone(options.store, options.model.model) as store:
             if store:

@@ -1,0 +1,149 @@
+"""The index that comes with icebear for a preset: its strongest sentences, as numbers without text.
+
+Packing takes them from a store. Unpacking reads the texts from the corpus again, and makes a store in the cache that
+lacks only what needs more than the model's weights: the vectors of sentences.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from icebear.actmax.head_attention import MEASURED
+from icebear.actmax.index.corpus import read_corpus, sentence_id
+from icebear.cache import cache_folder
+from icebear.db.search import KURTOSIS
+from icebear.db.sqlite import VERSION
+from icebear.db.store import Store, open_store
+from icebear.errors import StoreError
+from icebear.paths import written
+from icebear.records import Sentence
+
+if TYPE_CHECKING:
+    from icebear.models.model import Model
+
+FOLDER = Path(__file__).with_name("shipped")
+EXAMPLES = 6
+"""The number of sentences of each side of a neuron; heads, which are few, have all."""
+STATISTICS = ("mean", "std", "min", "max", "positive")
+OF_VECTORS = ("center", "spread", "ceilings", "typical")
+"""Facts that are made with the vectors."""
+CONTROLS = (MEASURED, KURTOSIS)
+"""Measurements of the model alone, which take longer than all the rest."""
+
+
+def shipped_index(name: str, load: Callable[[], Model]) -> Path | None:
+    """Return the index that comes with icebear for a model of this name, made in the cache at the first call; None if
+    there is none. load: returns the model, which is needed to make it."""
+    packed = FOLDER / f"{Path(name).name}.npz"
+    if not packed.is_file() or packed.stem != name:
+        return None
+    path = cache_folder() / f"shipped-{name}-{hashlib.sha256(packed.read_bytes()).hexdigest()[:8]}-v{VERSION}.db"
+    with open_store(path) if path.exists() else nullcontext() as store:
+        if store and store.is_complete:
+            return path
+    unpack(packed, load(), path)
+    return path
+
+
+def pack(store: Store, path: Path) -> None:
+    """Write the strongest sentences of a finished index of `wiki-summaries`, and all statistics."""
+    facts = {name: fact for name, fact in store.facts.all().items() if name not in OF_VECTORS}
+    documents = {title: number for number, (title, _) in enumerate(_documents(facts))}
+    sentences = list(store.sentences.starting_at(0))  # in order of id
+    columns = store.neurons.columns()
+    examples = store.example_tables.columns()
+    examples = examples[(examples.rank < EXAMPLES) | (examples.key >= 2 * store.neurons.count())]
+    if any("".join(s.tokens) != s.text[: sum(map(len, s.tokens))] for s in sentences):
+        raise StoreError("The tokens of this index are not parts of its texts, so that they cannot be packed.")
+    about = {
+        "facts": {**facts, "k": EXAMPLES, "shipped": True},
+        **{name: store.controls.get(name) for name in CONTROLS},
+    }
+    with written(path, StoreError) as part, part.open("wb") as file:
+        np.savez_compressed(
+            file,
+            about=np.frombuffer(json.dumps(about).encode(), np.uint8),
+            ids=np.frombuffer(_digest(sentences), np.uint8),
+            documents=np.array([documents[s.title] for s in sentences], np.uint16),
+            starts=np.array([s.start for s in sentences], np.uint16),
+            lengths=np.array([s.end - s.start for s in sentences], np.uint16),
+            tokens=np.array([len(s.tokens) for s in sentences], np.uint16),
+            letters=np.array([len(token) for s in sentences for token in s.tokens], np.uint8),
+            histogram=np.array([json.loads(row) for row in columns["histogram"]], np.uint16),
+            statistics=np.array([columns[name] for name in STATISTICS], np.float16),
+            layers=np.array(columns["layer"], np.uint16),
+            sites=np.array(columns["site"]),
+            indices=np.array(columns["idx"], np.uint16),
+            example_counts=np.bincount(examples.key, minlength=2 * len(columns["id"])).astype(np.uint8),
+            example_sentences=np.searchsorted([s.id for s in sentences], examples.sentence).astype(np.uint16),
+            example_tokens=examples.token.astype(np.uint8),
+            example_values=examples.activation.astype(np.float16),
+        )
+
+
+def unpack(packed: Path, model: Model, path: Path) -> None:
+    """Make the store of a packed index. Raises `StoreError` if model or corpus are not those that it was made of."""
+    from icebear.actmax.index.classes import ensure_classes
+    from icebear.actmax.index.neuron_vectors import ensure_vectors
+
+    with np.load(packed) as file:
+        arrays = dict(file)
+    about = json.loads(arrays["about"].tobytes())
+    facts: dict[str, Any] = about["facts"]
+    if facts["fingerprint"] != model.fingerprint:
+        raise StoreError(f"The index that comes with icebear is of other weights than {model.name}; run icebear index.")
+    sentences = list(_sentences(arrays, facts))
+    if _digest(sentences) != arrays["ids"].tobytes():
+        raise StoreError(f"The index that comes with icebear is of other texts; run icebear index --store {path}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_store(path, create=True) as store, store.exclusively():
+        store.scan.commit({0: [(sentence, b"") for sentence in sentences]}, {}, facts)
+        store.scan.finish(_columns(arrays), _examples(arrays, [s.id for s in sentences]), facts)
+        store.controls.set({name: about[name] for name in CONTROLS})
+        ensure_vectors(model, store)
+        ensure_classes(store)
+
+
+def _documents(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    return read_corpus(facts["corpus"], language=facts["language"], column=facts["column"]).source()
+
+
+def _sentences(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator[Sentence]:
+    documents, letters = dict(enumerate(_documents(facts))), iter(arrays["letters"].tolist())
+    spans = (arrays[name].tolist() for name in ("documents", "starts", "lengths", "tokens"))
+    for number, start, length, count in zip(*spans, strict=True):
+        title, text = documents.get(number, ("", ""))  # the digest tells
+        text = text[start : start + length]
+        ends = [0, *itertools.accumulate(itertools.islice(letters, count))]
+        tokens = tuple(text[begin:end] for begin, end in itertools.pairwise(ends))
+        yield Sentence(sentence_id(text), text, title, start, start + length, tokens)
+
+
+def _digest(sentences: list[Sentence]) -> bytes:
+    return hashlib.sha256(b"".join(s.id.to_bytes(8, "big") for s in sentences)).digest()
+
+
+def _columns(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    columns = {
+        name: arrays[column].tolist() for name, column in (("layer", "layers"), ("site", "sites"), ("idx", "indices"))
+    }
+    columns |= zip(STATISTICS, arrays["statistics"].astype(float).tolist(), strict=True)
+    histograms = [json.dumps(row, separators=(",", ":")) for row in arrays["histogram"].tolist()]
+    return {"id": range(len(histograms)), **columns, "histogram": histograms}
+
+
+def _examples(arrays: dict[str, np.ndarray], ids: list[int]) -> Iterator[tuple]:
+    counts = arrays["example_counts"].astype(int)
+    sides = np.repeat(np.arange(len(counts)), counts)
+    ranks = np.arange(len(sides)) - np.repeat(counts.cumsum() - counts, counts)
+    sentences, values = np.array(ids)[arrays["example_sentences"]], arrays["example_values"].astype(float)
+    columns = (sides // 2, sides % 2, ranks, sentences, arrays["example_tokens"], values)
+    yield from zip(*(column.tolist() for column in columns), strict=True)
