@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
-from serving import browser, open_view, serving, settled, started  # noqa: E402
-
-from icebear.cache import cache_folder  # noqa: E402
+from serving import browser, open_view, serving, settled  # noqa: E402
 
 VIEWS = {
     "why": "",
@@ -27,20 +24,6 @@ VIEWS = {
     "steer": "steer?section=edits",
     "concept": "steer?section=concepts",
 }
-
-
-def door(chromium) -> None:  # type: ignore[no-untyped-def]
-    """The first visit: no index anywhere."""
-    with TemporaryDirectory() as empty:
-        for known in ("models", "corpora"):
-            (Path(empty) / known).symlink_to(cache_folder() / known)
-        with started(Path("first.db"), ICEBEAR_CACHE=empty) as (_, address):
-            page = chromium.new_page(viewport={"width": 1280, "height": 900})
-            for name in ("why", "search"):
-                open_view(page, address, VIEWS[name])
-                page.wait_for_timeout(1000)
-                page.screenshot(path=DOCS / f"door-{name}.png")
-            page.close()
 
 
 def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:  # type: ignore[no-untyped-def]
@@ -102,8 +85,6 @@ def card(address: str, chromium, store: Path) -> None:  # type: ignore[no-untype
 if __name__ == "__main__":
     path = Path(sys.argv[1]).resolve()
     circuit()
-    with browser() as chromium:
-        door(chromium)
     with serving(path) as found, browser() as chromium:
         shoot(found, chromium, 1280, "light", "")
         shoot(found, chromium, 1280, "dark", "-dark")

@@ -114,7 +114,7 @@ def once(smol, desert, desert_by_heads):
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
         patch.setattr("icebear.evaluation.explanations.circuit_graph.EDGE_COUNTS", (30, 60))
         patch.setattr("icebear.evaluation.report.draw", lambda *_: [])
-        patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:3], 2)))
+        patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:4], 2)))
         patch.setattr(
             loading,
             "load_model",

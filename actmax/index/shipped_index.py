@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +43,31 @@ CONTROLS = (MEASURED, KURTOSIS)
 def shipped_index(name: str, load: Callable[[], Model]) -> Path | None:
     """Return the index that comes with icebear for a model of this name, made in the cache at the first call; None if
     there is none. load: returns the model, which is needed to make it."""
-    packed = FOLDER / f"{Path(name).name}.npz"
-    if not packed.is_file() or packed.stem != name:
+    path = shipped_path(name)
+    if path is None:
         return None
-    path = cache_folder() / f"shipped-{name}-{hashlib.sha256(packed.read_bytes()).hexdigest()[:8]}-v{VERSION}.db"
     with open_store(path) if path.exists() else nullcontext() as store:
         if store and store.is_complete:
             return path
-    unpack(packed, load(), path)
+    unpack(_packed(name), load(), path)
     return path
+
+
+def shipped_path(name: str) -> Path | None:
+    """Return where in the cache the index that comes with icebear for a model of this name is, or will be made."""
+    packed = _packed(name)
+    if not packed.is_file() or packed.stem != name:  # a folder of this name may hold any model
+        return None
+    return cache_folder() / f"shipped-{name}-{_version(packed)}-v{VERSION}.db"
+
+
+@cache
+def _version(packed: Path) -> str:
+    return hashlib.sha256(packed.read_bytes()).hexdigest()[:8]
+
+
+def _packed(name: str) -> Path:
+    return FOLDER / f"{Path(name).name}.npz"
 
 
 def pack(store: Store, path: Path) -> None:

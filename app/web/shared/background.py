@@ -19,9 +19,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import streamlit as st
 from streamlit import runtime
 
+from icebear.actmax.index.shipped_index import shipped_index, shipped_path
 from icebear.cache import cache_folder, cached, partial_folder
 from icebear.db.sqlite import VERSION
-from icebear.errors import IcebearError, exhausted
+from icebear.errors import IcebearError, StoreError, exhausted
 from icebear.models.loading.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -226,10 +227,9 @@ def fetched(folder: Path, size: int) -> float:
 
 def small_index(model: str) -> list[Path]:
     """Return the finished small indexes of a model in the cache, the one that the app builds first."""
-    name = escape(Path(model).name)
-    paths = [
-        path for kind in ("summaries", "demo") for path in sorted(cache_folder().glob(f"{kind}-{name}-*-v{VERSION}.db"))
-    ]
+    paths = sorted(cache_folder().glob(f"summaries-{escape(Path(model).name)}-*-v{VERSION}.db"))
+    shipped = shipped_path(model)
+    paths += [shipped] if shipped else []
     return [path for path in paths if index_facts(path).get("model") == model]
 
 
@@ -244,7 +244,8 @@ def index_facts(path: Path) -> dict[str, Any]:
 
 
 def _build(job: Job, loading: Job, path: Path | None) -> Path:
-    """Build an index of summaries at `path`, or the small one in the cache. Return its path."""
+    """Build an index of summaries at `path`, or the small one in the cache, where that does not come with icebear.
+    Return its path."""
     job.doing = "waiting for the model"
     while loading.is_alive():
         job.step(0, 1)
@@ -259,6 +260,12 @@ def _build(job: Job, loading: Job, path: Path | None) -> Path:
     if model.has_family:
         calibrate(model)
     job.step(0, 1)
+    shipped = shipped_path(model.name)
+    if path is None and shipped:
+        job.doing = "preparing the sentences that come with icebear, once"
+        with suppress(StoreError):  # of other weights, as with --bits
+            shipped_index(model.name, lambda: model)
+            return shipped
     job.doing = "fetching the summaries"
     corpus = read_corpus("wiki-summaries", limit=LARGE_INDEX if path else SMALL_INDEX)
     name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-heads-v{VERSION}.db"

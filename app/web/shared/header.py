@@ -6,8 +6,9 @@ from pathlib import Path
 
 import streamlit as st
 
+from icebear.actmax.index.shipped_index import shipped_path
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import LARGE_INDEX, SMALL_INDEX, Job, shared
+from icebear.app.web.shared.background import LARGE_INDEX, SMALL_INDEX, Job, index_facts, shared
 from icebear.cache import cache_folder
 from icebear.errors import StoreError
 
@@ -26,6 +27,8 @@ def show() -> None:
         label = _label(ready)
     except StoreError:  # the file is something else; a view that needs it reports that
         ready, label = False, f"{served.named_store()} cannot be read"
+    if not ready and shipped_path(served.model_name()) and None not in shared().builds:
+        shared().build(jobs.loading())
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         st.markdown("**icebear**", width="content")
         name = Path(served.model_name())
@@ -42,7 +45,7 @@ def _label(ready: bool) -> str:
         return (
             served.named_store().name
             if served.store_path() == served.named_store()
-            else f"{SMALL_INDEX} Wikipedia summaries"
+            else f"{index_facts(served.store_path())['limit']:,} Wikipedia summaries"
         )
     job = shared().builds.get(None)
     return "being built" if job and job.is_alive() else "none"
@@ -94,6 +97,9 @@ def no_store_yet(needs: str) -> bool:
 def offer_sites(site: str) -> None:
     """Ask to build the small index, because the one that is there has no neurons of a site."""
     with st.container(border=True, key="no_index"):
+        if shipped_path(served.model_name()):
+            st.markdown(f"This index has no sentences for {site} neurons. A larger one has them: see *index*, above.")
+            return
         st.markdown(f"This index has no sentences for {site} neurons. The small index of the app has them.")
         _offer("site")
 
