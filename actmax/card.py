@@ -78,15 +78,11 @@ def describe(
     examples = {polarity: store.examples(neuron, polarity) for polarity in polarities}
     common = [by for by, silent in SILENT.items() if search_vectors and neuron.site not in silent]
     common = [by for by in common if nearest_by_chance(store, by)[1]]  # 0 without vectors of sentences
-    if model and neuron.site == "head":
-        from icebear.actmax.heads import attended
-
-        store.check(model.fingerprint, model.name)
-        examples["+"] = attended(model, store, neuron)
     attends_to: Counter[str] = Counter()
     if neuron.site == "head":
-        attends_to.update(filter(None, map(attended_piece, examples["+"])))
-        examples["+"] = of_each_attended(examples["+"])
+        rows = _attended(model, store, neuron) if model else examples["+"]
+        attends_to.update(filter(None, map(attended_piece, rows)))
+        examples["+"] = of_each_attended(rows)
     vocabulary, effects = _of_model(model, store, neuron, k, examples, effect_sentences) if model else ([], {})
     if search_vectors and not model and neuron.site not in SILENT["writes"]:
         vocabulary = [store.vocabulary(neuron, k)]
@@ -112,10 +108,17 @@ def describe(
     )
 
 
+def _attended(model: Model, store: Store, head: Neuron) -> list[Example]:
+    from icebear.actmax.heads import attended
+
+    store.check(model.fingerprint, model.name)
+    return attended(model, store, head)
+
+
 def _of_model(
     model: Model, store: Store, neuron: Neuron, k: int, examples: dict[str, list[Example]], effect_sentences: int
 ) -> tuple[list[Projection], dict[str, Writes]]:
-    """Return the projections and the measured effects. Only this part of a card imports torch."""
+    """Return the projections and the measured effects."""
     from icebear.actmax.writes import writes
     from icebear.concepts.vocabulary.projection import both_projections
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -166,14 +167,17 @@ def _examples_table(
 
 
 def _highlighted(example: Example) -> Text:
-    """The tokens around the extreme one, which stands out."""
+    """The tokens around the extreme one, which stands out; in a file or pipe, which has no styles, in « »."""
     tokens, extreme = example.sentence.tokens, example.token
     text = Text("..." if extreme > 25 else "")
     parts = normalized(list(example.relevance)) if example.relevance else None
     for at in range(max(0, extreme - 25), min(len(tokens), extreme + 8)):
         style = shade(parts[at]) if parts else Style()
-        if tokens[at]:  # empty: part of a character that a later token completes
-            text.append(visible(tokens[at]), style + Style(bold=True, underline=True) if at == extreme else style)
+        piece = visible(tokens[at])  # empty: part of a character that a later token completes
+        if at == extreme and not sys.stdout.isatty():
+            piece = f"{piece[: len(piece) - len(piece.lstrip())]}«{piece.strip()}»"
+        if piece:
+            text.append(piece, style + Style(bold=True, underline=True) if at == extreme else style)
     return text.append("..." if extreme + 8 < len(tokens) else "")
 
 
