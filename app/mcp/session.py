@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 
+from icebear.actmax.index.shipped_index import shipped_path
 from icebear.cache import cached
 from icebear.db.store import Store, open_finished
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
@@ -80,16 +81,21 @@ class Session:
 
     @contextmanager
     def store(self, needs_it: str = "") -> Iterator[Store | None]:
-        """Open the index, if there is one of this model. needs_it: the work that is impossible without an index."""
+        """Open the index, if there is one of this model; else that which comes with icebear, if it is prepared.
+
+        needs_it: the work that is impossible without an index."""
+        shipped = shipped_path(self.model_name)
         with ExitStack() as stack:
             opened = None
             try:
-                if not local(self.store_path).exists():
+                paths = [path for path in (local(self.store_path), shipped) if path and path.exists()]
+                if not paths:
+                    make = f"icebear index --limit 300 --store {self.store_path} --model {self.model_name}"
                     raise StoreError(
-                        f"{needs_it} needs an index of texts; ask the user to run: icebear index --limit 300 --store "
-                        f"{self.store_path} --model {self.model_name}"
+                        f"{needs_it} needs an index of texts; ask the user to run: "
+                        + ("icebear search water" if shipped else make)
                     )
-                opened = stack.enter_context(open_finished(self.store_path, self.model.fingerprint, self.model.name))
+                opened = stack.enter_context(open_finished(paths[0], self.model.fingerprint, self.model.name))
             except StoreError:
                 if needs_it:
                     raise
