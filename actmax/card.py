@@ -77,7 +77,8 @@ def describe(
     polarities: Sequence[str] = POLARITIES if neuron.site != "head" else POLARITIES[:1]
     examples = {polarity: store.examples(neuron, polarity) for polarity in polarities}
     common = [by for by, silent in SILENT.items() if search_vectors and neuron.site not in silent]
-    common = [by for by in common if nearest_by_chance(store, by)[1]]  # 0 without vectors of sentences
+    if store.facts.all().get("shipped"):  # it has no vectors of sentences
+        common = [by for by in common if by != "examples"]
     attends_to: Counter[str] = Counter()
     if neuron.site == "head":
         rows = _attended(model, store, neuron) if model else examples["+"]

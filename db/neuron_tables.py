@@ -30,10 +30,17 @@ class NeuronTables:
         query = "SELECT id FROM neurons WHERE layer = ? AND site = ? AND idx = ?"
         row = self.file.database.execute(query, (neuron.layer, neuron.site, neuron.index)).fetchone()
         if row is None:
-            path, scanned = self.file.path, self.file.facts.all()
-            why = "it has other sites or layers, or its scan is not finished" if scanned else "it is empty"
-            raise StoreError(f"{path} does not have {neuron} ({why}); run icebear index --store {path}.")
+            raise StoreError(f"{self.file.path} does not have {neuron} ({self._why_not(neuron)}).")
         return row[0]
+
+    def _why_not(self, neuron: Neuron) -> str:
+        """Say what there is instead of a neuron."""
+        sizes = self.sizes()
+        if neuron.site in sizes:
+            layers, width = sizes[neuron.site]
+            return f"its layers are 0 to {layers - 1}, their {neuron.site} neurons 0 to {width - 1}"
+        there = f"it has {', '.join(sizes)}, not {neuron.site!r}" if sizes else "its scan is not finished"
+        return f"{there}; run icebear index --store {self.file.path}"
 
     @reads
     def of(self, ids: Iterable[int]) -> dict[int, Neuron]:

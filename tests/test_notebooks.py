@@ -64,7 +64,7 @@ def pages(shared, smol, scanned, tmp_path_factory):
                 patch.setattr("tempfile.mkdtemp", lambda: index)
                 patch.setattr(faithfulness, "SHARES", (0.0, 0.3, 1.0))
                 patch.setattr(faithfulness, "beginnings", lambda *texts, **_: beginnings(*texts, 10, longest=18))
-                patch.setattr(writes, "writes", lambda *card: measured(*card[:3], 2))
+                patch.setattr(writes, "writes", lambda *card: measured(*card[:4], 2))
                 patch.setattr(
                     Model, "_generated", lambda model, batch, n, *rest: generated(model, batch, min(n, 12), *rest)
                 )
