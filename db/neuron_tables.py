@@ -39,8 +39,8 @@ class NeuronTables:
         if neuron.site in sizes:
             layers, width = sizes[neuron.site]
             return f"its layers are 0 to {layers - 1}, their {neuron.site} neurons 0 to {width - 1}"
-        there = f"it has {', '.join(sizes)}, not {neuron.site!r}" if sizes else "its scan is not finished"
-        return f"{there}; run icebear index --store {self.file.path}"
+        lacks = f"it has {', '.join(sizes)}, not {neuron.site!r}" if sizes else "its scan is not finished"
+        return f"{lacks}; run icebear index --store {self.file.path}"
 
     @reads
     def of(self, ids: Iterable[int]) -> dict[int, Neuron]:

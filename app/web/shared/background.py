@@ -22,7 +22,7 @@ from streamlit import runtime
 from icebear.actmax.index.shipped_index import shipped_index, shipped_path
 from icebear.cache import cache_folder, cached, partial_folder
 from icebear.db.sqlite import VERSION
-from icebear.errors import IcebearError, StoreError, exhausted
+from icebear.errors import IcebearError, exhausted
 from icebear.models.loading.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Shared:
             before = self.builds.get(path)
             if before is None or before.error:
                 self.builds[path] = Job(
-                    f"Building an index of {LARGE_INDEX:,} summaries" if path else "Building the small index",
+                    f"Building {path.name}" if path else "Building the small index",
                     lambda job: _build(job, model, path),
                 )
 
@@ -244,7 +244,7 @@ def index_facts(path: Path) -> dict[str, Any]:
 
 
 def _build(job: Job, loading: Job, path: Path | None) -> Path:
-    """Build an index of summaries at `path`, or the small one in the cache, where that does not come with icebear.
+    """Build an index of summaries at `path`, or the small one in the cache; or prepare the one that comes with icebear.
     Return its path."""
     job.doing = "waiting for the model"
     while loading.is_alive():
@@ -260,12 +260,10 @@ def _build(job: Job, loading: Job, path: Path | None) -> Path:
     if model.has_family:
         calibrate(model)
     job.step(0, 1)
-    shipped = shipped_path(model.name)
-    if path is None and shipped:
+    if path is not None and path == shipped_path(model.name):
         job.doing = "preparing the sentences that come with icebear, once"
-        with suppress(StoreError):  # of other weights, as with --bits
-            shipped_index(model.name, lambda: model)
-            return shipped
+        shipped_index(model.name, lambda: model)
+        return path
     job.doing = "fetching the summaries"
     corpus = read_corpus("wiki-summaries", limit=LARGE_INDEX if path else SMALL_INDEX)
     name = f"summaries-{Path(model.name).name}-{model.dtype_name}-{model.fingerprint[:6]}-heads-v{VERSION}.db"

@@ -27,8 +27,9 @@ def show() -> None:
         label = _label(ready)
     except StoreError:  # the file is something else; a view that needs it reports that
         ready, label = False, f"{served.named_store()} cannot be read"
-    if not ready and shipped_path(served.model_name()) and None not in shared().builds:
-        shared().build(jobs.loading())
+    shipped = shipped_path(served.model_name())
+    if not ready and shipped and shipped not in shared().builds:
+        shared().build(jobs.loading(), shipped)
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         st.markdown("**icebear**", width="content")
         name = Path(served.model_name())
@@ -45,10 +46,14 @@ def _label(ready: bool) -> str:
         return (
             served.named_store().name
             if served.store_path() == served.named_store()
-            else f"{index_facts(served.store_path())['limit']:,} Wikipedia summaries"
+            else f"{_documents(served.store_path()):,} Wikipedia summaries"
         )
-    job = shared().builds.get(None)
-    return "being built" if job and job.is_alive() else "none"
+    return "being built" if any(job.is_alive() for job in shared().builds.values()) else "none"
+
+
+def _documents(path: Path) -> int:
+    facts = index_facts(path)
+    return facts["limit"] or facts["documents"]
 
 
 def _about(ready: bool) -> None:
@@ -97,9 +102,6 @@ def no_store_yet(needs: str) -> bool:
 def offer_sites(site: str) -> None:
     """Ask to build the small index, because the one that is there has no neurons of a site."""
     with st.container(border=True, key="no_index"):
-        if shipped_path(served.model_name()):
-            st.markdown(f"This index has no sentences for {site} neurons. A larger one has them: see *index*, above.")
-            return
         st.markdown(f"This index has no sentences for {site} neurons. The small index of the app has them.")
         _offer("site")
 
@@ -107,7 +109,7 @@ def offer_sites(site: str) -> None:
 def _offer(where: str) -> None:
     """Say what an index is for, how long it takes and where it is written; build the small one on a click."""
     job = shared().builds.get(None)
-    if job and job.is_alive():
+    if any(build.is_alive() for build in shared().builds.values()):
         st.caption("It is being built; the progress is at the top of the page, and the page then updates itself.")
         return
     _outcome(job)

@@ -151,7 +151,8 @@ def doing(job: Job) -> str:
         lock = load.result and load.result.lock
         if lock and job.ident and lock.is_waiting(job.ident):
             return next(
-                (f"Waiting for: {other.what}" for other in list(running) if other.ident == lock.holder),
+                # A thread that ended may have had the same number.
+                (f"Waiting for: {o.what}" for o in list(running) if o.ident == lock.holder and o.is_alive()),
                 "Waiting for another tab",
             )
     return job.doing
