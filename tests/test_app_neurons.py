@@ -142,7 +142,19 @@ def test_a_neuron_of_a_site_that_the_index_lacks_has_its_vocabulary_and_asks_to_
 def no_small_index(monkeypatch):
     """Whoever runs the tests may have one."""
     monkeypatch.setattr(background, "small_index", lambda model: [])
+    monkeypatch.setattr("icebear.app.web.shared.header.shipped_path", lambda name: None)
     monkeypatch.setattr(shared(), "builds", {})
+
+
+def test_the_index_that_comes_with_icebear_is_prepared_at_the_first_visit(environment, smol, tmp_path, monkeypatch):
+    set_up(monkeypatch, store=str(tmp_path / "none.db"))
+    monkeypatch.setattr(shared(), "builds", {})
+    with monkeypatch.context() as before:
+        before.setattr(background, "small_index", lambda model: [])
+        fine(visit("neurons", text="bear"))
+        (job,) = shared().builds.values()
+        assert job.outcome() == background.shipped_path(smol.name)
+    assert results(fine(visit("neurons", text="bear")))
 
 
 @pytest.fixture
