@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from icebear import values
 from icebear.actmax.head_attention import HeadAttention, attended_piece, of_each_attended
 from icebear.actmax.page import Card
-from icebear.db.search import nearest, nearest_by_chance
+from icebear.db.search import comparisons, nearest, nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import EFFECT_SENTENCES, POLARITIES, Example, Meaning, Neuron, Projection, Writes, as_neuron
 from icebear.values import typed
@@ -76,9 +76,7 @@ def describe(
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
     polarities: Sequence[str] = POLARITIES if neuron.site != "head" else POLARITIES[:1]
     examples = {polarity: store.examples(neuron, polarity) for polarity in polarities}
-    common = [by for by, silent in SILENT.items() if search_vectors and neuron.site not in silent]
-    if store.facts.all().get("shipped"):  # it has no vectors of sentences
-        common = [by for by in common if by != "examples"]
+    common = [by for by in comparisons(store) if search_vectors and neuron.site not in SILENT[by]]
     attends_to: Counter[str] = Counter()
     if neuron.site == "head":
         rows = _attended(model, store, neuron) if model else examples["+"]

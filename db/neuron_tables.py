@@ -30,11 +30,11 @@ class NeuronTables:
         query = "SELECT id FROM neurons WHERE layer = ? AND site = ? AND idx = ?"
         row = self.file.database.execute(query, (neuron.layer, neuron.site, neuron.index)).fetchone()
         if row is None:
-            raise StoreError(f"{self.file.path} does not have {neuron} ({self._why_not(neuron)}).")
+            raise StoreError(f"{self.file.path} does not have {neuron} ({self.why_not(neuron)}).")
         return row[0]
 
-    def _why_not(self, neuron: Neuron) -> str:
-        """Say what there is instead of a neuron."""
+    def why_not(self, neuron: Neuron) -> str:
+        """Say what the index has instead of a neuron that it lacks."""
         sizes = self.sizes()
         if neuron.site in sizes:
             layers, width = sizes[neuron.site]

@@ -157,6 +157,12 @@ def _examples_text(store: Tables) -> str:
 
 
 @reads
+def comparisons(store: Tables) -> list[str]:
+    """Return the kinds of similarity that an index has; that which comes with icebear has no vectors of sentences."""
+    return [by for by in NEAR if by != "examples" or not store.facts.all().get("shipped")]
+
+
+@reads
 def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
     one_of(by, "kind of similarity", NEAR)
     one_of(polarity, "polarity", POLARITIES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,20 @@ def open_finished(path: str | Path, fingerprint: str, model_name: str) -> Iterat
         store.check(fingerprint, model_name)
         store.facts.get("finished")
         yield store
+
+
+def complete_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of a complete index, or nothing. Raises `StoreError` if the file is something else."""
+    if not path.exists():
+        return {}
+    with open_store(path) as store:
+        return store.facts.all() if store.is_complete else {}
+
+
+def documents_read(facts: Mapping[str, Any]) -> int | None:
+    """Return how many documents an index holds, if that is known."""
+    limit, size = facts.get("limit"), facts.get("documents")
+    return min((number for number in (limit, size) if number is not None), default=None)
 
 
 class Store(Tables):

@@ -18,7 +18,7 @@ from icebear.actmax.index.corpus import Corpus
 from icebear.actmax.index.engines import Engine, in_process
 from icebear.actmax.index.head_norms import head_means
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
-from icebear.actmax.index.scan import INDEXED, Settings, index_size, indexed_sites, shards
+from icebear.actmax.index.scan import INDEXED, Settings, head_count, index_size, indexed_sites, shards
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need
 from icebear.models.model import Model
@@ -141,8 +141,7 @@ def _scan(
 
     A last shard that is shorter is not in the committed summary, because a larger limit would extend it.
     """
-    heads = index_size(model, [site for site in settings.sites if site == "head"])
-    short = empty_summary(index_size(model, settings.sites), settings.k, heads)
+    short = empty_summary(index_size(model, settings.sites), settings.k, head_count(model, settings.sites))
     packed = store.scan.progress()
     if "head" in settings.sites:
         means = load(packed.pop("head_means"))["head_means"] if packed else head_means(model)

@@ -57,6 +57,11 @@ def index_size(model: Model, sites: Sequence[str]) -> int:
     return sum(model.layers * model.width(site) for site in sites)
 
 
+def head_count(model: Model, sites: Sequence[str]) -> int:
+    """Return the number of heads of an index with these sites; their ids are the last ones."""
+    return index_size(model, [site for site in sites if site == "head"])
+
+
 def indexed_sites(model: Model, sites: Sequence[str], by: str) -> tuple[str, ...]:
     """Return the sites of an index without repetition, heads last: so the ids of neurons do not depend on them. Heads
     are left out where the model has no attention heads, and in an index by relevance."""
@@ -182,9 +187,7 @@ class _Reader:
     def summary(self, k: int) -> ScanSummary:
         """Return the summary of the shard, with sums in fixed point so that merging is exact."""
         values, tokens = self.values.mT, self.tokens.mT  # (2, N, sentences)
-        heads = slice(
-            values.shape[1] - index_size(self.model, [site for site in self.settings.sites if site == "head"]), None
-        )
+        heads = slice(values.shape[1] - head_count(self.model, self.settings.sites), None)
         written_at = self.token_ids.gather(1, tokens[0, heads].T.long()).T
         return ScanSummary(
             *strongest(values, self.ids.expand_as(values), tokens, written_at, k),

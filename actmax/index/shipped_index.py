@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from icebear.actmax.index.corpus import read_corpus, sentence_id
 from icebear.cache import cache_folder
 from icebear.db.search import KURTOSIS
 from icebear.db.sqlite import VERSION
-from icebear.db.store import Store, open_store
+from icebear.db.store import Store, complete_facts, open_store
 from icebear.errors import StoreError
 from icebear.paths import written
 from icebear.records import Sentence
@@ -44,12 +43,8 @@ def shipped_index(name: str, load: Callable[[], Model]) -> Path | None:
     """Return the index that comes with icebear for a model of this name, made in the cache at the first call; None if
     there is none. load: returns the model, which is needed to make it."""
     path = shipped_path(name)
-    if path is None:
-        return None
-    with open_store(path) if path.exists() else nullcontext() as store:
-        if store and store.is_complete:
-            return path
-    unpack(_packed(name), load(), path)
+    if path and not complete_facts(path):
+        unpack(_packed(name), load(), path)
     return path
 
 

@@ -28,7 +28,7 @@ from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import nearest, vocabulary_projection
 from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
-from icebear.errors import IcebearError, InputError, ModelError
+from icebear.errors import IcebearError, InputError, ModelError, StoreError
 from icebear.models.model import Model
 from icebear.records import FEW_WORDS, Example, Neuron, Projection, Writes
 from icebear.render import heatmap
@@ -76,12 +76,10 @@ def _polarity() -> str:
 
 def check(opened: Store, neuron: Neuron) -> None:
     """Raise `InputError` if the index has no such neuron, with those that there are."""
-    layers, width = opened.neurons.sizes()[neuron.site]
-    if neuron.layer >= layers or neuron.index >= width:
-        raise InputError(
-            f"There is no {neuron}: the layers are 0 to {layers - 1}, their {neuron.site} neurons 0 to {width - 1}. "
-            "Enter another neuron."
-        )
+    try:
+        opened.neurons.id(neuron)
+    except StoreError:
+        raise InputError(f"There is no {neuron}: {opened.neurons.why_not(neuron)}. Enter another neuron.") from None
 
 
 def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:

@@ -14,7 +14,7 @@ from icebear.actmax.card import LARGE, SILENT
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import links, markdown, served, tables
 from icebear.app.web.shared.header import no_store_yet
-from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, by_words, nearest, nearest_by_chance
+from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, by_words, comparisons, nearest, nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import Hit, Neuron
 
@@ -92,6 +92,9 @@ def _similar() -> None:
     neuron = Neuron.parse(name)
     with served.store(neuron.site) as opened:
         neuron_card.check(opened, neuron)
+        if by not in comparisons(opened):
+            st.caption("The index that comes with icebear does not compare sentences; a larger index does.")
+            return
         median, largest = nearest_by_chance(opened, by)
         st.caption(
             f"In brackets: the cosine. The most similar to a random neuron has {median:.2f}, at most {largest:.2f}."

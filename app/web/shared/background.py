@@ -22,6 +22,7 @@ from streamlit import runtime
 from icebear.actmax.index.shipped_index import shipped_index, shipped_path
 from icebear.cache import cache_folder, cached, partial_folder
 from icebear.db.sqlite import VERSION
+from icebear.db.store import complete_facts
 from icebear.errors import IcebearError, exhausted
 from icebear.models.loading.presets import PRESETS
 
@@ -230,17 +231,7 @@ def small_index(model: str) -> list[Path]:
     paths = sorted(cache_folder().glob(f"summaries-{escape(Path(model).name)}-*-v{VERSION}.db"))
     shipped = shipped_path(model)
     paths += [shipped] if shipped else []
-    return [path for path in paths if index_facts(path).get("model") == model]
-
-
-def index_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a complete index, or nothing. Raises `StoreError` if the file is something else."""
-    from icebear.db.store import open_store
-
-    if not path.exists():
-        return {}
-    with open_store(path) as opened:
-        return opened.facts.all() if opened.is_complete else {}
+    return [path for path in paths if complete_facts(path).get("model") == model]
 
 
 def _build(job: Job, loading: Job, path: Path | None) -> Path:

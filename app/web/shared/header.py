@@ -8,8 +8,9 @@ import streamlit as st
 
 from icebear.actmax.index.shipped_index import shipped_path
 from icebear.app.web.shared import jobs, markdown, served
-from icebear.app.web.shared.background import LARGE_INDEX, SMALL_INDEX, Job, index_facts, shared
+from icebear.app.web.shared.background import LARGE_INDEX, SMALL_INDEX, Job, shared
 from icebear.cache import cache_folder
+from icebear.db.store import complete_facts, documents_read
 from icebear.errors import StoreError
 
 WHAT_FOR = (
@@ -46,14 +47,9 @@ def _label(ready: bool) -> str:
         return (
             served.named_store().name
             if served.store_path() == served.named_store()
-            else f"{_documents(served.store_path()):,} Wikipedia summaries"
+            else f"{documents_read(complete_facts(served.store_path())):,} Wikipedia summaries"
         )
     return "being built" if any(job.is_alive() for job in shared().builds.values()) else "none"
-
-
-def _documents(path: Path) -> int:
-    facts = index_facts(path)
-    return facts["limit"] or facts["documents"]
 
 
 def _about(ready: bool) -> None:

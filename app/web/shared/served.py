@@ -11,7 +11,7 @@ from typing import Any
 
 from icebear.app import example
 from icebear.app.web.shared import background
-from icebear.db.store import Store, open_store
+from icebear.db.store import Store, complete_facts, open_store
 from icebear.errors import IcebearError
 
 
@@ -52,7 +52,7 @@ def store_path(site: str | None = None) -> Path:
 
 
 def _has(path: Path, site: str | None) -> bool:
-    facts = background.index_facts(path)
+    facts = complete_facts(path)
     return bool(facts) and site in (None, *facts["sites"])
 
 
