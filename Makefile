@@ -8,8 +8,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install demo app pictures docs check test random lint pytest dist
 
 # Of 22,000 files that pip would compile, Python imports less than a fifth, and compiles those itself.
+# Quiet twice: errors only, and no line for each place of an index that is not there.
 # setuptools warns of each folder of templates and data, which setup.py has as data of its package.
-PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 install: .venv/installed
 

@@ -53,7 +53,7 @@ WRITES = "What the neuron writes at its maximally activating sentences"
 HEAD_WRITES = "What the head writes in the sentences in which it writes most"
 HEAD_HEADING = "Sentences in which it writes most"
 HEAD_MARKS = "Underlined: the token where it writes; the number is the norm of what it writes there, less its mean."
-HEAD_SENTENCES = "For each token that it attends to, the sentence in which it writes most."
+HEAD_SENTENCES = "Each sentence is the one in which it writes most, for one token that it attends to."
 HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
@@ -220,7 +220,7 @@ def attended_line(card: Card) -> str:
     """Say which sentences of a head are shown, and which tokens it attends to in all of them."""
     count = sum(card.attends_to.values())
     often = ", ".join(f"{piece!r} in {times}" for piece, times in card.attends_to.items() if times > 1)
-    return f"{HEAD_SENTENCES} Of its {count} strongest sentences it attends to {often or 'another token in each'}."
+    return f"{HEAD_SENTENCES} Among its {count} strongest sentences, it attends to {often or 'another token in each'}."
 
 
 def _example(example: Example, of_head: bool) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class Store(Tables):
             return f"all documents of {corpus}"
         if size is None:
             return f"the first {limit:,} documents of {corpus}"
-        shipped = "; this index comes with icebear, icebear index makes a larger one" if facts.get("shipped") else ""
+        shipped = "; it comes with icebear, and icebear index makes a larger one" if facts.get("shipped") else ""
         return f"{limit:,} of {size:,} documents of {corpus}, drawn at random with a fixed seed{shipped}"
 
     @reads
