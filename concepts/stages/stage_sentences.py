@@ -107,17 +107,17 @@ def headline(stages: StageRecord) -> str:
         return ""
     if stages.says_little:
         return _little(stages)
-    nodes, answer = set_text(stages), question(stages).removeprefix("Why ").removesuffix("?")
+    share = f"{set_text(stages)} bring back {percent(stages.alone)} of the difference between the prompts"
     random = f"as many random ones {percent(stages.random)}"
     if stages.alone <= stages.random + ABOVE_RANDOM:
-        return f"{nodes} bring back {percent(stages.alone)} of what makes it {answer}: no more than random, {random}."
+        return f"{share}: no more than random, {random}."
     over = ", which overshoots" if max(stages.alone, stages.without or 0) > OVERSHOOT else ""
     swaps = [swap for swap in shown_swaps(stages) if _change(swap) >= SHOWN_CHANGE]
-    swap = f"{ONE_HEAD}, {swap_text(stages, swaps[0])}. " if swaps else ""
-    return (
-        f"{swap}{nodes} bring back {percent(stages.alone)} of what makes it {answer}; {random}. Without them "
-        f"{percent(stages.without)} is lost{over}."
-    )
+    swap = ""
+    if swaps:
+        when = f"When {swaps[0].neuron} alone takes its counterfactual value, the probabilities change"
+        swap = f"{when}: {changes_text(stages, swaps[0])}. "
+    return f"{swap}{share}; {random}. Without them {percent(stages.without)} is lost{over}."
 
 
 def _little(stages: StageRecord) -> str:
@@ -254,13 +254,18 @@ def _change(swap: Swap) -> float:
 
 
 def swap_text(stages: StageRecord, swap: Swap) -> str:
+    return f"{swap.neuron}: {changes_text(stages, swap)}"
+
+
+def changes_text(stages: StageRecord, swap: Swap) -> str:
+    """Return the probabilities of the target and the contrast before and after a swap."""
     tokens = [stages.target, *([stages.contrast] if stages.contrast else [])]
     changes = [
         f"{token.text!r} {before:.2f} -> {after:.2f}"
         for token, before, after in zip(tokens, swap.before, swap.after, strict=False)
         if before is not None and after is not None
     ]
-    return f"{swap.neuron}: {', '.join(changes)}"
+    return ", ".join(changes)
 
 
 def _written(stages: StageRecord) -> str:
