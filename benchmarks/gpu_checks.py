@@ -108,6 +108,14 @@ def counterfactual(ids: list[int]) -> list[int]:
     return [*ids[:2], 50, *ids[3:]]
 
 
+def most_changed(model: Model, ids: list[int]) -> tuple[int, int, list[int]]:
+    """Return the tokens that the prompt raises and lowers most above its counterfactual, and this one: in bfloat16 the
+    logits of other tokens can be equal."""
+    pair = patched_pair(model, ids, counterfactual(ids), TARGET, CONTRAST)
+    change = pair.prompt.logits - pair.counterfactual.logits
+    return int(change.argmax()), int(change.argmin()), counterfactual(ids)
+
+
 def sentences(count: int) -> list[Sentence]:
     rows = [prompt(8 + number % 30, number) for number in range(count)]
     return [Sentence(number, " ".join(map(str, ids)), "", 0, 0) for number, ids in enumerate(rows)]
@@ -311,7 +319,7 @@ def quick_part(device: str, quick: bool, shape: str) -> Iterator[dict[str, Any]]
             "one counterfactual, all neurons": partial(
                 attribute, model, ids, TARGET, contrast=CONTRAST, counterfactual=counterfactual(ids)
             ),
-            **({"stages": partial(stages, model, ids, TARGET, CONTRAST, counterfactual(ids))} if length <= 128 else {}),
+            **({"stages": partial(stages, model, ids, *most_changed(model, ids))} if length <= 128 else {}),
         }
         yield from (row(f"{length} tokens: {name}", value) for name, value in ratios(cases, device, quick).items())
         if device == "cuda":

@@ -294,6 +294,15 @@ def test_what_has_no_stages_is_refused(smol):
         stages(smol, "The capital of France is", counterfactual="The capital of France is")
 
 
+def test_prompts_without_a_difference_have_no_stages():
+    model = made("llama")
+    with torch.no_grad():
+        head = model.net.get_output_embeddings().weight
+        head[CONTRAST] = head[TARGET]
+    with pytest.raises(InputError):
+        stages(model, PROMPT, TARGET, CONTRAST, OTHER)
+
+
 def test_a_claim_of_stages_is_measured_again(smol, france, tmp_path):
     """Its value and control are those of the stages; in another model of the same shape it fails."""
     from icebear import check

@@ -22,6 +22,7 @@ from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.prefix import Prefix, logits_at
 from icebear.concepts.passes.run import Logits, forward
 from icebear.concepts.passes.sites import hooks
+from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.model import Model
@@ -101,8 +102,13 @@ class PatchedPair:
         return self.number(self.prompt.logits).item(), self.number(self.counterfactual.logits).item()
 
     def shares(self, logits: Tensor) -> list[float]:
-        """Return F (N) of logits (N, V)."""
+        """Return F (N) of logits (N, V). Raises `InputError` if the prompts do not differ."""
         complete, compared = self.ends
+        if complete == compared:  # bfloat16 rounds small differences away
+            raise InputError(
+                f"Both prompts give the same {'logit' if self.contrast is None else 'logit difference'}, {complete:.3g}, "
+                "so there is nothing to explain; change the target, the contrast or the counterfactual."
+            )
         return [(number - compared) / (complete - compared) for number in self.number(logits.double()).tolist()]
 
     def logits(self, states: Sequence[State]) -> Tensor:
