@@ -8,8 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -52,6 +52,16 @@ def stoppable(command: Callable[[], None]) -> None:
         writer.close()
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """In a block, Ctrl-C raises `KeyboardInterrupt`, so that it ends one command of several."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     _received.append(number)
     while frame is not None:
@@ -63,7 +73,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _watch(reader: socket.socket) -> None:
     while data := reader.recv(1):
-        if data[0] in SIGNALS:
+        if data[0] in SIGNALS and signal.getsignal(data[0]) is _stop:
             time.sleep(GRACE)
             _end(data[0])
 

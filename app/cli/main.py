@@ -21,9 +21,12 @@ from icebear.app.cli.streams import filtered
 from icebear.errors import IcebearError, InputError, SameAnswer, exhausted
 
 ORDER = (
-    "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate check app mcp doctor"
+    "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate check "
+    "app shell mcp doctor"
 )
 """The verbs in the order of the help; others come last."""
+ARGUMENTS = "icebear.arguments"
+"""Where a context has the words of the command, which an error repeats."""
 
 
 class Group(Verbs):
@@ -33,7 +36,7 @@ class Group(Verbs):
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.obj = tuple(args)  # to repeat the command in an error
+        ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **how: Any) -> Any:
@@ -49,7 +52,9 @@ class Group(Verbs):
                 raise
             if os.environ.get("ICEBEAR_DEBUG"):
                 traceback.print_exception(error)
-            command = ("icebear", *ctx.obj, "--contrast", known.contrast) if isinstance(known, SameAnswer) else ()
+            command = (
+                ("icebear", *ctx.meta[ARGUMENTS], "--contrast", known.contrast) if isinstance(known, SameAnswer) else ()
+            )
             click.echo(f"icebear: {known}" + f" Try: {shlex.join(command)}" * bool(command), err=True)
             sys.exit(1)
 

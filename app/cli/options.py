@@ -235,10 +235,17 @@ class ModelOptions:
     accept_terms: bool
 
     def load(self, name: str | None = None) -> icebear.Model:
-        """Load this model, or another one with the same arguments."""
+        """Load this model, or another one with the same arguments. `icebear shell` loads each once, and keeps two."""
         name = self.model if name is None else name
-        with waiting(f"Loading {name}"):
-            return icebear.load_model(name, **self.arguments)
+        loaded = click.get_current_context().ensure_object(dict)
+        key = (name, *self.arguments.items())
+        if key not in loaded:
+            with waiting(f"Loading {name}"):
+                model = icebear.load_model(name, **self.arguments)
+            for oldest in [*loaded][:-1]:
+                del loaded[oldest]
+            loaded[key] = model
+        return loaded[key]
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -44,9 +44,9 @@ def unfiltered(stream: TextIO) -> TextIO:
 
 @contextmanager
 def filtered() -> Iterator[None]:
-    """Filter stdout and stderr in a block."""
+    """Filter stdout and stderr in a block, once: a command may run in another one."""
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, Filtered(stream)) for stream in streams)
+    sys.stdout, sys.stderr = (cast(TextIO, Filtered(unfiltered(stream))) for stream in streams)
     try:
         yield
     finally:

@@ -106,8 +106,8 @@ class PatchedPair:
         complete, compared = self.ends
         if complete == compared:  # bfloat16 rounds small differences away
             raise InputError(
-                f"Both prompts give the same {'logit' if self.contrast is None else 'logit difference'}, {complete:.3g}, "
-                "so there is nothing to explain; change the target, the contrast or the counterfactual."
+                f"Target minus contrast is {complete:.3g} logits after both prompts, so there is nothing to explain; "
+                "change one of the four."
             )
         return [(number - compared) / (complete - compared) for number in self.number(logits.double()).tolist()]
 

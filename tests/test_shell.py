@@ -1,0 +1,107 @@
+"""`icebear shell`: one model for all commands, and the end of a command is not that of the shell."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+
+import icebear
+from icebear.app.cli.completion import Completions
+from icebear.app.cli.main import main
+
+RUN = CliRunner()
+RANK = 'rank "A is" --site ffn --top 3 --json'
+
+
+def shell(*lines, model):
+    return RUN.invoke(main, ["shell", "--model", model], input="\n".join(lines))
+
+
+def documents(text):
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text.rstrip()):
+        document, at = decoder.raw_decode(text, at)
+        at += len(text[at:]) - len(text[at:].lstrip())
+        yield document
+
+
+def test_all_commands_have_one_model_and_give_what_they_give_alone(tiny_folder, monkeypatch):
+    loaded, load = [], icebear.load_model
+    monkeypatch.setattr(icebear, "load_model", lambda name, **how: loaded.append(how["dtype"]) or load(name, **how))
+    alone = RUN.invoke(main, ["rank", "A is", "--site", "ffn", "--top", "3", "--json", "--model", tiny_folder])
+    del loaded[:]
+    ran = shell(
+        RANK, f"icebear {RANK}", "", "# nothing", f"python -m icebear {RANK} --dtype bfloat16", model=tiny_folder
+    )
+    assert ran.exit_code == 0
+    results = list(documents(ran.stdout))
+    assert results[:2] == [json.loads(alone.stdout)] * 2
+    assert results[2] != results[0]
+    assert loaded == [None, "bfloat16"]
+
+
+@pytest.mark.parametrize("line", ["rank 'A is", "rank", "unheard", "neuron L9.ffn.0"])
+def test_a_command_that_fails_ends_no_other(line, tiny_folder):
+    ran = shell(line, RANK, model=tiny_folder)
+    assert ran.exit_code == 1
+    assert len(list(documents(ran.stdout))) == 1
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("expl", {"explain"}),
+        ("concept fi", {"find"}),
+        ("rank A --abla", {"--ablate"}),
+        ("rank A --by pos", {"positive"}),
+        ("neuron L1.he", {"L1.head."}),
+        ("neuron L1.head.", {"L1.head.0", "L1.head.1", "L1.head.2", "L1.head.3"}),
+        ("steer A --recipe recipe.", {"json"}),
+    ],
+)
+def test_words_are_completed(typed, wanted, llama, tmp_path, monkeypatch):
+    (tmp_path / "recipe.json").touch()
+    monkeypatch.chdir(tmp_path)
+    found = Completions(main, llama).get_completions(Document(typed), CompleteEvent())
+    assert {each.text for each in found} == wanted
+
+
+def test_ctrl_c_ends_the_command_and_not_the_shell(tiny_folder, tmp_path):
+    (tmp_path / "many.txt").write_text("A is B. " * 200_000)
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "ICEBEAR_CACHE": str(tmp_path), "TERM": "dumb"}
+    command = [sys.executable, "-m", "icebear", "shell", "--model", tiny_folder]
+    terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, **terminal)
+    shown = ""
+
+    def until(pattern):
+        nonlocal shown
+        while not (match := re.search(pattern, shown)):
+            shown += os.read(ours, 4096).decode(errors="replace")
+        shown = shown[match.end() :]
+
+    def type_line(line):
+        os.write(ours, line.encode() + b"\r")
+
+    until("icebear>")
+    type_line("index --corpus many.txt --store s.db")
+    until("sentences")
+    process.send_signal(2)
+    until("Aborted")
+    type_line(RANK)
+    until('"ranking"')
+    type_line("exit")
+    end = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(0.1)
+    assert process.returncode == 0
