@@ -169,8 +169,8 @@ class HeldOutContexts:
     def off_target_kl(self, edits: Sequence[Edit]) -> float:
         """Return the mean KL(plain || edited) in nats at the last token of each context, and, if edits act on generated
         tokens, at `CONTINUED` tokens that the plain model writes after it. Edits that name a position of their own
-        prompt, or wait for a token, act at the last one."""
-        anywhere = [replace(edit, where="last") if _elsewhere(edit) else edit for edit in edits]
+        prompt act at the last one."""
+        anywhere = [replace(edit, where="last") if edit.where.startswith("position:") else edit for edit in edits]
         read = self._reader(anywhere)
         if read not in self._plain:
             self._plain[read] = read([])
@@ -242,15 +242,11 @@ def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:
     return any(only) or any(edit.where == "answer" for edit in edits), not only or not all(only)
 
 
-def _elsewhere(edit: Edit) -> bool:
-    return edit.condition is not None or edit.turn is not None or edit.where.startswith("position:")
-
-
 def _where(edits: Sequence[Edit], contexts: int) -> str:
     writes, ends = _acting(edits)
     parts = ["at the last token of"] * ends + [f"at {CONTINUED} generated tokens after"] * writes
     text = f"{' and '.join(parts)} {contexts} held-out contexts"
-    elsewhere = [str(edit) for edit in edits if _elsewhere(edit)]
+    elsewhere = [str(edit) for edit in edits if edit.where.startswith("position:")]
     return text + (
         f" ({', '.join(elsewhere)} at the last token, because the contexts have no such position)" if elsewhere else ""
     )

@@ -89,7 +89,7 @@ def test_what_is_answered_and_where_it_came_from():
 
 
 def test_steering_and_flipping_a_chat(tmp_path):
-    edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@turn:last-user")
+    edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@position:3-5")
     steered = json_of("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
     assert steered["plain"]["text"] != steered["steered"]["text"]
     assert steered["prompt"] == [{"role": "user", "content": QUESTION}]

@@ -377,7 +377,6 @@ recipe export recipe-own.json --patch own.txt --model tiny
 steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature inf
 steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature 1e400
 steer --model chatty --chat a --edit "L1.ffn.3=1@turn:99" --max-new-tokens 1
-steer --model chatty --chat a --edit "L1.ffn.3=1@seen:" --max-new-tokens 1
 steer --model chatty --chat a --edit "L1.ffn.3=1@step:5-2" --max-new-tokens 1
 steer --model chatty --chat a --edit "L1.ffn.3=1@position:9999999999999" --max-new-tokens 1
 chat --model chatty --temperature inf

@@ -17,7 +17,7 @@ from icebear.concepts.stages.stages import Stages, stages_of
 from icebear.steering.weight_patch import patch, patched
 
 PROMPT, OTHER = "The ice bear", "A camel lives"
-EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", 'L1.ffn.6=5@seen:"a"']
+EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", "L1.ffn.6=5@answer"]
 OTHER_EDITS = ["L1.ffn.3=-9", "L2.ffn.5=4@generated"]
 TOKENS = 40
 
