@@ -73,8 +73,7 @@ def test_the_recorded_logits_are_those_of_the_installed_transformer_lens():
         assert (lens_logits(name) - torch.tensor(recorded)).abs().max() < 1e-6, name
 
 
-@pytest.mark.parametrize("position", [-1, 3])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("name", "position"), [*((name, 3) for name in VARIANTS), ("plain", -1), ("RMS", -1)])
 def test_difference_rules_are_exact_and_relevance_is_conserved(name, position, made):
     model = made(name)
     contrast = {"contrast": 1} if model.output_size > 1 else {}
