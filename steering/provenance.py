@@ -68,7 +68,7 @@ class FlipRecord(Noted):
 
     key: ClassVar = "flip"
     prompt: Any
-    """A text, token ids, or the messages of a chat; so are `source` and `paraphrases`."""
+    """A text, token ids, or the messages of a chat; so is `source`."""
     text: str
     """The wanted or suppressed token or phrase."""
     phrase: tuple[int, ...]
@@ -76,7 +76,6 @@ class FlipRecord(Noted):
     top_k: int | None
     """None if `text` is wanted; else `text` is suppressed: it shall leave the k most probable tokens."""
     source: Any
-    paraphrases: tuple[Any, ...]
     unbounded: bool
     left_source: bool
     """Whether moving towards the source prompt (or, to suppress, towards zero) was not enough."""

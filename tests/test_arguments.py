@@ -322,7 +322,6 @@ DOORS = {
     "flip.top_k": (lambda at, x: icebear.flip(at.model, PROMPT, suppress=True, top_k=x), NO_COUNT),
     "flip.to": (lambda at, x: icebear.flip(at.model, PROMPT, x), (None, "", -1, 99, 2.5, True)),
     "flip.suppress": (lambda at, x: icebear.flip(at.model, PROMPT, suppress=x), (False, 0, 2.5, "")),
-    "flip.paraphrases": (lambda at, x: icebear.flip(at.model, PROMPT, "a", paraphrases=x), ([3.5], 3, [None])),
     "Concept.of.weights": (
         lambda at, x: Concept.of(at.model, "c", x),
         (

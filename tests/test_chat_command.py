@@ -58,22 +58,8 @@ def test_words_of_an_answer_are_explained():
     assert result["target_text"] == " the Arctic"
     sums = sum(unit["relevance"] for unit in result["units"])
     assert sums == pytest.approx(sum(token["relevance"] for token in result["tokens"]), abs=1e-4)
-    against = json_of("explain", *request, "--contrast", "a desert")
-    assert against["contrast_phrase"]["text"] == " a desert"
-    output = run("explain", *request, "--units", "turn").stdout
-    assert "Ice bears are found in the" in output
     ranked = json_of("rank", *request, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
     assert not {row["position"] for row in ranked} & set(result["template"])
-    other = ("--contrast", "desert", "--counterfactual", "Where do wild camels live?", "--site", "ffn", "--top", "3")
-    assert json_of("rank", *request[:2], "--span", "Arctic", *request[4:], *other)["counterfactual"]
-
-
-def test_circuits_of_an_answer():
-    result = json_of(
-        *("circuit", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", "--nodes", "4"),
-        *("--counterfactual", "Where do wild camels live?", "--max-new-tokens", "8"),
-    )
-    assert len(result["nodes"]) >= 4
 
 
 def test_what_is_answered_and_where_it_came_from():
@@ -82,9 +68,6 @@ def test_what_is_answered_and_where_it_came_from():
     result = json_of(*request)
     assert [part["name"] for part in result["source_breakdown"]["parts"]][:2] == ["template", "context"]
     assert len(result["answer_tokens"]) == 6
-    output = run(*request).stdout
-    for part in ("the answer's own start", "passes through FFN neurons", "Tom lives in Rome."):
-        assert part in output
     run(*request, "--contrast", "Rome", "--counterfactual", "Where is Tom?", code=2)
 
 

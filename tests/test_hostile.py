@@ -134,7 +134,6 @@ flip --model tiny "a" --to "b" --max-neurons 0
 flip --model tiny "a" --to "b" --max-neurons 1 --held-out none.txt
 flip --model tiny "a" --to "b" --max-neurons 1 --held-out empty
 flip --model tiny "a" --to "b" --max-neurons 1 --held-out latin.txt
-flip --model tiny "a" --to "b" --paraphrases bytes.jsonl
 flip --model tiny "a" --to "b" --budget nan
 flip --model tiny "a" --to "b" --budget -1
 flip --model tiny "a" --suppress --to b
@@ -451,7 +450,6 @@ steer --model tiny a --recipe recipe-print.json
 steer --model nan a --edit "L1.ffn.3=1" --temperature 1
 flip --model tiny a --to b --suppress
 flip --model tiny a --to "" --max-neurons 1
-flip --model tiny a --to b --paraphrases null.jsonl --max-neurons 1
 flip --model tiny a --to b --held-out newlines.txt --max-neurons 1
 flip --model tiny a --to b --top-k 0
 flip --model tiny a --to b --budget inf --unbounded

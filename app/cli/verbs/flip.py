@@ -41,11 +41,6 @@ class Options:
     budget: float | None = option(
         "Warn if the off-target KL (the side effects) is larger than this many nats.", advanced=True
     )
-    paraphrases: str | None = option(
-        "File of prompts, one per line, that mean the same as PROMPT; the edits must flip them too.",
-        type="file",
-        advanced=True,
-    )
     claim: str | None
     unbounded: bool = option(
         "Allow activations outside the range that the neuron has on the calibration texts (fixed texts that come with "
@@ -97,7 +92,6 @@ def flip(options: Options) -> None:
             store,
             advance,
             options.unbounded,
-            lines(options.paraphrases) if options.paraphrases else [],
             not options.no_heads,
         )
         labels = significant_labels(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe])
