@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
-from configurations import dense
+from configurations import dense, different
 from conftest import ICE_BEAR, IDS, Letters, random_model
 
 from benchmarks.projection import PROMPTS
@@ -49,8 +49,8 @@ def test_canada_at_the_ice_bear(smol):
 
 
 FAMILIES = {
-    name: config for name, config in dense().items() if name not in ("gemma2", "opt, norms behind")
-}  # whose logits are capped by a tanh; without a final norm
+    name: config for name, config in different().items() if name in dense() and name != "opt, norms behind"
+}  # which has no final norm
 
 
 @pytest.mark.parametrize("name", FAMILIES)
