@@ -135,14 +135,10 @@ class SideEffects(Noted):
     repetition_plain: float | None
     range_share: dict[str, float | None]
     """For each FFN neuron that is set: the value as a multiple of its activation range, see `Calibration.share`."""
-    budget: float | None = None
-    """The highest acceptable off-target KL, in nats."""
 
     @property
     def warnings(self) -> list[str]:
         over = []
-        if self.budget is not None and self.off_target_kl > self.budget:
-            over.append(f"the off-target KL is {self.off_target_kl:.3f} nats, over the budget of {self.budget}")
         for neuron, share in self.range_share.items():
             if share is None:
                 over.append(f"{neuron} is set to a sign outside its activation range")

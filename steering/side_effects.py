@@ -47,7 +47,6 @@ def side_effects(
     recipe: Recipe,
     texts: Sequence[str] = HELD_OUT_TEXTS,
     perplexity_texts: Sequence[str] | None = (),
-    budget: float | None = None,
     contexts: HeldOutContexts | None = None,
 ) -> SideEffects:
     """Measure the side effects of a recipe.
@@ -55,7 +54,6 @@ def side_effects(
     texts: texts whose beginnings are the held-out contexts.
     perplexity_texts: sentences for the perplexity, such as `icebear.actmax.index.corpus.held_out` gives; default
         `texts`. None leaves it out.
-    budget: the highest acceptable off-target KL in nats; `SideEffects.warnings` reports a higher one.
     contexts: those of `texts`, if the caller has read them already.
     """
     recipe.check(model)
@@ -92,7 +90,6 @@ def side_effects(
         repetition,
         repetition_plain,
         {str(e.neuron): calibrate(model).share((e.neuron.layer, e.neuron.index), e.value) for e in ranged},
-        budget,
     )
 
 

@@ -308,7 +308,7 @@ def test_flips_of_other_families():
 
 def test_the_side_effects(smol, desert, few_contexts):
     held = ["The town lies at the mouth of a river."]
-    cost = side_effects(smol, desert, HELD_OUT_TEXTS[:1], held, budget=0.001)
+    cost = side_effects(smol, desert, HELD_OUT_TEXTS[:1], held)
     assert cost.perplexity_everywhere > cost.perplexity > 1
     assert (cost.old.text, cost.old.rank_before, cost.old.rank_after) == (" Arctic", 1, 2)
     assert (cost.new.text, cost.new.rank_after) == (" desert", 1)
@@ -317,7 +317,6 @@ def test_the_side_effects(smol, desert, few_contexts):
     assert plain[-1].probability == pytest.approx(cost.new.before, rel=1e-4)
     with steer(smol, desert):
         assert smol.probability(ICE_BEAR, " desert") == pytest.approx(cost.new.after, rel=1e-4)
-    assert "over the budget of 0.001" in cost.warnings[0]
     empty = Recipe.for_model(smol, "nothing", [])
     nothing = side_effects(smol, empty, HELD_OUT_TEXTS[:1], held)
     assert (nothing.off_target_kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
@@ -582,17 +581,15 @@ def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     of_tiny = ["--model", tiny_folder, "--device", "cpu"]
     answer = load_model(tiny_folder, device="cpu").predict("Rome is", 1)[0].text
-    words = ["flip", "Rome is", "--to", " Paris", "--source", "Paris is", "--budget", "0.0001"]
+    words = ["flip", "Rome is", "--to", " Paris", "--source", "Paris is"]
     done = RUN.invoke(main, [*words, "--save", "d.json", "--json", *of_tiny])
     assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["provenance"]["side_effects"]["off_target_kl"] > 0.01
     assert result["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
-    assert SideEffects.of(Recipe.load("d.json")).warnings
-    assert "over the budget of 0.0001" in result["warnings"][0]
+    assert SideEffects.of(Recipe.load("d.json")).off_target_kl == result["provenance"]["side_effects"]["off_target_kl"]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert result["edits"][0] in shown.stdout
-    assert "over the budget of 0.0001" in shown.stdout
     assert "Perplexity of held-out sentences" in shown.stdout
     checked = RUN.invoke(main, ["recipe", "check", "d.json", *of_tiny])
     assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)

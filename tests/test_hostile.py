@@ -134,8 +134,6 @@ flip --model tiny "a" --to "b" --max-neurons 0
 flip --model tiny "a" --to "b" --max-neurons 1 --held-out none.txt
 flip --model tiny "a" --to "b" --max-neurons 1 --held-out empty
 flip --model tiny "a" --to "b" --max-neurons 1 --held-out latin.txt
-flip --model tiny "a" --to "b" --budget nan
-flip --model tiny "a" --to "b" --budget -1
 flip --model tiny "a" --suppress --to b
 flip --model tiny "a" --suppress-phrase ""
 flip --model tiny "a" --to "b" --source a
@@ -452,7 +450,6 @@ flip --model tiny a --to b --suppress
 flip --model tiny a --to "" --max-neurons 1
 flip --model tiny a --to b --held-out newlines.txt --max-neurons 1
 flip --model tiny a --to b --top-k 0
-flip --model tiny a --to b --budget inf --unbounded
 flip --model nan a --to b --max-neurons 1
 concept find x --with text.txt --without other.txt --site ffn,,attn --model tiny
 concept find ../../x --with newlines.txt --without other.txt --model tiny
