@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from icebear import Model
 from icebear.app.cli.main import main
+from icebear.steering import outcome
 
 RUN = CliRunner()
 ANSWERS = {}
@@ -71,7 +72,8 @@ def test_what_is_answered_and_where_it_came_from():
     run(*request, "--contrast", "Rome", "--counterfactual", "Where is Tom?", code=2)
 
 
-def test_steering_and_flipping_a_chat(tmp_path):
+def test_steering_and_flipping_a_chat(tmp_path, monkeypatch):
+    monkeypatch.setattr(outcome, "RANDOM_DRAWS", 2)
     edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@position:3-5")
     steered = json_of("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
     assert steered["plain"]["text"] != steered["steered"]["text"]

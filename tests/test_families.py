@@ -79,8 +79,9 @@ def test_eager_equals_sdpa(name):
         assert torch.allclose(one.activation(site), other.activation(site), rtol=1e-7, atol=1e-9), site
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
+@pytest.mark.parametrize("name", different())
 def test_batch_equals_single_and_everything_is_undone(name):
+    """In every family the self-test compares a batch with single prompts too."""
     model = make(name, attention(name))
     before = [
         (path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))

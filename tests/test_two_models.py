@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from configurations import dense, different, mixtures, others
+from configurations import dense, different, mixtures
 from conftest import IDS, LLAMA, Double, Letters, random_model
 from test_differences import FAMILIES, OTHER, pair_of
 from test_loading import words
@@ -77,7 +77,7 @@ def test_causes_add_up(name):
     adds_up(random_model({**dense(), **mixtures()}[name], EACH[name]), IDS, OTHER, close=close)
 
 
-@pytest.mark.parametrize("name", others())
+@pytest.mark.parametrize("name", ["bert", "distilbert, sequence", "bert, token", "t5", "t5, relu", "bart", "vit"])
 def test_and_in_encoders_encoder_decoders_and_images(name):
     model = make(name, "eager")
     adds_up(model, *pair_of(name), position=2 if model.task.labels_tokens else None)
