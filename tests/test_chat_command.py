@@ -4,15 +4,17 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from test_chat import MODELS
 
-from icebear import Model
+from icebear import Chat, Model, attribute
 from icebear.app.cli.main import main
+from icebear.app.cli.options import ModelOptions
 from icebear.steering import outcome
 
 RUN = CliRunner()
 ANSWERS = {}
 QUESTION = "Where do ice bears live?"
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("few_contexts")]
+pytestmark = pytest.mark.usefixtures("few_contexts")
 
 
 @pytest.fixture(autouse=True)
@@ -41,29 +43,38 @@ def json_of(*words):
     return json.loads(run(*words, "--json").stdout)
 
 
-def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
+@pytest.fixture
+def qwen(monkeypatch):
+    """A random model with a template, in the place of the default one, which answers docs/answers.md."""
+    monkeypatch.setattr(ModelOptions, "load", lambda self, name=None: MODELS["qwen"])
+    return MODELS["qwen"]
+
+
+def test_a_message_a_system_message_and_a_file_are_one_chat(qwen, tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     (tmp_path / "chat.json").write_text(json.dumps(messages))
-    a = json_of("explain", QUESTION, "--system", "Be brief.", "--units", "turn")
-    assert a["tokens"] == json_of("explain", "--messages", str(tmp_path / "chat.json"), "--units", "turn")["tokens"]
-    assert [token["id"] for token in a["tokens"]] == smol.ids(messages)
+    options = ("--units", "turn", "--max-new-tokens", "4")
+    a = json_of("explain", QUESTION, "--system", "Be brief.", *options)
+    assert a["tokens"] == json_of("explain", "--messages", str(tmp_path / "chat.json"), *options)["tokens"]
+    assert [token["id"] for token in a["tokens"]][: len(qwen.ids(messages))] == qwen.ids(messages)
     assert [turn["role"] for turn in a["turns"]] == ["system", "user", "assistant"]
     run("explain", QUESTION, "--messages", str(tmp_path / "chat.json"), code=2)
     (tmp_path / "chat.json").write_text("{")
     assert "cannot be read as JSON" in run("rank", "--messages", str(tmp_path / "chat.json"), code=1).stderr
 
 
-def test_words_of_an_answer_are_explained():
-    request = ("--chat", QUESTION, "--span", "the Arctic", "--max-new-tokens", "8")
+def test_words_of_an_answer_are_explained(qwen):
+    request = ("--chat", QUESTION, "--span", "0:2", "--max-new-tokens", "8")
     result = json_of("explain", *request, "--units", "sentence")
-    assert result["target_text"] == " the Arctic"
-    sums = sum(unit["relevance"] for unit in result["units"])
-    assert sums == pytest.approx(sum(token["relevance"] for token in result["tokens"]), abs=1e-4)
+    answer = qwen.answer(Chat([{"role": "user", "content": QUESTION}]), max_new_tokens=8)
+    plain = attribute(qwen, answer, span=(0, 2), sites=()).tokens
+    assert sum(unit["relevance"] for unit in result["units"]) == pytest.approx(plain.sum().item(), abs=1e-4)
+    assert [token["relevance"] for token in result["tokens"]] == pytest.approx(plain.tolist(), abs=1e-4)
     ranked = json_of("rank", *request, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
     assert not {row["position"] for row in ranked} & set(result["template"])
 
 
-def test_what_is_answered_and_where_it_came_from():
+def test_what_is_answered_and_where_it_came_from(qwen):
     prompt = "Anna lives in Oslo. Tom lives in Rome. Where does Tom live?"
     request = ("explain", "--sources", "--chat", prompt, "--max-new-tokens", "6")
     result = json_of(*request)
@@ -72,6 +83,7 @@ def test_what_is_answered_and_where_it_came_from():
     run(*request, "--contrast", "Rome", "--counterfactual", "Where is Tom?", code=2)
 
 
+@pytest.mark.real
 def test_steering_and_flipping_a_chat(tmp_path, monkeypatch):
     monkeypatch.setattr(outcome, "RANDOM_DRAWS", 2)
     edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@position:3-5")
@@ -86,6 +98,7 @@ def test_steering_and_flipping_a_chat(tmp_path, monkeypatch):
     run("flip", "--chat", QUESTION, code=2)
 
 
+@pytest.mark.real
 def test_a_conversation_in_the_terminal(tmp_path):
     file = tmp_path / "said.json"
     lines = [QUESTION, "/why the Arctic", "/why penguins", "/why Arctic | desert", "/from", "/help", ""]
