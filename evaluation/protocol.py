@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 from icebear.evaluation.baselines.all_methods import methods_of
@@ -75,6 +76,8 @@ class Part:
     notes: Callable[[Lines], Sequence[str]] = lambda lines: ()
     listings: Callable[[Lines], Mapping[str, list[dict[str, Any]]]] = lambda lines: {}
     """Name -> rows of a table without methods; JSON-ready."""
+    write: Callable[[Path, Lines], None] = lambda folder, lines: None
+    """Writes further files."""
 
     def of(self, lines: Lines) -> Mapping[str, Table]:
         if self.tables:

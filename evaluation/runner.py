@@ -105,6 +105,7 @@ def _reported(part: Part, folder: Path, settings: dict[str, Any], lines: Sequenc
         )
         (folder / name).mkdir(exist_ok=True)
         report.write(folder / name, tables[name])
+    part.write(folder, lines)
     return PartResult(part.name, folder, settings, tables, part.listings(lines), notes, part.unable)
 
 
