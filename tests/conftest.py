@@ -192,12 +192,12 @@ def chromium():
 
 
 def build_small(model, corpus, store, **options):
-    """In the place of `build_index`: the same six summaries for all, four examples a side, and few random draws."""
+    """In the place of `build_index`: the same 20 summaries for all, four examples a side, and few random draws."""
     with pytest.MonkeyPatch.context() as patch:
         few(patch)
         patch.setattr(search, "CHANCE_NEURONS", 4)
         patch.setattr(search, "DIRECTIONS", 20)
-        return build_index(model, read_corpus("wiki-summaries", limit=6), store, k=4)
+        return build_index(model, read_corpus("wiki-summaries", limit=20), store, k=4)
 
 
 @pytest.fixture(scope="session")
