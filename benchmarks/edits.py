@@ -30,7 +30,7 @@ from icebear.steering.flipping.flip import FlipRequest, flip_by
 from icebear.steering.side_effects import HeldOutContexts, repeated_trigrams
 
 SEARCHED = 2
-"""Paraphrases that a search may see, after the prompt itself; the others are for the test."""
+"""Paraphrases, after the prompt itself, that are not for the test: the searches of older tables saw them."""
 NEIGHBOURS = 8
 """Other subjects of the relation, at most."""
 CONCEPT = 20
@@ -41,21 +41,21 @@ WRITTEN = 30
 """Tokens after the prompt."""
 
 RELATIONS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-"""Relation -> prompts about a subject, the first to be edited, the next `SEARCHED` for a search to see; and subjects
+"""Relation -> prompts about a subject, the first to be edited, the next `SEARCHED` left out; and subjects
 with their objects. Our own."""
 
 COLUMNS = {
     "flipped": "whether the other object becomes the next token of the prompt",
     "efficacy": "whether the other object becomes more probable than the true one after the prompt",
-    "generalisation": "the same, over paraphrases that no search saw",
+    "generalisation": "the same, over paraphrases",
     "specificity": "share of prompts about other subjects that keep their next token",
     "fluency": "1 less the share of repeated three-token sequences in 30 tokens after the prompt",
     "off_target_kl": "KL at held-out contexts, in nats; lower is better",
     "neurons": "edited; lower is better",
 }
 CHOSEN = (NEURONS, RANDOM)
-TOGETHER, LIKE_OBJECT = "neurons, with paraphrases", "concept"
-METHODS = (*CHOSEN, TOGETHER, LIKE_OBJECT, "nothing")
+LIKE_OBJECT = "concept"
+METHODS = (*CHOSEN, LIKE_OBJECT, "nothing")
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,8 @@ def _says(model: Model, prompt: str, answer: str) -> bool:
 
 def sample(model: Model, contexts: HeldOutContexts, case: Case, max_neurons: int = 10) -> dict[str, Any]:
     """Return the case and each method's numbers; JSON-ready."""
-    one, seen = partial(_flip, model, case, max_neurons), case.prompts()[1 : 1 + SEARCHED]
     made: dict[str, Callable[[], Sequence[Edit]]] = {
-        **{name: partial(one, choose=name) for name in CHOSEN},
-        TOGETHER: partial(one, paraphrases=seen),
+        **{name: partial(_flip, model, case, max_neurons, name) for name in CHOSEN},
         LIKE_OBJECT: partial(_by_concept, model, case),
         "nothing": list,
     }
@@ -113,11 +111,9 @@ def sample(model: Model, contexts: HeldOutContexts, case: Case, max_neurons: int
     }
 
 
-def _flip(
-    model: Model, case: Case, max_neurons: int, choose: str = NEURONS, paraphrases: Sequence[str] = ()
-) -> Sequence[Edit]:
+def _flip(model: Model, case: Case, max_neurons: int, choose: str = NEURONS) -> Sequence[Edit]:
     prompt, source = case.prompts()[0], RELATIONS[case.relation]["prompts"][0].format(case.source)
-    how = {**SEARCHES[choose], "paraphrases": paraphrases, "heads": False}
+    how = {**SEARCHES[choose], "heads": False}
     request = FlipRequest(model, prompt, _first(model, case.new), source, max_neurons, **how)
     return list(flip_by(request))
 

@@ -24,12 +24,10 @@ _EDIT = re.compile(
     r"(?P<neuron>L\d+\.[a-z_]+\.\d+)\s*"
     r'(?:<-\s*(?P<source>"(?:[^"\\]|\\.)*"|\[[\d,\s]+\])'
     r"|(?P<op>[*=+-])(?P<value>[^@~^a-z]+(?:e[+-]?\d+)?|[+-]?(?:nan|inf))(?P<unit>max|std)?)"
-    r'(?:@(?P<where>[a-z]+(?::(?:[\d,-]+|[a-z-]+|"(?:[^"\\]|\\.)*"))?))?'
+    r"(?:@(?P<where>[a-z]+(?::[\d,-]+)?))?"
     r"(?:~(?P<decay>[^^]+))?(?:\^(?P<share>.+))?"
 )
 _WHERE = re.compile(r"(position|step):\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
-_TURN = re.compile(r"turn:(?:(last-)?(system|user|assistant)|(\d{1,4}))")
-_CONDITION = re.compile(r'(seen|unseen):("(?:[^"\\]|\\.)+")')
 
 SwapSource = str | tuple[int, ...]
 """The prompt of a swap: a text, or token ids."""
@@ -52,11 +50,8 @@ class Edit:
         recorded for the neuron.
     where : str
         The tokens that are edited: ``all``; ``prompt``; ``last`` (the last prompt token, which predicts the first new
-        token); ``generated`` (the tokens after it); ``answer`` (``last`` and ``generated``); ``turn:last-user``,
-        ``turn:user`` or ``turn:0`` (the last message of a role, all messages of a role, or a message by number);
-        ``position:0,3-5`` (positions in the text, from 0); ``step:0-2`` (new tokens, from 0); ``seen:" desert"`` (from
-        the first token " desert" of the prompt or the generated text on) or ``unseen:" desert"`` (before it), with the
-        token as a JSON string.
+        token); ``generated`` (the tokens after it); ``answer`` (``last`` and ``generated``); ``position:0,3-5``
+        (positions in the text, from 0); ``step:0-2`` (new tokens, from 0).
     decay : float
         From 0 to 1; step s > 0 applies decay**s of the change.
     share : float
@@ -102,28 +97,11 @@ class Edit:
             _check_source(self.source)
         where = self.where if isinstance(self.where, str) else ""
         ordered = _WHERE.fullmatch(where) and all(low <= high for low, high in _bounds(where))
-        if not (where in TOKEN_GROUPS or ordered or (where and (self.condition or self.turn))):
+        if not (where in TOKEN_GROUPS or ordered):
             raise InputError(
                 f"{shown(self.where)} is not a place for an edit; use one such as {'; '.join(TOKEN_GROUPS)}; "
-                'turn:last-user; position:0,3-5; step:0-2; seen:" token"; unseen:" token".'
+                "position:0,3-5; step:0-2."
             )
-
-    @property
-    def turn(self) -> tuple[bool, str, int | None] | None:
-        """Whether a chat edit acts in the last message only, and the role or number of its messages; None otherwise."""
-        match = _TURN.fullmatch(self.where)
-        return (bool(match[1]), match[2] or "", int(match[3]) if match[3] else None) if match else None
-
-    @property
-    def condition(self) -> tuple[str, str] | None:
-        """``seen`` or ``unseen``, and the text of the token; None for an edit without condition."""
-        match = _CONDITION.fullmatch(self.where)
-        try:
-            text = json.loads(match[2]) if match else ""
-            text.encode()
-        except ValueError:  # also for an unpaired surrogate
-            return None
-        return (match[1], text) if match else None
 
     @classmethod
     def from_prompt(cls, neuron: Neuron | str, prompt: SwapSource, where: str = "last") -> Edit:
@@ -226,7 +204,7 @@ def last_position(where: str) -> int:
 
 
 def acts_at(where: str, position: int, prompt_length: int) -> bool:
-    """Return whether an edit with this `where` (no condition, no turn) acts on the token at a position, from 0."""
+    """Return whether an edit with this `where` acts on the token at a position, from 0."""
     last = prompt_length - 1
     if where in TOKEN_GROUPS:
         return {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,17 +22,14 @@ from icebear.models.lock import replaced
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 from icebear.models.text import images
-from icebear.models.text.chat import Turn
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.values import check_int, real, several, typed
 
 Statistic = Callable[[Neuron, str], float]
 
-PADDING = -1
-"""Stands for padding among token ids."""
 UNKNOWN = -2
-"""Stands for a token whose id was not read: one that is an embedding, or was cached before the edits began."""
+"""Stands for the id of a token that is an embedding or a patch of an image."""
 _READING: ContextVar[bool] = ContextVar("reading", default=False)
 """Whether the prompt of a swap is read, in a pass without edits."""
 
@@ -102,8 +99,6 @@ def steer(
     for edit in wanted:
         model.check(edit.neuron)
         real(edit.value, f"In {model.dtype_name} the value of an edit of {edit.neuron}", -most, most)
-        if edit.condition:
-            model.token_id(edit.condition[1], "token of a condition")
     swapped = _swapped_values(model, wanted)
     acts: list[Act] = []
     where = _TokenTracker(model, prompt_tokens, rows)
@@ -178,8 +173,8 @@ def _apply(
 
 
 class _TokenTracker:
-    """Tracks, in each stack, the position of each column of the running forward pass in its text, the ids before it,
-    and the length of the prompt. The prompt of an encoder-decoder's decoder is its start token."""
+    """Tracks, in each stack, the ids and positions of the columns of the running forward pass, and the length of the
+    prompt. The prompt of an encoder-decoder's decoder is its start token."""
 
     def __init__(self, model: Model, prompt_columns: int | None = None, rows: Sequence[int] | None = None) -> None:
         self.model, self.rows = model, rows
@@ -187,13 +182,10 @@ class _TokenTracker:
         self.position = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass; negative: padding
         self.prompt_length = [torch.ones(1, dtype=torch.long)] * stacks  # (B,)
         self.given_columns = self.prompt_columns = prompt_columns
-        self.read = [torch.zeros(1, 0, dtype=torch.long)] * stacks  # (B, past + T) ids up to the running pass
-        self.cache: list[Any] = [None] * stacks
-        self.turns: dict[tuple[int, ...], list[Turn]] = {}  # of the running pass
+        self.ids = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass
         self.running = False  # a pass of the whole network
         self.ran = False
         self.acted: set[Edit] = set()
-        self.generated: Tensor | None = None  # (B, past + T) ids before `generate` leaves out what its cache holds
         self.prompt_mask: Tensor | None = None  # (B, T) of its prompts
 
     @contextmanager
@@ -210,16 +202,8 @@ class _TokenTracker:
                 undo.callback(net.register_forward_hook(partial(self._run, False), always_call=True).remove)
                 undo.callback(net.base_model.register_forward_pre_hook(self._base, with_kwargs=True).remove)
             if hasattr(net, "generate"):
-                prepare = net.prepare_inputs_for_generation
-                preparing = wraps(prepare)(partial(self._prepare, prepare))  # generate looks at its signature
                 undo.enter_context(replaced(net, "generate", partial(self._generate, net.generate)))
-                undo.enter_context(replaced(net, "prepare_inputs_for_generation", preparing))
             yield
-
-    def _prepare(self, prepare: Callable, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.prompt_columns:
-            self.generated = ids  # beams are in order here
-        return prepare(ids, *args, **kwargs)
 
     def _generate(self, generate: Callable, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         prompt = next(
@@ -232,8 +216,7 @@ class _TokenTracker:
         try:
             return generate(inputs, *args, **kwargs)
         finally:
-            self.prompt_columns = self.given_columns
-            self.prompt_mask = self.generated = None
+            self.prompt_columns, self.prompt_mask = self.given_columns, None
 
     def _run(self, running: bool, *_: Any) -> None:
         self.running = running
@@ -257,16 +240,7 @@ class _TokenTracker:
         columns = (self.prompt_columns if writes else None) or past + new
         self.prompt_length[stack] = mask[:, :columns].sum(1)
         self.position[stack] = position[:, past : past + new]
-        if writes and self.generated is not None and self.generated.shape == mask.shape:
-            read = self.generated.cpu()
-        else:
-            ids = tokens.cpu() if tokens.shape == (batch, new) else torch.full((batch, new), UNKNOWN)
-            before = self.read[stack]
-            known = before.shape == (batch, past) and (past == 0 or cache is self.cache[stack])
-            read = torch.cat((before if known else torch.full((batch, past), UNKNOWN), ids), 1)
-        self.read[stack] = read.masked_fill(mask == 0, PADDING)  # (B, past + T)
-        self.cache[stack] = cache
-        self.turns = {}
+        self.ids[stack] = tokens.cpu() if tokens.shape == (batch, new) else torch.full((batch, new), UNKNOWN)
 
     def _mask(self, attention_mask: Tensor | None, batch: int, columns: int, writes: bool) -> Tensor:
         """(B, past + T) 1 for tokens; if a pass has only a mask of pairs (static caches), the mask of the prompt."""
@@ -288,7 +262,7 @@ class _TokenTracker:
     def acts_of(self, edit: Edit, acts: Tensor, old: Tensor, new: Tensor) -> list[Act]:
         stack = self.model.stack_of(edit.neuron.layer)
         position = self.position[stack]
-        columns: tuple[Tensor, ...] = (position, self.read[stack][:, -position.shape[1] :], old.mean(-1), new.mean(-1))
+        columns: tuple[Tensor, ...] = (position, self.ids[stack], old.mean(-1), new.mean(-1))
         cells = acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
         fields = ((row, [column[row, token].item() for column in columns]) for row, token in cells)
         return [Act(edit, row, *map(int, values[:2]), *values[2:]) for row, values in fields]
@@ -299,47 +273,15 @@ class _TokenTracker:
         stack = self.model.stack_of(edit.neuron.layer)
         positions, lengths = self.position[stack], self.prompt_length[stack]
         steps = positions - (lengths[:, None] - 1)
-        if edit.condition or edit.turn:
-            read = self.read[stack]
-            if (read == UNKNOWN).any():
-                raise InputError(
-                    f"{edit} depends on earlier tokens, which are not known; pass input_ids, and run the model on all "
-                    "of them inside `steer`."
-                )
-            if edit.condition:
-                kind, text = edit.condition
-                seen = (read == self.model.token_id(text, "token of a condition")).cumsum(1) > 0
-                acts = seen if kind == "seen" else ~seen  # (B, past + T)
-            else:
-                acts = self._in_message(edit, read)
-            acts = acts[:, -positions.shape[1] :] & (positions >= 0)
-        else:
-            acts = torch.tensor(
-                [
-                    [position >= 0 and acts_at(edit.where, position, length) for position in row]
-                    for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
-                ]
-            )
+        acts = torch.tensor(
+            [
+                [position >= 0 and acts_at(edit.where, position, length) for position in row]
+                for row, length in zip(positions.tolist(), lengths.tolist(), strict=True)
+            ]
+        )
         if self.rows is not None:
             acts[[row not in self.rows for row in range(len(acts))]] = False
         if acts.any():
             self.acted.add(edit)
         strength = edit.share * edit.decay ** steps.clamp(min=0).double()
         return acts.to(x.device)[..., None], strength.to(x.device, x.dtype)[..., None]
-
-    def _in_message(self, edit: Edit, read: Tensor) -> Tensor:
-        """(B, past + T) whether each token is in a message that the edit names."""
-        last, role, number = edit.turn or (False, "", None)
-        acts = torch.zeros(read.shape, dtype=torch.bool)
-        for row, tokens in enumerate(read.tolist()):
-            columns = [column for column, token in enumerate(tokens) if token != PADDING]
-            ids = tuple(tokens[column] for column in columns)
-            if ids not in self.turns:  # without the empty system message that a template puts in
-                self.turns[ids] = [t for t in self.model.turns(ids) if t.role != "system" or t.first < t.last]
-            turns = self.turns[ids]
-            named = turns[number : number + 1] if number is not None else [turn for turn in turns if turn.role == role]
-            if not named:
-                raise InputError(f"{edit} names a message that the prompt does not have; name a message of the chat.")
-            for turn in named[-1:] if last else named:
-                acts[row, columns[turn.first : turn.last]] = True
-        return acts

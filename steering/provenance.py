@@ -68,7 +68,7 @@ class FlipRecord(Noted):
 
     key: ClassVar = "flip"
     prompt: Any
-    """A text, token ids, or the messages of a chat; so are `source` and `paraphrases`."""
+    """A text, token ids, or the messages of a chat; so is `source`."""
     text: str
     """The wanted or suppressed token or phrase."""
     phrase: tuple[int, ...]
@@ -76,7 +76,6 @@ class FlipRecord(Noted):
     top_k: int | None
     """None if `text` is wanted; else `text` is suppressed: it shall leave the k most probable tokens."""
     source: Any
-    paraphrases: tuple[Any, ...]
     unbounded: bool
     left_source: bool
     """Whether moving towards the source prompt (or, to suppress, towards zero) was not enough."""
@@ -136,14 +135,10 @@ class SideEffects(Noted):
     repetition_plain: float | None
     range_share: dict[str, float | None]
     """For each FFN neuron that is set: the value as a multiple of its activation range, see `Calibration.share`."""
-    budget: float | None = None
-    """The highest acceptable off-target KL, in nats."""
 
     @property
     def warnings(self) -> list[str]:
         over = []
-        if self.budget is not None and self.off_target_kl > self.budget:
-            over.append(f"the off-target KL is {self.off_target_kl:.3f} nats, over the budget of {self.budget}")
         for neuron, share in self.range_share.items():
             if share is None:
                 over.append(f"{neuron} is set to a sign outside its activation range")

@@ -47,7 +47,6 @@ def side_effects(
     recipe: Recipe,
     texts: Sequence[str] = HELD_OUT_TEXTS,
     perplexity_texts: Sequence[str] | None = (),
-    budget: float | None = None,
     contexts: HeldOutContexts | None = None,
 ) -> SideEffects:
     """Measure the side effects of a recipe.
@@ -55,7 +54,6 @@ def side_effects(
     texts: texts whose beginnings are the held-out contexts.
     perplexity_texts: sentences for the perplexity, such as `icebear.actmax.index.corpus.held_out` gives; default
         `texts`. None leaves it out.
-    budget: the highest acceptable off-target KL in nats; `SideEffects.warnings` reports a higher one.
     contexts: those of `texts`, if the caller has read them already.
     """
     recipe.check(model)
@@ -92,7 +90,6 @@ def side_effects(
         repetition,
         repetition_plain,
         {str(e.neuron): calibrate(model).share((e.neuron.layer, e.neuron.index), e.value) for e in ranged},
-        budget,
     )
 
 
@@ -169,8 +166,8 @@ class HeldOutContexts:
     def off_target_kl(self, edits: Sequence[Edit]) -> float:
         """Return the mean KL(plain || edited) in nats at the last token of each context, and, if edits act on generated
         tokens, at `CONTINUED` tokens that the plain model writes after it. Edits that name a position of their own
-        prompt, or wait for a token, act at the last one."""
-        anywhere = [replace(edit, where="last") if _elsewhere(edit) else edit for edit in edits]
+        prompt act at the last one."""
+        anywhere = [replace(edit, where="last") if edit.where.startswith("position:") else edit for edit in edits]
         read = self._reader(anywhere)
         if read not in self._plain:
             self._plain[read] = read([])
@@ -242,15 +239,11 @@ def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:
     return any(only) or any(edit.where == "answer" for edit in edits), not only or not all(only)
 
 
-def _elsewhere(edit: Edit) -> bool:
-    return edit.condition is not None or edit.turn is not None or edit.where.startswith("position:")
-
-
 def _where(edits: Sequence[Edit], contexts: int) -> str:
     writes, ends = _acting(edits)
     parts = ["at the last token of"] * ends + [f"at {CONTINUED} generated tokens after"] * writes
     text = f"{' and '.join(parts)} {contexts} held-out contexts"
-    elsewhere = [str(edit) for edit in edits if _elsewhere(edit)]
+    elsewhere = [str(edit) for edit in edits if edit.where.startswith("position:")]
     return text + (
         f" ({', '.join(elsewhere)} at the last token, because the contexts have no such position)" if elsewhere else ""
     )

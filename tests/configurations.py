@@ -130,6 +130,17 @@ def mixtures(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, 
     }
 
 
+DIFFERENT = "llama gemma3 olmo2 cohere2 nemotron apertus granite phi3 smollm3 gpt2 gptj gpt_neox bloom mixtral gpt_oss"
+DIFFERENT += " deepseek_v3"
+
+
+def different() -> dict[str, PreTrainedConfig]:
+    """Families whose layers differ in more than names and sizes: for laws that tests/test_layouts.py or
+    tests/test_reference.py have for every family in another form."""
+    each = {**dense(), **mixtures()}
+    return {name: each[name] for name in (*DIFFERENT.split(), "opt, norms behind", "falcon, grouped", "falcon, alibi")}
+
+
 def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tuple[str, PreTrainedConfig]]:
     """name -> (auto class, configuration) of other models than causal ones; images are 16 x 24, patches 8 x 8."""
     base, small, _ = _parts(scale, layers, positions)

@@ -191,13 +191,22 @@ def chromium():
         yield Tabs(result)
 
 
+def build_small(model, corpus, store, **options):
+    """In the place of `build_index`: the same 20 summaries for all, four examples a side, and few random draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        few(patch)
+        patch.setattr(search, "CHANCE_NEURONS", 4)
+        patch.setattr(search, "DIRECTIONS", 20)
+        return build_index(model, read_corpus("wiki-summaries", limit=20), store, k=4)
+
+
 @pytest.fixture(scope="session")
 def scanned(smol, shared):
-    """The folder of an index wiki.db of 20 summaries, which tests copy."""
+    """The folder of an index wiki.db, which tests copy."""
 
     def scan(folder):
         with open_store(folder / "wiki.db", create=True) as store:
-            build_index(smol, read_corpus("wiki-summaries", limit=20), store)
+            build_small(smol, None, store)
 
     return shared("index", scan)
 

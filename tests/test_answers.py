@@ -226,15 +226,22 @@ def test_units_of_any_text_cover_it(pieces, by):
     assert [place for unit in result for place in range(unit.start, unit.stop)] == list(range(len(pieces)))
 
 
-def test_a_matrix_row_is_a_span(smol):
-    chat = Chat([{"role": "user", "content": "Tell me a story of a bear."}])
-    answer = smol.answer(chat, max_new_tokens=24)
-    result = matrix(smol, answer)
+def answered(question, text):
+    """A random model with a template, and a text as its answer."""
+    model = MODELS["qwen"]
+    ids = tuple(model.tokens_of(text))
+    prompt = tuple(model.ids(Chat([{"role": "user", "content": question}])))
+    return model, Answer(prompt, ids, model.pieces(ids), (0.5,) * len(ids), True)
+
+
+def test_a_matrix_row_is_a_span():
+    model, answer = answered("Tell me a story of a bear.", "It is cold. He is big. So")
+    result = matrix(model, answer)
     assert [row.turn for row in result.rows] == ["answer"] * len(result.rows)
     assert len(result.rows) > 1
     for row, values in zip(result.rows, result.values, strict=True):
         span = (row.start - len(answer.prompt_ids), row.stop - len(answer.prompt_ids))
-        plain = attribute(smol, answer, span=span, sites=(), number="logit").tokens
+        plain = attribute(model, answer, span=span, sites=(), number="logit").tokens
         wanted = [plain[part.start : part.stop].sum().item() for part in result.columns]
         assert values.tolist() == pytest.approx(wanted, abs=2e-3)
     assert result.to_frame().shape == tuple(result.values.shape)
@@ -243,15 +250,14 @@ def test_a_matrix_row_is_a_span(smol):
 # --- source_breakdown --------------------------------------------------------------------------------------------
 
 
-def test_origins_add_up(smol):
+def test_origins_add_up():
     """By CP-LRP; what goes through FFN neurons is what is missing where they are blocked."""
-    chat = Chat([{"role": "user", "content": "Ann lives in Rome. Tom lives in Oslo. Where does Tom live?"}])
-    answer = smol.answer(chat, max_new_tokens=6)
-    result = source_breakdown(smol, answer)
+    model, answer = answered("Ann is in Rome. Tom is in Oslo. Where is Tom?", "In Oslo")
+    result = source_breakdown(model, answer)
     names = [part.name for part in result.parts]
     assert names == ["template", "context", "question", "the answer's own start"]
     assert abs(result.remainder) < 1e-3 * abs(result.target)
-    plain = attribute(smol, answer, method=CP_LRP, sites=(), number="logit")
+    plain = attribute(model, answer, method=CP_LRP, sites=(), number="logit")
     assert result.target == pytest.approx(plain.conservation().target, rel=1e-5)
     user = next(turn for turn in plain.prompt.turns if turn.role == "user")
     text = sum(part.positive + part.negative for part in result.parts if part.name in ("context", "question"))

@@ -96,7 +96,7 @@ DOORS = {
     "Edit.op": (lambda at, x: Edit(neuron(3), x, 1), NO_NAME),
     "Edit.value": (lambda at, x: Edit(neuron(3), "set", x), NO_NUMBER),
     "Edit.unit": (lambda at, x: Edit(neuron(3), "set", 1, x), ("x", 3, None, ["max"])),
-    "Edit.where": (lambda at, x: Edit(neuron(3), "set", 1, "", x), (*NO_NAME, "position:5-3", "step:-1", "turn:")),
+    "Edit.where": (lambda at, x: Edit(neuron(3), "set", 1, "", x), (*NO_NAME, "position:5-3", "step:-1", "turn:0")),
     "Edit.decay": (lambda at, x: Edit(neuron(3), "set", 1, decay=x), (*NO_NUMBER, 2, -3, 1.01)),
     "Edit.share": (lambda at, x: Edit(neuron(3), "set", 1, share=x), (*NO_NUMBER, 2, -1, 1.01)),
     "Edit.parse": (
@@ -322,7 +322,6 @@ DOORS = {
     "flip.top_k": (lambda at, x: icebear.flip(at.model, PROMPT, suppress=True, top_k=x), NO_COUNT),
     "flip.to": (lambda at, x: icebear.flip(at.model, PROMPT, x), (None, "", -1, 99, 2.5, True)),
     "flip.suppress": (lambda at, x: icebear.flip(at.model, PROMPT, suppress=x), (False, 0, 2.5, "")),
-    "flip.paraphrases": (lambda at, x: icebear.flip(at.model, PROMPT, "a", paraphrases=x), ([3.5], 3, [None])),
     "Concept.of.weights": (
         lambda at, x: Concept.of(at.model, "c", x),
         (

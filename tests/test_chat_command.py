@@ -4,14 +4,17 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from test_chat import MODELS
 
-from icebear import Model
+from icebear import Chat, Model, attribute
 from icebear.app.cli.main import main
+from icebear.app.cli.options import ModelOptions
+from icebear.steering import outcome
 
 RUN = CliRunner()
 ANSWERS = {}
 QUESTION = "Where do ice bears live?"
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("few_contexts")]
+pytestmark = pytest.mark.usefixtures("few_contexts")
 
 
 @pytest.fixture(autouse=True)
@@ -40,56 +43,50 @@ def json_of(*words):
     return json.loads(run(*words, "--json").stdout)
 
 
-def test_a_message_a_system_message_and_a_file_are_one_chat(smol, tmp_path):
+@pytest.fixture
+def qwen(monkeypatch):
+    """A random model with a template, in the place of the default one, which answers docs/answers.md."""
+    monkeypatch.setattr(ModelOptions, "load", lambda self, name=None: MODELS["qwen"])
+    return MODELS["qwen"]
+
+
+def test_a_message_a_system_message_and_a_file_are_one_chat(qwen, tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     (tmp_path / "chat.json").write_text(json.dumps(messages))
-    a = json_of("explain", QUESTION, "--system", "Be brief.", "--units", "turn")
-    assert a["tokens"] == json_of("explain", "--messages", str(tmp_path / "chat.json"), "--units", "turn")["tokens"]
-    assert [token["id"] for token in a["tokens"]] == smol.ids(messages)
+    options = ("--units", "turn", "--max-new-tokens", "4")
+    a = json_of("explain", QUESTION, "--system", "Be brief.", *options)
+    assert a["tokens"] == json_of("explain", "--messages", str(tmp_path / "chat.json"), *options)["tokens"]
+    assert [token["id"] for token in a["tokens"]][: len(qwen.ids(messages))] == qwen.ids(messages)
     assert [turn["role"] for turn in a["turns"]] == ["system", "user", "assistant"]
     run("explain", QUESTION, "--messages", str(tmp_path / "chat.json"), code=2)
     (tmp_path / "chat.json").write_text("{")
     assert "cannot be read as JSON" in run("rank", "--messages", str(tmp_path / "chat.json"), code=1).stderr
 
 
-def test_words_of_an_answer_are_explained():
-    request = ("--chat", QUESTION, "--span", "the Arctic", "--max-new-tokens", "8")
+def test_words_of_an_answer_are_explained(qwen):
+    request = ("--chat", QUESTION, "--span", "0:2", "--max-new-tokens", "8")
     result = json_of("explain", *request, "--units", "sentence")
-    assert result["target_text"] == " the Arctic"
-    sums = sum(unit["relevance"] for unit in result["units"])
-    assert sums == pytest.approx(sum(token["relevance"] for token in result["tokens"]), abs=1e-4)
-    against = json_of("explain", *request, "--contrast", "a desert")
-    assert against["contrast_phrase"]["text"] == " a desert"
-    output = run("explain", *request, "--units", "turn").stdout
-    assert "Ice bears are found in the" in output
-    ranked = json_of("rank", *request, "--site", "ffn", "--position", "all", "--top", "3")["ranking"]
+    answer = qwen.answer(Chat([{"role": "user", "content": QUESTION}]), max_new_tokens=8)
+    plain = attribute(qwen, answer, span=(0, 2), sites=()).tokens
+    assert sum(unit["relevance"] for unit in result["units"]) == pytest.approx(plain.sum().item(), abs=1e-4)
+    assert [token["relevance"] for token in result["tokens"]] == pytest.approx(plain.tolist(), abs=1e-4)
+    ranked = json_of("rank", *request, "--site", "ffn", "--position", "all", "--top", "200")["ranking"]
     assert not {row["position"] for row in ranked} & set(result["template"])
-    other = ("--contrast", "desert", "--counterfactual", "Where do wild camels live?", "--site", "ffn", "--top", "3")
-    assert json_of("rank", *request[:2], "--span", "Arctic", *request[4:], *other)["counterfactual"]
 
 
-def test_circuits_of_an_answer():
-    result = json_of(
-        *("circuit", "--chat", QUESTION, "--span", "Arctic", "--contrast", "desert", "--nodes", "4"),
-        *("--counterfactual", "Where do wild camels live?", "--max-new-tokens", "8"),
-    )
-    assert len(result["nodes"]) >= 4
-
-
-def test_what_is_answered_and_where_it_came_from():
+def test_what_is_answered_and_where_it_came_from(qwen):
     prompt = "Anna lives in Oslo. Tom lives in Rome. Where does Tom live?"
     request = ("explain", "--sources", "--chat", prompt, "--max-new-tokens", "6")
     result = json_of(*request)
     assert [part["name"] for part in result["source_breakdown"]["parts"]][:2] == ["template", "context"]
     assert len(result["answer_tokens"]) == 6
-    output = run(*request).stdout
-    for part in ("the answer's own start", "passes through FFN neurons", "Tom lives in Rome."):
-        assert part in output
     run(*request, "--contrast", "Rome", "--counterfactual", "Where is Tom?", code=2)
 
 
-def test_steering_and_flipping_a_chat(tmp_path):
-    edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@turn:last-user")
+@pytest.mark.real
+def test_steering_and_flipping_a_chat(tmp_path, monkeypatch):
+    monkeypatch.setattr(outcome, "RANDOM_DRAWS", 2)
+    edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@position:3-5")
     steered = json_of("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
     assert steered["plain"]["text"] != steered["steered"]["text"]
     assert steered["prompt"] == [{"role": "user", "content": QUESTION}]
@@ -101,6 +98,7 @@ def test_steering_and_flipping_a_chat(tmp_path):
     run("flip", "--chat", QUESTION, code=2)
 
 
+@pytest.mark.real
 def test_a_conversation_in_the_terminal(tmp_path):
     file = tmp_path / "said.json"
     lines = [QUESTION, "/why the Arctic", "/why penguins", "/why Arctic | desert", "/from", "/help", ""]

@@ -678,38 +678,33 @@ def test_json_has_everything(graph):
     assert graph.to_png(1)[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.mark.real
-def test_the_command_tells_and_writes_it(smol, few_contexts, tmp_path):
+def test_the_command_tells_and_writes_it(tiny_folder, few_contexts, tmp_path):
+    """Of a random model; docs/circuits.md has it with the real one."""
     files = {name: tmp_path / f"graph.{name}" for name in ("html", "png")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    query = ["circuit", "The ice bear lives in the", "--contrast", " desert", "--nodes", "6"]
-    output = run(*query, "--counterfactual", "The wild camel lives in the", "--ablate", *flags)
-    assert "L29.head.1@5" in output
+    query = ["circuit", "abc", "--contrast", "b", "--nodes", "6", "--model", tiny_folder]
+    output = run(*query, "--counterfactual", "cbc", "--ablate", *flags)
     assert "All edges between the nodes" in output
     assert all(path.stat().st_size > 1000 for path in files.values())
     for wrong, says in (
-        ([*query, "--counterfactual", "The camel lives in the"], "6"),
+        ([*query, "--counterfactual", "cb"], "3"),
         ([*query], "--counterfactual"),
-        ([*query, "--counterfactual", "The wild camel lives in the", "--nodes", "2000"], "1024"),
+        ([*query, "--counterfactual", "cbc", "--nodes", "2000"], "1024"),
     ):
         result = RUN.invoke(main, wrong)
         assert result.exit_code
         assert says in result.output
 
 
-@pytest.mark.real
-def test_a_file_of_pairs_is_one_circuit(smol, tmp_path):
+def test_a_file_of_pairs_is_one_circuit(tiny_folder, tmp_path):
     lines = tmp_path / "pairs.jsonl"
-    rows = [
-        ("The keys near the house", "The key near the house"),
-        ("The books near the house", "The book near the house"),
-    ]
+    rows = [("abc", "cbc"), ("bbc", "abc")]
     lines.write_text(
         "".join(
-            json.dumps({"prompt": one, "counterfactual": other, "target": " are", "contrast": " is"}) + "\n"
+            json.dumps({"prompt": one, "counterfactual": other, "target": "a", "contrast": "b"}) + "\n"
             for one, other in rows
         )
     )
-    output = json.loads(run("circuit", "--file", str(lines), "--nodes", "5", "--json"))
+    output = json.loads(run("circuit", "--file", str(lines), "--nodes", "5", "--json", "--model", tiny_folder))
     assert output["pairs"] == 2
     assert len(output["nodes"]) == 5

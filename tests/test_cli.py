@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 from click.testing import CliRunner
+from conftest import build_small
 from pages import runs_on_a_page
 
 import icebear
@@ -39,6 +40,7 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
     examples = [shlex.split(line)[1:] for line in commands(main.commands[verb].help)]
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(icebear, "build_index", build_small)
     for words in examples:
         if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo") and "--lens" not in words:
             run(*words)

@@ -454,90 +454,74 @@ def test_the_wrong_sign_lowers_the_measure_of_what_is_written(smol, few_contexts
 # --- the command line ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.real
-@pytest.mark.long
-def test_the_verbs(smol, few_contexts, tmp_path, monkeypatch):
-    music = [
-        f"The {a} played a {b} for the {c} at the concert."
-        for a, b, c in itertools.product(
-            ("orchestra", "pianist", "singer"), ("song", "symphony", "melody"), ("queen", "crowd")
+def test_the_verbs(tiny_folder, few_contexts, tmp_path, monkeypatch):
+    """Of a random model; docs/concepts.md has them with the real one."""
+    lines = {
+        name: [f"The {a} {verb} a {b} for the {c}." for a, b, c in itertools.product(who, what, ("queen", "crowd"))]
+        for name, verb, who, what in (
+            ("with", "played", ("orchestra", "pianist", "singer"), ("song", "symphony", "melody")),
+            ("without", "bought", ("farmer", "teacher", "lawyer"), ("table", "ladder", "lamp")),
         )
-    ]
-    plain = [
-        f"The {a} bought a {b} for the {c} at the shop."
-        for a, b, c in itertools.product(
-            ("farmer", "teacher", "lawyer"), ("table", "ladder", "lamp"), ("queen", "crowd")
-        )
-    ]
-    (tmp_path / "with.txt").write_text("\n".join(music))
-    (tmp_path / "without.txt").write_text("\n".join(plain))
-    store = ["--store", str(tmp_path / "c.db")]
+    }
+    for name, rows in lines.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(rows))
+    (tmp_path / "empty.txt").write_text("\n")
+    files = {name: str(tmp_path / f"{name}.txt") for name in ("with", "without", "empty")}
+    store, model = ["--store", str(tmp_path / "c.db")], ["--model", tiny_folder]
 
     def run(*words, code=0):
-        result = CliRunner().invoke(main, ["concept", *words])
+        result = CliRunner().invoke(main, ["concept", *words, *store])
         assert result.exit_code == code, result.output
         return result.stdout if code == 0 else result.stderr
 
-    assert "No concepts yet" in run("list", *store)
-    out = run("find", "music", "--with", str(tmp_path / "with.txt"), "--without", str(tmp_path / "without.txt"), *store)
-    assert "AUROC 1.000" in out
-    assert "music" in run("list", *store)
-    shown = json.loads(run("show", "music", "--json", *store))
-    assert shown["provenance"]["examples"] == 18
-    run("export", "music", str(tmp_path / "music.json"), *store)
-    output = json.loads(run("measure", str(tmp_path / "music.json"), "The band sang an old song.", "--json"))
-    other = json.loads(run("measure", "music", "The cook boiled an old potato.", "--json", *store))
-    assert output["measured"][0]["value"] > other["measured"][0]["value"] + 1
-    words = ("steer", "music", "Yesterday I", "--kl", "0.25", "--max-new-tokens", "8", *store)
-    with monkeypatch.context() as patch:
-        patch.setattr(outcome, "RANDOM_DRAWS", 1)  # of which the texts say nothing
-        raised = json.loads(run(*words, "--json"))["measured"]
+    assert "No concepts yet" in run("list")
+    assert "AUROC" in run("find", "music", "--with", files["with"], "--without", files["without"], *model)
+    assert "music" in run("list")
+    assert json.loads(run("show", "music", "--json"))["provenance"]["examples"] == 18
+    file = str(tmp_path / "music.json")
+    run("export", "music", file)
+    ours, saved = (json.loads(run("measure", it, lines["with"][0], *model, "--json")) for it in ("music", file))
+    other = json.loads(run("measure", "music", lines["without"][0], *model, "--json"))
+    assert ours["measured"] == saved["measured"]
+    assert ours["measured"][0]["value"] > other["measured"][0]["value"]
+    words = ("steer", "music", "Yesterday I", "--kl", "0.05", "--max-new-tokens", "8", *model)
     monkeypatch.setattr(outcome, "RANDOM_DRAWS", 6)
+    raised = json.loads(run(*words, "--json"))["measured"]
     shown = " ".join(run(*words, "--suppress").split())
     plain, suppressed = map(float, re.search(r"goes from (\S+) to ([^\s;]+)", shown).groups())
     assert plain == pytest.approx(raised["plain"], rel=0.02)
     assert len({plain, suppressed, round(raised["steered"], 3)}) == 3
-    assert float(re.search(r"off-target KL ([\d.]+\d)", shown)[1]) == pytest.approx(0.25, rel=0.05)
+    assert float(re.search(r"off-target KL ([\d.]+\d)", shown)[1]) == pytest.approx(0.05, rel=0.05)
     assert "lower music as far" in shown
     assert "(6 draws, seed 0)" in shown
-    assert "has no concept 'film' (it has 'music')" in run("show", "film", *store, code=1)
-    (tmp_path / "empty.txt").write_text("\n")
-    assert "has no text" in run(
-        "find", "x", "--with", str(tmp_path / "empty.txt"), "--without", str(tmp_path / "without.txt"), *store, code=1
-    )
+    assert "has no concept 'film' (it has 'music')" in run("show", "film", code=1)
+    assert "has no text" in run("find", "x", "--with", files["empty"], "--without", files["without"], *model, code=1)
 
 
-@pytest.mark.real
-@pytest.mark.long
-def test_evaluate_steering(smol, few_contexts, tmp_path, monkeypatch):
-    """A small one: tables for detection and each off-target KL, the frontier's figure, and off-target KLs as
-    requested."""
+def test_evaluate_steering(tiny_folder, few_contexts, tmp_path, monkeypatch):
+    """A small one, of a random model: tables for detection and each off-target KL, and off-target KLs as requested."""
     monkeypatch.setattr("icebear.evaluation.report.draw", lambda *_: [])
-    small = {"find": 6, "choose": 4, "report": 4}
-    monkeypatch.setattr(latent_topics, "ENOUGH", small)
+    monkeypatch.setattr(latent_topics, "ENOUGH", {"find": 6, "choose": 4, "report": 4})
     monkeypatch.setattr(latent_topics, "FEWEST", 4)
     monkeypatch.setattr(evaluation, "read_corpus", partial(evaluation.read_corpus, limit=2000))
-    monkeypatch.setattr(evaluation, "KLS", (0.1,))
+    monkeypatch.setattr(evaluation, "KLS", (0.01,))
+    monkeypatch.setattr(evaluation, "LAYER_KL", 0.01)
     monkeypatch.setattr(evaluation, "STEERED_SIZES", (5,))
-    monkeypatch.setattr(evaluation, "METHODS", ("5 neurons", "residual stream", "random neurons"))
-    monkeypatch.setattr(evaluation, "LAYER_STEP", 40)
     monkeypatch.setattr(evaluation, "HELD_OUT_TEXTS", [text[:18] for text in HELD_OUT_TEXTS[:2]])
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:1])
     monkeypatch.setattr(evaluation, "NEW_TOKENS", 3)
     monkeypatch.setattr(reading, "LONGEST", 16)
-    out = str(tmp_path / "out")
-    result = CliRunner().invoke(main, ["evaluate", "steering", "--concepts", "music", "--out", out, "--json"])
+    words = ["evaluate", "steering", "--concepts", "music", "--out", str(tmp_path), "--json", "--model", tiny_folder]
+    result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
     (part,) = json.loads(result.stdout)["parts"]
-    assert {table["table"] for table in part["tables"]} == {"detection", "0.1 nats"}
-    (line,) = [json.loads(row) for row in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
-    cells = line["steered"]["0.1"]
+    assert {table["table"] for table in part["tables"]} == {"detection", "0.01 nats"}
+    (line,) = [json.loads(row) for row in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    cells = line["steered"]["0.01"]
     assert {"5 neurons", "residual stream", "noise", "random neurons", "wrong sign", "prompt", "plain"} <= set(cells)
     assert all(
-        cell["off_target_kl"] == pytest.approx(0.1, rel=0.05) for cell in cells.values() if "off_target_kl" in cell
+        cell["off_target_kl"] == pytest.approx(0.01, rel=0.05) for cell in cells.values() if "off_target_kl" in cell
     )
-    assert cells["5 neurons"]["words"] > cells["random neurons"]["words"]
-    assert (tmp_path / "out" / "frontier.png").stat().st_size > 10_000
 
 
 def test_a_vector_is_added_behind_a_layer_and_gone_afterwards(model):

@@ -222,8 +222,8 @@ def test_configuration_split_and_revision_of_a_data_set(model, hub, tmp_path, mo
     assert hub[0][-1] == ("a/set", "20231101.en", "test", "v1")
     other = CliRunner().invoke(main, [*command, *named[:2]])
     assert "was built with split 'test', not None" in other.stderr
-    with pytest.raises(InputError, match="imdb-reviews"):
-        read_corpus("imdb-reviews", split="test")
+    with pytest.raises(InputError, match="wiki-summaries"):
+        read_corpus("wiki-summaries", split="test")
 
 
 def test_duplicates_are_found_in_little_room(monkeypatch, tmp_path):

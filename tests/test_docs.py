@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import nbformat
 import pytest
 from click.testing import CliRunner
-from conftest import CAMEL, ICE_BEAR
+from conftest import CAMEL, ICE_BEAR, build_small
 from few import UNCOUNTED, few
 from pages import (
     BLOCK,
@@ -123,6 +123,7 @@ def once(smol, desert, desert_by_heads):
         for place, name in REMEMBERED:
             patch.setattr(place, name, remembered(getattr(place, name), found if name == "flip" else {}))
         patch.setattr(icebear, "flip", flipping.flip)
+        patch.setattr(icebear, "build_index", build_small)
         yield
 
 

@@ -5,7 +5,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from configurations import dense, mixtures
+from configurations import dense, different, mixtures
 from conftest import IDS, Double, Letters, random_model
 from pages import script
 from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, LlamaForCausalLM
@@ -27,13 +27,12 @@ from icebear.actmax.index.neuron_vectors import gated
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
-from icebear.concepts.vocabulary.vocabulary import unembedding, w_in_rows, w_out_rows
+from icebear.concepts.vocabulary.vocabulary import unembedding, w_out_rows
 from icebear.errors import InputError, MissingRule, ModelError
 from icebear.models.parts.families import FAMILIES
 
 CONFIGS, EXPERTS = dense(), mixtures()  # torch has no float64 for grouped matrix products
 NO_SDPA = {"gptj", "bloom", "gemma2", "gpt_oss"}
-CASES = [(name, kind) for name in CONFIGS for kind in ("eager", "sdpa") if not (kind == "sdpa" and name in NO_SDPA)]
 SITES = ("ffn", "attn", "q", "k", "v")
 
 
@@ -52,9 +51,9 @@ def make(name, kind="eager", biases=True):
     return model
 
 
-@pytest.mark.parametrize(("name", "kind"), [*CASES, *((name, attention(name)) for name in EXPERTS)])
-def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
-    model = make(name, kind, biases=False)
+@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
+def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name):
+    model = make(name, "eager" if name in NO_SDPA else "sdpa", biases=False)
     with Double(), torch.no_grad():
         logits = model.net(torch.tensor([IDS]), use_cache=False).logits[0, -1]
     with Double():
@@ -80,8 +79,9 @@ def test_eager_equals_sdpa(name):
         assert torch.allclose(one.activation(site), other.activation(site), rtol=1e-7, atol=1e-9), site
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
+@pytest.mark.parametrize("name", different())
 def test_batch_equals_single_and_everything_is_undone(name):
+    """In every family the self-test compares a batch with single prompts too."""
     model = make(name, attention(name))
     before = [
         (path, set(m.__dict__), len(m._forward_hooks), len(m._forward_pre_hooks))
@@ -106,35 +106,6 @@ def test_batch_equals_single_and_everything_is_undone(name):
     ]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_what_a_map_writes_its_neurons_and_bias_got(name):
-    """Eq. 8: the relevance of the output of W2 (and the attention projection) is that of its neurons and its bias."""
-    model = make(name)
-    places = [(layer, site) for layer in range(model.layers) for site in ("ffn", "attn")]
-    selected, hooks = {}, []
-    for place in places:
-        module = model.site_module(place[1], place[0])
-        bias = getattr(module, "bias", None)
-
-        def keep(_, args, y, place=place, bias=bias):
-            written = y.detach() - (0 if bias is None else bias)
-
-            def on_gradient(g):
-                selected[place] = (written * g).sum(-1).flatten()
-
-            y.register_hook(on_gradient)
-            return y * 1  # what is changed in place later is not y
-
-        hooks.append(module.register_forward_hook(keep))
-    with Double():
-        result = attribute(model, IDS, method=ATTNLRP, sites=("ffn", "attn"))
-    for hook in hooks:
-        hook.remove()
-    for (layer, site), relevance in selected.items():
-        assert torch.allclose(result.of(site)[layer].sum(-1), relevance, rtol=1e-7, atol=1e-10), site
-    assert selected.keys() == set(places)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "opt", "falcon, alibi"])
 def test_q_k_and_v_are_what_attention_is_made_of(name):
     """Written out for families without rotation: softmax(q k / sqrt(d) + mask) v is the site `attn`."""
@@ -157,31 +128,6 @@ def test_q_k_and_v_are_what_attention_is_made_of(name):
     assert torch.allclose(
         out, seen["attn"], rtol=1e-2 if "alibi" in name else 1e-6, atol=1e-3 if "alibi" in name else 1e-8
     )
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_w2_row_is_what_a_neuron_writes(name):
-    """Adding 1 to a neuron of the last layer moves the residual stream by its row (up to a sandwich norm)."""
-    model = make(name)
-    last = model.layers - 1
-    streams = []
-    hook = model.layer_modules[last].register_forward_hook(
-        lambda module, args, out: streams.append((out[0] if isinstance(out, tuple) else out)[0].double())
-    )
-    neuron = Neuron(last, "ffn", 7)
-    with Double(), torch.no_grad():
-        model.net(torch.tensor([IDS]), use_cache=False)
-        with steer(model, [f"{neuron}*1"]):
-            model.net(torch.tensor([IDS]), use_cache=False)
-        with steer(model, [f"{neuron}+1"]):
-            model.net(torch.tensor([IDS]), use_cache=False)
-    hook.remove()
-    assert torch.equal(streams[0], streams[1])
-    row = w_out_rows(model, "ffn", last)[7].double() * model.residual_scale("ffn")
-    assert w_in_rows(model, "ffn", last).shape == w_out_rows(model, "ffn", last).shape
-    if not model.family.ffn_norm:
-        assert torch.allclose(streams[2] - streams[0], row.expand(len(IDS), -1), atol=1e-5)
-    assert project(model, neuron, 5).promoted[0].z >= project(model, neuron, 5).promoted[1].z
 
 
 def test_which_ffns_are_gated():
@@ -236,10 +182,9 @@ def test_the_text_half_of_a_model_of_images_and_text_is_explained_like_that_text
 
 
 @pytest.mark.usefixtures("few_draws", "few_texts")
-@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
+@pytest.mark.parametrize("name", different())
 def test_ranking_steering_and_the_scan(name, tmp_path):
-    config = {**CONFIGS, **EXPERTS}[name]
-    model = Model(random_model(config, dtype=torch.float32, attention="eager").net, Letters(), name)
+    model = Model(random_model(different()[name], dtype=torch.float32, attention="eager").net, Letters(), name)
     best = attribute(model, "the ice bear", sites=[site for site in SITES if site in model.sites]).top(3)
     assert best[0].relevance >= best[1].relevance
     (tmp_path / "c.txt").write_text("The ice bear.\nA camel eats.\nWarm sand.\nNorth of it.")

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from click.testing import CliRunner
-from configurations import dense, mixtures
+from configurations import dense, different, mixtures
 from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model, started_alone
 from few import FEW
 from test_tasks import make
@@ -68,15 +68,12 @@ def test_the_ice_bear_moves_to_the_desert(smol, desert):
     assert (record.prompt, record.source, record.text, record.left_source) == (ICE_BEAR, CAMEL, " desert", False)
     assert [row.neuron for row in record.neurons] == [edit.neuron for edit in desert]
     assert desert.provenance["after"][0]["text"] == " desert"
-    further = flip(smol, ICE_BEAR, " desert", source=CAMEL, unbounded=True, heads=False)
-    assert len(further) < len(desert)
     assert_inside(smol, desert)
-    shares = [row.range_share for row in FlipRecord.of(further).neurons]
-    assert max(shares) > 1
 
 
-def test_two_heads_of_the_camel_move_the_ice_bear(smol, desert_by_heads):
+def test_two_heads_of_the_camel_move_the_ice_bear(smol, desert_by_heads, monkeypatch):
     """Each head alone, both, and the number of the outcome are those of steering."""
+    monkeypatch.setattr("icebear.steering.outcome.RANDOM_DRAWS", 4)
     recipe = desert_by_heads
     assert {str(edit) for edit in recipe} == {f'L23.head.{head}<-"{CAMEL}"@last' for head in (4, 5)}
     for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
@@ -122,6 +119,14 @@ def test_without_a_source_a_flip_stays_inside_too(letters):
         assert_inside(letters, recipe)
 
 
+def test_unbounded_edits_leave_the_range(letters):
+    shares = []
+    for wanted in (token.id for token in letters.predict("the ice bear", 9)[1:]):
+        recipe = flip(letters, "the ice bear", wanted, unbounded=True)
+        shares += [row.range_share or 0.0 for row in FlipRecord.of(recipe).neurons]
+    assert max(shares) > 1
+
+
 def answer_alone(recipe, prompt, answer, started):
     """In a process that knows neither the model nor the flip."""
     started.set()
@@ -155,10 +160,6 @@ def test_what_is_not_needed_goes(letters):
         assert margins(state, [rest])[0] < MARGIN
 
 
-def test_an_answer_that_is_there_needs_nothing(smol):
-    assert len(flip(smol, ICE_BEAR, " Arctic")) == 0
-
-
 def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
     """A token that is first by less than the margin needs nothing, and what holds by less is not thrown away."""
     first = letters.predict("the ice bear", 1)[0].id
@@ -183,9 +184,9 @@ def test_a_narrow_lead_is_a_lead(letters, monkeypatch):
         ({"suppress": True, "top_k": 0}, "top_k"),
     ],
 )
-def test_silly_requests_get_clear_answers(smol, arguments, message):
+def test_silly_requests_get_clear_answers(letters, arguments, message):
     with pytest.raises(InputError, match=message):
-        flip(smol, ICE_BEAR, **arguments)
+        flip(letters, ICE_BEAR, **arguments)
 
 
 @pytest.mark.parametrize("top_k", [1, 4])
@@ -200,10 +201,9 @@ def test_the_answer_goes_away(letters, top_k):
     assert recipe.provenance["after"][top_k - 1]["id"] != answer
 
 
-def test_away_without_a_source_goes_towards_zero(smol):
-    recipe = flip(smol, ICE_BEAR, suppress=True)
-    with steer(smol, recipe):
-        assert " Arctic" not in [token.text for token in smol.predict(ICE_BEAR, 5)]
+def test_away_without_a_source_goes_towards_zero(letters):
+    recipe = flip(letters, ICE_BEAR, suppress=True, top_k=1)
+    assert len(recipe)
     assert not FlipRecord.of(recipe).left_source
     for edit, row in zip(recipe, FlipRecord.of(recipe).neurons, strict=True):
         assert abs(edit.value - row.activation) <= 2.5 * abs(row.activation) + 1e-3
@@ -263,12 +263,12 @@ def test_an_index_is_not_asked_for_a_token_without_letters(letters, to):
 
 def test_what_cannot_be_done_says_how_near_it_came(letters):
     reasons = []
-    for wanted in range(50):
+    for wanted in range(12):
         try:
             flip(letters, "the ice bear", wanted, max_neurons=1)
         except InputError as error:
             reasons.append(str(error))
-    assert len(reasons) > 5
+    assert len(reasons) > 1
     for reason in reasons:
         assert re.match(
             r"No flip to '.' was found with at most 1 neurons inside their activation range\. With [01] edits, the "
@@ -314,7 +314,7 @@ def test_flips_of_other_families():
 
 def test_the_side_effects(smol, desert, few_contexts):
     held = ["The town lies at the mouth of a river."]
-    cost = side_effects(smol, desert, HELD_OUT_TEXTS[:1], held, budget=0.001)
+    cost = side_effects(smol, desert, HELD_OUT_TEXTS[:1], held)
     assert cost.perplexity_everywhere > cost.perplexity > 1
     assert (cost.old.text, cost.old.rank_before, cost.old.rank_after) == (" Arctic", 1, 2)
     assert (cost.new.text, cost.new.rank_after) == (" desert", 1)
@@ -323,7 +323,6 @@ def test_the_side_effects(smol, desert, few_contexts):
     assert plain[-1].probability == pytest.approx(cost.new.before, rel=1e-4)
     with steer(smol, desert):
         assert smol.probability(ICE_BEAR, " desert") == pytest.approx(cost.new.after, rel=1e-4)
-    assert "over the budget of 0.001" in cost.warnings[0]
     empty = Recipe.for_model(smol, "nothing", [])
     nothing = side_effects(smol, empty, HELD_OUT_TEXTS[:1], held)
     assert (nothing.off_target_kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
@@ -376,8 +375,8 @@ def test_generated_tokens_count_behind_the_contexts(letters):
 
 
 def test_reading_a_prompt_once_changes_nothing():
-    """In every family: logits under edits and gradients by AttnLRP are those of whole passes."""
-    for name, config in {**dense(), **mixtures()}.items():
+    """In families that differ: logits under edits and gradients by AttnLRP are those of whole passes."""
+    for name, config in different().items():
         model = Model(random_model(config, "eager", torch.float32).net, Letters(), name)
         last = LastToken(model, IDS)
         whole = attribute(model, IDS, 5, 6, sites=("ffn",))
@@ -391,8 +390,8 @@ def test_reading_a_prompt_once_changes_nothing():
 
 
 def test_a_swap_of_a_head_is_that_of_steering():
-    """In every family: logits under swaps, and the change of a number with the share of a swap."""
-    for name, config in {**dense(), **mixtures()}.items():
+    """In families that differ: logits under swaps, and the change of a number with the share of a swap."""
+    for name, config in different().items():
         model = Model(random_model(config, "eager", torch.float32).net, Letters(), name)
         last, layer = LastToken(model, IDS, source=[3, 1, 4]), model.layers_with("attn")[-1]
         head = (layer, model.width("ffn") + model.width("head") - 1, 0)
@@ -488,12 +487,12 @@ class Signs(Letters):
         return "".join(chr(20000 + id) for id in ids)
 
 
-@pytest.mark.parametrize(("count", "paraphrases"), [(3, []), (1, []), (1, ["a big bear"])])
-def test_words_are_those_that_an_edit_alone_moves(count, paraphrases):
+@pytest.mark.parametrize("count", [3, 1])
+def test_words_are_those_that_an_edit_alone_moves(count):
     """At its step, against no edits; likely words are those without edits and with all of them."""
     model, prompt = Model(random_model(LLAMA, dtype=torch.float32).net, Signs(), "signs"), "the ice bear"
     phrase = next_best(model, prompt, count, 2)
-    recipe = flip(model, prompt, "".join(map(model.text, phrase)), max_neurons=20, paraphrases=paraphrases)
+    recipe = flip(model, prompt, "".join(map(model.text, phrase)), max_neurons=20)
     rows = FlipRecord.of(recipe).neurons
     for row, edit in zip(rows, recipe, strict=True):
         step = 0 if edit.where == "last" else int(edit.where.removeprefix("step:"))
@@ -588,17 +587,15 @@ def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     of_tiny = ["--model", tiny_folder, "--device", "cpu"]
     answer = load_model(tiny_folder, device="cpu").predict("Rome is", 1)[0].text
-    words = ["flip", "Rome is", "--to", " Paris", "--source", "Paris is", "--budget", "0.0001"]
+    words = ["flip", "Rome is", "--to", " Paris", "--source", "Paris is"]
     done = RUN.invoke(main, [*words, "--save", "d.json", "--json", *of_tiny])
     assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["provenance"]["side_effects"]["off_target_kl"] > 0.01
     assert result["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
-    assert SideEffects.of(Recipe.load("d.json")).warnings
-    assert "over the budget of 0.0001" in result["warnings"][0]
+    assert SideEffects.of(Recipe.load("d.json")).off_target_kl == result["provenance"]["side_effects"]["off_target_kl"]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert result["edits"][0] in shown.stdout
-    assert "over the budget of 0.0001" in shown.stdout
     assert "Perplexity of held-out sentences" in shown.stdout
     checked = RUN.invoke(main, ["recipe", "check", "d.json", *of_tiny])
     assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)

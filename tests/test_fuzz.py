@@ -181,7 +181,6 @@ def calls(made):
                 "top_k": 5,
                 "store": None,
                 "unbounded": False,
-                "paraphrases": [],
             },
         ),
         "find_concept": (

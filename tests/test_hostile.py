@@ -134,9 +134,6 @@ flip --model tiny "a" --to "b" --max-neurons 0
 flip --model tiny "a" --to "b" --max-neurons 1 --held-out none.txt
 flip --model tiny "a" --to "b" --max-neurons 1 --held-out empty
 flip --model tiny "a" --to "b" --max-neurons 1 --held-out latin.txt
-flip --model tiny "a" --to "b" --paraphrases bytes.jsonl
-flip --model tiny "a" --to "b" --budget nan
-flip --model tiny "a" --to "b" --budget -1
 flip --model tiny "a" --suppress --to b
 flip --model tiny "a" --suppress-phrase ""
 flip --model tiny "a" --to "b" --source a
@@ -377,7 +374,6 @@ recipe export recipe-own.json --patch own.txt --model tiny
 steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature inf
 steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature 1e400
 steer --model chatty --chat a --edit "L1.ffn.3=1@turn:99" --max-new-tokens 1
-steer --model chatty --chat a --edit "L1.ffn.3=1@seen:" --max-new-tokens 1
 steer --model chatty --chat a --edit "L1.ffn.3=1@step:5-2" --max-new-tokens 1
 steer --model chatty --chat a --edit "L1.ffn.3=1@position:9999999999999" --max-new-tokens 1
 chat --model chatty --temperature inf
@@ -452,10 +448,8 @@ steer --model tiny a --recipe recipe-print.json
 steer --model nan a --edit "L1.ffn.3=1" --temperature 1
 flip --model tiny a --to b --suppress
 flip --model tiny a --to "" --max-neurons 1
-flip --model tiny a --to b --paraphrases null.jsonl --max-neurons 1
 flip --model tiny a --to b --held-out newlines.txt --max-neurons 1
 flip --model tiny a --to b --top-k 0
-flip --model tiny a --to b --budget inf --unbounded
 flip --model nan a --to b --max-neurons 1
 concept find x --with text.txt --without other.txt --site ffn,,attn --model tiny
 concept find ../../x --with newlines.txt --without other.txt --model tiny

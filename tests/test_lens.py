@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from click.testing import CliRunner
-from configurations import dense, mixtures
+from configurations import dense, different
 from conftest import GEMMA3, LLAMA, Letters, random_model
 from test_tasks import make
 
@@ -75,7 +75,7 @@ def test_the_jacobians_are_the_means_of_slow_ones(name):
 
 
 OTHERS = {"bert": None, "t5": None, "bert, sequence": None}
-FAMILIES = {**dense(), **mixtures(), **OTHERS}
+FAMILIES = {**different(), **OTHERS}
 
 
 @pytest.mark.usefixtures("four_texts", "few_texts")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from configurations import dense, mixtures
+from configurations import different
 from conftest import Letters, random_model
 from test_tasks import make as other_model
 from torch import nn
@@ -15,7 +15,7 @@ from icebear.concepts.vocabulary.vocabulary import direct_row, direct_rows, unem
 from icebear.models.parts.linear import Linear
 from icebear.steering.weight_patch import patch
 
-CONFIGS = {**dense(), **mixtures()}
+CONFIGS = different()
 PARTS = [2, -1, slice(None), slice(1, 4), slice(0), torch.tensor([4, 0, 4]), torch.tensor([], dtype=torch.long)]
 
 

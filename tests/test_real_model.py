@@ -40,13 +40,6 @@ def test_same_numbers_every_way(smol):
             assert (a - b).abs().max() <= 1e-4 * a.abs().max()
 
 
-def test_bfloat16_tells_the_same_story(smol):
-    half = load_model("smollm2-135m", dtype="bfloat16", device="cpu")
-    a, b = attribute(smol, ICE_BEAR).tokens, attribute(half, ICE_BEAR, target=" Arctic").tokens
-    assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.98
-    assert half.fingerprint == smol.fingerprint
-
-
 def test_the_ice_neuron_promotes_the_north(smol):
     words = [token.text for token in project(smol, Neuron.parse("L29.ffn.860"), k=10).promoted]
     assert {" Canada", " ice", " Russian"} <= set(words)
@@ -79,11 +72,11 @@ def test_gemma3_on_real_weights():
     assert project(model, result.top(1, "ffn")[0].neuron).promoted
 
 
-@pytest.mark.parametrize("prompt", [ICE_BEAR, "When Mary and John went to the store, John gave a drink to"])
-def test_bfloat16_finds_the_same(smol, prompt):
+def test_bfloat16_finds_the_same(smol):
     half = load_model("smollm2-135m", dtype="bfloat16", device="cpu")
-    exact = attribute(smol, prompt)
-    rough = attribute(half, prompt, target=exact.target.id)
+    assert half.fingerprint == smol.fingerprint
+    exact = attribute(smol, ICE_BEAR)
+    rough = attribute(half, ICE_BEAR, target=exact.target.id)
     for x, y in ((exact.tokens, rough.tokens), (exact.ffn, rough.ffn), (exact.attn, rough.attn)):
         assert torch.corrcoef(torch.stack((x.flatten(), y.flatten())))[0, 1] > 0.99
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import ICE_BEAR, IDS
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_stages import OTHER, PROMPT, made
 
@@ -32,6 +32,7 @@ edits = st.one_of(
 )
 
 
+@settings(max_examples=30)
 @given(edits)
 def test_an_edit_reads_back(edit):
     assert Edit.parse(str(edit)) == edit

@@ -11,7 +11,6 @@ from conftest import IDS, LLAMA, Double, Letters
 from rich.console import Console
 
 from icebear import (
-    ATTNLRP,
     CP_LRP,
     PA_LRP,
     Edit,
@@ -132,18 +131,16 @@ def test_the_forward_pass_is_the_models_own_and_cp_lrp_conserves(name, kind):
     assert result.tokens.sum().item() + conserved.positions == pytest.approx(conserved.target, rel=1e-6)
 
 
-@pytest.mark.parametrize("method", [ATTNLRP, PA_LRP], ids=repr)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_eager_equals_sdpa(name, method):
+def test_eager_equals_sdpa(name):
     one, other = (make(name, kind) for kind in ("eager", "sdpa"))
     with Double():
-        a, b = (attribute(model, prompt(model), method=method, sites=model.sites) for model in (one, other))
+        a, b = (attribute(model, prompt(model), method=PA_LRP, sites=model.sites) for model in (one, other))
     assert torch.allclose(a.tokens, b.tokens, rtol=1e-8, atol=1e-11)
     for site in one.sites:
         assert torch.allclose(a.of(site), b.of(site), rtol=1e-7, atol=1e-10), site
-    if method.positions:
-        assert torch.allclose(a.positions, b.positions, rtol=1e-7, atol=1e-10)
-        assert a.combined("signed").sum().item() == pytest.approx(a.tokens.sum().item() + a.positions.sum().item())
+    assert torch.allclose(a.positions, b.positions, rtol=1e-7, atol=1e-10)
+    assert a.combined("signed").sum().item() == pytest.approx(a.tokens.sum().item() + a.positions.sum().item())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -227,7 +224,9 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_self_test_finds_nothing_wrong(name):
+def test_the_self_test_finds_nothing_wrong(name, monkeypatch):
+    if name != "bert":  # what it costs is nothing of a task
+        monkeypatch.setattr("icebear.concepts.selftest.seconds", lambda work, device: 1.0)
     model = make(name)
     with Double():
         result = selftest(model, prompt(model))

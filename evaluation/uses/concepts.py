@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -20,7 +19,6 @@ from icebear.actmax.index.corpus import WIKI, read_corpus
 from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc
 from icebear.errors import InputError
-from icebear.evaluation import report
 from icebear.evaluation.data.task_pairs import LEXICON
 from icebear.evaluation.data.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table, named
@@ -41,8 +39,6 @@ STEERED_SIZES = (5, 20)
 VECTOR = "residual stream"
 PROMPT = "prompt"
 PLAIN = "plain"
-CONTROLS = ("random neurons", "wrong sign", "noise")
-METHODS = (*(f"{size} neurons" for size in STEERED_SIZES), VECTOR, *CONTROLS)
 OPENINGS = LEXICON["plain_openings"]
 """Prompts of the generated texts: none is about a concept, none is a held-out context."""
 NEW_TOKENS = 30
@@ -100,7 +96,6 @@ class ConceptSteering(Evaluation):
             settings={"corpus": corpus, "concepts": names, "off_target_kls": list(KLS)},
             tables=tables,
             notes=steering_notes,
-            write=frontier,
         )
 
 
@@ -371,41 +366,3 @@ def steering_notes(lines: Lines) -> list[str]:
         if missed:
             texts.append(f"{kl} nats: {len(missed)} of {len(reached)} were not met within 5 %: {', '.join(missed)}")
     return texts
-
-
-def frontier(folder: Path, lines: Lines) -> None:
-    """Draw the concept score over off-target KL and over perplexity, with a line for each method.
-
-    The values are means over concepts, with standard errors from a bootstrap over concepts.
-    """
-    from matplotlib.figure import Figure
-
-    def mean_and_error(name: str, column: str) -> tuple[list[float], list[float]]:
-        values = np.array([[line["steered"][f"{kl}"][name][column] for kl in KLS] for line in lines])
-        draws = np.random.default_rng(0).integers(len(lines), size=(2000, len(lines)))
-        return values.mean(0).tolist(), values[draws].mean(1).std(0).tolist()
-
-    figure = Figure(figsize=(12, 5))
-    left, right = figure.subplots(1, 2, sharey=True)
-    for number, name in enumerate(METHODS):
-        (score, error), (perplexities, _) = mean_and_error(name, "score"), mean_and_error(name, "perplexity")
-        control = name in CONTROLS
-        style: dict[str, Any] = {
-            "color": f"{0.3 + 0.2 * CONTROLS.index(name)}" if control else f"C{number // 2}",
-            "linestyle": ":" if control else "--" if name == f"{STEERED_SIZES[0]} neurons" else "-",
-            "marker": "x" if control else "o",
-        }
-        left.errorbar(KLS, score, error, label=name, capsize=2, **style)
-        right.plot(perplexities, score, **style)
-    for name, marker in ((PROMPT, "*"), (PLAIN, "s")):
-        score, perplexities = (mean_and_error(name, column)[0][:1] for column in ("score", "perplexity"))
-        right.scatter(perplexities, score, marker=marker, color="black", zorder=3)
-        left.axhline(score[0], color="black", linestyle="-" if name == PLAIN else "-.", linewidth=0.8, label=name)
-    left.set(xscale="log", xlabel="off-target KL, nats", ylabel="concept score: mean probability of the classifier")
-    right.set(xscale="log", xlabel="perplexity under the plain model (star: a prompt, square: plain text)")
-    left.set_xticks(KLS, [f"{kl}" for kl in KLS])
-    left.minorticks_off()
-    right.xaxis.set_minor_formatter("{x:.0f}")
-    right.xaxis.set_major_formatter("{x:.0f}")
-    left.legend(fontsize=7)
-    report.save(figure, folder / "frontier")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -78,11 +78,9 @@ class Flips(Evaluation):
     name: ClassVar = "flips"
     data: Annotated[str, Setting("Your own file to evaluate on.", is_file=True, decides=False)]
     max_neurons: Annotated[int, Setting()] = 10
-    no_source: Annotated[bool, Setting("Ignore the source prompts.", decides=False)] = False
 
     def parts(self, model: Model) -> Iterator[Part]:
-        pairs = [replace(pair, source=None) if self.no_source else pair for pair in read_flips(self.data)]
-        contexts = HeldOutContexts(model)
+        pairs, contexts = read_flips(self.data), HeldOutContexts(model)
         yield Part(
             METRICS,
             pairs,

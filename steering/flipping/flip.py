@@ -28,15 +28,15 @@ from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.text.prompts import Prompt, PromptLike, prompt_json, prompt_line
+from icebear.models.text.prompts import PromptLike, prompt_json, prompt_line
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.steering.apply import steer
-from icebear.steering.flipping.last_token import Edits, LastToken, NeuronStep, Paraphrases, as_edit, values_by_step
+from icebear.steering.flipping.last_token import Edits, LastToken, NeuronStep, as_edit, values_by_step
 from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.provenance import EditedNeuron, FlipRecord
 from icebear.steps import OnProgress, unwatched
-from icebear.values import check_int, several, typed
+from icebear.values import check_int, typed
 
 CANDIDATES = 24
 """Heads or neurons that each round tries, neurons at `LEVELS` strengths each."""
@@ -60,10 +60,9 @@ class SearchState:
     (L, N, S); a head moves from 0 to 1."""
 
     request: FlipRequest
-    last: LastToken | Paraphrases
+    last: LastToken
     tokens: tuple[int, ...]
-    """The wanted tokens, one after the other (or one for each paraphrase); or the tokens of which one shall leave the
-    `top_k` most probable ones."""
+    """The wanted tokens, one after the other; or the tokens of which one shall leave the `top_k` most probable ones."""
     now: Tensor
     goal: Tensor | None
     """How far each may move towards its activation in the source prompt, or to zero."""
@@ -85,13 +84,8 @@ class SearchState:
         return self.request.top_k if self.request.suppress else None
 
     @property
-    def phrase(self) -> tuple[int, ...]:
-        """The tokens without the repetition for paraphrases."""
-        return self.tokens[: self.last.steps]
-
-    @property
     def text(self) -> str:
-        return "".join(self.model.answer_text(token) for token in self.phrase)
+        return "".join(self.model.answer_text(token) for token in self.tokens)
 
     def activations(self, edits: Edits) -> Tensor:
         """(L, F, S) under edits."""
@@ -148,7 +142,6 @@ class FlipRequest:
     store: Store | None = None
     on_progress: OnProgress = unwatched
     unbounded: bool = False
-    paraphrases: Sequence[PromptLike] = ()
     heads: bool = True
     ways: Sequence[Chooser] = WAYS
     """How candidates are chosen; a way is tried where those before it are in vain."""
@@ -166,7 +159,6 @@ def flip(
     store: Store | None = None,
     on_progress: OnProgress = unwatched,
     unbounded: bool = False,
-    paraphrases: Sequence[PromptLike] = (),
     heads: bool = True,
 ) -> Recipe:
     """Find at most `max_neurons` edits after which the model's answer begins with `to`: swaps of heads or, where they
@@ -197,8 +189,6 @@ def flip(
     unbounded
         Allow activations outside the neurons' activation range on the texts of
         `icebear.concepts.vocabulary.calibration`.
-    paraphrases
-        Prompts with the same meaning, for which the edits must work too; only for a single token `to`.
     heads
         Whether heads are swapped, which needs `source`.
 
@@ -211,8 +201,9 @@ def flip(
     InputError
         If no flip was found (the message says how near it came), or for an argument that cannot be used.
     """
-    arguments = model, prompt, to, source, max_neurons, suppress, top_k, store, on_progress, unbounded
-    return flip_by(FlipRequest(*arguments, several(paraphrases), heads))
+    return flip_by(
+        FlipRequest(model, prompt, to, source, max_neurons, suppress, top_k, store, on_progress, unbounded, heads)
+    )
 
 
 def flip_by(request: FlipRequest) -> Recipe:
@@ -221,23 +212,19 @@ def flip_by(request: FlipRequest) -> Recipe:
     wanted = _wanted(request)
     if store:
         store.check(model.fingerprint, model.name)
-    paraphrases = [Prompt.of(text) for text in request.paraphrases]
-    if paraphrases and (wanted is None or request.suppress or len(wanted) > 1):
-        raise InputError("Paraphrases work only for a single wanted token; make `to` one token.")
     state = _start(request, wanted)
     hits = store.search(state.text.strip(), k=20) if store and has_words(state.text) else []
     state = replace(state, prefer=tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn"))
     state, result = _flipped(state)
     edits = _edits(state, result.edits)
-    if not flip_holds(model, edits, prompt, state.phrase, state.top_k):
+    if not flip_holds(model, edits, prompt, state.tokens, state.top_k):
         raise InputError(f"The flip of {state.text!r} failed its check; please report this prompt.")
     record = FlipRecord(
         prompt=prompt_json(prompt),
         text=state.text,
-        phrase=state.phrase,
+        phrase=state.tokens,
         top_k=state.top_k,
         source=None if request.source is None else prompt_json(request.source),
-        paraphrases=tuple(map(prompt_json, paraphrases)),
         unbounded=request.unbounded,
         left_source=state.goal is None and (request.source is not None or state.top_k is not None),
         before=tuple(model.predict(prompt, 5, state.tokens[:1], -1)),
@@ -278,7 +265,7 @@ def _start(request: FlipRequest, wanted: tuple[int, ...] | None) -> SearchState:
     tokens = wanted or (int(LastToken(model, ids).logits([{}])[0, 0].argmax()),)
     source = None if request.source is None else model.ids(request.source)
     swapped = source if request.heads and not request.suppress and "attn" in model.sites else None
-    last: LastToken | Paraphrases = LastToken(model, ids, tokens, swapped)
+    last = LastToken(model, ids, tokens, swapped)
     activations, goal = last.activations(), None
     now = activations[:, : model.width("ffn")]
     if source is not None:
@@ -296,9 +283,6 @@ def _start(request: FlipRequest, wanted: tuple[int, ...] | None) -> SearchState:
     if goal is not None:
         goal = now + REACH_SOURCE * (goal - now)
         goal = goal if request.unbounded else torch.clamp(goal, low, high)
-    if request.paraphrases:
-        last = Paraphrases(model, [ids, *map(model.ids, request.paraphrases)], swapped)
-        tokens *= 1 + len(request.paraphrases)
     swap = torch.zeros_like(activations[:, model.width("ffn") :])
     swap[..., 0] = 1  # at the last token
     low, high = torch.cat((low, 0 * swap), 1), torch.cat((high, swap), 1)

@@ -196,39 +196,3 @@ class _Edited:
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         self.gradients = gradients
-
-
-class Paraphrases:
-    """Several prompts in place of a `LastToken` of one token: edits act at the last token of each, and the prediction
-    of each prompt counts as that of one token of a phrase."""
-
-    steps = 1
-
-    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], source: Sequence[int] | None = None) -> None:
-        self.model, self.ids = model, list(prompts[0])
-        self.each = [LastToken(model, ids, source=source) for ids in prompts]
-
-    def before(self, number: int) -> list[int]:
-        """Return the token ids before the prediction of one of the prompts."""
-        return self.each[number].ids
-
-    def activations(self) -> Tensor:
-        """(L, F, 1) of the FFN neurons at the last token of the first prompt."""
-        return self.each[0].activations()
-
-    def logits(self, proposals: Sequence[Edits]) -> Tensor:
-        """(N, P, V) of the next tokens, under each of the proposed edits."""
-        return torch.cat([prompt.logits(proposals) for prompt in self.each], 1)
-
-    def gradients(self, edits: Edits, explained: Callable[[Tensor], Tensor], method: AttnLRP | None) -> Tensor:
-        """(L, F, 1) the sum over prompts of the gradients of `explained`, a number of all their logits (P, V)."""
-        rows = self.logits([edits])[0]
-        total = torch.zeros(())
-        for number, prompt in enumerate(self.each):
-
-            def of_prompt(prompt_logits: Tensor, number: int = number) -> Tensor:
-                others = rows.to(prompt_logits)
-                return explained(torch.cat([others[:number], prompt_logits, others[number + 1 :]]))
-
-            total = total + prompt.gradients(edits, of_prompt, method)
-        return total

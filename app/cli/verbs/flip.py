@@ -38,14 +38,6 @@ class Options:
     held_out: str | None = option(
         "File of contexts, one per line, in which side effects are measured.", type="file", advanced=True
     )
-    budget: float | None = option(
-        "Warn if the off-target KL (the side effects) is larger than this many nats.", advanced=True
-    )
-    paraphrases: str | None = option(
-        "File of prompts, one per line, that mean the same as PROMPT; the edits must flip them too.",
-        type="file",
-        advanced=True,
-    )
     claim: str | None
     unbounded: bool = option(
         "Allow activations outside the range that the neuron has on the calibration texts (fixed texts that come with "
@@ -97,13 +89,12 @@ def flip(options: Options) -> None:
             store,
             advance,
             options.unbounded,
-            lines(options.paraphrases) if options.paraphrases else [],
             not options.no_heads,
         )
         labels = significant_labels(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe])
     with waiting("Measuring side effects and random edits"):
         contexts = HeldOutContexts(model, texts)
-        effects = side_effects(model, recipe, texts, sentences, options.budget, contexts)
+        effects = side_effects(model, recipe, texts, sentences, contexts)
         recipe = recipe.noting(**effects.provenance())
         if recipe:
             recipe = recipe.noting(**outcome_of(model, recipe, contexts).provenance())
