@@ -1,15 +1,14 @@
-"""Writes docs/families.md: what works for each kind of language model that transformers ships, on a small random one.
+"""Writes docs/results/families.csv: what works for each kind of language model of transformers, on a small random one.
 
 python docs/families.py
 """
 
 from __future__ import annotations
 
+import csv
 import inspect
 import logging
-import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,48 +23,7 @@ from icebear.concepts.selftest import TOLERANCE, SelfTest, selftest
 from icebear.errors import IcebearError
 from icebear.models.tasks import SHIPPED
 
-PAGE = Path(__file__).resolve().parent / "families.md"
-HEAD = """# Families
-
-Which language models of transformers {version} work (`python docs/families.py`). For each model type, a model of
-two layers, 32 wide, with random weights runs the self-test of `icebear doctor`. Random weights show whether the
-arithmetic holds, not whether explanations are good. Real weights were tested for `llama` (SmolLM2-135M), `t5` and
-`distilbert`.
-
-- **Tokens**: the logits under the rules equal the model's, and relevance is conserved under CP-LRP. A model with
-  scans over tokens needs a counterfactual. What is refused raises an error that names the operation.
-- **`--counterfactual`**: [difference rules](definitions-difference.md) sum to the difference of two prompts, or by
-  which share of the difference they miss it.
-- **Neurons**: the sites that icebear reads; [Add a family](new-family.md) adds them to models whose tokens work.
-- **Laws**: `context`: as many tokens run as `Model.context_length` says; `batch`: each row of a batch has the
-  relevance that it has alone; `activations`, `compared activations`: recorded activations equal a plain pass with a
-  plain hook.
-
-Notes on neurons:
-
-- A kind of images and text has the neurons of its text part, which stands in brackets where the kind itself was not
-  made small.
-- Mixtures of experts whose first layers are dense (DeepSeek, GLM-4-MoE) have no neurons of site `ffn` in those
-  layers. The `ffn` neurons of all experts are one row (expert e starts at e x width); those of experts that were
-  not chosen are zero.
-- Models with scans have neurons in their FFNs and attention, and at the output projections of their scans (site
-  `mixer`); LFM2's short convolutions too. Editing, indexing and `flip` need no counterfactual there. Circuits need
-  FFN neurons or heads, and queries that are maps of their own (not Qwen3.5's, which hold gates as well).
-- Tokens but no neurons: several residual streams (`deepseek_v4`, `hy_v4`, `gemma3n_text`), stacks in a loop
-  (`hrm_text`), attention that is a mixture (`jetmoe`), two attentions and FFNs in a layer (`longcat_flash`), a
-  residual stream that is scaled (`minicpm3`, `minimax`, `zaya`), no list of layers (`prophetnet`, `xlm`). In
-  `gemma4_text`, `gemma4_unified_text` and `mimo_v2_flash` the width of attention differs between layers, so only
-  the FFN has neurons. `rwkv` and `xlstm` have no entry yet; the FFN and attention of `zamba2` do not write to the
-  residual stream.
-"""
-SECTION = """
-## {title}
-
-{counts}
-
-| tokens | `--counterfactual` | neurons | kinds |
-| --- | --- | --- | --- |
-"""
+FILE = Path(__file__).resolve().parent / "results" / "families.csv"
 AUTO_CLASSES = {
     "AutoModelForCausalLM": "Causal models",
     "AutoModelForSeq2SeqLM": "Encoder-decoders",
@@ -218,17 +176,6 @@ class Row(NamedTuple):
     neurons: str = ""
     laws: str = ""
 
-    @property
-    def outcome(self) -> tuple[str, str, str]:
-        """The cells of the page that kinds have in common: without numbers of what works, and reasons."""
-        tokens, counterfactual = (re.split("[:;,(]", cell)[0].strip() for cell in (self.tokens, self.counterfactual))
-        return tokens, counterfactual, self.neurons
-
-    @property
-    def name(self) -> str:
-        text = self.tokens.partition("its text part is ")[2]
-        return f"`{self.kind}` ({text})" if text else f"`{self.kind}`"
-
 
 def row_of(kind: str, auto: str = "AutoModelForCausalLM") -> Row:
     """Run the self-test of a kind."""
@@ -267,39 +214,17 @@ def _without_layer(entry: str) -> str:
     return f"{operation} ({place.rpartition('(')[2]}"
 
 
-def rows(auto: str) -> Iterator[Row]:
-    for kind in sorted(SHIPPED[auto][1]):
-        row = row_of(kind, auto)
-        print(*row, sep=" | ", flush=True)
-        yield row
-
-
-def section(auto: str, found: Sequence[Row]) -> str:
-    tokens, compared, _ = zip(*(row.outcome for row in found), strict=True)
-    works, broken = Counter(tokens), [row for row in found if row.laws not in ("", "all")]
-    counts = (
-        f"Of {len(found)} kinds {works['yes']} have relevance of tokens, {works['with a counterfactual']} more with a "
-        f"counterfactual, and {sum(bool(row.neurons) for row in found)} of all these neurons; {works['refused']} are "
-        f"refused by name, {works['fails'] + works['unconserved']} fail, and of {works['not made small']} no small "
-        f"model was made. `--counterfactual` works for {compared.count('yes')}. All laws hold"
-        + "".join(f", but `{row.laws}` of {row.name}" for row in broken)
-        + "."
-    )
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for row in found:
-        kinds.setdefault(row.outcome, []).append(row.name)
-    table = sorted(kinds.items(), key=lambda group: -len(group[1]))
-    lines = "".join(f"| {' | '.join((*outcome, ', '.join(names)))} |\n" for outcome, names in table)
-    return SECTION.format(title=AUTO_CLASSES[auto], counts=counts) + lines
-
-
-def page() -> str:
-    return HEAD.format(version=transformers.__version__) + "".join(
-        section(auto, list(rows(auto))) for auto in AUTO_CLASSES
-    )
+def rows() -> Iterator[tuple[str, ...]]:
+    for auto, task in AUTO_CLASSES.items():
+        for kind in sorted(SHIPPED[auto][1]):
+            print(row := (task, *row_of(kind, auto)), flush=True)
+            yield row
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(logging.CRITICAL)
-    PAGE.write_text(page())
+    with FILE.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(
+            [("task", "kind", "tokens", "counterfactual", "neurons", "laws"), *rows()]
+        )
