@@ -1,14 +1,14 @@
-"""Writes docs/families.md: what works for each kind of language model that transformers ships, on a small random one.
+"""Writes docs/results/families.csv: what works for each kind of language model of transformers, on a small random one.
 
 python docs/families.py
 """
 
 from __future__ import annotations
 
+import csv
 import inspect
 import logging
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,42 +23,7 @@ from icebear.concepts.selftest import TOLERANCE, SelfTest, selftest
 from icebear.errors import IcebearError
 from icebear.models.tasks import SHIPPED
 
-PAGE = Path(__file__).resolve().parent / "families.md"
-HEAD = """# Families
-
-Which language models of transformers {version} work (`python docs/families.py`). For each model type, a
-model of two layers, 32 wide, with random weights from its own configuration runs the self-test of `icebear
-doctor`.
-
-- **Tokens**: the logits under the rules equal the model's, and relevance is conserved under CP-LRP; the
-  number is the remainder as a share of the explained logit. A model with scans over tokens needs a counterfactual.
-- **`--counterfactual`**: [difference rules](compare.md#difference-rules) sum to the difference of two prompts; the
-  number is the deviation as a share of the difference. A refused model raises `MissingRule` with the operation's name.
-- **Neurons**: the sites that icebear reads; [Add a family](new-family.md) adds them to models whose tokens work.
-- **Laws**: `context`: as many tokens run as `Model.context_length` says; `batch`: each row of a batch has the relevance
-  that it has alone; `activations`: recorded activations equal a plain pass with a plain hook; `compared activations`:
-  the same beside a counterfactual. *all*, or the laws that do not hold.
-
-Random weights show whether the arithmetic holds, not whether explanations are good. Real weights were tested
-for `llama` (SmolLM2-135M), `t5` and `distilbert`.
-
-Tokens but no neurons, and why: `deepseek_v4` and `hy_v4` (hyper-connections: several residual streams), `gemma3n_text`
-(AltUp: several streams), `hrm_text` (its two stacks run in a loop), `jetmoe` (attention is a mixture as well),
-`longcat_flash` (two attentions and FFNs in a layer, experts that do nothing), `minicpm3` and `minimax` (the residual
-stream is scaled by numbers that are not in the configuration, or normalised), `prophetnet` and `xlm` (no list of
-layers), `zaya` (each layer scales the residual stream). In `gemma4_text`, `gemma4_unified_text` and `mimo_v2_flash` the
-width of attention differs between layers, so only the FFN has neurons. A kind of images and text has the neurons of its
-text part. `rwkv` and `xlstm` have no entry yet; the FFN and attention of `zamba2` do not write to the residual stream.
-`tests/test_layouts.py` checks each entry: W_out rows, norms, logits and sums.
-"""
-SECTION = """
-## {title}
-
-{counts}
-
-| kind | tokens | `--counterfactual` | neurons | laws |
-| --- | --- | --- | --- | --- |
-"""
+FILE = Path(__file__).resolve().parent / "results" / "families.csv"
 AUTO_CLASSES = {
     "AutoModelForCausalLM": "Causal models",
     "AutoModelForSeq2SeqLM": "Encoder-decoders",
@@ -211,9 +176,6 @@ class Row(NamedTuple):
     neurons: str = ""
     laws: str = ""
 
-    def __str__(self) -> str:
-        return "| " + " | ".join((f"`{self.kind}`", self.tokens, self.counterfactual, self.neurons, self.laws)) + " |\n"
-
 
 def row_of(kind: str, auto: str = "AutoModelForCausalLM") -> Row:
     """Run the self-test of a kind."""
@@ -252,32 +214,17 @@ def _without_layer(entry: str) -> str:
     return f"{operation} ({place.rpartition('(')[2]}"
 
 
-def rows(auto: str) -> Iterator[Row]:
-    for kind in sorted(SHIPPED[auto][1]):
-        row = row_of(kind, auto)
-        print(row, end="", flush=True)
-        yield row
-
-
-def section(auto: str) -> str:
-    found = list(rows(auto))
-    works = Counter(row.tokens.split()[0].rstrip(":,") for row in found)
-    compares = Counter(row.counterfactual.split(" ")[0].rstrip(":,") for row in found)
-    counts = (
-        f"Of {len(found)} kinds {works['yes']} have relevance of tokens, {works['with']} more with a counterfactual, "
-        f"and {sum(bool(row.neurons) for row in found)} of all these neurons; {works['refused']} are refused by name, "
-        f"{works['fails'] + works['unconserved']} fail, and of {works['not']} no small model was made. "
-        f"`--counterfactual` works for {compares['yes']} and is refused by name for {compares['refused']}. "
-        f"All laws hold for {sum(row.laws == 'all' for row in found)} of {sum(bool(row.laws) for row in found)}."
-    )
-    return SECTION.format(title=AUTO_CLASSES[auto], counts=counts) + "".join(map(str, found))
-
-
-def page() -> str:
-    return HEAD.format(version=transformers.__version__) + "".join(map(section, AUTO_CLASSES))
+def rows() -> Iterator[tuple[str, ...]]:
+    for auto, task in AUTO_CLASSES.items():
+        for kind in sorted(SHIPPED[auto][1]):
+            print(row := (task, *row_of(kind, auto)), flush=True)
+            yield row
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(logging.CRITICAL)
-    PAGE.write_text(page())
+    with FILE.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(
+            [("task", "kind", "tokens", "counterfactual", "neurons", "laws"), *rows()]
+        )

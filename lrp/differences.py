@@ -5,7 +5,7 @@ partner), and a rule sees both; relevance is of the first half.
 Each operation is linearized so that it is exact in the difference, dy = J dx with dx = x - x', and the backward pass
 applies J. So the relevance g * (x - x'), over any cut of the graph, sums to the difference of the explained number.
 The idea is DeepLIFT's rescale rule (Shrikumar et al. 2017), extended to products, attention and norms; if the values
-of the partner are zero, it is AttnLRP's Eq. 9, 14 and 15. The derivations are in docs/compare.md.
+of the partner are zero, it is AttnLRP's Eq. 9, 14 and 15. The derivations are in docs/definitions-difference.md.
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ def folders(tiny_folder, tmp_path):
 
 
 def test_a_repaired_model_is_saved_while_weights_are_restored(folders, tmp_path):
-    """As docs/compare.md does it. With all changes restored, it is the base model."""
+    """As docs/fine-tuning.md does it. With all changes restored, it is the base model."""
     base, model = (load_model(folder, device="cpu") for folder in folders)
     restoring = Restoring.of(attribute(model, "ice bear", base_model=base, sites=()))
     everything = ranked_changes(restoring.changes, [one.size for one in restoring.changes])

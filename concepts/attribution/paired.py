@@ -67,7 +67,7 @@ def _with_default(method: Method | None, pairs: Sequence[Objective]) -> tuple[Me
     if method is None and not equal:
         why = "the prompts differ in length, so that tokens have no partners for difference rules"
         return GradientTimesInput(at="midpoint"), why
-    method = method or DIFFERENCE  # ranks best or as well as the best on nine tasks (docs/results.md#ablation)
+    method = method or DIFFERENCE  # ranks best or as well as the best on nine tasks (docs/results.md)
     if method.needs_equal_length and not equal:
         lengths = " and ".join(str(length) for length in dict.fromkeys(n for pair in pairs for n in pair.batch.lengths))
         raise InputError(

@@ -134,7 +134,7 @@ class AttributeOptions(TypedDict, total=False):
     number: ObjectiveName | None
     """The objective. ``log-odds``: the logit of the target minus the mean of all other logits, weighted by
     probability. ``logit``: the logit, as in the paper. Default: log-odds, and the logit with a contrast, counterfactual
-    or base model (docs/explain.md#which-number)."""
+    or base model (docs/explain.md#objective)."""
     record: Recorded
     """The positions whose neurons are recorded: ``all`` (the default), ``last`` (where the prediction is made), or a
     list. All neurons of 2,000 tokens take gigabytes in a large model."""

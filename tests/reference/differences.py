@@ -1,5 +1,5 @@
 """The slow, obvious implementation of difference rules: a tape records two forward passes, and multipliers go back
-through both at once, operation by operation: m_x = J^T m_y, with J written out from docs/compare.md."""
+through both at once, operation by operation: m_x = J^T m_y, with J written out from docs/definitions-difference.md."""
 
 from itertools import product
 from math import log
