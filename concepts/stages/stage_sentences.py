@@ -272,7 +272,9 @@ def _written(stages: StageRecord) -> str:
     count = len(stages.neurons)
     is_single = count == 1
     text = f"{count} FFN neuron{'s' * (not is_single)} at {_at(stages)}, {layers_text(stages.neurons)}"
-    return text + _share(stages, stages.alone, stages.written_random, "random neurons", f", bring{'s' * is_single} the share to")
+    return text + _share(
+        stages, stages.alone, stages.written_random, "random neurons", f", bring{'s' * is_single} the share to"
+    )
 
 
 def _words(stages: StageRecord) -> str:
