@@ -5,6 +5,7 @@ from .actmax.index.annotation import annotate as annotate
 from .actmax.index.build import build_index as build_index
 from .actmax.index.corpus import Corpus as Corpus
 from .actmax.index.corpus import read_corpus as read_corpus
+from .actmax.index.shipped_index import shipped_store as shipped_store
 from .actmax.page import Card as Card
 from .claims.check import CheckedClaims as CheckedClaims
 from .claims.check import check as check

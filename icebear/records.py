@@ -414,7 +414,7 @@ class Writes:
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomControl:
     """A number before and after an intervention, and after equal random interventions."""
 
@@ -463,6 +463,9 @@ class RandomControl:
             "draws": len(self.drawn),
             "p": self.p,
         }
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         claim = f"{self.number} goes from {self.before:+.3f} to {self.after:+.3f} ({self.change:+.3f}) with {self.what}"

@@ -19,7 +19,7 @@ from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, values_by_step
 from icebear.steering.provenance import FlipRecord, Outcome
-from icebear.steering.random_edits import random_edits
+from icebear.steering.random_edits import random_edits, random_edits_text
 from icebear.steering.side_effects import HeldOutContexts
 from icebear.steps import OnProgress, unwatched
 
@@ -116,7 +116,7 @@ def steer_concept(
     begun = prompt_line(prompt)
     before, after, *random = (row.value for row in concept.measures(model, [begun + text for text in [*sides, *drawn]]))
     control = RandomControl(
-        _edits_text(edits), _others(edits), f"{concept.name} in the text", before, after, tuple(random)
+        _edits_text(edits), random_edits_text(edits), f"{concept.name} in the text", before, after, tuple(random)
     )
     suppress = bool(recipe.provenance.get("suppress"))
     outcome = concept_outcome(concept.name, control, suppress, len(contexts.contexts), (sides[0], sides[1]))
@@ -145,7 +145,9 @@ def _flipped(
     previous = logs[:, 0, record.before[0].id].exp().tolist()
     _, reached, *others = _hold(record, logs)
     new, old = (
-        RandomControl(_edits_text(edits), _others(edits), f"P({text!r})", values[0], values[1], tuple(values[2:]))
+        RandomControl(
+            _edits_text(edits), random_edits_text(edits), f"P({text!r})", values[0], values[1], tuple(values[2:])
+        )
         for text, values in ((record.text, phrase), (record.before[0].text, previous))
     )
     aim = f"make {record.text!r} the answer" if record.top_k is None else f"suppress {record.text!r}"
@@ -161,12 +163,6 @@ def _flipped(
 def _phrase(record: FlipRecord, logs: Tensor) -> list[float]:
     """Return the probability of a flip's phrase in each row of logs (N, S, V)."""
     return logs[:, range(logs.shape[1]), record.phrase].sum(1).exp().tolist()
-
-
-def _others(edits: list[Edit]) -> str:
-    if all(edit.neuron.site == "head" for edit in edits):
-        return "the same edits of random other heads"
-    return "the same edits of random other neurons of the same layers"
 
 
 def _hold(record: FlipRecord, logs: Tensor) -> list[bool]:

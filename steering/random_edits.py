@@ -91,7 +91,7 @@ def random_edit_control(
     count = f"{len(wanted)} edit{'s' * (len(wanted) != 1)}"
     return RandomControl(
         f"{count} ({', '.join(map(str, wanted[:4]))}{', ...' * (len(wanted) > 4)})",
-        "the same edits of as many other neurons of the same layers",
+        random_edits_text(wanted),
         objective_text(*names),
         before,
         after,
@@ -113,6 +113,13 @@ def _logits(model: Model, objective: Objective, edits: Sequence[Sequence[Edit]],
             logits = model.logits(objective.rows([0] * len(part)).batch, list(objective.positions[0][:1]))
         parts.append(logits[:, 0].float())
     return torch.cat(parts)
+
+
+def random_edits_text(edits: Sequence[Edit]) -> str:
+    """Say what `random_edits` draws."""
+    if all(edit.neuron.site == "head" for edit in edits):
+        return "the same edits of random other heads"
+    return "the same edits of random other neurons of the same layers"
 
 
 def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:

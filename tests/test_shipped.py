@@ -62,13 +62,15 @@ def test_other_texts_and_another_model_are_refused(model, packed, tmp_path):
 def test_a_model_of_another_name_has_none(model):
     for name in ("smollm2-136m", "/models/smollm2-135m"):
         assert module.shipped_index(name, lambda: model) is None
+    with pytest.raises(StoreError):
+        module.shipped_store(model)
 
 
 def test_the_shipped_values_are_those_of_the_model(smol, generator):
     path = module.FOLDER / "smollm2-135m.npz"
     assert path.stat().st_size <= MOST_BYTES
     norms = HeadNorms.of(smol, head_means(smol))
-    with open_store(module.shipped_index(smol.name, lambda: smol)) as store:
+    with module.shipped_store(smol) as store:
         assert store.facts.get("fingerprint") == smol.fingerprint
         for _ in range(6):
             site = generator.choice(("ffn", "head"))

@@ -48,6 +48,31 @@ def shipped_index(name: str, load: Callable[[], Model]) -> Path | None:
     return path
 
 
+def shipped_store(model: Model) -> Store:
+    """Open the index that comes with icebear for a model. The first call makes it, in the cache.
+
+    Parameters
+    ----------
+    model
+        A preset that an index comes with: ``smollm2-135m``.
+
+    Returns
+    -------
+    Store
+
+    Raises
+    ------
+    StoreError
+        If none comes with the model, or if the model has other weights.
+    """
+    path = shipped_index(model.name, lambda: model)
+    if path is None:
+        raise StoreError(
+            f"No index of {model.name} comes with icebear; make one with: icebear index --model {model.name}"
+        )
+    return open_store(path)
+
+
 def shipped_path(name: str) -> Path | None:
     """Return where in the cache the index that comes with icebear for a model of this name is, or will be made."""
     packed = _packed(name)

@@ -20,6 +20,7 @@ from icebear.concepts.stages.stage_records import (
     Answers,
     Control,
     Kind,
+    RandomSwap,
     Source,
     Swap,
     Trace,
@@ -46,6 +47,8 @@ LARGE_CHANGE = 0.25
 """A left-out whole part that changes the share by more than this is said."""
 LARGE_EFFECT = 1 / 3
 """Words whose effect is above this share of the largest are shown."""
+RANDOM_SWAPS = 20
+"""Heads that are swapped as a control."""
 SHOWN_WORDS = 4
 """The largest number of words that are raised, and lowered."""
 
@@ -239,6 +242,7 @@ class Measured:
             "written_random": controls[2],
             "everything": everything,
             "swaps": self.swaps(moving, each),
+            "random_swaps": self.random_swaps(moving),
             "sources": self.sources(chosen, tokens) if self.kind == "alone" else (),
         }
 
@@ -247,6 +251,14 @@ class Measured:
         before = self._probabilities([pair.prompt.logits for pair in self.pairs])
         each = zip(heads, alone, self.swapped([[head] for head in heads]), strict=True)
         return tuple(Swap(head, share, before, after) for head, share, after in each)
+
+    def random_swaps(self, heads: Sequence[Neuron], seed: int = 0) -> tuple[RandomSwap, ...]:
+        """The control of step 6: the same with random other heads, of all layers."""
+        others = [head for head in self.network.heads() if head not in set(heads)]
+        order = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed)).tolist()
+        drawn = [others[index] for index in order[:RANDOM_SWAPS]]
+        after = self.swapped([[head] for head in drawn])
+        return tuple(map(RandomSwap, drawn, after))
 
     def swapped(self, sets: Sequence[Sequence[Neuron]]) -> list[tuple[float | None, float | None]]:
         """Return the probabilities of target and contrast without each set of nodes."""
@@ -305,6 +317,7 @@ NOTHING: dict[str, Any] = {
     **dict.fromkeys(("alone", "without", "random", "random_sets", "most_changed", "moved", "moved_random")),
     **dict.fromkeys(("written_random", "everything")),
     "swaps": (),
+    "random_swaps": (),
     "sources": (),
 }
 """The numbers of stages without heads."""

@@ -58,6 +58,14 @@ class Swap:
 
 
 @dataclass(frozen=True)
+class RandomSwap:
+    """The same for a head that is not among those of the stages."""
+
+    neuron: Neuron
+    after: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
 class Source:
     """The share of the difference when, of the earlier tokens, only one is the prompt's, and at the last token only the
     heads and neurons are recomputed."""
@@ -167,6 +175,7 @@ class StageRecord(StageShares, Tabled):
     left_out: tuple[WholePartChange, ...]
     """Whole parts that are held although recomputing them would change the share by more than a quarter."""
     made_with: dict[str, Any] = field(default_factory=dict)
+    random_swaps: tuple[RandomSwap, ...] = ()
 
     @property
     def says_little(self) -> bool:

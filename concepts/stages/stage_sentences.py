@@ -31,6 +31,8 @@ PROMPT_WIDTH = 44
 """The characters of a prompt in a line."""
 SHOWN_SWAPS = 3
 """The number of heads whose swap is shown, those that change the probability of the target most."""
+SHOWN_NAMES = 8
+"""The number of heads, and of neurons, that are named, the most relevant first."""
 SHOWN_CHANGE = 0.05
 """A smaller change of the target's probability by a swap is not shown."""
 FETCHED = 0.2
@@ -200,10 +202,13 @@ def stage_sentences(stages: StageRecord) -> list[tuple[str, list[str]]]:
     free = whole_texts(stages.prompt.tokens, stages.whole)
     named = [("Read", [f"{_capital('; '.join(free))}, recomputed in all layers"] if free else [])]
     swaps = [f"  {swap_text(stages, swap)}" for swap in shown_swaps(stages)]
+    random = [f"  {random_swaps_text(stages)}"] if swaps and stages.random_swaps else []
     shown = f" ({len(swaps)} of {len(stages.heads)} shown)" if 0 < len(swaps) < len(stages.heads) else ""
-    named.append(("Moved", [_moved(stages), *([f"{ONE_HEAD}{shown}:"] * bool(swaps)), *swaps]))
+    named.append(
+        ("Moved", [_moved(stages), _names(stages.heads), *([f"{ONE_HEAD}{shown}:"] * bool(swaps)), *swaps, *random])
+    )
     if stages.neurons:
-        named.append(("Written", [_written(stages), _words(stages)]))
+        named.append(("Written", [_written(stages), _names(stages.neurons), _words(stages)]))
     if not stages.says_little and stages.everything is not None:
         more = (
             f"With all heads and neurons at {_at(stages)} recomputed: {percent(stages.everything)}; with the whole "
@@ -211,6 +216,11 @@ def stage_sentences(stages: StageRecord) -> list[tuple[str, list[str]]]:
         )
         named.append(("", [more]))
     return [(name, lines) for name, lines in named if lines]
+
+
+def _names(nodes: Sequence[Ranked]) -> str:
+    names = [str(node.neuron) for node in nodes[:SHOWN_NAMES]]
+    return ", ".join(names) + f" and {len(nodes) - len(names)} more" * (len(nodes) > len(names))
 
 
 def _capital(text: str) -> str:
@@ -226,7 +236,7 @@ def layers_text(nodes: Sequence[Ranked]) -> str:
 def _share(stages: StageRecord, share: float | None, control: Control | None, what: str, verb: str = ":") -> str:
     if stages.says_little or share is None:
         return ""
-    return f"{verb} {percent(share)}" + (f" [{what}: {percent(control.median)}]" if control else "")
+    return f"{verb} {percent(share)}" + (f" [{what} {percent(control.median)}]" if control else "")
 
 
 def _moved(stages: StageRecord) -> str:
@@ -239,7 +249,7 @@ def _moved(stages: StageRecord) -> str:
         else f" move{'s' * is_single} it"
     )
     text = f"{count} head{'s' * (not is_single)} at {_at(stages)}, {layers_text(stages.heads)},{fetch}"
-    return text + _share(stages, stages.moved, stages.moved_random, "random heads")
+    return text + _share(stages, stages.moved, stages.moved_random, "random heads:")
 
 
 def shown_swaps(stages: StageRecord) -> list[Swap]:
@@ -261,20 +271,35 @@ def changes_text(stages: StageRecord, swap: Swap) -> str:
     """Return the probabilities of the target and the contrast before and after a swap."""
     tokens = [stages.target, *([stages.contrast] if stages.contrast else [])]
     changes = [
-        f"{token.text!r} {before:.2f} -> {after:.2f}"
+        f"{token.text!r} {probability_text(before)} -> {probability_text(after)}"
         for token, before, after in zip(tokens, swap.before, swap.after, strict=False)
         if before is not None and after is not None
     ]
     return ", ".join(changes)
 
 
+def probability_text(probability: float) -> str:
+    """Return a probability with two decimals, or with its first digit where these are zeros."""
+    return f"{probability:.2f}" if probability >= 0.005 else f"{probability:.1g}"
+
+
+def random_swaps_text(stages: StageRecord) -> str:
+    """Return the lowest and the highest probabilities of target and contrast after random swaps."""
+    tokens = [stages.target, *([stages.contrast] if stages.contrast else [])]
+    ranges = []
+    for token, column in zip(tokens, zip(*(swap.after for swap in stages.random_swaps), strict=True), strict=False):
+        known = [probability for probability in column if probability is not None]
+        ranges += [f"{token.text!r} {probability_text(min(known))} to {probability_text(max(known))}"] if known else []
+    return f"[{len(stages.random_swaps)} random other heads, one at a time: {', '.join(ranges)}]"
+
+
 def _written(stages: StageRecord) -> str:
     count = len(stages.neurons)
     is_single = count == 1
     text = f"{count} FFN neuron{'s' * (not is_single)} at {_at(stages)}, {layers_text(stages.neurons)}"
-    return text + _share(
-        stages, stages.alone, stages.written_random, "random neurons", f", bring{'s' * is_single} the share to"
-    )
+    before = f" from {percent(stages.moved)}" if stages.moved is not None else ""
+    verb = f", bring{'s' * is_single} the share{before} to"
+    return text + _share(stages, stages.alone, stages.written_random, "random neurons: to", verb)
 
 
 def _words(stages: StageRecord) -> str:

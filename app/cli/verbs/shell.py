@@ -89,6 +89,8 @@ def _run(group: click.Group, line: str, models: dict[Any, Any], defaults: dict[s
     if not words:
         return True
     words = ["--help"] if words == ["help"] else words
+    if not sys.stdin.isatty():  # which result is of which command
+        click.echo(f"icebear> {shlex.join(words)}", err=True)
     try:
         group.main(words, "icebear", obj=models, default_map=_default_map(group, defaults))
     except SystemExit as end:
