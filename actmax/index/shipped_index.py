@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ def shipped_index(name: str, load: Callable[[], Model]) -> Path | None:
     return path
 
 
-def shipped_store(model: Model) -> Store:
+def shipped_store(model: Model) -> AbstractContextManager[Store]:
     """Open the index that comes with icebear for a model. The first call makes it, in the cache.
 
     Parameters
@@ -58,7 +59,7 @@ def shipped_store(model: Model) -> Store:
 
     Returns
     -------
-    Store
+    context manager of `Store`
 
     Raises
     ------
