@@ -221,6 +221,8 @@ def explain(
     compared: dict[str, Any] = {"counterfactual": counterfactual, "base_model": base_model}
     pair = {"prompt": prompt, "target": target, "contrast": contrast, "span": span, **compared}
     relevance, graph = relevance_and_circuit(model, site, with_circuit, **pair)
+    if isinstance(relevance, list):
+        raise InputError("explain takes one prompt, not several; call it for each of them.")
     return explain_relevance(model, relevance, ranking, store=store, graph=graph)
 
 

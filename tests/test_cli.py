@@ -93,10 +93,13 @@ def test_a_card_a_label_and_units(folder):
     run("label", "L29.ffn.860", "", *store)
     assert json.loads(run("neuron", "L29.ffn.860", *store, "--json"))["label"] is None
     steered = json.loads(run("steer", PROMPT, "--edit", "L29.ffn.860=-1max", "--max-new-tokens", "2", *store, "--json"))
-    results = json.loads(run("search", "Arctic ice", *store, "--json"))["hits"]
-    assert "L29.ffn.860" in [hit["neuron"] for hit in results[:10]]
     results = json.loads(run("search", "water", *store, "--json"))["hits"]
-    assert (results[0]["neuron"], results[0]["polarity"]) == ("L29.ffn.1342", "-")
+    by_weights = next(hit for hit in results if hit["by"] == "weights")
+    assert (by_weights["neuron"], by_weights["polarity"]) == ("L29.ffn.1342", "-")
+    with open_store(folder / "wiki.db") as opened:
+        shown = [opened.examples(hit["neuron"], hit["polarity"]) for hit in results if hit["by"] == "sentences"]
+    assert shown
+    assert all(any("water" in example.sentence.text.lower() for example in examples) for examples in shown)
     assert steered["edits"] == ["L29.ffn.860=-1max"]
     result = RUN.invoke(main, ["neuron", "L3.attn.1", *store])
     assert (result.exit_code, "does not have L3.attn.1" in result.stderr) == (1, True)

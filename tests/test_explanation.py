@@ -56,6 +56,11 @@ def test_a_circuit_needs_a_counterfactual(model):
         explain(model, PROMPT, with_circuit=True)
 
 
+def test_several_prompts_are_refused(model):
+    with pytest.raises(InputError, match="one prompt"):
+        explain(model, [PROMPT, PROMPT])
+
+
 # --- the page ------------------------------------------------------------------------------------------
 
 
