@@ -175,8 +175,8 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
         st.markdown(f"### {page.heading(card, side)}")
         if card.is_head:
             st.caption(page.head_marks(card))
-        elif words := _peaks(card.examples[side]):
-            st.markdown(f"Most often at {words}")
+        elif words := peaks(card.examples[side]):
+            st.markdown(words)
         if side in card.meanings:
             _styled(page.meaning_html(card, side))
         if card.kind[side] != OTHER:
@@ -189,14 +189,15 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
     return (above if card.is_head else below), sentences
 
 
-def _peaks(examples: Sequence[Example]) -> str:
-    """Return the strongest token of several sentences, and in how many of them it is, as Markdown."""
+def peaks(examples: Sequence[Example]) -> str:
+    """Say which token is the strongest of several sentences, and of how many, as Markdown; empty if there is none."""
     tokens = Counter(example.token_text.strip().lower() for example in examples)
-    return ", ".join(
+    often = ", ".join(
         f"**{markdown.word(token)}** in {count} of {len(examples)} sentences"
         for token, count in tokens.most_common(2)
         if count > 1 and token
     )
+    return often and f"Most often at {often}"
 
 
 def _stands_out(effects: Writes) -> bool:
