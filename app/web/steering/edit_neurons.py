@@ -60,7 +60,7 @@ def show() -> None:
         _recipes()
     result_place = st.container()
     edits = _edits()
-    raw = _in_raw_units(edits)
+    raw = in_raw_units(edits)
     settings = (served.model_name(), prompt, tuple(map(str, edits)), count, temperature, seed)
     _export(prompt, edits, *settings[3:])
     with result_place:
@@ -251,7 +251,7 @@ def _measured(name: str, prompt: str, edits: tuple[Edit, ...]) -> Job:
     return Job("Measuring random edits and side effects", work)
 
 
-def _in_raw_units(edits: list[Edit]) -> list[Edit]:
+def in_raw_units(edits: list[Edit]) -> list[Edit]:
     """Return edits in raw activation; the index has the units."""
     if not any(edit.unit for edit in edits):
         return edits
