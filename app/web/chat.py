@@ -191,7 +191,8 @@ def _messages(
     chat: Chat, turn: int, span: tuple[int, int] | None, colors: Sequence[chat_sources.Colored], live: bool
 ) -> None:
     """Show the last messages. colors: of each. live: with words to click on."""
-    largest = max((abs(value) for row in colors for _, value in row), default=0) or 1.0
+    # At half of the color any text has a contrast of 4.5.
+    darkest = 2 * max((abs(value) for row in colors for _, value in row), default=0) or 1.0
     count = len(chat.messages)
     earliest = max(0, count - LAST - st.session_state.setdefault("earlier", 0))
     earliest = earliest if span is None else min(earliest, turn)
@@ -207,7 +208,7 @@ def _messages(
         with st.chat_message(role) if known else st.chat_message("other", avatar=":material/settings:"):
             if not known:
                 st.caption(markdown.plain(role))
-            colored = [(piece, value, value / largest) for piece, value in colors[number]]
+            colored = [(piece, value, value / darkest) for piece, value in colors[number]]
             _message(chat, number, span if number == turn else None, colored, live)
 
 
