@@ -77,12 +77,12 @@ def test_an_answer_is_written_with_the_edits_of_another_view(environment, smol):
     """As under `steer`; without the switch it is the model's own."""
     edits = "L29.ffn.860=60"
     written = []
-    for edited in ("false", "true"):
+    for edited in (False, True):
         page = fine(visit("steer", section="edits", edits=edits, prompt="a"))
+        page.query_params["chat"], page.query_params["length"] = output_of("What is the capital of France?"), "6"
         page = fine(shown(page, "chat"))
-        page.get_by_key("length").set_value(6)
-        page.get_by_key("edited").set_value(edited == "true").run()
-        page.get_by_key("example_0").click().run()
+        page.get_by_key("edited").set_value(edited).run()
+        page.get_by_key("ask").click().run()
         request, answer = conversation(fine(page)).messages
         written.append(answer["content"])
     expected = [smol.answer(Chat([request]), 6).text]
