@@ -14,7 +14,7 @@ from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
 from icebear.app.web import chat_sources
-from icebear.app.web.shared import jobs, links, markdown, tables, words
+from icebear.app.web.shared import jobs, links, markdown, pictures, words
 from icebear.app.web.steering import edit_neurons
 from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError
@@ -175,7 +175,7 @@ def _tools(chat: Chat) -> dict[str, Any]:
                 st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy"
             )
             seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
-        tables.downloads("chat", {"json": chat.to_json})
+        pictures.downloads("chat", {"json": chat.to_json})
     if len(chat.to_json(None)) > links.LINK:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")
     edits = [line for line in st.session_state.get("edits", "").splitlines() if line.strip()]

@@ -18,6 +18,7 @@ from icebear.app.web.shared import (
     jobs,
     links,
     markdown,
+    pictures,
     question,
     served,
     tables,
@@ -79,7 +80,7 @@ def show() -> None:
     graph = jobs.awaited(_started, *request, stops=True)
     with bar:
         files = {"html": graph.to_html, "png": graph.to_png, "svg": graph.to_svg, "json": graph.to_json}
-        tables.downloads("circuit", files | {"csv": lambda: graph.to_frame().to_csv(index=False)})
+        pictures.downloads("circuit", files | {"csv": lambda: graph.to_frame().to_csv(index=False)})
     check = st.container()
     _picture(record_of(graph), request)
     _groups(graph, request)

@@ -25,7 +25,7 @@ from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
-from icebear.app.web.shared import jobs, links, markdown, served, tables
+from icebear.app.web.shared import jobs, links, markdown, pictures, served, tables
 from icebear.app.web.shared.background import SITES, Job
 from icebear.app.web.shared.header import no_store_yet, offer_sites
 from icebear.concepts.vocabulary.lens import mean_lens
@@ -175,7 +175,7 @@ def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
 
 def histogram(statistics: NeuronStatistics) -> None:
     """Show how often each activation is, from the smallest to the largest one, which few tokens have."""
-    st.altair_chart(histogram_chart(statistics))
+    pictures.chart(histogram_chart(statistics), f"activations of {statistics.neuron}")
     st.caption("The bars count one random token of each sentence; min and max are of all. Both axes are logarithmic.")
 
 
@@ -356,4 +356,4 @@ def _actions(card: Card) -> None:
             st.button(f"Swap it in {steering}", on_click=_swap, args=card.swap_edit, key="card_to_swap", help=about)
     with right:
         as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
-        tables.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})
+        pictures.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

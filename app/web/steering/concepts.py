@@ -11,7 +11,7 @@ import pandas
 import streamlit as st
 
 from icebear.app.example import PROMPT
-from icebear.app.web.shared import jobs, links, markdown, question, served, tables
+from icebear.app.web.shared import jobs, links, markdown, pictures, question, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.steering import flips
@@ -221,7 +221,7 @@ def _neurons(concept: Concept) -> None:
     weight = {"weight": st.column_config.NumberColumn(format="%.3f")}
     tables.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight, rows=SHOWN)
     with st.container(horizontal=True):
-        tables.downloads("concept", {"json": concept.to_json})
+        pictures.downloads("concept", {"json": concept.to_json})
         path = concept.provenance.get("path")
         if path:
             with st.popover("How many neurons"):

@@ -13,7 +13,7 @@ import streamlit as st
 
 from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web import neuron_card
-from icebear.app.web.shared import counterfactuals, jobs, links, markdown, question, served, tables
+from icebear.app.web.shared import counterfactuals, jobs, links, markdown, pictures, question, served
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import word_bars
 from icebear.app.web.steering import flips
@@ -286,7 +286,7 @@ def side_by_side(result: Comparison) -> None:
 
 
 def download(result: Comparison) -> None:
-    tables.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
+    pictures.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
 
 
 def change_text(result: Comparison) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.web.shared import counterfactuals, gallery, jobs, links, markdown, question, served
+from icebear.app.web.shared import counterfactuals, gallery, jobs, links, markdown, pictures, question, served
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.question import Request, live
-from icebear.concepts.stages.stage_picture import stage_fragment
+from icebear.concepts.stages.stage_picture import on_paper, stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stage_sentences import headline
 from icebear.explanation.saved import SavedExplanation
@@ -144,6 +144,7 @@ def _stages(request: Request, stages: StageRecord) -> None:
     hidden = "".join(f'[data-neuron="{node}"]{{opacity:.15}}' for node in off)
     with left:
         fragment(data=f"<style>{STAGES}{hidden}</style>{_quoted(str(stage_fragment(stages)))}", key="stages")
+        pictures.offer("stages", partial(on_paper, stages))
 
 
 def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
