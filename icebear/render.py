@@ -96,8 +96,8 @@ def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), t
     template are gray."""
     shares, rows = normalized(values, set(template)), []
     for positions in characters(tokens):
-        place = max(positions, key=lambda position: abs(values[position]))
-        rows.append((place, "".join(tokens[position] for position in positions), values[place], shares[place]))
+        largest = max(positions, key=lambda position: abs(values[position]))
+        rows.append((largest, "".join(tokens[position] for position in positions), values[largest], shares[largest]))
     return render("icebear/heatmap.html", rows=rows, sinks=sinks, template_positions=template)
 
 

@@ -83,8 +83,8 @@ def _shelf(neuron: Neuron) -> str | None:
                 layers, width = opened.neurons.sizes()[neuron.site]
             layer, index = divmod((neuron.layer * width + neuron.index + 1) % (layers * width), width)
             drawn = random.randrange(layers), neuron.site, random.randrange(width)
-            for label, there in (("Next", (layer, neuron.site, index)), ("Random", drawn)):
-                st.button(f"{label} neuron", key=label, on_click=_open, args=(str(Neuron(*there)),))
+            for label, parts in (("Next", (layer, neuron.site, index)), ("Random", drawn)):
+                st.button(f"{label} neuron", key=label, on_click=_open, args=(str(Neuron(*parts)),))
         st.button("Unpin" if name in pins else "Pin", icon=":material/keep:", key="pin", on_click=pin)
         others = [pinned for pinned in pins if pinned != name]
         hint: dict[str, Any] = {"placeholder": "a pinned neuron, or its name", "accept_new_options": True, "width": 260}

@@ -41,7 +41,8 @@ def draw(
 
     colors = []
     for _, start, stop in words if colored else ():
-        value, share = (sum(token[at] for token in colored[start:stop]) for at in (1, 2))
+        tokens = colored[start:stop]
+        value, share = sum(value for _, value, _ in tokens), sum(share for _, _, share in tokens)
         colors.append((style(share), f"{value:+.2f}"))
     data = {"words": list(map(list, words)), "marked": marked and list(marked), "colors": colors}
     component(data=data, key=key, on_picked_change=picked)

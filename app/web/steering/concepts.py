@@ -240,9 +240,9 @@ def _measure(concept: Concept) -> None:
         st.html(markdown.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
         match concept.provenance.get("means"):
             case [float() as positive, float() as negative]:
-                named = (("positive", positive), ("negative", negative))
+                named = [("positive", positive), ("negative", negative)]
             case _:
-                named = ()
+                named = []
         marks = [Bar(f"{name} held-out examples (mean)", value, f"{value:+.2f}", True) for name, value in named]
         st.html(bars([Bar("this text", result.value, f"{result.value:+.2f}"), *marks]))
         st.caption("In standard deviations of the negative examples; a text has its tokens' mean.")

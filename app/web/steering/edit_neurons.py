@@ -100,7 +100,11 @@ def _edits() -> list[Edit]:
             st.markdown(f"## {len(edits)} edit{'s' * (len(edits) > 1)}")
         for number, edit in enumerate(edits):
             with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
-                card = {"on_click": links.open_card, "args": (str(edit.neuron), _side(edit)), "type": "tertiary"}
+                card: dict[str, Any] = {
+                    "on_click": links.open_card,
+                    "args": (str(edit.neuron), _side(edit)),
+                    "type": "tertiary",
+                }
                 st.button(f"**{edit.neuron}**", help="Its card", key=f"card {number}", **card)
                 st.markdown(sentence(edit), width="stretch")
                 with st.popover("Edit", type="tertiary", width=96):
