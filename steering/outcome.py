@@ -15,7 +15,7 @@ from icebear.models.model import Model
 from icebear.models.objective import objective_of
 from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.recipe import Recipe
-from icebear.records import RandomControl
+from icebear.records import RandomControl, TokenScore
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, values_by_step
@@ -101,11 +101,14 @@ def _answered(model: Model, edits: list[Edit], tokens: list[int], rows: Tensor, 
 
     rows: logits (N, V) without and with edits, and under each draw.
     """
-    old, new = (
-        RandomControl(_edits_text(edits), _others(edits), f"P({scores[0].text!r})", numbers[0], numbers[1], numbers[2:])
-        for scores in zip(*(model.token_scores(row, tokens) for row in rows), strict=True)
-        for numbers in [tuple(score.logit if score.probability is None else score.probability for score in scores)]
-    )
+
+    def control(scores: Sequence[TokenScore]) -> RandomControl:
+        is_logit = scores[0].probability is None
+        before, after, *drawn = (score.logit if score.probability is None else score.probability for score in scores)
+        number = f"{'the logit of ' if is_logit else 'P'}({scores[0].text!r})"
+        return RandomControl(_edits_text(edits), _others(edits), number, before, after, tuple(drawn))
+
+    old, new = map(control, zip(*(model.token_scores(row, tokens) for row in rows), strict=True))
     sign = 1 if new.change > 0 else -1
     as_far = sum(sign * (value - new.after) >= 0 for value in new.drawn)
     other = old if tokens[0] != tokens[1] else None

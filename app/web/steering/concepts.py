@@ -15,7 +15,7 @@ from icebear.app.web.shared import jobs, links, markdown, pictures, question, se
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.steering import flips
-from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
+from icebear.app.web.steering.edit_neurons import download, last_result
 from icebear.db.search import with_and_without
 from icebear.errors import IcebearError, InputError
 from icebear.models.model import Model
@@ -270,7 +270,7 @@ def _steer(concept: Concept) -> None:
         if outcome.warning:
             st.warning(markdown.plain(outcome.warning))
         st.caption(markdown.plain(f"{outcome.control_text} {outcome.side_effects_text}"))
-        side_by_side(comparison)
+        flips.both_texts(comparison.prompt, comparison.plain.text, comparison.steered.text)
     markdown.into_view("steered", settings[1:])
     with st.container(horizontal=True):
         st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))

@@ -15,16 +15,14 @@ from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import counterfactuals, jobs, links, markdown, pictures, question, served
 from icebear.app.web.shared.background import Job
-from icebear.app.web.shared.bars import word_bars
 from icebear.app.web.steering import flips
 from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
 from icebear.errors import InputError
 from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
-from icebear.records import TokenScore
 from icebear.steering.comparison import Comparison, compare
 from icebear.steering.outcome import answer_outcomes
-from icebear.steering.provenance import Outcome, number_text
+from icebear.steering.provenance import Outcome
 
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
@@ -41,8 +39,6 @@ SYNTAX = """\
 - `L24.ffn.559+2std` adds 2 standard deviations (or `max`: times its largest activation; both need an index)
 - `L23.head.4<-"The capital of Italy is"` sets a head or a neuron to its value after another prompt
 - `@last`, `@prompt`, `@generated` or `@answer` after it limits the tokens that are edited"""
-CHARTED = 3
-"""Likely words that are charted of each side."""
 
 
 def show() -> None:
@@ -275,41 +271,8 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
         return compare(jobs.model(), markdown.read_prompt(prompt), edits, count, None, temperature, seed, on_token)
 
 
-def side_by_side(result: Comparison) -> None:
-    """Show both texts, what changed in a sentence, and the likely words' probabilities."""
-    flips.both_texts(result.prompt, result.plain.text, result.steered.text)
-    st.markdown(change_text(result))
-    sides = {"without edits": result.plain.next, "with edits": result.steered.next}
-    words = {token.text for side in sides.values() for token in side[:CHARTED]}
-    in_logits = any(token.probability is None for token in result.plain.next)
-    st.caption("The next word: logits" if in_logits else "The next word: probabilities")
-    columns = {
-        name: {word.text: flips.number(word) for word in side if word.text in words} for name, side in sides.items()
-    }
-    st.html(word_bars(columns))
-
-
 def download(result: Comparison) -> None:
     pictures.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
-
-
-def change_text(result: Comparison) -> str:
-    """Return what the edits changed, as Markdown."""
-    old, new = result.plain.next[0], result.steered.next[0]
-    same = "The text is the same" if result.plain.text == result.steered.text else "The text changes"
-    words = (old,) if old.id == new.id else (new, old)
-    return f"{same}; {' and '.join(_number_text(result, word) for word in words)}."
-
-
-def _number_text(result: Comparison, word: TokenScore) -> str:
-    """Return how a likely word's probability (or a model's logit) changed, as Markdown."""
-    before, after = (
-        next(token for token in side if token.id == word.id) for side in (result.plain.next, result.steered.next)
-    )
-    if before.probability is None or after.probability is None:
-        return markdown.plain(f"{word.text!r} went from {before.logit:.2f} to {after.logit:.2f}")
-    numbers = markdown.plain(f"{number_text(before.probability)} to {number_text(after.probability)}")
-    return f"P({markdown.word(word.text)}) went from {numbers}"
 
 
 def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:

@@ -20,7 +20,7 @@ from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
-from icebear.records import RandomControl, TokenScore
+from icebear.records import RandomControl
 from icebear.steering.flipping.flip import flip
 from icebear.steering.flipping.phrases import likelier_form
 from icebear.steering.outcome import outcomes
@@ -184,7 +184,7 @@ def probabilities(words: Mapping[str, RandomControl]) -> None:
     }
     if all(control.drawn for control in words.values()):
         columns["random edits (mean)"] = {word: fmean(control.drawn) for word, control in words.items()}
-    st.caption("The next word: probabilities")
+    st.caption("The next word")
     st.html(word_bars(columns))
 
 
@@ -229,8 +229,3 @@ def differences(plain: str, edited: str) -> tuple[Markup, Markup]:
             space, word = text[: len(text) - len(text.lstrip())], text.lstrip()
             out[side].append(Markup("{}<mark>{}</mark>" if word and same != "equal" else "{}{}").format(space, word))
     return Markup().join(out[0]), Markup().join(out[1])
-
-
-def number(token: TokenScore) -> float:
-    """Return the probability of a token, or the logit of a model without probabilities."""
-    return token.logit if token.probability is None else token.probability
