@@ -112,6 +112,20 @@ def absence(words: Sequence[str]) -> str:
     return f"No sentence of this index has {' or '.join(map(repr, words))}." if words else ""
 
 
+@reads
+def with_and_without(store: Tables, text: str, k: int) -> tuple[list[str], list[str]]:
+    """Return k sentences of the index that have a word of a text, and for each a random other one of similar length."""
+    query = _query(words_of(text))
+    matched = set(store.sentences.matching(query, store.sentences.count(query)))
+    having = [store.sentences.of([id])[id].text for id in store.sentences.matching(query, k)]
+    others = [sentence.text for sentence in store.sentences.starting_at(0) if sentence.id not in matched]
+    lacking = []
+    for sentence in having[: len(others)]:
+        lacking.append(min(others, key=lambda other: abs(len(other) - len(sentence))))
+        others.remove(lacking[-1])
+    return having, lacking
+
+
 def _query(words: Sequence[str]) -> str:
     return " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
 

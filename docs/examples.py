@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from icebear import Chat, attribute, flip, load_model
+from icebear import Chat, attribute, circuit, flip, load_model
+from icebear.app.web.circuit import measured_record
 from icebear.app.web.shared.markdown import read_prompt
 from icebear.explanation.explanation import saved_stages, saved_tokens
 from icebear.models.model import Model
@@ -96,8 +97,15 @@ def measure(model: Model, example: Example) -> dict[str, Any]:
     }
 
 
+def measured_circuit(model: Model, example: Example) -> dict[str, Any]:
+    """Return the record of an example's circuit."""
+    prompt, counterfactual = map(read_prompt, (example.prompt, example.counterfactual))
+    return measured_record(circuit(model, prompt, example.target, example.contrast, counterfactual=counterfactual))
+
+
 if __name__ == "__main__":
     model = load_model("smollm2-135m")
     for name in sys.argv[1:] or EXAMPLES:
-        record = json.dumps(measure(model, EXAMPLES[name]), ensure_ascii=False, indent=1)
-        (FOLDER / f"{name}.json").write_text(record + "\n", encoding="utf-8")
+        for file, make in ((name, measure), (f"{name}.circuit", measured_circuit)):
+            record = json.dumps(make(model, EXAMPLES[name]), ensure_ascii=False, indent=1)
+            (FOLDER / f"{file}.json").write_text(record + "\n", encoding="utf-8")

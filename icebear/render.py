@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
+from unicodedata import combining
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
@@ -15,6 +16,12 @@ POSITIVE = (178, 24, 43)
 """Red, an end of ColorBrewer's RdBu, which color-blind readers can distinguish."""
 NEGATIVE = (33, 102, 172)
 """Blue, the other end."""
+
+PART = "[part of a character]"
+"""In place of a token that is no text without others."""
+JOINER = "\u200d"
+JOINED = f"{JOINER}\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+"""What belongs to the emoji before it: a joiner, a way to draw it, skin tones."""
 
 
 @cache
@@ -64,9 +71,10 @@ def ink(rgb: tuple[int, int, int]) -> str:
 
 
 def style(share: float) -> str:
-    """Return the CSS of a token with this share; 0 is transparent, for light and dark pages."""
-    red, green, blue = POSITIVE if share >= 0 else NEGATIVE
-    text = ";color:#fff" if abs(share) > 0.55 else ""
+    """Return the CSS of a token with this share; 0 is transparent, for light and dark pages. The text is white where
+    that has more contrast than the gray of the app."""
+    (red, green, blue), white = (POSITIVE, 0.65) if share >= 0 else (NEGATIVE, 0.75)
+    text = ";color:#fff" if abs(share) > white else ""
     return f"background:rgba({red},{green},{blue},{min(1.0, abs(share)):.2f}){text}"
 
 
@@ -77,15 +85,32 @@ def normalized(values: list[float], apart: Collection[int] = ()) -> list[float]:
 
 
 def visible(token: str) -> str:
-    """Make the white space of a token visible."""
-    return token.replace("\n", "⏎").replace("\t", "⇥") or "∅"
+    """Make the white space of a token visible, and say where it is only a part of a character."""
+    return token.replace("\n", "⏎").replace("\t", "⇥").replace("\ufffd", PART) or "∅"
 
 
 def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> Markup:
-    """Return tokens on the color of their relevance. The value appears on hover and after a click; sinks have a dotted
-    outline, the tokens of a chat template are gray."""
-    rows = zip(tokens, values, normalized(values, set(template)), strict=True)
+    """Return tokens on the color of their relevance; those of one character stand together, with their largest value.
+
+    The value appears on hover, and on the token that has the focus; sinks have a dotted outline, the tokens of a chat
+    template are gray."""
+    shares, rows = normalized(values, set(template)), []
+    for positions in characters(tokens):
+        largest = max(positions, key=lambda position: abs(values[position]))
+        rows.append((largest, "".join(tokens[position] for position in positions), values[largest], shares[largest]))
     return render("icebear/heatmap.html", rows=rows, sinks=sinks, template_positions=template)
+
+
+def characters(tokens: Sequence[str]) -> list[list[int]]:
+    """Return the positions of tokens, those of one character together: of an emoji, or of a letter and its marks."""
+    groups: list[list[int]] = []
+    for position, token in enumerate(tokens):
+        before = tokens[position - 1] if groups else " "
+        if not before or before[-1] == JOINER or (token and (combining(token[0]) or token[0] in JOINED)):
+            groups[-1].append(position)
+        else:
+            groups.append([position])
+    return groups
 
 
 def page(title: str, body: Markup, style: str = "") -> Markup:

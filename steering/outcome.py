@@ -12,14 +12,15 @@ from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
+from icebear.models.objective import objective_of
 from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.recipe import Recipe
-from icebear.records import RandomControl
+from icebear.records import RandomControl, TokenScore
 from icebear.steering.comparison import Comparison, compare, texts_under
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.last_token import LastToken, values_by_step
 from icebear.steering.provenance import FlipRecord, Outcome
-from icebear.steering.random_edits import random_edits, random_edits_text
+from icebear.steering.random_edits import logits_under, random_edits, random_edits_text
 from icebear.steering.side_effects import HeldOutContexts
 from icebear.steps import OnProgress, unwatched
 
@@ -79,6 +80,39 @@ def outcomes(
     outcome = replace(outcome, plain=plain, edited=edited)
     yield outcome
     yield _with_side_effects(outcome, contexts, edits, draws, lambda done: on_progress(NEW_TOKENS + done, STEPS))
+
+
+def answer_outcomes(model: Model, prompt: PromptLike, edits: Sequence[Edit]) -> Iterator[Outcome]:
+    """Yield what edits, in raw units, do to the answer of a prompt, what is quick first: the probabilities of the
+    answers with and without them, in one pass; then also under random edits; then with the side effects of both."""
+    edits, contexts, objective = list(edits), HeldOutContexts(model), objective_of(model, [prompt])
+    rows = logits_under(model, objective, [[], edits])
+    tokens = [int(scores.argmax()) for scores in rows]
+    yield _answered(model, edits, tokens, rows, contexts)
+    draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
+    drawn = [logits_under(model, objective, draws)] if draws else []
+    outcome = _answered(model, edits, tokens, torch.cat([rows, *drawn]), contexts)
+    yield outcome
+    yield _with_side_effects(outcome, contexts, edits, draws, lambda done: None)
+
+
+def _answered(model: Model, edits: list[Edit], tokens: list[int], rows: Tensor, contexts: HeldOutContexts) -> Outcome:
+    """Return the outcome for the answers without and with edits.
+
+    rows: logits (N, V) without and with edits, and under each draw.
+    """
+
+    def control(scores: Sequence[TokenScore]) -> RandomControl:
+        is_logit = scores[0].probability is None
+        before, after, *drawn = (score.logit if score.probability is None else score.probability for score in scores)
+        number = f"{'the logit of ' if is_logit else 'P'}({scores[0].text!r})"
+        return RandomControl(_edits_text(edits), random_edits_text(edits), number, before, after, tuple(drawn))
+
+    old, new = map(control, zip(*(model.token_scores(row, tokens) for row in rows), strict=True))
+    sign = 1 if new.change > 0 else -1
+    as_far = sum(sign * (value - new.after) >= 0 for value in new.drawn)
+    other = old if tokens[0] != tokens[1] else None
+    return Outcome(new, "change it as far", new.change != 0, as_far, len(contexts.contexts), SEED, old=other)
 
 
 def steer_concept(

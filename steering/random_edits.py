@@ -83,7 +83,7 @@ def random_edit_control(
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     ids = [None if token is None else model.answer_id(token, after=prompt) for token in (target, contrast)]
     rows = [[], wanted, *random_edits(model, wanted, draws, seed)]
-    scores = _logits(model, objective_of(model, [prompt], position=position), rows, on_progress)
+    scores = logits_under(model, objective_of(model, [prompt], position=position), rows, on_progress)
     wanted_id = int(scores[0].argmax()) if ids[0] is None else ids[0]
     numbers = scores[:, wanted_id] - (0.0 if ids[1] is None else scores[:, ids[1]])
     before, after, *drawn = numbers.tolist()
@@ -100,7 +100,9 @@ def random_edit_control(
 
 
 @torch.no_grad()
-def _logits(model: Model, objective: Objective, edits: Sequence[Sequence[Edit]], on_progress: OnProgress) -> Tensor:
+def logits_under(
+    model: Model, objective: Objective, edits: Sequence[Sequence[Edit]], on_progress: OnProgress = unwatched
+) -> Tensor:
     """Return the logits (N, V) of a prompt under each of N lists of edits, which are rows of batches."""
     size, parts = max(1, PASS_TOKENS // objective.batch.spans[1].stop), []
     for start in range(0, len(edits), size):

@@ -15,7 +15,10 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
+from xml.etree import ElementTree
 
+import altair as alt
+import pandas
 import pytest
 import torch
 from appview import fine, set_up, shown, text, visit
@@ -25,12 +28,12 @@ from serving import serving, started
 
 from icebear import attribute, explain, stages
 from icebear.app.web.shared import counterfactuals as boxes
-from icebear.app.web.shared import gallery, jobs, markdown, served
+from icebear.app.web.shared import gallery, jobs, markdown, pictures, served
 from icebear.app.web.shared.background import Job, Shared, shared
 from icebear.app.web.why import measuring
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
-from icebear.concepts.stages.stage_picture import stage_picture
+from icebear.concepts.stages.stage_picture import on_paper, stage_picture
 from icebear.concepts.stages.stage_sentences import headline
 from icebear.errors import IcebearError
 from icebear.explanation.explanation import saved_stages, saved_tokens
@@ -459,6 +462,17 @@ def test_the_second_visitor_does_not_load_the_model_again(environment, no_stages
     fine(visit(prompt="Hi"))
     fine(visit("chat"))
     assert len(loads) == 1
+
+
+def test_pictures_are_files_of_their_own():
+    """SVG that needs no page, on white, and PNG; a chart as well."""
+    stages = gallery.example("geography").explanation.stages
+    chart = alt.Chart(pandas.DataFrame({"a": [1, 2], "b": [3, 4]})).mark_bar().encode(x="a:O", y="b:Q")
+    for drawn in (on_paper(stages), pictures.converter().vegalite_to_svg(chart.to_json())):
+        assert ElementTree.fromstring(drawn).tag.endswith("svg")
+        assert "currentColor" not in drawn
+        assert pictures.converter().svg_to_png(drawn).startswith(b"\x89PNG")
+    assert "Paris" in on_paper(stages)
 
 
 def answer(address, host, upgrade):

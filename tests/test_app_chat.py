@@ -6,7 +6,7 @@ from html import unescape
 import pytest
 from appview import fine, shown, text, visit
 
-from icebear import Chat, attribute, source_breakdown
+from icebear import Chat, attribute, source_breakdown, steer
 from icebear.app.web.shared import words
 from icebear.models.text.answer import answer_of
 from icebear.render import heatmap
@@ -40,6 +40,9 @@ def test_a_conversation_and_the_account_of_a_word(environment, smol, few_context
     own = source_breakdown(smol, answered, (5, 6), number="log-odds")
     assert list(bars_of(page).values()) == pytest.approx(totals(own), abs=0.006)
     assert "The strongest word in it is **France**" in text(page)
+    colors = dict(re.findall(r'<span title="([^"]+)" style="[^"]+"> (\w+)</span>', text(page))[::-1])
+    relevance = own.relevance.tokens[own.relevance.prompt.strings.index(" France")]
+    assert colors[f"{relevance:+.2f}"] == "France"  # on the conversation itself
     page.get_by_key("rather").set_value("London").run()
     assert "Why Paris rather than London?" in text(fine(page))
     against = source_breakdown(smol, answered, (5, 6), contrast="London")
@@ -68,6 +71,25 @@ def totals(sources):
     """What was written first, then the template; the largest first."""
     rows = [(part.name in ("template", "sinks"), -part.total) for part in sources.parts]
     return [-value for _, value in sorted(rows)]
+
+
+def test_an_answer_is_written_with_the_edits_of_another_view(environment, smol):
+    """As under `steer`; without the switch it is the model's own."""
+    edits = "L29.ffn.860=60"
+    written = []
+    for edited in (False, True):
+        page = fine(visit("steer", section="edits", edits=edits, prompt="a"))
+        page.query_params["chat"], page.query_params["length"] = output_of("What is the capital of France?"), "6"
+        page = fine(shown(page, "chat"))
+        page.get_by_key("edited").set_value(edited).run()
+        page.get_by_key("ask").click().run()
+        request, answer = conversation(fine(page)).messages
+        written.append(answer["content"])
+    expected = [smol.answer(Chat([request]), 6).text]
+    with steer(smol, [edits]):
+        expected.append(smol.answer(Chat([request]), 6).text)
+    assert written == expected
+    assert written[0] != written[1]
 
 
 def test_an_answer_that_somebody_ended_is_kept(environment, smol):

@@ -4,9 +4,13 @@ import pytest
 from appview import fine, text, visit
 from conftest import ICE_BEAR
 
-from icebear.app.web.circuit import measures, sentence
+from icebear import Neuron, circuit
+from icebear.app.web.circuit import measured_record, measures, sentence
+from icebear.app.web.shared import gallery, jobs
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.nodes.controls import Ablation
+from icebear.edits import parse_edits
+from icebear.models.loading import loading
 
 WILD = "The wild camel lives in the"
 
@@ -36,6 +40,31 @@ def test_a_circuit_its_groups_and_its_checks(environment):
     send.click()
     page.run()
     assert "@position:" in page.session_state["edits"]
+
+
+def test_the_circuit_of_a_finished_example_needs_no_model(environment, monkeypatch):
+    """All of them; a node leads to its card, and a group to its edits."""
+    jobs._load.clear()
+    monkeypatch.setattr(loading, "load_model", lambda *args, **options: pytest.fail("the model was loaded"))
+    for example in map(gallery.example, gallery.NAMES):
+        prompt, counterfactual = example.fields
+        page = fine(visit("circuit", prompt=prompt, counterfactual=counterfactual))
+        record = gallery.circuit(example)
+        assert sentence(Ablation(**record["ablation"]), record["parts"], record["whole"]) in text(page)
+        assert record["html"].count("<svg") == 1
+        for neuron, sign, edits in record["actions"].values():
+            assert sign in "+-"
+            assert str(Neuron.parse(neuron)) in {str(edit.neuron) for edit in parse_edits(edits.splitlines())}
+
+
+def test_a_recorded_circuit_is_what_is_found(environment, smol):
+    """Without the pictures of larger circuits, which take a minute."""
+    shown = gallery.example("grammar").explanation
+    pair = shown.target, shown.contrast
+    graph = circuit(smol, shown.prompt, *pair, counterfactual=shown.counterfactual)
+    record, recorded = measured_record(graph), gallery.circuit(gallery.example("grammar"))
+    assert record["actions"].keys() == recorded["actions"].keys()
+    assert record["ablation"] == pytest.approx(recorded["ablation"], abs=1e-3)
 
 
 def test_prompts_without_a_circuit_say_what_to_do(environment):

@@ -19,7 +19,7 @@ from icebear.app.web.shared.background import STOPPED, shared
 from icebear.db.search import BY, by_words
 from icebear.errors import DownloadError
 from icebear.models.loading import loading
-from icebear.records import Meaning
+from icebear.records import Meaning, NeuronStatistics
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,35 @@ def test_a_text_that_a_person_tries_has_the_values_of_the_index(environment):
     page.get_by_key("own_text").set_value("a").run()
     assert page.error
     assert page.get_by_key("annotate")
+
+
+def test_a_histogram_has_every_bin_up_to_the_largest_activation():
+    """Also where no sampled token is, and every count once."""
+    counts = [0] * 28
+    counts[14], counts[16] = 5, 2  # 0 to 1/32, and 1/16 to 1/8
+    chart = neuron_card.histogram_chart(NeuronStatistics(Neuron(0, "ffn", 0), 0, 1, -0.01, 9.5, 0.5, tuple(counts)))
+    bars, ends = (layer.data for layer in chart.layer)
+    assert list(bars["sentences"]) == [0, 5, 0, 2, 0, 0, 0, 0, 0, 0, 0]
+    assert (bars["activation"].iloc[0], bars["activation"].iloc[-1]) == ("-0.03125 to 0", "8 to 16")
+    assert list(bars["negative"]) == [True] + [False] * 10
+    assert list(ends["activation"]) == ["-0.03125 to 0", "8 to 16"]
+
+
+def test_pinned_neurons_next_ones_and_two_side_by_side(environment, near):
+    page = fine(visit("neurons", neuron="L28.ffn.1535"))
+    page.get_by_key("pin").click().run()
+    page.get_by_key("Next").click().run()
+    assert page.session_state["neuron"] == "L29.ffn.0"
+    page.get_by_key("Random").click().run()
+    assert Neuron.parse(page.session_state["neuron"]).site == "ffn"
+    assert fine(page).get_by_key("pinned").options == ["L28.ffn.1535"]
+    page.get_by_key("beside").set_value("L28.ffn.1535").run()
+    assert text(fine(page)).count("min and max are of all") == 2
+    page.get_by_key("open L28.ffn.1535").click().run()
+    assert (page.session_state["neuron"], page.session_state["beside"]) == ("L28.ffn.1535", None)
+    assert fine(page).get_by_key("pin").label == "Unpin"
+    page.get_by_key("pin").click().run()
+    assert page.session_state["pins"] == []
 
 
 def test_neuron(environment, near):

@@ -9,6 +9,7 @@ import pytest
 from appview import fine, text, visit
 from conftest import CAMEL, ICE_BEAR
 
+from icebear import Concept
 from icebear.app.web.shared import markdown, served
 from icebear.app.web.shared.background import STOPPED
 from icebear.app.web.steering import concepts
@@ -183,6 +184,13 @@ def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, gene
     assert "AUROC" in shown
     assert "rgba(" in shown
     assert set(page.dataframe[0].value.columns) >= {"neuron", "sign", "weight"}
+    positive, negative = Concept.from_json("".join(page.query_params["concept"])).provenance["means"]
+    assert positive > negative
+    assert all(f"{value:+.2f}</span>" in shown for value in (positive, negative))
+    page.get_by_key("measured").set_value("i").run()
+    assert page.error
+    assert page.get_by_key("steer_concept")  # one bad text removes nothing
+    page.get_by_key("measured").set_value("ice snow cold").run()
     page.get_by_key("kl").set_value(0.1).run()
     page.get_by_key("steer_concept").click().run()
     steered = text(fine(page))

@@ -1,6 +1,7 @@
 """Texts of stores, models, corpora and files are shown as they are, on every page: never as Markdown."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from icebear import Concept, build_index, load_model, open_store, read_corpus
 from icebear.app.web.shared import markdown
 from icebear.records import Meaning, Neuron
+from icebear.render import characters, heatmap
 
 LEAK = "![x](http://127.0.0.1:9/{})"
 WORDS = [LEAK.format(number) for number in range(50)]
@@ -103,3 +105,15 @@ def test_no_text_is_read_as_markdown(hostile, few_contexts, monkeypatch, view):
     read = [row for message in messages for row in texts(message.delta)]
     assert not {row for row in read if LEAK[:5] in row[1]}
     assert any(markdown.plain(LEAK[:5]) in text for _, text in read)
+
+
+def test_tokens_of_one_character_stand_together():
+    """Bytes of an emoji, its joiners and skin tones, a letter and its marks; the value is the largest, at its token."""
+    family = ["a", "", "", "\U0001f468", "\u200d", "", "\U0001f469", "\U0001f3fd", " b", "\u05d1", "\u05bc", ""]
+    assert characters(family) == [[0], [1, 2, 3, 4, 5, 6, 7], [8], [9, 10], [11]]
+    html = heatmap(["x", "", "\U0001f43b"], [0.25, -0.5, 0.125])
+    assert re.findall(r'title="([^"]*)" style="[^"]*">([^<]*)<', html) == [
+        ("0: +0.2500", "x"),
+        ("1: -0.5000", "\U0001f43b"),
+    ]
+    assert "\ufffd" not in heatmap(["\ufffd"], [1.0])

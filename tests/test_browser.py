@@ -155,6 +155,38 @@ def test_a_first_visit_with_an_empty_cache_and_no_network(chromium, tmp_path):
     assert not list(tmp_path.rglob("*.db"))
 
 
+def test_a_heatmap_has_keys_and_progress_is_said(chromium, address):
+    """The first token is a stop of the Tab key, arrows go on from there; a live region follows the progress."""
+    page = open_view(chromium.new_page(), address)
+    tokens = page.locator(".answer .tokens span")
+    assert tokens.first.get_attribute("tabindex") == "0"
+    tokens.first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    focus = "document.activeElement.title"
+    assert page.evaluate(focus) == tokens.nth(1).get_attribute("title")
+    page.evaluate("""() => {
+        const bar = Object.assign(document.createElement("div"), {textContent: "Reading"});
+        document.body.append(bar);
+        bar.dataset.testid = "stProgress";
+    }""")
+    page.wait_for_function("document.querySelector('[role=status]').textContent == 'Reading'")
+    page.evaluate("document.querySelectorAll('[data-testid=stProgress]').forEach(bar => bar.remove())")
+    page.wait_for_function("document.querySelector('[role=status]').textContent == 'Done.'")
+    page.close()
+
+
+def test_a_path_below_a_view_shows_the_view_and_a_word_of_pieces_its_piece(chromium, address):
+    page = open_view(chromium.new_page(), address, "neurons/L29/ffn")
+    assert page.url.removeprefix(address) == "/neurons"
+    page.get_by_label("Words").wait_for()
+    open_view(page, address, "?target=New+York+City")
+    page.get_by_text("the first token is explained: New.").wait_for(timeout=120_000)
+    open_view(page, address, "foo/bar").locator("svg.stages").wait_for()
+    page.close()
+
+
 def test_two_tabs_at_once(chromium, address):
     pages = [chromium.new_page(), chromium.new_page()]
     for page, animal in zip(pages, ("lion", "shark"), strict=True):

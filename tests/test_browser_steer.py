@@ -33,8 +33,15 @@ def test_the_ice_bear_moves_to_the_desert(chromium, address):
     other = reopened(page, chromium, address)
     assert other.locator("mark").all_inner_texts() == page.locator("mark").all_inner_texts()
     other.context.close()
-    page.get_by_test_id("stMain").get_by_role("button", name="Edit", exact=True).first.click()
-    page.get_by_role("button", name="The neuron's card").click()
+    name = edits[0].partition("=")[0]
+    page.get_by_text("raises").first.wait_for()
+    strength = page.get_by_role("slider", name=f"Strength of {name}")
+    before = page.locator(".bars").first.inner_text()
+    strength.press("Home")
+    page.wait_for_function("text => document.querySelector('.bars')?.innerText != text", arg=before)
+    assert settled(page).get_by_role("textbox", name="Edits, one a line").input_value().splitlines()[0].endswith("^0.0")
+    page.get_by_text("Side effects are").wait_for(timeout=120_000)
+    page.get_by_role("button", name=name, exact=True).click()
     settled(page)
     assert f"/neurons?neuron={edits[0].partition('=')[0]}" in page.url
     page.close()

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -128,6 +129,21 @@ def test_words_that_no_sentence_has_are_named(store):
     document = json.loads(done.output)
     assert document["absent"] == [ABSENT]
     assert {hit["by"] for hit in document["hits"]} == {"weights"}
+
+
+def test_sentences_with_a_word_stand_beside_others_of_similar_length(store):
+    """Each of the others once, none with a word, and no sentence without them nearer in length."""
+    words = f"{SONG[0]} {SHIP[0].upper()}"
+    having, lacking = search.with_and_without(store, words, 20)
+    has = re.compile(rf"\b({SONG[0]}|{SHIP[0]})\b")
+    everything = [sentence.text for sentence in store.sentences.starting_at(0)]
+    assert (len(having), len(lacking)) == (len(set(having)), len(set(lacking))) == (20, 20)
+    assert all(map(has.search, having))
+    assert not any(map(has.search, lacking))
+    free = [text for text in everything if not has.search(text) and text not in lacking]
+    for sentence, other in zip(having, lacking, strict=True):
+        assert all(abs(len(text) - len(sentence)) >= abs(len(other) - len(sentence)) for text in free)
+    assert search.with_and_without(store, ABSENT, 20) == ([], [])
 
 
 def test_neighbors_are_above_those_of_random_neurons(store):

@@ -9,9 +9,12 @@ from test_stages import OTHER, PROMPT, made
 
 from icebear import Edit, Neuron, Recipe, attribute, steer
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.edits import acts_at
+from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
+from icebear.edits import acts_at, parse_edits
 from icebear.errors import InputError, RecipeError
 from icebear.models.model import Model
+from icebear.steering.outcome import KL_DRAWS, SEED, answer_outcomes
+from icebear.steering.random_edits import random_edits
 
 PROMPTS = ["ice bear", "in the cold far north"]
 EDITS = ["L0.ffn.5=9", "L2.ffn.7=9"]
@@ -106,6 +109,31 @@ def test_edits_of_some_rows_leave_the_others(model):
         assert model.generate(PROMPTS[0], 12) == edited
     assert {act.row for act in acts} == {1}
     assert model.generate(PROMPTS[0], 12) == plain != edited
+
+
+def test_what_edits_do_to_an_answer_is_what_steering_does(llama):
+    """The answers' probabilities without and with edits, and under each draw; only then the side effects."""
+    edits = parse_edits(["L1.ffn.3+9", "L2.ffn.5=-8@last"])
+    draws = random_edits(llama, edits, RANDOM_DRAWS, SEED)
+
+    def under(row):
+        with steer(llama, row):
+            return llama.next_logits(IDS).softmax(-1)
+
+    rows = [under(row) for row in ([], edits, *draws)]
+    tokens = [int(row.argmax()) for row in rows[:2]]
+    first, second, third = answer_outcomes(llama, IDS, edits)
+    assert tokens[0] != tokens[1]
+    for control, token in zip((second.old, second.control), tokens, strict=True):
+        assert [control.before, control.after, *control.drawn] == pytest.approx(
+            [float(row[token]) for row in rows], 1e-4
+        )
+    assert (first.control.drawn, first.control.after) == ((), second.control.after)
+    gain = second.control.after
+    assert second.as_far == sum(value >= gain for value in second.control.drawn) < RANDOM_DRAWS
+    assert second.off_target_kl is None
+    assert third.off_target_kl > 0
+    assert len(third.random_off_target_kl) == KL_DRAWS
 
 
 def test_beam_search_with_and_without_cache(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -13,10 +14,14 @@ from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
 from icebear.app.web import chat_sources
-from icebear.app.web.shared import jobs, links, markdown, tables, words
+from icebear.app.web.shared import jobs, links, markdown, pictures, words
+from icebear.app.web.steering import edit_neurons
+from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError
 from icebear.models.text.answer import message_ids, read_span
 from icebear.models.text.chat import Chat, template_of
+from icebear.render import style
+from icebear.steering.apply import steer
 
 LAST = 8
 """Messages that are shown of a longer conversation."""
@@ -33,6 +38,7 @@ HINT = (
 STICKY = """<style>@media (min-width:641px){
 .stColumn:has(.st-key-beside){position:sticky;top:4.5rem;align-self:flex-start}}</style>"""
 """The account stays in view beside a long conversation."""
+TOKEN = Markup('<span title="{}" style="{}">{}</span>')
 TEXT = Markup('<div dir="auto" style="white-space:pre-wrap;overflow-wrap:anywhere">{}</div>')
 
 
@@ -52,8 +58,9 @@ def show() -> None:
     answering = st.session_state.pop("answering", False) and chat.messages[-1]["role"] != "assistant"
     turn, span = _selected(chat)
     left, right = st.columns([3, 2], gap="large")
+    colors = chat_sources.colors(chat, turn, span) if span and not answering else None
     with left:
-        _messages(chat, turn, span, live=not answering)
+        _messages(chat, turn, span, colors or [()] * len(chat.messages), live=not answering)
         slot = st.container()
         _field("Reply")
         options = _tools(chat)
@@ -71,6 +78,8 @@ def show() -> None:
             st.caption(HINT)
             return
         sources = chat_sources.show(chat, turn, span)
+    if colors is None:
+        st.rerun()  # to color the conversation
     with st.container():
         chat_sources.details(chat, turn, span, sources)
 
@@ -166,14 +175,24 @@ def _tools(chat: Chat) -> dict[str, Any]:
                 st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy"
             )
             seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
-        tables.downloads("chat", {"json": chat.to_json})
+        pictures.downloads("chat", {"json": chat.to_json})
     if len(chat.to_json(None)) > links.LINK:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")
-    return {"max_new_tokens": count, "temperature": temperature, "seed": seed}
+    edits = [line for line in st.session_state.get("edits", "").splitlines() if line.strip()]
+    label = f"Answer with the {len(edits)} edits of {links.VIEWS['steer'].title}"
+    if edits and links.bound(st.toggle, label, "edited"):
+        st.caption(markdown.plain(f"{', '.join(edits)}. Explanations are of the model without edits."))
+    else:
+        edits = []
+    return {"max_new_tokens": count, "temperature": temperature, "seed": seed, "edits": edits}
 
 
-def _messages(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -> None:
-    """Show the last messages. live: with words to click on."""
+def _messages(
+    chat: Chat, turn: int, span: tuple[int, int] | None, colors: Sequence[chat_sources.Colored], live: bool
+) -> None:
+    """Show the last messages. colors: of each. live: with words to click on."""
+    # At half of the color any text has a contrast of 4.5.
+    darkest = 2 * max((abs(value) for row in colors for _, value in row), default=0) or 1.0
     count = len(chat.messages)
     earliest = max(0, count - LAST - st.session_state.setdefault("earlier", 0))
     earliest = earliest if span is None else min(earliest, turn)
@@ -189,23 +208,27 @@ def _messages(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -
         with st.chat_message(role) if known else st.chat_message("other", avatar=":material/settings:"):
             if not known:
                 st.caption(markdown.plain(role))
-            _message(chat, number, span if number == turn else None, live)
+            colored = [(piece, value, value / darkest) for piece, value in colors[number]]
+            _message(chat, number, span if number == turn else None, colored, live)
 
 
-def _message(chat: Chat, turn: int, span: tuple[int, int] | None, live: bool) -> None:
+def _message(
+    chat: Chat, turn: int, span: tuple[int, int] | None, colored: Sequence[tuple[str, float, float]], live: bool
+) -> None:
     message = chat.messages[turn]
     content, answers = message["content"], message["role"] == "assistant"
     if not isinstance(content, str):
         st.html(TEXT.format(json.dumps(content, ensure_ascii=False)))
     elif not live or not (answers or chat_sources.selects_alternative()):
-        st.html(TEXT.format(content))
+        tokens = (TOKEN.format(f"{value:+.2f}", style(share), piece) for piece, value, share in colored)
+        st.html(TEXT.format(Markup().join(tokens) if colored else content))
     elif answers:
         try:
             pieces = jobs.model().pieces(message_ids(jobs.model(), chat, turn))
         except InputError as error:
             st.error(markdown.message(error))
             return
-        words.draw(words.words_of(pieces), span, f"turn {turn}", partial(_select, turn))
+        words.draw(words.words_of(pieces), span, f"turn {turn}", partial(_select, turn), colored)
     else:
         words.draw(words.words_of(words.split(content)), None, f"turn {turn}", _select_alternative)
 
@@ -225,7 +248,8 @@ def _answer(slot: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
         shown.html(TEXT.format(text))
 
     try:
-        answer = loaded.answer(chat, on_token=on_token, **options)
+        with steer(loaded, edit_neurons.in_raw_units(parse_edits(options.pop("edits")))):
+            answer = loaded.answer(chat, on_token=on_token, **options)
     except IcebearError as error:
         shown.error(markdown.message(error))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from textwrap import shorten
 from typing import Any
@@ -17,6 +18,8 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Chat
 
+Colored = Sequence[tuple[str, float]]
+"""Tokens of a message with what they contributed."""
 WORD = "word"
 ALTERNATIVE = "alternative"
 UNWRITTEN = {"template": "Chat template", "sinks": "Attention sinks"}
@@ -54,6 +57,24 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
             "(overlaps with the bars)."
         )
     return sources
+
+
+def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[Colored] | None:
+    """Return the tokens of each message with what they contributed; none of a message that is not read. None until it
+    is known."""
+    text, answer = _answer(chat, turn)
+    contrast = (st.session_state.get("rather") or "").strip() or None
+    sources = jobs.current(_sources, served.model_name(), text, turn, answer.token_range(span), contrast).result
+    if sources is None:
+        return None
+    prompt, values = sources.relevance.prompt, sources.relevance.tokens.tolist()
+    parts: list[Colored] = [()] * len(chat.messages)
+    for number, part in enumerate(prompt.turns[-turn - 1 :]):  # a template may add a message before them
+        inside = range(part.first, part.last)
+        tokens = [(prompt.strings[at], 0.0 if at in prompt.sinks else values[at]) for at in inside]
+        if str(chat.messages[number]["content"]).startswith("".join(piece for piece, _ in tokens)):
+            parts[number] = tokens
+    return parts
 
 
 def details(chat: Chat, turn: int, span: tuple[int, int], sources: SourceBreakdown) -> None:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.resources import files
 from textwrap import shorten
 from time import monotonic
+from typing import Any
 
 import pandas
 import streamlit as st
 
-from icebear.app.web.shared import counterfactuals, explanations, jobs, links, markdown, question, served, tables
+from icebear.app.web.shared import (
+    counterfactuals,
+    explanations,
+    gallery,
+    jobs,
+    links,
+    markdown,
+    pictures,
+    question,
+    served,
+    tables,
+)
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.concepts.circuits.checks import faithfulness
@@ -49,6 +62,13 @@ def show() -> None:
     offered, bar = st.container(), st.container(horizontal=True)
     with bar:
         options = _settings()
+    example = gallery.known(prompt, counterfactual)
+    answers = question.answers(prompt, counterfactual) if counterfactual else None
+    words = (question.target(slots[0], answers), question.contrast(slots[1], answers)) if answers else (None, None)
+    request = (served.model_name(), prompt, counterfactual or "", *words, *options)
+    if example and request[3:] == (None, None, None, True) and st.session_state.get("circuit_now") != request:
+        _recorded(gallery.circuit(example), request)
+        return
     need("circuits")
     jobs.model()
     with offered:
@@ -57,18 +77,44 @@ def show() -> None:
         counterfactuals.offer(prompt, counterfactual)
     if not counterfactual:
         return
-    answers = question.answers(prompt, counterfactual)
-    words = question.target(slots[0], answers), question.contrast(slots[1], answers)
-    request = (served.model_name(), prompt, counterfactual, *words, *options)
     graph = jobs.awaited(_started, *request, stops=True)
     with bar:
         files = {"html": graph.to_html, "png": graph.to_png, "svg": graph.to_svg, "json": graph.to_json}
-        tables.downloads("circuit", files | {"csv": lambda: graph.to_frame().to_csv(index=False)})
+        pictures.downloads("circuit", files | {"csv": lambda: graph.to_frame().to_csv(index=False)})
     check = st.container()
-    _picture(graph, request)
+    _picture(record_of(graph), request)
     _groups(graph, request)
     with check:
         _checks(graph, request)
+
+
+def record_of(graph: Graph) -> dict[str, Any]:
+    """Return the picture with what its buttons need, JSON-ready: id -> the node and its sign, and the edits that set
+    the node or the group."""
+    groups = [(f"group {number}", group) for number, group in enumerate(graph.groups)]
+    actions = {
+        id: [str(group.nodes[0].neuron), _sign(group.nodes[0]), "\n".join(map(str, graph.recipe(group).edits))]
+        for id, group in [*groups, *((node.id, Group(node.id, (node,))) for node in graph.nodes)]
+    }
+    return {"html": str(fragment(graph, ACTIONS)), "actions": actions}
+
+
+def measured_record(graph: Graph) -> dict[str, Any]:
+    """Return the record of a finished example, which has also what the check measures."""
+    return {**record_of(graph), "ablation": vars(graph.ablation()), "parts": _parts(graph), "whole": whole_text(graph)}
+
+
+def _parts(graph: Graph) -> str:
+    return "heads and neurons" if graph.heads else "neurons"
+
+
+def _recorded(record: dict[str, Any], request: tuple) -> None:
+    """Show the circuit of a finished example, which needs no model."""
+    _verdict(Ablation(**record["ablation"]), record["parts"], record["whole"])
+    _picture(record, request)
+    st.caption("These numbers were measured before, and come with icebear.")
+    now = partial(st.session_state.update, circuit_now=request)
+    st.button("Find it again, with groups to switch off, all checks and downloads", key="find_again", on_click=now)
 
 
 def _settings() -> tuple[int | None, bool]:
@@ -110,8 +156,8 @@ def _started(
     return Job("Finding the circuit", find)
 
 
-def _picture(graph: Graph, request: tuple) -> None:
-    """Draw the graph with its panel, which opens cards and sends edits to the steering view."""
+def _picture(record: dict[str, Any], request: tuple) -> None:
+    """Draw a circuit with its panel, which opens cards and sends edits to the steering view."""
 
     def pick() -> None:
         links.to_url(node=st.session_state["picture"].picked)
@@ -119,22 +165,14 @@ def _picture(graph: Graph, request: tuple) -> None:
     def act() -> None:
         if st.session_state["picture"].act:
             action, id = st.session_state["picture"].act
-            group = _chosen(graph, id)
+            neuron, sign, edits = record["actions"][id]
             if action == "card":
-                (node,) = group.nodes
-                links.open_card(str(node.neuron), _sign(node))
+                links.open_card(neuron, sign)
             else:
-                links.go("steer", section="edits", edits="\n".join(map(str, graph.recipe(group).edits)))
+                links.go("steer", section="edits", edits=edits)
 
-    data = {"graph": repr(request), "html": fragment(graph, ACTIONS), "picked": links.from_url("node")}
+    data = {"graph": repr(request), "html": record["html"], "picked": links.from_url("node")}
     picture(data=data, key="picture", on_picked_change=pick, on_act_change=act)
-
-
-def _chosen(graph: Graph, id: str) -> Group:
-    """Return the group, or the node as a group of one, that has this id in the picture."""
-    if id.startswith("group "):
-        return graph.groups[int(id.removeprefix("group "))]
-    return next(Group(id, (node,)) for node in graph.nodes if node.id == id)
 
 
 def _sign(node: Node) -> str:
@@ -143,11 +181,8 @@ def _sign(node: Node) -> str:
 
 def _checks(graph: Graph, request: tuple) -> None:
     """Say what the nodes recover, with their control; the other checks run on a click, as they take seconds."""
-    st.markdown("## Is it true?")
-    nodes = jobs.awaited(_ablation, request, graph)
-    parts = "heads and neurons" if graph.heads else "neurons"
-    st.markdown(sentence(nodes, parts, whole_text(graph)))
-    st.html(bars(measures(nodes, parts), high=1.0))
+    nodes, parts = jobs.awaited(_ablation, request, graph), _parts(graph)
+    _verdict(nodes, parts, whole_text(graph))
     with st.expander("All checks"):
         if graph.edges and st.toggle("Also run the model along the edges alone", key="measure"):
             edges = jobs.awaited(_along_edges, request, graph)
@@ -171,6 +206,12 @@ def _checks(graph: Graph, request: tuple) -> None:
             ),
         ]
         _table(["", "sufficiency", "necessity"], rows)
+
+
+def _verdict(measured: Ablation, parts: str, recomputed: str) -> None:
+    st.markdown("## Is it true?")
+    st.markdown(sentence(measured, parts, recomputed))
+    st.html(bars(measures(measured, parts), high=1.0))
 
 
 def _table(columns: list[str], rows: list[tuple]) -> None:

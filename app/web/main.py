@@ -21,9 +21,9 @@ STYLE = """<style>
 @media(min-width:1000px){.st-key-header{position:fixed;top:.55rem;right:1rem;width:auto;z-index:1000000}}
 .stApp [data-testid=stCaptionContainer]{color:light-dark(#5f5f5b,#b4b4b0);opacity:1}
 .stApp [data-testid=stBaseButton-primary]{color:light-dark(#fff,#111)}
-h1.title{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+h1.title,div.title{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 </style>"""
-ONE_STEP = """<script>if (!history.oneStep) {
+PAGE_SCRIPT = """<script>if (!history.oneStep) {
   const push = history.pushState.bind(history), replace = history.replaceState.bind(history);
   let acted = false;
   for (const kind of ["pointerdown", "click", "keydown"]) addEventListener(kind, () => { acted = true; }, true);
@@ -34,16 +34,29 @@ ONE_STEP = """<script>if (!history.oneStep) {
     acted = false;
   };
   history.oneStep = true;
+  const status = Object.assign(document.createElement("div"), {role: "status", className: "title"});
+  document.body.append(status);
+  setInterval(() => {
+    const text = document.querySelector("[data-testid=stProgress]")?.innerText ?? (status.textContent && "Done.");
+    if (status.textContent !== text) status.textContent = text;
+  }, 3000);
+  addEventListener("keydown", (event) => {
+    const side = {ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling"}[event.key];
+    const token = side && event.target.closest?.(".tokens span")?.[side];
+    if (!token?.matches("span")) return;
+    event.preventDefault();
+    token.focus();
+  });
 }
 document.currentScript?.remove()</script>"""
 """What a person does is one step of the browser's Back, though Streamlit changes the URL several times: first the page,
-then each field of it."""
+then each field of it. A live region has the progress, and arrow keys move through a heatmap."""
 
 
 def main() -> None:
     view = links.navigation()
     st.set_page_config(f"{view.title} - icebear", ICON, layout="wide", initial_sidebar_state="collapsed")
-    st.html(STYLE + ONE_STEP, unsafe_allow_javascript=True)
+    st.html(STYLE + PAGE_SCRIPT, unsafe_allow_javascript=True)
     st.html(f'<h1 class="title">{view.title}</h1>')
     trouble = st.session_state.pop("trouble", None)
     jobs.begin_run()

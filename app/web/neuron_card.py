@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from math import inf
 from typing import Any
 
+import altair as alt
+import pandas
 import streamlit as st
 from markupsafe import Markup
 
@@ -20,7 +25,7 @@ from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
-from icebear.app.web.shared import jobs, links, markdown, served, tables
+from icebear.app.web.shared import jobs, links, markdown, pictures, served, tables
 from icebear.app.web.shared.background import SITES, Job
 from icebear.app.web.shared.header import no_store_yet, offer_sites
 from icebear.concepts.vocabulary.lens import mean_lens
@@ -30,8 +35,8 @@ from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError, StoreError
 from icebear.models.model import Model
-from icebear.records import FEW_WORDS, Example, Neuron, Projection, Writes
-from icebear.render import heatmap
+from icebear.records import FEW_WORDS, HISTOGRAM_EDGES, Example, Neuron, NeuronStatistics, Projection, Writes
+from icebear.render import NEGATIVE, POSITIVE, heatmap, hexadecimal
 from icebear.steering.concept.reading import counts, see_each
 
 EXAMPLES = 8
@@ -163,9 +168,35 @@ def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
     _nearest(opened, card, polarity)
     with st.expander("Statistics" if worded or card.is_head else "Statistics and vocabulary"):
         st.caption(page.statistics_line(card))
-        _styled(page.histogram_html(card.statistics.histogram))
+        histogram(card.statistics)
         if not worded:
             _styled(page.projections_html(card.projections, polarity))
+
+
+def histogram(statistics: NeuronStatistics) -> None:
+    """Show how often each activation is, from the smallest to the largest one, which few tokens have."""
+    pictures.chart(histogram_chart(statistics), f"activations of {statistics.neuron}")
+    st.caption("The bars count one random token of each sentence; min and max are of all. Both axes are logarithmic.")
+
+
+def histogram_chart(statistics: NeuronStatistics) -> alt.LayerChart:
+    """Return the bins of a neuron, also those that only its smallest and its largest activation are in."""
+    names = [f"{low:g} to {high:g}" for low, high in pairwise((-inf, *HISTOGRAM_EDGES, inf))]
+    bins = {bisect_right(HISTOGRAM_EDGES, value): value for value in (statistics.min, statistics.max)}
+    ends = [{"activation": names[bin], "end": f"{value:+.2f}"} for bin, value in bins.items()]
+    used = [*bins, *(bin for bin, count in enumerate(statistics.histogram) if count)]
+    rows = [
+        {"activation": names[bin], "sentences": statistics.histogram[bin], "negative": bin < len(names) // 2}
+        for bin in range(min(used), max(used) + 1)
+    ]
+    x = alt.X("activation:O", sort=[row["activation"] for row in rows], axis=alt.Axis(labelAngle=-45))
+    y = alt.Y("sentences:Q", scale=alt.Scale(type="symlog"), title="sentences")
+    colors = alt.Scale(domain=[False, True], range=[hexadecimal(POSITIVE), hexadecimal(NEGATIVE)])
+    color = alt.Color("negative:N", scale=colors, legend=None)
+    bars = alt.Chart(pandas.DataFrame(rows), height=240).mark_bar()
+    texts = alt.Chart(pandas.DataFrame(ends)).mark_text(angle=270, align="left", dx=4, color="#888")
+    shown = bars.encode(x=x, y=y, color=color, tooltip=["activation", "sentences"])
+    return shown + texts.encode(x=x, y=alt.datum(0), text="end:N")
 
 
 def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
@@ -175,8 +206,8 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
         st.markdown(f"### {page.heading(card, side)}")
         if card.is_head:
             st.caption(page.head_marks(card))
-        elif words := _peaks(card.examples[side]):
-            st.markdown(f"Most often at {words}")
+        elif words := peaks(card.examples[side]):
+            st.markdown(words)
         if side in card.meanings:
             _styled(page.meaning_html(card, side))
         if card.kind[side] != OTHER:
@@ -189,14 +220,15 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
     return (above if card.is_head else below), sentences
 
 
-def _peaks(examples: Sequence[Example]) -> str:
-    """Return the strongest token of several sentences, and in how many of them it is, as Markdown."""
+def peaks(examples: Sequence[Example]) -> str:
+    """Say which token is the strongest of several sentences, and of how many, as Markdown; empty if there is none."""
     tokens = Counter(example.token_text.strip().lower() for example in examples)
-    return ", ".join(
+    often = ", ".join(
         f"**{markdown.word(token)}** in {count} of {len(examples)} sentences"
         for token, count in tokens.most_common(2)
         if count > 1 and token
     )
+    return often and f"Most often at {often}"
 
 
 def _stands_out(effects: Writes) -> bool:
@@ -324,4 +356,4 @@ def _actions(card: Card) -> None:
             st.button(f"Swap it in {steering}", on_click=_swap, args=card.swap_edit, key="card_to_swap", help=about)
     with right:
         as_json = partial(json.dumps, card.to_dict(), ensure_ascii=False, indent=1)
-        tables.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})
+        pictures.downloads(str(card.neuron), {"html": card.to_html, "json": as_json})

@@ -78,6 +78,12 @@ def stage_picture(stages: StageRecord) -> Markup:
     )
 
 
+def on_paper(stages: StageRecord) -> str:
+    """Return the picture on a white background, for a file."""
+    start, end, rest = stage_picture(stages).replace("currentColor", "#111111").partition("<defs>")
+    return f'{start}<rect width="100%" height="100%" fill="#ffffff"/>{end}{rest}'
+
+
 def stage_fragment(stages: StageRecord, notes: Sequence[str] = ()) -> Markup:
     """Return what stages say, with the picture, as HTML. notes: see `stage_lines`."""
     picture = stage_picture(stages)

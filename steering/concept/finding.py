@@ -143,7 +143,8 @@ def find_concept(
     Returns
     -------
     Concept
-        Its `provenance` has the AUROC on the test texts with its standard error, and all sets that were tried.
+        Its `provenance` has the AUROC on the test texts with its standard error, the mean value of those with the
+        concept and of those without it, and all sets that were tried.
 
     Raises
     ------
@@ -170,7 +171,8 @@ def find_concept(
     chosen, tried = choose(order, weights, learn, choosing, max_neurons, seed)
     scale = float(chosen.values(x[without]).std()) or 1.0
     parts = parts_of(seen, chosen.columns, chosen.weights / scale, centre, spread)
-    score = auroc(chosen.values(last[0]), last[1])
+    values = chosen.values(last[0])
+    score, means = auroc(values, last[1]), [float(values[kind].mean()) / scale for kind in (last[1], ~last[1])]
     tested_on = [int(last[1].sum()), int((~last[1]).sum())]
     provenance = {
         "found_by": "means",
@@ -178,6 +180,7 @@ def find_concept(
         "auroc": score,
         "error": auroc_error(score, *tested_on),
         "tested_on": tested_on,
+        "means": means,
         "path": [{"detector": c.detector, "neurons": len(c.columns), "auroc": c.auroc} for c in tried],
         "universal": [str(seen.neurons[column]) for column in np.flatnonzero(everywhere)],
         "examples": int(positive.sum()),

@@ -173,7 +173,7 @@ def _highlighted(example: Example) -> Text:
     parts = normalized(list(example.relevance)) if example.relevance else None
     for at in range(max(0, extreme - 25), min(len(tokens), extreme + 8)):
         style = shade(parts[at]) if parts else Style()
-        piece = visible(tokens[at])  # empty: part of a character that a later token completes
+        piece = tokens[at] and visible(tokens[at])  # empty: part of a character that a later token completes
         if at == extreme and not sys.stdout.isatty():
             piece = f"{piece[: len(piece) - len(piece.lstrip())]}«{piece.strip()}»"
         if piece:

@@ -4,12 +4,14 @@ import re
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from streamlit.starlette import App
 
 LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+BELOW_A_VIEW = re.compile(r"/([a-z]+)/[^.]*")
+"""Paths at which Streamlit's page finds none of its scripts, and stays white."""
 NO_FRAMES = {"X-Frame-Options": "DENY", "Content-Security-Policy": "frame-ancestors 'none'"}
 
 
@@ -29,8 +31,12 @@ class LocalhostOnly:
                 MutableHeaders(scope=message).update(NO_FRAMES)
             await send(message)
 
-        hosts = Headers(scope=scope).getlist("host") if scope["type"] in ("http", "websocket") else ["localhost"]
+        headers = Headers(scope=scope) if scope["type"] in ("http", "websocket") else Headers({"host": "localhost"})
+        hosts, below = headers.getlist("host"), BELOW_A_VIEW.fullmatch(scope.get("path", ""))
         if len(hosts) == 1 and LOCAL.fullmatch(hosts[0]):
+            if below and "text/html" in headers.get("accept", ""):
+                await RedirectResponse(f"/{below[1]}")(scope, receive, unframed)
+                return
             await self.app(scope, receive, unframed)
         elif scope["type"] == "websocket":
             await WebSocketClose(1008)(scope, receive, send)

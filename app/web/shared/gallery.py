@@ -25,6 +25,7 @@ NAMES = ("geography", "languages", "music", "grammar", "chat", "sums")
 class Example:
     """A saved explanation with the flip of its answer."""
 
+    name: str
     title: str
     about: str
     explanation: SavedExplanation
@@ -38,8 +39,17 @@ class Example:
 
 @cache
 def example(name: str) -> Example:
-    record = json.loads(files("icebear.app.web.why").joinpath("examples", f"{name}.json").read_text(encoding="utf-8"))
-    return Example(**record | {"explanation": SavedExplanation.from_dict(record["explanation"])})
+    record = _read(name)
+    return Example(name, **record | {"explanation": SavedExplanation.from_dict(record["explanation"])})
+
+
+def circuit(example: Example) -> dict[str, Any]:
+    """Return the circuit of an example, as the circuit view records it."""
+    return _read(f"{example.name}.circuit")
+
+
+def _read(name: str) -> dict[str, Any]:
+    return json.loads(files("icebear.app.web.why").joinpath("examples", f"{name}.json").read_text(encoding="utf-8"))
 
 
 def known(prompt: str, counterfactual: str | None) -> Example | None:

@@ -13,6 +13,7 @@ import streamlit as st
 from icebear.app.web.shared import background, counterfactuals, gallery, jobs, links
 from icebear.explanation.saved import SavedExplanation
 from icebear.records import TokenScore
+from icebear.render import visible
 
 DEFAULT_EXAMPLE = gallery.example(gallery.NAMES[0])
 """What a first visit of any view shows."""
@@ -85,14 +86,17 @@ def _chip(
 ) -> str | None:
     """Draw a chip with probable tokens; another one can be typed. None is the default."""
     # A link has these names.
-    texts = {f"{token.text.strip() or repr(token.text)} {token.number}": token.text for token in tokens}
+    texts = {
+        f"{visible(token.text.strip()) if token.text.strip() else repr(token.text)} {token.number}": token.text
+        for token in tokens
+    }
     chosen = links.bound(
         slot.selectbox,
         label,
         key,
         list(texts),
         index=None,
-        placeholder=(default or "any other word").strip(),
+        placeholder=visible((default or "any other word").strip()),
         accept_new_options=True,
         help=about,
     )

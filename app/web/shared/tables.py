@@ -1,14 +1,14 @@
-"""Tables of neurons and of numbers, and downloads."""
+"""Tables of neurons and of numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas
 import streamlit as st
 
-from icebear.app.web.shared import links, served
+from icebear.app.web.shared import links, pictures, served
 from icebear.concepts.results.effect_words import BY_LENS, IN_PROMPT
 from icebear.explanation.explanation import Explanation
 from icebear.records import Neuron
@@ -49,7 +49,7 @@ def node_table(explanation: Explanation, key: str, columns: Sequence[str], **val
         st.caption(f"Promotes: {BY_LENS['direct'][0].lower()}{BY_LENS['direct'][1:]}.")
     neuron = explanation.nodes[0].ranked.neuron
     with st.container(horizontal=True):
-        downloads(key, {"html": explanation.to_html, "json": explanation.to_json})
+        pictures.downloads(key, {"html": explanation.to_html, "json": explanation.to_json})
         st.button(
             f"Switch off {neuron} in {links.VIEWS['steer'].title}",
             key=f"{key}_steer",
@@ -115,10 +115,3 @@ def neuron_pills(label: str, pairs: Iterable[tuple[Neuron, str]], key: str) -> N
 
     names = list(dict.fromkeys(f"{neuron} {polarity}".strip() for neuron, polarity in pairs))
     st.pills(label, names, key=key, on_change=open_chosen)
-
-
-def downloads(name: str, files: dict[str, Callable[[], str | bytes]]) -> None:
-    """Offer files for download. files: suffix -> the function that makes the file, called on the click."""
-    with st.popover("Download", icon=":material/download:"):
-        for suffix, make in files.items():
-            st.download_button(suffix.upper(), make, f"{name}.{suffix}", key=f"{name}.{suffix}", on_click="ignore")

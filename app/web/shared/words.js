@@ -16,6 +16,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
     const [, begun, ended] = data.words[at];
     const marked = begun < to && ended > from;
     button.setAttribute("aria-pressed", String(marked));
+    [button.style.cssText, button.title] = data.colors?.[at] ?? ["", ""];
     button.tabIndex = at === first ? 0 : -1;
     button.onclick = (event) => {
       const [start, stop] = event.altKey ? [begun, ended] : wholes[at];

@@ -8,6 +8,8 @@ from importlib.resources import files
 
 import streamlit as st
 
+from icebear.render import style
+
 Word = tuple[str, int, int]
 """A text, and its tokens, half open."""
 
@@ -25,9 +27,11 @@ def draw(
     marked: tuple[int, int] | None,
     key: str,
     on_picked: Callable[[int, int, str], None],
+    colored: Sequence[tuple[str, float, float]] = (),
 ) -> None:
-    """Draw the words, and mark those of the tokens `marked`.
+    """Draw the words, mark those of the tokens `marked`, and color them.
 
+    colored: tokens from the first one on with their value, and its share of the largest one.
     A click on a word, or a shift-click (or a second tap) that ends a span, calls `on_picked` with tokens and text.
     """
 
@@ -35,7 +39,12 @@ def draw(
         if st.session_state[key].picked:
             on_picked(*st.session_state[key].picked)
 
-    data = {"words": list(map(list, words)), "marked": marked and list(marked)}
+    colors = []
+    for _, start, stop in words if colored else ():
+        tokens = colored[start:stop]
+        value, share = sum(value for _, value, _ in tokens), sum(share for _, _, share in tokens)
+        colors.append((style(share), f"{value:+.2f}"))
+    data = {"words": list(map(list, words)), "marked": marked and list(marked), "colors": colors}
     component(data=data, key=key, on_picked_change=picked)
 
 

@@ -11,11 +11,13 @@ import pandas
 import streamlit as st
 
 from icebear.app.example import PROMPT
-from icebear.app.web.shared import jobs, links, markdown, question, served, tables
+from icebear.app.web.shared import jobs, links, markdown, pictures, question, served, tables
 from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.steering import flips
-from icebear.app.web.steering.edit_neurons import download, last_result, side_by_side
-from icebear.errors import InputError
+from icebear.app.web.steering.edit_neurons import download, last_result
+from icebear.db.search import with_and_without
+from icebear.errors import IcebearError, InputError
 from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.render import heatmap
@@ -28,6 +30,8 @@ from icebear.steering.side_effects import HeldOutContexts
 
 LIMITS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Nats of KL divergence in held-out contexts."""
+SENTENCES = 60
+"""Sentences of the index that have a word, at most, and as many others."""
 SHOWN = 5
 """Neurons that are shown without scrolling."""
 EXAMPLES = files("icebear.app.web.steering").joinpath("examples")
@@ -79,7 +83,11 @@ def _choose() -> None:
 
 def _examples() -> None:
     """Draw the fields for examples, each with its counter, and the button that starts to find their concept."""
-    st.button("Try an example: music", key="music", icon=":material/music_note:", on_click=_music)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.button("Try an example: music", key="music", icon=":material/music_note:", on_click=_music)
+        if served.has_labels():
+            label = "Or words: sentences of the index with one of them, and others"
+            st.text_input(label, placeholder="food bread soup meat fruit", key="concept_words", on_change=_from_words)
     left, right = st.columns(2)
     positive = _lines(left, "Positive examples (one a line)", "concept_with")
     negative = _lines(right, "Negative examples, otherwise similar (one a line)", "concept_without")
@@ -113,6 +121,23 @@ def _music() -> None:
     _find(positive, negative, "music", 20)
 
 
+def _from_words() -> None:
+    """Find the concept of sentences with words, if the index has enough of them; a callback."""
+    words = st.session_state["concept_words"]
+    try:
+        with served.store() as opened:
+            having, lacking = with_and_without(opened, words, SENTENCES)
+    except IcebearError as error:
+        st.session_state["trouble"] = str(error)
+        return
+    lists = {"concept_with": "\n".join(having), "concept_without": "\n".join(lacking)}
+    st.session_state.update(lists, concept_name=words.split()[0])
+    if min(len(having), len(lacking)) >= FEWEST:
+        _find(having, lacking, words.split()[0], st.session_state["concept_most"])
+    else:
+        st.session_state["trouble"] = f"The index has {len(having)} sentences with these words; add words or examples."
+
+
 def _find(positive: list[str], negative: list[str], name: str, most: int) -> None:
     loading = jobs.loading()
 
@@ -141,7 +166,7 @@ def _take(concept: Concept, name: str | None = None) -> None:
     record = concept.to_dict()
     text = _json(record)
     if len(text) > links.LINK:
-        short = ("auroc", "error", "tested_on", "found_by")
+        short = ("auroc", "error", "tested_on", "means", "found_by")
         record["provenance"] = {key: record["provenance"].get(key) for key in short}
         text = _json(record)
     links.to_url(concept=text if len(text) <= links.LINK or name is None else name)
@@ -196,7 +221,7 @@ def _neurons(concept: Concept) -> None:
     weight = {"weight": st.column_config.NumberColumn(format="%.3f")}
     tables.neuron_table(pandas.DataFrame(rows), "concept_neurons", labels=True, column_config=weight, rows=SHOWN)
     with st.container(horizontal=True):
-        tables.downloads("concept", {"json": concept.to_json})
+        pictures.downloads("concept", {"json": concept.to_json})
         path = concept.provenance.get("path")
         if path:
             with st.popover("How many neurons"):
@@ -213,8 +238,14 @@ def _measure(concept: Concept) -> None:
             st.error(markdown.message(error))
             return
         st.html(markdown.HEAT.format(heatmap(list(result.tokens), list(result.values), template=result.excluded)))
-        scale = "0 is the mean of the negative examples, 1 their standard deviation; a text has its tokens' mean."
-        st.caption(markdown.plain(f"{result.value:+.2f}. {scale}"))
+        match concept.provenance.get("means"):
+            case [float() as positive, float() as negative]:
+                named = [("positive", positive), ("negative", negative)]
+            case _:
+                named = []
+        marks = [Bar(f"{name} held-out examples (mean)", value, f"{value:+.2f}", True) for name, value in named]
+        st.html(bars([Bar("this text", result.value, f"{result.value:+.2f}"), *marks]))
+        st.caption("In standard deviations of the negative examples; a text has its tokens' mean.")
 
 
 # --- steering -------------------------------------------------------------------------------------------
@@ -239,7 +270,7 @@ def _steer(concept: Concept) -> None:
         if outcome.warning:
             st.warning(markdown.plain(outcome.warning))
         st.caption(markdown.plain(f"{outcome.control_text} {outcome.side_effects_text}"))
-        side_by_side(comparison)
+        flips.both_texts(comparison.prompt, comparison.plain.text, comparison.steered.text)
     markdown.into_view("steered", settings[1:])
     with st.container(horizontal=True):
         st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,16 +12,17 @@ from typing import Any
 import streamlit as st
 
 from icebear.app.recipes import EXAMPLE_RECIPE
-from icebear.app.web.shared import counterfactuals, jobs, links, markdown, question, served, tables
-from icebear.app.web.shared.bars import word_bars
+from icebear.app.web import neuron_card
+from icebear.app.web.shared import counterfactuals, jobs, links, markdown, pictures, question, served
+from icebear.app.web.shared.background import Job
 from icebear.app.web.steering import flips
 from icebear.edits import SYMBOLS, TOKEN_GROUPS, Edit, parse_edits
 from icebear.errors import InputError
 from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
-from icebear.records import TokenScore
 from icebear.steering.comparison import Comparison, compare
-from icebear.steering.provenance import number_text
+from icebear.steering.outcome import answer_outcomes
+from icebear.steering.provenance import Outcome
 
 UNITS = {"": "raw", "max": "times its max", "std": "times its std"}
 RANGES = {"": 60.0, "max": 3.0, "std": 10.0}
@@ -39,8 +39,6 @@ SYNTAX = """\
 - `L24.ffn.559+2std` adds 2 standard deviations (or `max`: times its largest activation; both need an index)
 - `L23.head.4<-"The capital of Italy is"` sets a head or a neuron to its value after another prompt
 - `@last`, `@prompt`, `@generated` or `@answer` after it limits the tokens that are edited"""
-CHARTED = 3
-"""Likely words that are charted of each side."""
 
 
 def show() -> None:
@@ -58,12 +56,15 @@ def show() -> None:
         _recipes()
     result_place = st.container()
     edits = _edits()
+    raw = in_raw_units(edits)
     settings = (served.model_name(), prompt, tuple(map(str, edits)), count, temperature, seed)
     _export(prompt, edits, *settings[3:])
     with result_place:
-        result = last_result("edits", settings, pressed, lambda: _generate(prompt, edits, *settings[3:]))
+        if raw:
+            _live(served.model_name(), prompt, tuple(raw))
+        result = last_result("edits", settings, pressed, lambda: _generate(prompt, raw, *settings[3:]))
         if result:
-            side_by_side(result)
+            flips.both_texts(result.prompt, result.plain.text, result.steered.text)
             download(result)
 
 
@@ -95,17 +96,64 @@ def _edits() -> list[Edit]:
             st.markdown(f"## {len(edits)} edit{'s' * (len(edits) > 1)}")
         for number, edit in enumerate(edits):
             with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
+                card: dict[str, Any] = {
+                    "on_click": links.open_card,
+                    "args": (str(edit.neuron), _side(edit)),
+                    "type": "tertiary",
+                }
+                st.button(f"**{edit.neuron}**", help="Its card", key=f"card {number}", **card)
                 st.markdown(sentence(edit), width="stretch")
                 with st.popover("Edit", type="tertiary", width=96):
                     _controls(edits, number)
                 remove: dict[str, Any] = {"on_click": _write, "args": (edits, number, None), "type": "tertiary"}
                 key = f"remove {number} {edit}"
                 st.button("", icon=":material/close:", help="Remove this edit", key=key, **remove)
+            with st.container(horizontal=True, vertical_alignment="center"):
+                _strength(edits, number)
+                st.caption(_about(edit))
     return edits
 
 
+def _side(edit: Edit) -> str:
+    return "+" if edit.value >= 0 else "-"
+
+
+def _about(edit: Edit) -> str:
+    """Return the words of an edit, as Markdown: those that the flip that it is from raises by it; else the neuron's
+    label, or the tokens at which it is strongest, of the index."""
+    words = st.session_state.get("edit_words", {}).get(edit.neuron)
+    if words or not served.has_store(edit.neuron.site):
+        return markdown.plain(words or "")
+    with served.store(edit.neuron.site) as opened:
+        neuron_card.check(opened, edit.neuron)
+        side = "+" if edit.neuron.site == "head" else _side(edit)
+        label = opened.labels.name(edit.neuron, side)
+        return markdown.plain(label) if label else neuron_card.peaks(opened.examples(edit.neuron, side, 8))
+
+
+def _strength(edits: list[Edit], number: int) -> None:
+    """Draw the slider of an edit's share; each move is shown at once."""
+    edit = edits[number]
+    key = f"share {number} {replace(edit, share=1.0)}"
+    st.session_state[key] = round(100 * edit.share)
+
+    def change() -> None:
+        _write(edits, number, replace(edit, share=st.session_state[key] / 100))
+
+    st.slider(
+        f"Strength of {edit.neuron}, in percent",
+        0,
+        100,
+        step=5,
+        key=key,
+        on_change=change,
+        width=240,
+        label_visibility="collapsed",
+    )
+
+
 def sentence(edit: Edit) -> str:
-    """Return what an edit does, as Markdown: "L29.ffn.860: set to -20 everywhere"."""
+    """Return what an edit does, as Markdown: "set to -20 everywhere"."""
     size, unit = f"{edit.value:.4g}", f" {UNITS[edit.unit]}" * bool(edit.unit)
     source = f"a prompt of {len(edit.source)} tokens" if isinstance(edit.source, tuple) else repr(edit.source)
     what = {
@@ -118,7 +166,7 @@ def sentence(edit: Edit) -> str:
     where = WHERE.get(edit.where, f"at {edit.where}")
     decay = f", {edit.decay:g} times as much at each further token" if edit.decay != 1 else ""
     share = f", at {edit.share:.0%} of its strength" if edit.share != 1 else ""
-    return f"**{edit.neuron}**: {markdown.plain(what)} {markdown.plain(where + decay + share)}"
+    return f"{markdown.plain(what)} {markdown.plain(where + decay + share)}"
 
 
 def _write(edits: list[Edit], number: int, changed: Edit | None) -> None:
@@ -151,8 +199,6 @@ def _controls(edits: list[Edit], number: int) -> None:
     if edit.op not in ("scale", "swap"):
         st.selectbox("Unit", units, format_func=UNITS.__getitem__, **options("unit"))
     st.selectbox("Where", wheres, format_func=lambda where: WHERE.get(where, where), **options("where"))
-    card = (str(edit.neuron), "+" if edit.value >= 0 else "-")
-    st.button("The neuron's card", key=f"card {number}", on_click=links.open_card, args=card)
 
 
 # --- the result -----------------------------------------------------------------------------------------
@@ -174,57 +220,59 @@ def last_result(section: str, settings: tuple, pressed: bool, make: Callable[[],
     return result
 
 
+def _live(name: str, prompt: str, edits: tuple[Edit, ...]) -> None:
+    """Show what edits do to the answer at once, from one pass; then also random edits and the side effects."""
+    read = markdown.read_prompt(prompt)
+    at_once = next(answer_outcomes(jobs.model(), read, edits))
+    job = jobs.current(_measured, name, prompt, edits)
+
+    def draw(outcome: Outcome | None) -> None:
+        shown = outcome or at_once
+        flips.probabilities({control.number: control for control in (shown.old, shown.control) if control})
+        if outcome:
+            flips.measured(outcome)
+
+    if jobs.is_awaited(job):
+        jobs.watched(job, draw)
+    else:
+        draw(job.result)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _measured(name: str, prompt: str, edits: tuple[Edit, ...]) -> Job:
+    """Return the job that measures edits, in raw units, and random edits, for all visitors."""
+    model, read = jobs.model(), markdown.read_prompt(prompt)
+
+    def work(job: Job) -> Outcome:
+        for job.result in answer_outcomes(model, read, edits):
+            job.doing = "Measuring random edits and side effects"
+        return job.result
+
+    return Job("Measuring random edits and side effects", work)
+
+
+def in_raw_units(edits: list[Edit]) -> list[Edit]:
+    """Return edits in raw activation; the index has the units."""
+    if not any(edit.unit for edit in edits):
+        return edits
+    if not served.has_store():
+        raise InputError("These edits are in units of max or std, which need an index. Write plain numbers.")
+    with served.store() as opened:
+        jobs.fitting(opened)
+        return [edit.in_raw_units(opened.neurons.statistic) for edit in edits]
+
+
 def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> Comparison:
-    loaded, statistic = jobs.model(), None
-    with jobs.progress("Generating") as step, ExitStack() as stack:
-        if any(edit.unit for edit in edits):
-            if not served.has_store():
-                raise InputError("These edits are in units of max or std, which need an index. Write plain numbers.")
-            opened = stack.enter_context(served.store())
-            jobs.fitting(opened)
-            statistic = opened.neurons.statistic
+    with jobs.progress("Generating") as step:
 
         def on_token(tokens: int) -> None:
             step(tokens, 2 * count)
 
-        return compare(loaded, markdown.read_prompt(prompt), edits, count, statistic, temperature, seed, on_token)
-
-
-def side_by_side(result: Comparison) -> None:
-    """Show both texts, what changed in a sentence, and the likely words' probabilities."""
-    flips.both_texts(result.prompt, result.plain.text, result.steered.text)
-    st.markdown(change_text(result))
-    sides = {"without edits": result.plain.next, "with edits": result.steered.next}
-    words = {token.text for side in sides.values() for token in side[:CHARTED]}
-    in_logits = any(token.probability is None for token in result.plain.next)
-    st.caption("The next word: logits" if in_logits else "The next word: probabilities")
-    columns = {
-        name: {word.text: flips.number(word) for word in side if word.text in words} for name, side in sides.items()
-    }
-    st.html(word_bars(columns))
+        return compare(jobs.model(), markdown.read_prompt(prompt), edits, count, None, temperature, seed, on_token)
 
 
 def download(result: Comparison) -> None:
-    tables.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
-
-
-def change_text(result: Comparison) -> str:
-    """Return what the edits changed, as Markdown."""
-    old, new = result.plain.next[0], result.steered.next[0]
-    same = "The text is the same" if result.plain.text == result.steered.text else "The text changes"
-    words = (old,) if old.id == new.id else (new, old)
-    return f"{same}; {' and '.join(_number_text(result, word) for word in words)}."
-
-
-def _number_text(result: Comparison, word: TokenScore) -> str:
-    """Return how a likely word's probability (or a model's logit) changed, as Markdown."""
-    before, after = (
-        next(token for token in side if token.id == word.id) for side in (result.plain.next, result.steered.next)
-    )
-    if before.probability is None or after.probability is None:
-        return markdown.plain(f"{word.text!r} went from {before.logit:.2f} to {after.logit:.2f}")
-    numbers = markdown.plain(f"{number_text(before.probability)} to {number_text(after.probability)}")
-    return f"P({markdown.word(word.text)}) went from {numbers}"
+    pictures.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
 
 
 def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:

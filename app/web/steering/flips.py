@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +20,7 @@ from icebear.concepts.results.effect_words import IN_PROMPT
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
-from icebear.records import TokenScore
+from icebear.records import RandomControl
 from icebear.steering.flipping.flip import flip
 from icebear.steering.flipping.phrases import likelier_form
 from icebear.steering.outcome import outcomes
@@ -137,10 +138,12 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
 def edit(recipe: Recipe) -> None:
     """Show a recipe's edits and what they do, after its prompt if it has one, in the steering view; for callbacks."""
     values = {"section": "edits", "run": "edits", "edits": "\n".join(map(str, recipe))}
-    prompt = prompt_of(recipe)
+    prompt, record = prompt_of(recipe), FlipRecord.of(recipe)
     if prompt:
         values["prompt"] = prompt
     st.session_state.pop("edits result", None)
+    rows = record.neurons if record else ()
+    st.session_state["edit_words"] = {row.neuron: f"raises {', '.join(row.raises)}" for row in rows if row.raises}
     links.fill(**values)
     links.go("steer", **values)
 
@@ -163,21 +166,25 @@ def _outcome(recipe: Recipe) -> None:
         st.caption("Both texts: not written yet.")
     else:
         both_texts(record.prompt, outcome.plain, outcome.edited)
-    _probabilities(outcome, record)
+    old = {record.before[0].text: outcome.old} if outcome.old else {}
+    probabilities({**old, record.text: outcome.control})
+    measured(outcome)
+
+
+def measured(outcome: Outcome) -> None:
+    """Say what edits do, with random edits, and their side effects."""
     st.markdown("\n".join(f"- {markdown.plain(line)}" for line in (outcome.control_text, outcome.side_effects_text)))
 
 
-def _probabilities(outcome: Outcome, record: FlipRecord) -> None:
-    words = {record.text: outcome.control}
-    if outcome.old:
-        words = {record.before[0].text: outcome.old, **words}
+def probabilities(words: Mapping[str, RandomControl]) -> None:
+    """Show the probabilities of words as bars: without edits, with them, and with random edits, if there are any."""
     columns = {
         "without edits": {word: control.before for word, control in words.items()},
         "with edits": {word: control.after for word, control in words.items()},
     }
-    if outcome.control.drawn:
+    if all(control.drawn for control in words.values()):
         columns["random edits (mean)"] = {word: fmean(control.drawn) for word, control in words.items()}
-    st.caption("The next word: probabilities")
+    st.caption("The next word")
     st.html(word_bars(columns))
 
 
@@ -222,8 +229,3 @@ def differences(plain: str, edited: str) -> tuple[Markup, Markup]:
             space, word = text[: len(text) - len(text.lstrip())], text.lstrip()
             out[side].append(Markup("{}<mark>{}</mark>" if word and same != "equal" else "{}{}").format(space, word))
     return Markup().join(out[0]), Markup().join(out[1])
-
-
-def number(token: TokenScore) -> float:
-    """Return the probability of a token, or the logit of a model without probabilities."""
-    return token.logit if token.probability is None else token.probability

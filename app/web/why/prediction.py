@@ -10,16 +10,16 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.web.shared import counterfactuals, gallery, jobs, links, markdown, question, served
+from icebear.app.web.shared import counterfactuals, gallery, jobs, links, markdown, pictures, question, served
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.question import Request, live
-from icebear.concepts.stages.stage_picture import stage_fragment
+from icebear.concepts.stages.stage_picture import on_paper, stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stage_sentences import headline
 from icebear.explanation.saved import SavedExplanation
 from icebear.recipe import Recipe
 from icebear.records import Neuron
-from icebear.render import heatmap
+from icebear.render import PART, heatmap, visible
 
 SWITCHES = 6
 """The largest number of heads with a switch, those that were found first."""
@@ -126,9 +126,12 @@ def _folded(request: Request) -> None:
 
 def _head(explanation: SavedExplanation) -> None:
     """Show the prompt with its answer."""
-    rather = RATHER.format(explanation.contrast.strip() or explanation.contrast) if explanation.contrast else ""
+    target, contrast = (
+        visible((word or "").strip() or word or "") for word in (explanation.target, explanation.contrast)
+    )
+    rather = RATHER.format(contrast) if explanation.contrast else ""
     tokens = heatmap(list(explanation.tokens), list(explanation.relevance), explanation.sinks, explanation.template)
-    st.html(ANSWER.format(tokens, explanation.target.strip() or explanation.target, rather))
+    st.html(ANSWER.format(tokens, target, rather))
 
 
 def _stages(request: Request, stages: StageRecord) -> None:
@@ -141,6 +144,7 @@ def _stages(request: Request, stages: StageRecord) -> None:
     hidden = "".join(f'[data-neuron="{node}"]{{opacity:.15}}' for node in off)
     with left:
         fragment(data=f"<style>{STAGES}{hidden}</style>{_quoted(str(stage_fragment(stages)))}", key="stages")
+        pictures.offer("stages", partial(on_paper, stages))
 
 
 def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
@@ -182,4 +186,4 @@ def _effects(explanation: SavedExplanation) -> None:
 
 def _quoted(text: str) -> str:
     """Return a text, or HTML, whose quoted tokens have no space at their beginning."""
-    return re.sub(r"('|&#39;) (?=[^'& ]+\1)", r"\1", text)
+    return re.sub(r"('|&#39;) (?=[^'& ]+\1)", r"\1", text).replace("\ufffd", PART)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import streamlit as st
 
-from icebear.app.web.shared import explanations, links, tables
+from icebear.app.web.shared import explanations, links, pictures, tables
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.explanation.relevance_map import relevance_map
@@ -69,11 +69,12 @@ def _map(relevance: Relevance) -> None:
     largest = rows["relevance"].abs().max() or 1.0
     scale = alt.Scale(domain=[-largest, 0, largest], range=COLORS, interpolate="rgb")
     chart = alt.Chart(rows, title=f"{title} (attention sinks ignored)", height=330).mark_rect()
-    st.altair_chart(
+    pictures.chart(
         chart.encode(
             x=alt.X(f"{across}:N", sort=names, title=None if across == "token" else across),
             y=alt.Y("layer:O", sort="descending", title="layer", axis=alt.Axis(labelOverlap=True)),
             color=alt.Color("relevance:Q", scale=scale, legend=alt.Legend(orient="bottom", format="+.2f", title=None)),
             tooltip=["layer", across, alt.Tooltip("relevance:Q", format="+.4f")],
-        )
+        ),
+        "map",
     )
