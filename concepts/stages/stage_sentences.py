@@ -118,7 +118,8 @@ def headline(stages: StageRecord) -> str:
     swap = ""
     if swaps:
         when = f"When {swaps[0].neuron} alone takes its counterfactual value, the probabilities change"
-        swap = f"{when}: {changes_text(stages, swaps[0])}. "
+        random_swaps = f" {random_swaps_text(stages)}" if stages.random_swaps else ""
+        swap = f"{when}: {changes_text(stages, swaps[0])}{random_swaps}. "
     return f"{swap}{share}; {random}. Without them {percent(stages.without)} is lost{over}."
 
 
