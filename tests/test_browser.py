@@ -180,7 +180,7 @@ def test_a_heatmap_has_keys_and_progress_is_said(chromium, address):
 def test_a_path_below_a_view_shows_the_view_and_a_word_of_pieces_its_piece(chromium, address):
     page = open_view(chromium.new_page(), address, "neurons/L29/ffn")
     assert page.url.removeprefix(address) == "/neurons"
-    page.get_by_label("Words").wait_for()
+    page.get_by_role("textbox", name="Words", exact=True).wait_for()
     open_view(page, address, "?target=New+York+City")
     page.get_by_text("the first token is explained: New.").wait_for(timeout=120_000)
     open_view(page, address, "foo/bar").locator("svg.stages").wait_for()

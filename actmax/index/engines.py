@@ -34,11 +34,16 @@ def in_process(
     shards: Shards,
     threshold: Callable[[], Tensor],
     on_batch: Callable[[Sequence[Sentence]], None] = lambda sentences: None,
+    batch_size: int | None = None,
 ) -> Scanned:
-    """Scan one shard after the other in this process. on_batch: called with the sentences of each batch."""
+    """Scan one shard after the other in this process.
+
+    on_batch: called with the sentences of each batch. batch_size: of small batches other threads wait less.
+    """
     for number, shard in shards:
         sums = sums_up(number, settings.seed)
-        yield number, shard, *scan_shard(model, shard, settings, threshold(), sums=sums, on_batch=on_batch)
+        options: dict[str, Any] = {"sums": sums, "on_batch": on_batch, "batch_size": batch_size}
+        yield number, shard, *scan_shard(model, shard, settings, threshold(), **options)
 
 
 def on_ray(workers: int = 2, address: str | None = None) -> Engine:

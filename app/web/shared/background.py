@@ -39,6 +39,8 @@ LARGE_INDEX = 3000
 """Summaries in the larger one, which the visitor starts."""
 SITES = ("ffn", "attn", "head")
 """What the app indexes: all that it ranks and links to."""
+BATCH = 4
+"""Sentences that an index reads at once: whoever waits for the model gets it between two batches."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
 
@@ -281,7 +283,7 @@ def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
             if done == total:
                 job.doing = "writing the results"
 
-        engine = partial(in_process, on_batch=reading.batch)
+        engine = partial(in_process, on_batch=reading.batch, batch_size=BATCH)
         index.build_index(model, corpus, store, sites=SITES, engine=engine, on_progress=on_shard)
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import streamlit as st
@@ -244,8 +245,8 @@ def _measured(name: str, prompt: str, edits: tuple[Edit, ...]) -> Job:
     model, read = jobs.model(), markdown.read_prompt(prompt)
 
     def work(job: Job) -> Outcome:
-        for job.result in answer_outcomes(model, read, edits):
-            job.doing = "Measuring random edits and side effects"
+        for job.result in islice(answer_outcomes(model, read, edits), 1, None):  # the page has the first one
+            job.check()
         return job.result
 
     return Job("Measuring random edits and side effects", work)
