@@ -75,7 +75,7 @@ def totals(sources):
 
 def test_an_answer_is_written_with_the_edits_of_another_view(environment, smol):
     """As under `steer`; without the switch it is the model's own."""
-    edits = "L29.ffn.860=60"
+    edits = "L29.ffn.860=900"
     written = []
     for edited in (False, True):
         page = fine(visit("steer", section="edits", edits=edits, prompt="a"))
