@@ -259,6 +259,13 @@ def test_a_suggestion_exchanges_one_content_word_for_another_answer(smol, few_tr
     assert first.linear_share == pytest.approx(1, abs=1e-3)
 
 
+def test_no_suggestion_contains_the_answer(smol, few_tried):
+    """A model hardly repeats a word, so it would lose the answer for that reason."""
+    prompt = "The opposite of hot is"
+    answer = smol.predict(prompt, 1)[0].text.strip()
+    assert answer not in [result.word for result in suggest_counterfactuals(smol, prompt, 20)]
+
+
 def test_where_nothing_can_be_exchanged_nothing_is_suggested(smol):
     assert suggest_counterfactuals(smol, "Bees make") == []
     assert chosen_counterfactual(smol, "Bees make") is None

@@ -234,6 +234,8 @@ def _suggestion(
     if answer == other or margin < FAR_ENOUGH or not all(text.isalpha() for text in texts):
         return None
     copies = [_text(model, tokens) for tokens in (ids[exchange.start : exchange.end], exchange.tokens)]
+    if texts[0] == copies[1]:  # the new word is the answer, which the model then hardly repeats
+        return None
     if texts[1] == copies[1] and texts[0] != copies[0]:  # the new answer repeats the new word, and the old one did not
         return None
     ranks = int((logits > logits[other]).sum()), int((logits_c > logits_c[answer]).sum())
