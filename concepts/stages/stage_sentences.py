@@ -91,15 +91,13 @@ def summary(stages: StageRecord) -> str:
     if stages.says_little:
         return f"{_little(stages)} The search named {nodes} at {at}."
     several = len(stages.heads) + len(stages.neurons) > 1
-    only, values = (
-        ("these", "take their counterfactual values") if several else ("this", "takes its counterfactual value")
-    )
+    only, values = ("these", "have their values") if several else ("this", "has its value")
     return (
-        f"Recomputing {nodes} at {at}{_with_whole(stages)} gives {percent(stages.alone)} of the difference of "
-        f"{abs(stages.difference):.1f} logits between the prompts while {_held(stages)} "
-        f"[as many random {kinds_text(stages)} at {at} instead: {percent(stages.random)}]. The reverse: when only "
-        f"{only} {nodes} {values} and everything else, at every token, is recomputed, {percent(stages.without)} of the "
-        "difference is lost."
+        f"Keep: {nodes} at {at}{_with_whole(stages)} {'are' if several or stages.whole else 'is'} computed from the "
+        f"prompt, and {_held(stages)}. {percent(stages.alone)} of the difference of {abs(stages.difference):.1f} "
+        f"logits between the prompts comes back [as many random {kinds_text(stages)} at {at} instead: "
+        f"{percent(stages.random)}]. Remove: only {only} {nodes} {values} in the counterfactual prompt, and everything "
+        f"else is computed from the prompt. {percent(stages.without)} of the difference is lost."
     )
 
 
@@ -147,12 +145,12 @@ def kinds_text(stages: StageShares | TaskRecord) -> str:
 def _held(stages: StageRecord) -> str:
     """Say what was held."""
     if stages.kind == "cut":
-        return f"the other heads at {_at(stages)} are held at their values in the counterfactual, and nothing else"
-    return "every other head and neuron, at every token, is held at its value in the counterfactual prompt"
+        return f"the other heads at {_at(stages)}, and nothing else, have their values in the counterfactual prompt"
+    return "every other head and neuron, at every token, has its value in the counterfactual prompt"
 
 
 def _with_whole(stages: StageRecord) -> str:
-    return f", with all of {' and of '.join(whole_texts(stages.prompt.tokens, stages.whole))}," if stages.whole else ""
+    return f", and all of {' and of '.join(whole_texts(stages.prompt.tokens, stages.whole))}," if stages.whole else ""
 
 
 def whole_texts(tokens: Sequence[str], parts: Sequence[WholePart]) -> list[str]:
