@@ -15,6 +15,7 @@ from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.explanations import answered, explained_words
 from icebear.concepts.answers.sources import SourceBreakdown, SourcePart, part_names, source_breakdown
 from icebear.concepts.results.ranking import Ranking
+from icebear.errors import InputError
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Chat
 
@@ -62,7 +63,10 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
 def colors(chat: Chat, turn: int, span: tuple[int, int]) -> list[Colored] | None:
     """Return the tokens of each message with what they contributed; none of a message that is not read. None until it
     is known."""
-    text, answer = _answer(chat, turn)
+    try:
+        text, answer = _answer(chat, turn)
+    except InputError:  # of a broken link, which `show` says
+        return None
     contrast = (st.session_state.get("rather") or "").strip() or None
     sources = jobs.current(_sources, served.model_name(), text, turn, answer.token_range(span), contrast).result
     if sources is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from statistics import fmean, median
 from typing import Any
 
@@ -139,7 +140,7 @@ class Measured:
             logs = self.model.task.log_probabilities(self.model, x)
             if logs is None:
                 return None, None
-            each.append([logs[token].exp().item() for token in (pair.target, pair.contrast) if token is not None])
+            each.append(logs[[token for token in (pair.target, pair.contrast) if token is not None]].exp().tolist())
         means = [fmean(column) for column in zip(*each, strict=True)]
         return means[0], means[1] if len(means) > 1 else None
 
@@ -255,9 +256,8 @@ class Measured:
     def random_swaps(self, heads: Sequence[Neuron], seed: int = 0) -> tuple[RandomSwap, ...]:
         """The control of step 6: the same with random other heads, of all layers."""
         others = [head for head in self.network.heads() if head not in set(heads)]
-        order = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed)).tolist()
-        drawn = [others[index] for index in order[:RANDOM_SWAPS]]
-        after = self.swapped([[head] for head in drawn])
+        drawn = Random(seed).sample(others, min(RANDOM_SWAPS, len(others)))
+        after = self.swapped([[head] for head in drawn]) if drawn else []
         return tuple(map(RandomSwap, drawn, after))
 
     def swapped(self, sets: Sequence[Sequence[Neuron]]) -> list[tuple[float | None, float | None]]:
