@@ -114,11 +114,14 @@ def absence(words: Sequence[str]) -> str:
 
 @reads
 def with_and_without(store: Tables, text: str, k: int) -> tuple[list[str], list[str]]:
-    """Return k sentences of the index that have a word of a text, and for each a random other one of similar length."""
+    """Return the k sentences of the index that match the words of a text best, and for each another sentence, without
+    these words, of the nearest length."""
     query = _query(words_of(text))
-    matched = set(store.sentences.matching(query, store.sentences.count(query)))
-    having = [store.sentences.of([id])[id].text for id in store.sentences.matching(query, k)]
-    others = [sentence.text for sentence in store.sentences.starting_at(0) if sentence.id not in matched]
+    matched = store.sentences.matching(query, store.sentences.count(query))
+    best = store.sentences.of(matched[:k])
+    having = [best[id].text for id in matched[:k]]
+    taken = set(matched)
+    others = [sentence.text for sentence in store.sentences.starting_at(0) if sentence.id not in taken]
     lacking = []
     for sentence in having[: len(others)]:
         lacking.append(min(others, key=lambda other: abs(len(other) - len(sentence))))

@@ -117,7 +117,6 @@ def test_what_a_person_does_is_one_step_and_the_question_goes_along(chromium, ad
     words = page.get_by_role("combobox", name="Rather than")
     words.fill("was")
     done(words.press, "Enter")
-    page.wait_for_timeout(1000)  # the fields are drawn once more
     page.wait_for_function(
         "[...document.querySelectorAll('textarea, input')].some(e => e.value.startsWith('The boy in'))"
     )

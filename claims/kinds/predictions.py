@@ -246,7 +246,7 @@ class StagesClaim(Explained):
         return [(cls(**about, nodes=nodes, parts=parts), Measured(stages.alone, stages.random))]
 
     def __str__(self) -> str:
-        return f"{len(self.nodes)} heads and neurons bring back the difference of two prompts, after {self.prompt!r}"
+        return f"{len(self.nodes)} heads and neurons bring back the answer after {self.prompt!r}"
 
 
 @dataclass(frozen=True, kw_only=True)

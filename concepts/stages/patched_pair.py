@@ -106,8 +106,8 @@ class PatchedPair:
         complete, compared = self.ends
         if complete == compared:  # bfloat16 rounds small differences away
             raise InputError(
-                f"Target minus contrast is {complete:.3g} logits after both prompts, so there is nothing to explain; "
-                "change one of the four."
+                f"The {'logit' if self.contrast is None else 'logit difference'} is {complete:.3g} after both prompts, "
+                "so there is nothing to explain; change the target, the contrast or the counterfactual."
             )
         return [(number - compared) / (complete - compared) for number in self.number(logits.double()).tolist()]
 

@@ -59,7 +59,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class RandomSwap:
-    """The same for a head that is not among those of the stages."""
+    """What a random head that is not among those of the stages does when only it has its counterfactual value."""
 
     neuron: Neuron
     after: tuple[float | None, ...]
@@ -176,6 +176,7 @@ class StageRecord(StageShares, Tabled):
     """Whole parts that are held although recomputing them would change the share by more than a quarter."""
     made_with: dict[str, Any] = field(default_factory=dict)
     random_swaps: tuple[RandomSwap, ...] = ()
+    """The control of `swaps`."""
 
     @property
     def says_little(self) -> bool:

@@ -116,8 +116,7 @@ def headline(stages: StageRecord) -> str:
     swap = ""
     if swaps:
         when = f"When {swaps[0].neuron} alone takes its counterfactual value, the probabilities change"
-        random_swaps = f" {random_swaps_text(stages)}" if stages.random_swaps else ""
-        swap = f"{when}: {changes_text(stages, swaps[0])}{random_swaps}. "
+        swap = f"{when}: {' '.join([changes_text(stages, swaps[0]), *random_swaps_texts(stages)])}. "
     return f"{swap}{share}; {random}. Without them {percent(stages.without)} is lost{over}."
 
 
@@ -201,7 +200,7 @@ def stage_sentences(stages: StageRecord) -> list[tuple[str, list[str]]]:
     free = whole_texts(stages.prompt.tokens, stages.whole)
     named = [("Read", [f"{_capital('; '.join(free))}, recomputed in all layers"] if free else [])]
     swaps = [f"  {swap_text(stages, swap)}" for swap in shown_swaps(stages)]
-    random = [f"  {random_swaps_text(stages)}"] if swaps and stages.random_swaps else []
+    random = [f"  {text}" for text in random_swaps_texts(stages) if swaps]
     shown = f" ({len(swaps)} of {len(stages.heads)} shown)" if 0 < len(swaps) < len(stages.heads) else ""
     named.append(
         ("Moved", [_moved(stages), _names(stages.heads), *([f"{ONE_HEAD}{shown}:"] * bool(swaps)), *swaps, *random])
@@ -282,14 +281,16 @@ def probability_text(probability: float) -> str:
     return f"{probability:.2f}" if probability >= 0.005 else f"{probability:.1g}"
 
 
-def random_swaps_text(stages: StageRecord) -> str:
-    """Return the lowest and the highest probabilities of target and contrast after random swaps."""
+def random_swaps_texts(stages: StageRecord) -> list[str]:
+    """Return the lowest and the highest probabilities of target and contrast after random swaps; none without them."""
+    if not stages.random_swaps:
+        return []
     tokens = [stages.target, *([stages.contrast] if stages.contrast else [])]
     ranges = []
     for token, column in zip(tokens, zip(*(swap.after for swap in stages.random_swaps), strict=True), strict=False):
         known = [probability for probability in column if probability is not None]
         ranges += [f"{token.text!r} {probability_text(min(known))} to {probability_text(max(known))}"] if known else []
-    return f"[{len(stages.random_swaps)} random other heads, one at a time: {', '.join(ranges)}]"
+    return [f"[{len(stages.random_swaps)} random other heads, one at a time: {', '.join(ranges)}]"]
 
 
 def _written(stages: StageRecord) -> str:

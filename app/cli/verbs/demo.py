@@ -50,7 +50,6 @@ def demo(options: Options) -> None:
 def _run(console: Console) -> dict[str, Any]:
     """Print each step on the console; return the results, JSON-ready."""
     from icebear.actmax.index.corpus import held_out
-    from icebear.actmax.index.shipped_index import shipped_index
     from icebear.app.cli.tables.cards import card_report
     from icebear.app.cli.tables.explanations import explanation_screen
     from icebear.app.cli.tables.nodes import circuit_report
@@ -71,9 +70,8 @@ def _run(console: Console) -> dict[str, Any]:
 
     console.rule(f"3. What does {HEAD} move? The sentences in which it writes most")
     with waiting("Preparing the index that comes with icebear, once"):
-        path = shipped_index(model.name, lambda: model)
-    assert path is not None
-    with icebear.open_store(path) as store:
+        opened = icebear.shipped_store(model)
+    with opened as store:
         card = icebear.describe(store, HEAD, model, k=4)
         console.print(card_report(card))
 

@@ -43,7 +43,7 @@ def shell(options: Options) -> None:
     assert isinstance(group, click.Group)
     models = context.ensure_object(dict)
     model = options.model.load()
-    defaults = {name: value for name, value in vars(options.model).items() if named(name)}
+    defaults = _default_map(group, {name: value for name, value in vars(options.model).items() if named(name)})
     typed = _typed(group, model) if sys.stdin.isatty() else iter(sys.stdin)
     with interruptible():
         succeeded = [_run(group, line, models, defaults) for line in typed]
@@ -79,7 +79,7 @@ def _typed(group: click.Group, model: icebear.Model) -> Iterator[str]:
         yield line
 
 
-def _run(group: click.Group, line: str, models: dict[Any, Any], defaults: dict[str, object]) -> bool:
+def _run(group: click.Group, line: str, models: dict[Any, Any], defaults: dict[str, Any]) -> bool:
     """Run a command; return whether it succeeded. Nothing that fails in it ends the shell."""
     try:
         words = shlex.split(PREFIX.sub("", line.strip(), count=1), comments=True)
@@ -92,7 +92,7 @@ def _run(group: click.Group, line: str, models: dict[Any, Any], defaults: dict[s
     if not sys.stdin.isatty():  # which result is of which command
         click.echo(f"icebear> {shlex.join(words)}", err=True)
     try:
-        group.main(words, "icebear", obj=models, default_map=_default_map(group, defaults))
+        group.main(words, "icebear", obj=models, default_map=defaults)
     except SystemExit as end:
         return not end.code
     except Exception:  # a fault of icebear's, which must not take the session along
@@ -100,7 +100,7 @@ def _run(group: click.Group, line: str, models: dict[Any, Any], defaults: dict[s
     return False
 
 
-def _default_map(command: click.Command, defaults: dict[str, object]) -> dict[str, object]:
+def _default_map(command: click.Command, defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the defaults of options, of a group for each of its commands."""
     if isinstance(command, click.Group):
         return {name: _default_map(inner, defaults) for name, inner in command.commands.items()}
