@@ -30,7 +30,7 @@ class NeuronTables:
         query = "SELECT id FROM neurons WHERE layer = ? AND site = ? AND idx = ?"
         row = self.file.database.execute(query, (neuron.layer, neuron.site, neuron.index)).fetchone()
         if row is None:
-            raise StoreError(f"{self.file.path} does not have {neuron} ({self.why_not(neuron)}).")
+            raise StoreError(f"This index has no {neuron}: {self.why_not(neuron)}.")
         return row[0]
 
     def why_not(self, neuron: Neuron) -> str:

@@ -263,6 +263,7 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
             "parts": ["ffn:differing"],
         },
         "steer": {"prompts": ["a"], "edits": ["L1.ffn.3*0"], "words": ["b"]},
+        "swap": {"prompt": "a", "counterfactual": "b", "head": "L2.head.0"},
         "task": {
             "nodes": ["L2.head.0", "L1.ffn.3"],
             "pairs": [{"prompt": "a", "counterfactual": "b", "target": 3, "contrast": "c", "parts": ["ffn:differing"]}],

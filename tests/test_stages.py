@@ -320,6 +320,26 @@ def test_a_claim_of_stages_is_measured_again(smol, france, tmp_path):
         StagesClaim(**about, nodes=claim.nodes, parts=("ffn:last",)).measure(smol)
 
 
+def test_a_claim_of_a_swap_is_measured_again(smol, france, tmp_path):
+    """Its value is the fall that the stages show; in a model whose head is silent it breaks."""
+    from icebear import check
+    from icebear.claims.claim import Claim
+    from icebear.claims.claims_files import write_claims
+    from icebear.claims.kinds.predictions import SwapClaim
+
+    about = {"prompt": "The capital of France is", **FRANCE}
+    ((claim, _),) = SwapClaim.of(france, about)
+    shown = next(swap for swap in france.swaps if swap.neuron == claim.head)
+    measured = claim.measure(smol)
+    assert measured.value == pytest.approx(shown.before[0] - shown.after[0], abs=1e-5)
+    assert measured.control < measured.value
+    write_claims(tmp_path / "c.yaml", [Claim.of(smol, claim)])
+    assert check(smol, tmp_path / "c.yaml").passed
+    assert max(SwapClaim(**about, head=row.neuron).measure(smol).value for row in france.random_swaps) < measured.value
+    with pytest.raises(InputError):
+        SwapClaim(**{**about, "counterfactual": None}, head=claim.head).measure(smol)
+
+
 def test_hostile_words_stay_text_in_the_picture(france):
     hostile = "\"'</title></svg><script>alert(1)</script>\x00\ud800"
     words = tuple(replace(word, text=hostile) for word in france.words)

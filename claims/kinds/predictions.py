@@ -24,8 +24,8 @@ from icebear.concepts.results.effects import Patched
 from icebear.concepts.results.ranking import By
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_parts import WHOLE_PARTS, WholeParts
-from icebear.concepts.stages.stage_records import WholePart
-from icebear.concepts.stages.stages import Stages, patched_pair, set_shares
+from icebear.concepts.stages.stage_records import RandomSwap, Swap, WholePart
+from icebear.concepts.stages.stages import Stages, patched_pair, set_shares, swap_changes
 from icebear.concepts.stages.task_records import TaskRecord
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -250,6 +250,39 @@ class StagesClaim(Explained):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwapClaim(Explained):
+    """When only this head takes its counterfactual value at the last token, the probability of the target falls by
+    this much. The control is the largest fall by one of 20 random other heads, one at a time."""
+
+    head: Neuron
+    kind = "swap"
+    value_is = "fall of the target's probability"
+    control_is = "the largest fall by one of 20 random other heads"
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        if not self.counterfactual:
+            raise InputError("A claim of a swap needs a counterfactual; give one.")
+        pair = patched_pair(model, self.prompt, self.counterfactual, self.target, self.contrast)
+        fall, random = swap_changes(model, pair, self.head, seed)
+        return Measured(fall, max(random, default=1.0))
+
+    @classmethod
+    def of(cls, stages: Stages, about: dict[str, Any]) -> list[Draft]:
+        """Return the claim of the head whose swap lowers the target most, if it does so more than random heads do."""
+        falls = {swap.neuron: _fall(stages, swap) for swap in stages.swaps}
+        head = max(falls, key=falls.__getitem__, default=None)
+        random = max((_fall(stages, swap) for swap in stages.random_swaps), default=1.0)
+        return [(cls(**about, head=head), None)] if head and falls[head] > random else []
+
+    def __str__(self) -> str:
+        return f"{self.head} carries {self.target!r} after {self.prompt!r}"
+
+
+def _fall(stages: Stages, swap: Swap | RandomSwap) -> float:
+    return (stages.prompt.target or 0.0) - (swap.after[0] or 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClaimedPair:
     """A pair of prompts of a task, and the whole parts of earlier tokens that are recomputed on it."""
 
@@ -458,7 +491,8 @@ def of_explanation(model: Model, explanation: Explanation) -> list[Draft]:
     relevance = explanation.relevance
     about = subject(model, relevance)
     drafts = [*AnswerClaim.of(relevance, about), *RelevanceClaim.of_tokens(relevance, about)]
-    drafts += StagesClaim.of(explanation.stages, about) if explanation.stages else []
+    if stages := explanation.stages:
+        drafts += [*StagesClaim.of(stages, about), *(SwapClaim.of(stages, about) if stages.kind == "alone" else [])]
     return [*drafts, *_of_nodes(model, explanation.nodes[:1], about)]
 
 

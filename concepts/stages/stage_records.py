@@ -83,13 +83,16 @@ class WordEffect:
     effect: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Control:
     """The median share of random sets, and the sets."""
 
     median: float
     shares: tuple[float, ...]
     sets: tuple[tuple[Neuron, ...], ...]
+
+    def __repr__(self) -> str:
+        return f"{self.median:z.0%} of the difference, the median of {len(self.shares)} random sets"
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Answers:
     likeliest: TokenScore
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StageShares:
     """Heads and neurons of the last token of a pair of prompts, and the share of the difference that they give."""
 
@@ -122,6 +125,11 @@ class StageShares:
     """The median share of as many random heads and neurons."""
     prompt: Answers
     counterfactual: Answers
+
+    def __repr__(self) -> str:
+        numbers = "" if self.alone is None else f": {self.alone:.0%} alone [random {self.random:.0%}]"
+        lost = "" if self.without is None else f", {self.without:.0%} lost without them"
+        return f"{len(self.heads)} heads and {len(self.neurons)} FFN neurons{numbers}{lost}"
 
     @property
     def difference(self) -> float:

@@ -22,6 +22,7 @@ FEW_HEADS = 12
 """The heads of a small set, at most."""
 FEW_NEURONS = 50
 """The neurons of a small set, at most."""
+OTHER_COUNTERFACTUALS = "These parts carry the difference from this counterfactual; another may name others."
 ONE_HEAD = "When this head alone takes its counterfactual value"
 ABOVE_RANDOM = 0.05
 """Shares that exceed those of random parts by less are no more than random."""
@@ -30,11 +31,13 @@ INDENT = 11
 PROMPT_WIDTH = 44
 """The characters of a prompt in a line."""
 SHOWN_SWAPS = 3
-"""The number of heads whose swap is shown, those that change the probability of the target most."""
+"""The number of heads whose swap is shown, those that change the probabilities of target and contrast most."""
 SHOWN_NAMES = 8
 """The number of heads, and of neurons, that are named, the most relevant first."""
 SHOWN_CHANGE = 0.05
-"""A smaller change of the target's probability by a swap is not shown."""
+"""A smaller change of the probabilities by a swap is not shown."""
+PAST_CONTRAST = 1.05
+"""Of a larger share that is lost, it is said what more than all means."""
 FETCHED = 0.2
 """A token with at least this share as the only source is one that heads fetch from."""
 
@@ -95,9 +98,9 @@ def summary(stages: StageRecord) -> str:
     return (
         f"Keep: {nodes} at {at}{_with_whole(stages)} {'are' if several or stages.whole else 'is'} computed from the "
         f"prompt, and {_held(stages)}. {percent(stages.alone)} of the difference of {abs(stages.difference):.1f} "
-        f"logits between the prompts comes back [as many random {kinds_text(stages)} at {at} instead: "
-        f"{percent(stages.random)}]. Remove: only {only} {nodes} {values} in the counterfactual prompt, and everything "
-        f"else is computed from the prompt. {percent(stages.without)} of the difference is lost."
+        f"logits between the prompts comes back [instead, at {at}: {controls_text(stages)}]. Remove: only {only} "
+        f"{nodes} {values} in the counterfactual prompt, and everything else is computed from the prompt. "
+        f"{percent(stages.without)} of the difference is lost."
     )
 
 
@@ -108,16 +111,25 @@ def headline(stages: StageRecord) -> str:
     if stages.says_little:
         return _little(stages)
     share = f"{set_text(stages)} bring back {percent(stages.alone)} of the difference between the prompts"
-    random = f"as many random ones {percent(stages.random)}"
+    controls = controls_text(stages)
     if stages.alone <= stages.random + ABOVE_RANDOM:
-        return f"{share}: no more than random, {random}."
+        return f"{share}: no more than random ones. Instead of them: {controls}."
     over = ", which overshoots" if max(stages.alone, stages.without or 0) > OVERSHOOT else ""
     swaps = [swap for swap in shown_swaps(stages) if _change(swap) >= SHOWN_CHANGE]
     swap = ""
     if swaps:
         when = f"When {swaps[0].neuron} alone takes its counterfactual value, the probabilities change"
         swap = f"{when}: {' '.join([changes_text(stages, swaps[0]), *random_swaps_texts(stages)])}. "
-    return f"{swap}{share}; {random}. Without them {percent(stages.without)} is lost{over}."
+    return f"{swap}{share}. Instead of them: {controls}. Without them {percent(stages.without)} is lost{over}."
+
+
+def controls_text(stages: StageRecord) -> str:
+    """Say what as many others give in place of the set."""
+    random = f"as many random {kinds_text(stages)} {percent(stages.random)}"
+    if stages.most_changed is None:
+        return random
+    beside = ", with the same neurons," if stages.neurons else ""
+    return f"{random}; the other heads that change most between the prompts{beside} {percent(stages.most_changed)}"
 
 
 def _little(stages: StageRecord) -> str:
@@ -251,14 +263,15 @@ def _moved(stages: StageRecord) -> str:
 
 
 def shown_swaps(stages: StageRecord) -> list[Swap]:
-    """Return the heads whose swap changes the probability of the target most."""
+    """Return the heads whose swap changes the probabilities most."""
     known = [swap for swap in stages.swaps if swap.after and swap.after[0] is not None]
     known.sort(key=_change, reverse=True)
     return [swap for swap in known[:SHOWN_SWAPS] if _change(swap) >= SHOWN_CHANGE] or known[:1]
 
 
 def _change(swap: Swap) -> float:
-    return abs((swap.before[0] or 0) - (swap.after[0] or 0))
+    """Return the sum of the changes of the probabilities of target and contrast."""
+    return sum(abs((before or 0) - (after or 0)) for before, after in zip(swap.before, swap.after, strict=False))
 
 
 def swap_text(stages: StageRecord, swap: Swap) -> str:
@@ -333,10 +346,10 @@ def warnings(stages: StageRecord) -> list[str]:
         lines.append(f"{name} {effect}: it is held; with it and all attention at {_at(stages)} recomputed, {points}.")
     if stages.without is not None and stages.without < LOW_NECESSITY:
         lines.append(f"Without the set only {percent(stages.without)} is lost: other heads or neurons take over.")
-    if stages.most_changed is not None and stages.most_changed > stages.alone / 2:
+    if stages.without is not None and stages.without > PAST_CONTRAST:
         lines.append(
-            f"In place of these heads, as many others that change most between the prompts give "
-            f"{percent(stages.most_changed)}."
+            f"{percent(stages.without)} is lost: without the set the difference of the prompt is below that of the "
+            "counterfactual prompt."
         )
     return lines
 
@@ -357,4 +370,5 @@ def stage_lines(stages: StageRecord, notes: Sequence[str] = ()) -> list[Line]:
     for number, (name, texts) in enumerate(stage_sentences(stages), 1):
         heads = [f"{number} {name}" if name else ""] + [""] * (len(texts) - 1)
         lines += [Line(f"{head:<{INDENT}}{text}", indent=INDENT + 2) for head, text in zip(heads, texts, strict=True)]
+    lines += [Line(OTHER_COUNTERFACTUALS, "dim")] if stages.heads else []
     return lines + [Line(note) for note in notes]

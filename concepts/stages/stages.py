@@ -144,6 +144,20 @@ def set_shares(
     return measured.set_shares(nodes, earlier, seed)
 
 
+def swap_changes(model: Model, pair: PatchedPair, head: Neuron, seed: int = 0) -> tuple[float, list[float]]:
+    """Return by how much the target's probability falls when only a head has its counterfactual value, and when only a
+    random other head has. Raises `InputError` for a model without such a head or without probabilities."""
+    model.check(head)
+    measured = Measured(model, [pair])
+    if head not in measured.network.heads():
+        raise InputError(f"{head} is no head of the tokens that are compared; a head is named like L23.head.4.")
+    (swap,), random = measured.swaps([head], [0.0]), measured.random_swaps([head], seed)
+    before, after, *others = swap.before[0], swap.after[0], *(row.after[0] for row in random)
+    if before is None or after is None:
+        raise InputError(f"{model.name} gives no probabilities.")
+    return before - after, [before - other for other in others if other is not None]
+
+
 @typed
 def stages(
     model: Model,

@@ -156,7 +156,7 @@ def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
         parts[f"{len(neurons)} FFN neuron{'s' * (len(neurons) > 1)}"] = neurons
     if not parts or stages.prompt.target is None:
         return []
-    st.caption("A part that is switched off takes its value in the counterfactual.")
+    st.caption("A part that is switched off takes its counterfactual value.")
     key = f"{request.prompt} {request.counterfactual}"
     off = [node for name, nodes in parts.items() if not st.toggle(name, True, f"{name} {key}") for node in nodes]
     if off:
