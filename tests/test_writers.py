@@ -53,7 +53,8 @@ ALLOWED = {
     "evaluation/runner.py finished": "cuts a last line off that was only partly written",
     "evaluation/report.py save": "to memory, for write_file",
     "db/sqlite.py rows": "asks whether the folder can be written; the file has no name",
-    "actmax/index/shipped_index.py pack": "numpy, to the path of `written`",
+    "actmax/index/shipped_index.py pack": "to the path of `written`",
+    "actmax/index/shipped_index.py _save": "numpy, to the file of `pack`",
     "db/vectors.py save": "faiss, to the path of `written`",
     "app/cli/main.py _unwritable": "/dev/null in the place of a stdout that nobody reads",
 }
