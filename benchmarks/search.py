@@ -116,10 +116,10 @@ class Judge:
         tested = {identity: first[title] for identity, title in rows if fold[title] == test}
         words = {name: set(words.split()) for name, words in CONCEPTS.items()}
         self.of = {name: {i for i, have in tested.items() if have & own} for name, own in words.items()}
-        keys, sentences, _ = store.example_tables.keys()
-        chosen = np.isin(sentences, list(tested))
-        self.sentences = sentences[chosen]
-        self.bounds = np.searchsorted(keys[chosen], np.arange(2 * store.count("neurons") + 1))
+        rows = store.example_tables.columns()
+        rows = rows[np.isin(rows.sentence, list(tested))]
+        self.sentences = rows.sentence
+        self.bounds = np.searchsorted(rows.key, np.arange(2 * store.count("neurons") + 1))
         known = np.flatnonzero(np.diff(self.bounds))
         self.random = np.random.default_rng(test).choice(known, RANDOM, replace=False).tolist()
 
@@ -138,8 +138,8 @@ def first_hits(half: Store, words: str) -> list[int]:
 def by_outputs(half: Store, words: str) -> list[int]:
     """Return the sides with the largest z of outputs alone."""
     z = _by_output(half, words_of(words))
-    known = [side for side in np.argsort(-z, kind="stable")[: 10 * FIRST].tolist() if half.example_tables.total(side)]
-    return known[:FIRST]
+    totals = half.example_tables.totals(len(z))
+    return [side for side in np.argsort(-z, kind="stable").tolist() if totals[side]][:FIRST]
 
 
 def topics(store: Store, halves: Sequence[Store]) -> None:

@@ -15,6 +15,7 @@ from icebear.values import check_int, one_of, text_of
 
 ATTENTION = "attention"
 """The method under which the attention of a head at the token of an example is saved."""
+VECTOR_TABLES = ("sentence_vectors", "embeddings")
 SENTENCE_COLUMNS = 'id, text, title, "start", "end", tokens'
 
 
@@ -59,9 +60,14 @@ class SentenceTables:
         return rows.fetchone()[0]
 
     @reads
-    def vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids (S,) and vectors (S, D) of these sentences, or of all."""
-        query = "SELECT sentence, vector FROM sentence_vectors"
+    def vectors(
+        self, ids: Sequence[int] | None = None, table: str = "sentence_vectors"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids (S,) and vectors (S, D) of these sentences, or of all.
+
+        table: ``sentence_vectors`` or ``embeddings``.
+        """
+        query = f"SELECT sentence, vector FROM {one_of(table, 'table', VECTOR_TABLES)}"
         if ids is not None:
             query += f" WHERE sentence IN ({', '.join('?' * len(ids))})"
         rows = self.file.database.execute(query, ids or ()).fetchall()
@@ -69,6 +75,15 @@ class SentenceTables:
             return np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float16)
         vectors = np.frombuffer(b"".join(vector for _, vector in rows), dtype=np.float16)
         return np.array([identity for identity, _ in rows], dtype=np.int64), vectors.reshape(len(rows), -1)
+
+    @reads
+    def lacking(self, encoder: str) -> list[int]:
+        """Return the ids of the examples that have no embedding by this encoder."""
+        query = (
+            "SELECT DISTINCT sentence FROM examples WHERE sentence NOT IN "
+            "(SELECT sentence FROM embeddings WHERE encoder = ?) ORDER BY sentence"
+        )
+        return [row[0] for row in self.file.database.execute(query, (encoder,))]
 
 
 def _sentence(row: Sequence) -> Sentence:

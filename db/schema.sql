@@ -34,6 +34,13 @@ CREATE TABLE sentence_vectors (
     vector BLOB NOT NULL
 );
 
+-- The vector of each example by a sentence encoder (actmax/index/meanings.py), as float16, little-endian.
+CREATE TABLE embeddings (
+    sentence INTEGER PRIMARY KEY REFERENCES sentences,
+    encoder TEXT NOT NULL,
+    vector BLOB NOT NULL
+);
+
 -- Statistics of the activations of each neuron (actmax/index/activation_statistics.py).
 CREATE TABLE neurons (
     id INTEGER PRIMARY KEY,

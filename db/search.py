@@ -26,6 +26,8 @@ CHANCE_NEURONS = 20
 """The number of random neurons whose nearest neighbors are the control."""
 RANDOM = 400
 """The number of random tokens, and of random sentences, that give each row the null of its cosines."""
+DEVIATION = "deviation"
+"""The name of the standard deviation of the similarity of two sentences, among the controls of a store."""
 KURTOSIS = "kurtosis"
 """The name of the null of `Projection.kurtosis` among the controls of a store."""
 DIRECTIONS = 100
@@ -38,11 +40,13 @@ OUTPUT = 0.5
 """The weight of the output beside the two numbers about sentences: by itself it finds a topic less often than they do
 (benchmarks/search.py)."""
 BY = {
-    "sentences": "Neurons with the words in their sentences",
-    "weights": "By the weights alone: neurons with an output similar to the words, but no sentence with them",
+    "sentences": "By sentences: neurons with the words in their sentences, or with sentences about the text",
+    "weights": "By the weights alone: neurons with an output similar to the words",
 }
 """`Hit.by` of a search by words -> the heading."""
-NO_NEURON = "No neuron of this index has the words in its strongest sentences, or an output similar to them."
+NO_NEURON = (
+    "No neuron of this index has the words in its strongest sentences, or sentences or an output similar to them."
+)
 NOTABLE = 2.0
 """The similarity of sentences is a reason that is named from this z on."""
 
@@ -50,9 +54,10 @@ Neighbours = list[tuple[int, str, float]]
 
 
 @reads
-def by_words(store: Tables, text: str, k: int = 20) -> list[Hit]:
+def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None = None) -> list[Hit]:
     """Return what `Store.search` does, but k results of each kind (`BY`), which are lists of their own.
 
+    meaning: the vector (D,) of the text by the encoder of the index; else the mean of sentences with the words.
     Arrays have a number for each side, at 2 * neuron id + (polarity is -).
     """
     k = check_int(k, "The number of neurons")
@@ -62,13 +67,15 @@ def by_words(store: Tables, text: str, k: int = 20) -> list[Hit]:
     sides = 2 * store.count("neurons")
     counts, totals = store.example_tables.matching(query, sides), store.example_tables.totals(sides)
     outputs, least = _by_output(store, words), store.controls.get("outputs") or math.inf
-    sentences, labels = _by_sentences(store, query), _by_labels(store, words)
+    sentences, labels = _by_sentences(store, query, meaning), _by_labels(store, words)
     chance = totals * (store.sentences.count(query) / store.count("sentences"))
     scores: np.ndarray = (counts - chance) / np.sqrt(chance + 1) + sentences + OUTPUT * outputs
     for side, (_, z) in labels.items():
         scores[side] += z
     matched = counts > 0
     matched[list(labels)] = True
+    about = sentences > (math.inf if meaning is None else _largest_by_chance(store, meaning, sides))
+    matched |= about
     alone = ~matched & (outputs > least) & (totals > 0)
 
     def hit(side: int) -> Hit:
@@ -76,7 +83,8 @@ def by_words(store: Tables, text: str, k: int = 20) -> list[Hit]:
         examples = _examples_text(store)
         why = [f"{counts[side]} of {totals[side]} {examples} contain the words"] if counts[side] else []
         if sentences[side] > NOTABLE:
-            why.append(f"{examples} are similar to sentences with the words (z {sentences[side]:.1f})")
+            similar_to = "sentences with the words" if meaning is None else "the text"
+            why.append(f"{examples} are similar to {similar_to} (z {sentences[side]:.1f})")
         if outputs[side] > least:
             why.append(f"output is similar to the words (z {outputs[side]:.1f})")
         why += [labels[side][0]] if side in labels else []
@@ -146,11 +154,21 @@ def _by_output(store: Tables, words: list[str]) -> np.ndarray:
     return np.stack((z, -z), 1).ravel()
 
 
-def _by_sentences(store: Tables, query: str) -> np.ndarray:
-    """Return how similar the examples of each side are to sentences with the words, as z over random sentences."""
-    rows = store.sentences.vectors(store.sentences.matching(query, MATCHING))[1]
+def _by_sentences(store: Tables, query: str, meaning: np.ndarray | None) -> np.ndarray:
+    """Return how similar the examples of each side are to the text, or else to sentences with the words, as z over
+    random sentences."""
+    rows = store.sentence_vectors(store.sentences.matching(query, MATCHING))[1] if meaning is None else meaning[None]
     mean = store.vectors.standardized(rows).mean(0) if len(rows) else np.zeros(0)
     return store.vectors.z("examples", mean)
+
+
+def _largest_by_chance(store: Tables, meaning: np.ndarray, sides: int, seed: int = 0) -> float:
+    """Return the largest z (`_by_sentences`) of as many random sets of sentences as there are sides."""
+    query = vectors.unit(store.vectors.standardized(meaning[None]))[0]
+    similar = store.vectors.standardized(store.sentence_vectors()[1]) @ query
+    size, generator = int(store.facts.get("k")), np.random.default_rng(seed)
+    sums = sum(similar[generator.integers(len(similar), size=sides)] for _ in range(size))
+    return float(np.max(sums)) / math.sqrt(size) / store.controls.get(DEVIATION)
 
 
 def _by_labels(store: Tables, words: list[str]) -> dict[int, tuple[str, float]]:
@@ -202,7 +220,7 @@ def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str)
 
 def measure_chance(store: Tables, seed: int = 0) -> None:
     """Save the nulls of searches: for each comparison of neurons, the median and the largest cosine of random neurons
-    to their nearest neighbor; the cosines of each row with random tokens or sentences; and the largest z of outputs."""
+    to their nearest neighbor; the cosines of each row with random tokens; and the largest z of outputs."""
     generator = np.random.default_rng(seed)
     neurons = store.neurons.count()
     drawn = generator.choice(neurons, min(CHANCE_NEURONS, neurons), replace=False)
@@ -211,11 +229,9 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
         nearest = [similar(store, neuron, 1, by, "+") for neuron in store.neurons.of(drawn.tolist()).values()]
         scores = [hits[0].score for hits in nearest if hits] or [0.0]
         chance[by] = (float(np.median(scores)), max(scores))
-    tokens, sentences = store.vectors.get("tokens"), store.vectors.standardized(store.sentences.vectors()[1])
+    tokens = store.vectors.get("tokens")
     of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
     store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
-    sentences = sentences if len(sentences) else np.zeros_like(sentences, shape=(1, sentences.shape[1]))
-    store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
     largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
     store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE))})
     # That of the weights is known in an index that comes with icebear.

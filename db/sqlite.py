@@ -21,7 +21,7 @@ from icebear.errors import IcebearError, StoreError, too_many_files
 from icebear.paths import existing, local, locked
 from icebear.values import shown, text_of
 
-VERSION = 10
+VERSION = 11
 """The version of the tables; a store of another version must be built again."""
 BUSY_SECONDS = 10.0
 WRITE_ERRORS = {
@@ -36,6 +36,7 @@ FACTS = {
     **dict.fromkeys(("k", "max_tokens", "seed", "shard", "tokens", "statistics_tokens"), int),
     **dict.fromkeys(("limit", "claimed_limit", "documents"), int | None),
     **dict.fromkeys(("sites", "center", "spread", "typical"), list),
+    "encoder": dict | None,
     **{"ceilings": list | None, "counts": dict, "made_with": dict, "finished": bool, "gated": bool, "shipped": bool},
 }
 """The fact of an index -> its type in JSON."""

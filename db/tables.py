@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from icebear.db.example_tables import ExampleTables, SentenceTables
 from icebear.db.label_tables import LabelTables
@@ -36,6 +39,12 @@ class Tables(SqliteFile):
     def by(self) -> str:
         """The number that examples are ranked by, ``activation`` or ``relevance``; polarities are its signs."""
         return self.facts.all().get("by", "activation")
+
+    @reads
+    def sentence_vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids (S,) and vectors (S, D) that examples are compared by: of a sentence encoder if the index has
+        them, else those of the model."""
+        return self.sentences.vectors(ids, "embeddings" if self.facts.all().get("encoder") else "sentence_vectors")
 
     @reads
     def count(self, table: str) -> int:

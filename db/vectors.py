@@ -52,8 +52,8 @@ class VectorFiles:
         """Return the size of all files in bytes."""
         return sum(path.stat().st_size for path in map(self.path, NAMES) if path.exists())
 
-    def save(self, name: str, blocks: Iterable[np.ndarray], unit: bool = True) -> None:
-        """Write blocks of rows (N, D) with the ids 0 to N - 1, and replace the file atomically.
+    def save(self, name: str, blocks: Iterable[np.ndarray], unit: bool = True) -> np.ndarray:
+        """Write blocks of rows (N, D) with the ids 0 to N - 1, and replace the file atomically. Return their norms.
 
         unit: whether to scale rows to length 1, so that inner products are cosines.
         """
@@ -61,8 +61,10 @@ class VectorFiles:
         import faiss
 
         index: Any = None
+        norms = []
         for block in blocks:
             rows = np.array(block, dtype=np.float32, order="C")
+            norms.append(np.linalg.norm(rows, axis=1))
             if unit:
                 faiss.normalize_L2(rows)
             if index is None:
@@ -80,6 +82,7 @@ class VectorFiles:
                 f"{path} cannot be written; make room or check the folder, then run the same command again."
             ) from None
         self.file.insert("vectors", [(name, identity)])
+        return np.concatenate(norms)
 
     def get(self, name: str) -> Any:
         """Return a vector index, memory-mapped from its file.
@@ -145,14 +148,16 @@ class VectorFiles:
 
     @reads
     def center(self) -> np.ndarray:
-        """Return the mean vector of all sentences (D,)."""
+        """Return the mean of the model's vectors of all sentences (D,)."""
         return np.array(self.file.facts.get("center"), dtype=np.float32)
 
     @reads
     def standardized(self, rows: np.ndarray) -> np.ndarray:
-        """Return sentence vectors (S, D) less the mean of all sentences, in units of their standard deviations: else a
-        few dimensions with most of the variance decide."""
-        center, spread = self.center(), np.array(self.file.facts.get("spread"), dtype=np.float32)
+        """Return vectors (S, D) of `Tables.sentence_vectors` less the mean of all; those of the model in units of their
+        standard deviations: else a few dimensions with most of the variance decide."""
+        facts = self.file.facts.all()
+        moments = facts.get("encoder") or facts
+        center, spread = (np.array(moments[name], dtype=np.float32) for name in ("center", "spread"))
         return (rows - center) / spread if len(rows) else np.zeros((0, len(center)), dtype=np.float32)
 
     @property
@@ -165,19 +170,30 @@ class VectorFiles:
         """The name of the index that a search takes: through the averaged Jacobian if it was built."""
         return self.writing[-1]
 
-    def set_null(self, name: str, directions: np.ndarray, pooled: bool = False) -> None:
-        """Save the mean and standard deviation of each row's cosines with random directions (N, D).
-
-        pooled: take the median standard deviation for all rows. The mean vector of sentences that are about one thing
-        has larger cosines of either sign than that of sentences about nothing; its own deviation would hide that.
-        """
+    def set_null(self, name: str, directions: np.ndarray) -> None:
+        """Save the mean and standard deviation of each row's cosines with random directions (N, D)."""
         directions = unit(directions)
         cosines = [rows @ directions.T for rows in blocks(self.get(name))]
         mean, std = (np.concatenate([getattr(block, part)(1) for block in cosines]) for part in ("mean", "std"))
-        if pooled and std.any():
-            neurons = std[: 2 * self.neurons.count()] if std[: 2 * self.neurons.count()].any() else std
-            std[std > 0] = np.median(neurons[neurons > 0])
         self.file.insert("vectors_null", [(name, mean.tobytes(), std.tobytes())])
+
+    def set_example_null(self, norms: np.ndarray, counts: np.ndarray, deviation: float) -> None:
+        """Save the null of the index `examples`: the cosine of a query with the mean of as many random sentences.
+
+        A row is the mean of `counts` (N,) sentence vectors, and has a norm (N,) before it is scaled: that of sentences
+        about one thing is larger. deviation: of the inner product of one sentence vector with a query.
+        """
+        scale = (norms * np.sqrt(counts)).astype(np.float32)
+        std = np.divide(deviation, scale, out=np.zeros_like(scale), where=scale > 0, dtype=np.float32)
+        self.file.insert("vectors_null", [("examples", np.zeros_like(std).tobytes(), std.tobytes())])
+
+    def forget_null(self, name: str) -> None:
+        with self.file.writing():
+            self.file.database.execute("DELETE FROM vectors_null WHERE name = ?", (name,))
+
+    @reads
+    def has_null(self, name: str) -> bool:
+        return self.file.database.execute("SELECT 1 FROM vectors_null WHERE name = ?", (name,)).fetchone() is not None
 
     @reads
     def z(self, name: str, query: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from .actmax.index.annotation import annotate as annotate
 from .actmax.index.build import build_index as build_index
 from .actmax.index.corpus import Corpus as Corpus
 from .actmax.index.corpus import read_corpus as read_corpus
+from .actmax.index.meanings import embed_examples as embed_examples
 from .actmax.index.shipped_index import shipped_store as shipped_store
 from .actmax.page import Card as Card
 from .claims.check import CheckedClaims as CheckedClaims
@@ -55,6 +56,8 @@ from .lrp.rule_values import AlphaBeta as AlphaBeta
 from .lrp.rule_values import Epsilon as Epsilon
 from .lrp.rule_values import Gamma as Gamma
 from .lrp.rule_values import ZPlus as ZPlus
+from .models.loading.encoder import Encoder as Encoder
+from .models.loading.encoder import load_encoder as load_encoder
 from .models.loading.loading import load_model as load_model
 from .models.model import Model as Model
 from .models.text.answer import Answer as Answer

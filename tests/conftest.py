@@ -28,7 +28,8 @@ from icebear.actmax.index import build as index
 from icebear.cache import cache_folder, ensure
 from icebear.concepts.vocabulary import calibration
 from icebear.db import search
-from icebear.models.loading import loading
+from icebear.errors import DownloadError
+from icebear.models.loading import encoder, loading
 from icebear.models.loading.presets import PRESETS
 
 LLAMA = LlamaConfig(
@@ -103,6 +104,10 @@ def _seeded():
     torch.default_generator.manual_seed(SEED)  # torch.manual_seed formats the stack, for each accelerator
 
 
+def _offline(preset):
+    raise DownloadError(f"{preset.name} is not downloaded in tests; mark this test real.")
+
+
 @pytest.fixture(autouse=True)
 def _small_unless_marked(request):
     """What needs a real model is marked so; the fixture `smol` does it. Made models, which are calibrated anew each
@@ -111,6 +116,7 @@ def _small_unless_marked(request):
         if not request.node.get_closest_marker("real"):
             patch.setattr("conftest._kept", lambda *_: pytest.fail("Take the fixture smol, or mark this test real."))
             patch.setattr(calibration, "TEXTS", calibration.TEXTS[::8])
+            patch.setattr(encoder, "fetch", _offline)
         yield
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -12,16 +13,19 @@ from click.testing import CliRunner
 from conftest import printed
 from planted import CODES, TOPICS, WORDS, bare
 
-from icebear import Neuron, build_index, describe, open_store, read_corpus
+from icebear import Encoder, Neuron, build_index, describe, embed_examples, load_encoder, open_store, read_corpus
+from icebear.actmax import searching
 from icebear.actmax.index import corpus as corpora
+from icebear.actmax.index import meanings
 from icebear.actmax.index.corpus import Corpus
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
-from icebear.db import search
+from icebear.db import search, vectors
 from icebear.db.vectors import unit
 from icebear.errors import StoreError
+from icebear.values import stable_hash
 
 DRAWN = np.random.default_rng(0).choice(60, search.CHANCE_NEURONS, replace=False)
 DETECTOR, HUB, WRITER, SILENT, NEAR, TWIN = (Neuron(0, "ffn", n) for n in np.setdiff1d(range(60), DRAWN)[:6].tolist())
@@ -223,3 +227,113 @@ def test_an_index_of_the_first_documents_is_refused_with_the_way_to_make_it_agai
         made.database.execute("PRAGMA user_version = 8")  # the last that held the first documents
     with pytest.raises(StoreError, match=r"icebear index --store .*old\.db"), open_store(tmp_path / "old.db") as made:
         made.search("the")
+
+
+class TopicEncoder(Encoder):
+    """Encodes how often a text has a word, or a topic, beside noise. "melody", which no sentence has, is the word."""
+
+    def vector(self, text):
+        assert len(ENCODED) != STOPPED_AT, "stopped"
+        ENCODED.append(text)
+        noise = np.random.default_rng(stable_hash(text)).standard_normal(40)
+        counts = [sum(text.count(word) for word in words) for words in (("melody", SONG[0]), SHIP)]
+        return unit(np.array([[*counts, *noise / 3]], dtype=np.float32))[0]
+
+
+ENCODED, STOPPED_AT = [], None
+
+
+@pytest.fixture
+def embedded(store, tmp_path):
+    """The same index, with vectors by `TopicEncoder`."""
+    with open_store(tmp_path / "e.db", create=True) as made:
+        build_index(store.model, read_corpus(store.facts.get("corpus")), made, k=8)
+        embed_examples(made, TopicEncoder("topics", "1", None, None))
+        yield made
+
+
+def test_a_text_finds_the_neurons_whose_examples_are_about_it(embedded):
+    """Against the definition: the mean inner product of the text with the examples, relative to as many random ones."""
+    encoder = TopicEncoder("topics", "1", None, None)
+    ids, rows = embedded.sentences.vectors(table="embeddings")
+    rows = rows.astype(float) - rows.astype(float).mean(0)
+    query = unit((encoder.vector("melody") - np.array(embedded.facts.get("encoder")["center"]))[None])[0]
+    similar, deviation = dict(zip(ids.tolist(), rows @ query, strict=True)), (rows @ unit(rows).T).std()
+    expected = {}
+    for neuron, polarity in itertools.product(embedded.neurons.all(), "+-"):
+        examples = [similar[example.sentence.id] for example in embedded.examples(neuron, polarity)]
+        expected[neuron, polarity] = np.mean(examples) * np.sqrt(len(examples)) / deviation if examples else 0.0
+    z = search._by_sentences(embedded, "", encoder.vector("melody"))[: len(expected)]
+    assert z == pytest.approx(list(expected.values()), abs=0.05)
+    assert search.absent(embedded, "melody") == ["melody"]
+    assert not [hit for hit in embedded.search("melody", 60) if hit.by == "sentences"]
+    hits = {(h.neuron, h.polarity) for h in search.by_words(embedded, "melody", 60, encoder.vector("melody"))}
+    seed = np.random.default_rng(1)
+    largest = max(seed.choice(list(similar.values()), 8).sum() / np.sqrt(8) / deviation for _ in expected)
+    clear = {side for side, value in expected.items() if value > 1.3 * largest}
+    assert (DETECTOR, "+") in clear
+    assert clear <= hits
+    assert not hits & {side for side, value in expected.items() if value < largest / 1.3}
+    noise = np.float32([0, 0, *np.random.default_rng(0).standard_normal(40)])
+    nothing = search.by_words(embedded, "nothing", 60, embedded.facts.get("encoder")["center"] + noise)
+    assert not [hit for hit in nothing if hit.by == "sentences"]
+
+
+def test_a_stopped_encoding_goes_on_and_gives_the_same_vectors(embedded, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(meanings, "SAVED_AT_ONCE", 8)
+    encoder = TopicEncoder("topics", "1", None, None)
+    with open_store(tmp_path / "s.db", create=True) as made:
+        build_index(store.model, read_corpus(store.facts.get("corpus")), made, k=8)
+        before = made.search(SONG[0], 60)
+        ENCODED.clear()
+        monkeypatch.setattr(sys.modules[__name__], "STOPPED_AT", 20)
+        with pytest.raises(AssertionError):
+            embed_examples(made, encoder)
+        assert made.search(SONG[0], 60) == before
+        monkeypatch.setattr(sys.modules[__name__], "STOPPED_AT", None)
+        embed_examples(made, encoder)
+        assert len(ENCODED) == 4 + len(set(ENCODED))  # those after the last commit are encoded again
+        assert vectors.digest(made.vectors.path("examples")) == vectors.digest(embedded.vectors.path("examples"))
+        ENCODED.clear()
+        embed_examples(made, encoder)
+        assert not ENCODED
+        embed_examples(made, TopicEncoder("topics", "2", None, None))
+        assert len(ENCODED) == made.count("embeddings")
+
+
+def test_another_encoder_is_refused_and_a_larger_scan_starts_without(embedded, store, monkeypatch):
+    monkeypatch.setattr(searching, "_encoder", lambda name: TopicEncoder(name, "2", None, None))
+    with pytest.raises(StoreError):
+        searching.search(embedded, "melody")
+    monkeypatch.setattr(searching, "_encoder", lambda name: TopicEncoder(name, "1", None, None))
+    encoder = TopicEncoder("topics", "1", None, None)
+    assert searching.search(embedded, "melody", 5) == search.by_words(embedded, "melody", 5, encoder.vector("melody"))
+    monkeypatch.setattr(searching, "_encoder", None)
+    assert searching.search(store, SONG[0], 5) == search.by_words(store, SONG[0], 5)
+
+
+@pytest.mark.real
+def test_the_preset_encodes_what_a_text_is_about():
+    """Each text by itself, at length 1; the mean over the tokens of the last layer, by the slow way."""
+    encoder = load_encoder()
+    film, movie, acid = (encoder.vector(text) for text in ("a film", "blockbusters and moviegoers", "nitric acid"))
+    assert np.linalg.norm(film) == pytest.approx(1, abs=1e-6)
+    assert film @ movie > 2 * film @ acid
+    assert (encoder.vector("a film") == film).all()
+    ids = torch.tensor([encoder.tokenizer("a film").input_ids])
+    with torch.no_grad():
+        states = encoder.net(input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
+    assert film == pytest.approx(unit(states.hidden_states[-1][0].numpy().mean(0)[None])[0], abs=1e-6)
+
+
+def test_an_index_without_a_network_is_made_and_says_what_it_lacks(tiny_folder, tmp_path):
+    (tmp_path / "c.txt").write_text("Rome is a city. Paris is one too.\n")
+    index = ["index", "--corpus", str(tmp_path / "c.txt"), "--store", str(tmp_path / "i.db"), "--model", tiny_folder]
+    done = CliRunner().invoke(main, index)
+    assert (done.exit_code, "by words alone" in done.stderr) == (0, True)
+    assert CliRunner().invoke(main, [*index, "--encoder", "minilm"]).exit_code == 1
+    assert CliRunner().invoke(main, [*index, "--encoder", str(tmp_path)]).exit_code == 1
+    done = CliRunner().invoke(main, [*index, "--encoder", "none"])
+    assert (done.exit_code, "by words alone" in done.stderr) == (0, False)
+    with open_store(tmp_path / "i.db") as made:
+        assert not made.count("embeddings")

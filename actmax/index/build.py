@@ -118,6 +118,7 @@ def build_index(
                 "tokens": table.token_count,
                 "statistics_tokens": table.counted,
                 "counts": {**counts, **{what: n for what, n in passed_over.items() if n}},
+                "encoder": None,
                 "gated": "ffn" in settings.sites and gated(model),
                 "made_with": model.made_with,
             }

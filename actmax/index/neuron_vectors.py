@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from icebear.concepts.vocabulary.lens import MeanLens, mean_lens
 from icebear.concepts.vocabulary.vocabulary import direct_rows, typical, unembedding, vocabulary, w_in_rows, w_out_rows
 from icebear.db import vectors
-from icebear.db.search import measure_chance
+from icebear.db.search import DEVIATION, RANDOM, measure_chance
 from icebear.db.store import Store
 from icebear.errors import NumericalError, StoreError
 from icebear.models.model import Model
@@ -30,24 +30,26 @@ def ensure_vectors(model: Model, store: Store) -> None:
     makers: dict[str, Callable[[], Iterator[np.ndarray]]] = {
         "w_out": lambda: _rows(model, store, direct_rows),
         "w_in": lambda: _rows(model, store, w_in_rows),
-        "examples": lambda: _example_vectors(store, model.config.hidden_size),
+        "examples": lambda: example_vectors(store, model.config.hidden_size),
         **({"lens": lambda: _rows(model, store, partial(_lens_rows, lens))} if lens else {}),
         "tokens": lambda: (unembedding(model, slice(i, i + BLOCK)).cpu().numpy() for i in range(0, words, BLOCK)),
     }
     neurons, words = store.count("neurons"), vocabulary(model).shape[0]
     counts = {"w_out": neurons, "lens": neurons, "w_in": neurons, "examples": 2 * neurons, "tokens": words}
     missing = [name for name in makers if not _usable(store, name, counts[name])]
+    if "examples" not in missing and not store.vectors.has_null("examples"):  # of a call that was killed
+        missing.append("examples")
     for name, make in makers.items():
         if name in missing:
-            store.vectors.save(name, make(), unit=name != "tokens")
+            norms = store.vectors.save(name, make(), unit=name != "tokens")
+            if name == "examples":
+                set_example_null(store, norms)
     ceilings = lens and [measured and measured.ceiling for measured in lens.reliability]
     if ceilings != store.facts.all().get("ceilings"):
         store.facts.set({"ceilings": ceilings})
     if not store.count("w_out_norms"):
-        norms = (np.linalg.norm(rows, axis=1) for rows in makers["w_out"]())
-        store.vectors.set_norms(
-            np.concatenate(list(norms)).tolist(), [typical(model, layer) for layer in range(model.layers)]
-        )
+        written = np.concatenate([np.linalg.norm(rows, axis=1) for rows in makers["w_out"]()])
+        store.vectors.set_norms(written.tolist(), [typical(model, layer) for layer in range(model.layers)])
     if not store.count("tokens"):
         own_outputs = len(model.labels) == words  # a vocabulary other than that of the input
         text, count = (model.answer_text, words) if own_outputs else (model.text, model.config.vocab_size)
@@ -101,10 +103,10 @@ def _lens_rows(lens: MeanLens, model: Model, site: str, layer: int) -> Tensor | 
     return rows @ lens.jacobian(site, layer).to(rows.device).T
 
 
-def _example_vectors(store: Store, width: int) -> Iterator[np.ndarray]:
+def example_vectors(store: Store, width: int = 0) -> Iterator[np.ndarray]:
     """Yield the mean standardized vectors of examples (`VectorFiles.standardized`), by 2 * id + (polarity is -); zeros
-    for an index without vectors of sentences, as that which comes with icebear."""
-    ids, rows = store.sentences.vectors()  # (S,), (S, D)
+    of a width for an index without vectors of sentences, as that which comes with icebear."""
+    ids, rows = store.sentence_vectors()  # (S,), (S, D)
     if not len(ids):
         store.facts.set({"center": [0.0] * width, "spread": [1.0] * width})
         yield np.zeros((2 * store.count("neurons"), width), dtype=np.float32)
@@ -112,8 +114,10 @@ def _example_vectors(store: Store, width: int) -> Iterator[np.ndarray]:
     order = np.argsort(ids)
     weight = torch.from_numpy(rows[order].astype(np.float32))
     center = weight.mean(0)
-    spread = weight.std(0, correction=0).clamp(min=1e-6)
-    store.facts.set({"center": center.tolist(), "spread": spread.tolist()})
+    encoder = store.facts.all().get("encoder")
+    spread = torch.ones_like(center) if encoder else weight.std(0, correction=0).clamp(min=1e-6)
+    moments = {"center": center.tolist(), "spread": spread.tolist()}
+    store.facts.set({"encoder": {**encoder, **moments}} if encoder else moments)
     weight = (weight - center) / spread
     rows = store.example_tables.columns()
     examples = torch.from_numpy(np.searchsorted(ids[order], rows.sentence))
@@ -122,3 +126,12 @@ def _example_vectors(store: Store, width: int) -> Iterator[np.ndarray]:
         bounds = starts[start : start + BLOCK + 1]
         inside = examples[bounds[0] : bounds[-1]]
         yield F.embedding_bag(inside, weight, bounds[:-1] - bounds[0], mode="mean").numpy()
+
+
+def set_example_null(store: Store, norms: np.ndarray, seed: int = 0) -> None:
+    """Save the null of the index `examples`. norms: of its rows, see `VectorFiles.save`."""
+    rows = store.vectors.standardized(store.sentence_vectors()[1])
+    drawn = np.random.default_rng(seed).permutation(rows)[:RANDOM]
+    deviation = float((rows @ vectors.unit(drawn).T).std()) if len(rows) else 1.0
+    store.vectors.set_example_null(norms, store.example_tables.totals(len(norms)), deviation)
+    store.controls.set({DEVIATION: deviation})

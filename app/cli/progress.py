@@ -73,10 +73,17 @@ def _lines(what: str) -> Iterator[OnProgress]:
         thread.join()
 
 
-def indexing(model: icebear.Model, corpus: Corpus, store_path: str, **options: Any) -> Counter[str]:
-    """Call `build_index` with its options and progress; return its counts."""
-    with icebear.open_store(store_path, create=True) as store, bar("sentences") as move:
-        return icebear.build_index(model, corpus, store, on_progress=move, **options)
+def indexing(
+    model: icebear.Model, corpus: Corpus, store_path: str, encoder: icebear.Encoder | None, **options: Any
+) -> Counter[str]:
+    """Call `build_index` with its options and progress, then `embed_examples`; return the counts of the index."""
+    with icebear.open_store(store_path, create=True) as store:
+        with bar("sentences") as move:
+            counts = icebear.build_index(model, corpus, store, on_progress=move, **options)
+        if encoder:
+            with bar("sentences encoded") as move:
+                icebear.embed_examples(store, encoder, move)
+    return counts
 
 
 def annotating(model: icebear.Model, store: icebear.Store, neurons: Sequence[Neuron], k: int) -> int:

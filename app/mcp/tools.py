@@ -18,6 +18,7 @@ from pydantic import Field
 
 from icebear.actmax.card import describe
 from icebear.actmax.labels.meanings import label_title
+from icebear.actmax.searching import search
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.session import Session
 from icebear.concepts.answers.counterfactuals import Suggestion, chosen_counterfactual, suggest_counterfactuals
@@ -30,7 +31,7 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.stages.stage_sentences import stage_lines
 from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.concepts.vocabulary.projection import both_projections
-from icebear.db.search import BY, absence, absent, by_words
+from icebear.db.search import BY, absence, absent
 from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError, exhausted, need
 from icebear.explanation.explanation import (
@@ -354,7 +355,7 @@ class Tools:
         these, by the tokens they promote. Needs an index."""
         with self.session.store("Searching neurons by words") as store:
             assert store is not None
-            hits, lacking = by_words(store, text, k), absence(absent(store, text))
+            hits, lacking = search(store, text, k), absence(absent(store, text))
             sample = store.sample
             rows = [
                 {**vars(hit), "neuron": str(hit.neuron), "label": store.labels.name(hit.neuron, hit.polarity)}

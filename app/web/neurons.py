@@ -12,10 +12,11 @@ from markupsafe import Markup
 
 from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
+from icebear.actmax.searching import search
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import links, markdown, served, tables
 from icebear.app.web.shared.header import no_store_yet
-from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, by_words, comparisons, nearest, nearest_by_chance
+from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, comparisons, nearest, nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import Hit, Neuron
 
@@ -116,7 +117,7 @@ def _words() -> None:
     if no_store_yet("A search by words needs"):
         return
     with served.store() as opened:
-        lacking, hits = absent(opened, text), by_words(opened, text, HITS)
+        lacking, hits = absent(opened, text), search(opened, text, HITS)
         if lacking:
             st.info(f"{markdown.plain(absence(lacking))} It holds {markdown.plain(opened.sample)}.")
         elif not hits:

@@ -111,10 +111,16 @@ def distilbert_tagger(parts: Sequence[Path], folder: Path, preset: Preset) -> No
     _save(net, onnx_weights(graph), tokenizer, folder, preset)
 
 
+def as_they_are(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
+    for part in parts:
+        shutil.copyfile(part, folder / part.name)
+
+
 CONVERSIONS: dict[str, Callable[[Sequence[Path], Path, Preset], None]] = {
     "gguf": from_gguf,
     "flan-t5-small": flan_t5_small,
     "distilbert-tagger": distilbert_tagger,
+    "files": as_they_are,
 }
 
 

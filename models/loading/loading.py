@@ -82,7 +82,7 @@ def load_model(
     if is_path and not gguf and not os.path.exists(name):
         raise ModelError(f"There is no folder {name}; check the path.")
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
-    with _explained(name):
+    with explained(name):
         read = _reader(source)
         kind = _dtype("float32" if dtype is None and read is hooked.read else dtype, torch_device)
         weights = _weight_options(device, device_map, bits, kind)
@@ -111,7 +111,7 @@ def load_model(
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def explained(name: str) -> Iterator[None]:
     """Make whatever libraries raise while they load a model one sentence, and quiet them for presets."""
     from transformers.utils import logging
 

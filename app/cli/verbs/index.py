@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import click
@@ -48,6 +49,11 @@ class Options:
     max_tokens: int = option(default=256, advanced=True)
     examples_by: Literal["activation", "relevance"] = option(
         "Rank the sentences by activation, or by relevance (RelMax; slower).", "activation", advanced=True
+    )
+    encoder: str = option(
+        "Sentence encoder that says what the examples are about, for icebear search: minilm, a folder, or none.",
+        "minilm",
+        advanced=True,
     )
     engine: Literal["local", "ray"] = option("Engine that runs the scan.", "local", advanced=True)
     workers: int = option("Number of Ray workers.", 2, type="count", advanced=True)
@@ -98,10 +104,17 @@ def index(options: Options) -> None:
         *(options.limit, options.language, options.column, options.config, options.split, options.revision),
     )
     how = {"k": options.k, "sites": options.site, "by": options.examples_by, "max_tokens": options.max_tokens}
-    counts = indexing(options.model.load(), documents, options.store, **how, engine=engine)
+    encoder = _encoder(options.encoder) if options.encoder != "none" else None
+    counts = indexing(options.model.load(), documents, options.store, encoder, **how, engine=engine)
     with icebear.open_store(options.store) as store:
         document = {**store.made_with(), "store": options.store, "counts": counts}
     show(options.json, document, f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}")
+
+
+def _encoder(name: str) -> icebear.Encoder | None:
+    from icebear.models.loading.encoder import default_encoder
+
+    return icebear.load_encoder(name) if named("encoder") else default_encoder(partial(click.echo, err=True))
 
 
 def _status(options: Options) -> None:
