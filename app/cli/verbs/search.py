@@ -23,12 +23,12 @@ def search(options: Options) -> None:
     Example:
       icebear search "Arctic ice" --store wiki.db --top 5
     """
-    from icebear.actmax.searching import search as found
+    from icebear.actmax import searching
     from icebear.app.cli.tables.cards import hits_report
     from icebear.db.search import absent
 
     with icebear.open_store(store_or_shipped(options.store, lambda: icebear.load_model())) as store:
-        hits = found(store, options.text, options.top)
+        hits = searching.search(store, options.text, options.top)
         labels, made_with = {hit: store.labels.name(hit.neuron, hit.polarity) for hit in hits}, store.made_with()
         lacking, sample = absent(store, options.text), store.sample
     rows = [{**vars(hit), "neuron": str(hit.neuron), "label": labels[hit]} for hit in hits]
