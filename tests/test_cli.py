@@ -64,7 +64,7 @@ def test_json_on_every_verb_that_prints_a_result(tiny_folder):
     assert data["steered"]["text"].startswith(" desert")
 
 
-def test_demo_tells_the_story(monkeypatch, desert_by_heads):
+def test_demo_tells_the_story(monkeypatch, few_all, desert_by_heads):
     """With what a head writes at few sentences, and a flip that was found before."""
     monkeypatch.setattr(icebear, "flip", lambda *_, **options: desert_by_heads)
     monkeypatch.setattr(icebear, "describe", partial(icebear.describe, effect_sentences=2))
