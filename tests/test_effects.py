@@ -470,8 +470,11 @@ def test_all_ways_of_reading_held_out_contexts_give_the_same(name):
 def test_effects_of_the_default_model(smol):
     relevance = attribute(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the")
     nodes = [*relevance.top(5, position="all"), *relevance.top(2, "head", position="all")]
-    other = relevance.counterfactual.pairs[0].rows([1]).batch
-    result = check(smol, relevance, Slow(smol, relevance, other), nodes, 5e-5)  # logits in float32
-    raised, lowered = result.words([str(node.neuron) for node in nodes].index("L29.ffn.490"))
+    result = relevance.effects(nodes)
+    row = [str(node.neuron) for node in nodes].index("L29.ffn.490")
+    slow = Slow(smol, relevance, relevance.counterfactual.pairs[0].rows([1]).batch)
+    expected = slow.effect([nodes[row]])[0][[slow.tokens.index(id) for id in result.token_ids]]
+    assert_close(result.matrix[row] + result.means[row], expected, rtol=1e-5, atol=5e-5)  # logits in float32
+    raised, lowered = result.words(row)
     assert {"Arabian", "Sahara"} <= set(lowered)
     assert len(raised) == 4
