@@ -15,7 +15,7 @@ TALK = [
 VIEWS = (
     "?switch=true&details_open=true&method_open=true",
     f"chat?turn=1&span=5-6&rather=London&chat={quote(json.dumps(TALK))}",
-    "circuit?nodes=20&neurons=true&prompt=The+ice+bear+lives+in+the&counterfactual=The+wild+camel+lives+in+the",
+    "circuit?nodes=20&prompt=The+ice+bear+lives+in+the&counterfactual=The+wild+camel+lives+in+the",
     "neurons?neuron=L29.ffn.860&polarity=-",
     "neurons",
     "neurons?how=similar+to+a+neuron",
