@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from few import few
+from few import UNCOUNTED, few
 from hypothesis import settings
 from letters import Letters
 from rich.console import Console
@@ -318,6 +318,12 @@ def few_contexts(monkeypatch):
     concepts read every eighth calibration text; explanations group fewer nodes, and edits, nodes and edges have fewer
     random controls: for tests that assert no number of theirs."""
     few(monkeypatch)
+
+
+@pytest.fixture
+def few_all(monkeypatch):
+    """And three random edits."""
+    few(monkeypatch, UNCOUNTED)
 
 
 @pytest.fixture(scope="session")

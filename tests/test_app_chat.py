@@ -6,10 +6,13 @@ from html import unescape
 import pytest
 from appview import fine, shown, text, visit
 
-from icebear import Chat, attribute, source_breakdown, steer
+from icebear import Chat, attribute, circuit, source_breakdown, steer
+from icebear.app.web import circuit as circuits
 from icebear.app.web.shared import words
 from icebear.models.text.answer import answer_of
 from icebear.render import heatmap
+
+FEW_NODES = {"nodes": 5, "heads": False}
 
 
 def conversation(page):
@@ -27,7 +30,7 @@ def bars_of(page):
     return {unescape(name): float(number) for name, number in zip(names[::2], names[1::2], strict=True)}
 
 
-def test_a_conversation_and_the_account_of_a_word(environment, smol, few_contexts):
+def test_a_conversation_and_the_account_of_a_word(environment, smol, few_all):
     page = fine(visit("chat", length="12"))
     page.get_by_key("example_0").click().run()
     request, answer = conversation(fine(page)).messages
@@ -155,7 +158,7 @@ def test_a_model_without_a_template_says_so(first_visit):
     assert not page.chat_input
 
 
-def test_views_take_a_conversation(environment, smol, few_contexts, no_stages):
+def test_views_take_a_conversation(environment, smol, few_all, no_stages):
     chat = output_of("What is the capital of France? Answer in one word.")
     page = fine(visit("why", prompt=chat, target="Paris"))
     assert "'France' accounts for" in text(page).replace("\\", "")
@@ -167,11 +170,14 @@ def test_views_take_a_conversation(environment, smol, few_contexts, no_stages):
     exec(python, {"MODEL": smol, "print": printed.append})
     assert printed == [page.session_state["edits result"][1].steered.text]
     both = (output_of(f"What is the capital of {name}?", f"The capital of {name} is") for name in ("France", "Spain"))
-    assert "Groups" in text(fine(visit("circuit", prompt=next(both), counterfactual=next(both), nodes="5")))
+    pair = {"prompt": next(both), "counterfactual": next(both)}
+    assert "Groups" in text(fine(visit("circuit", **pair, nodes="5", neurons="true")))
     assert "cannot be read" in visit("steer", section="edits", prompt=chat[:-1]).error[0].value
 
 
-def test_a_conversation_s_circuit(environment):
+def test_a_conversation_s_circuit(environment, few_all, monkeypatch):
+    """Of few nodes."""
+    monkeypatch.setattr(circuits, "circuit", lambda *pair, **options: circuit(*pair, **options | FEW_NODES))
     page = visit(
         "chat",
         chat=output_of("What is the capital of France?", "The capital of France is Paris."),

@@ -2,9 +2,8 @@
 
 import pytest
 from appview import fine, text, visit
-from conftest import ICE_BEAR
 
-from icebear import Neuron, circuit
+from icebear import Neuron, circuit, load_model
 from icebear.app.web.circuit import measured_record, measures, sentence
 from icebear.app.web.shared import gallery, jobs
 from icebear.app.web.shared.bars import Bar, bars
@@ -12,21 +11,21 @@ from icebear.concepts.nodes.controls import Ablation
 from icebear.edits import parse_edits
 from icebear.models.loading import loading
 
-WILD = "The wild camel lives in the"
-
 
 def buttons_of(page, label):
     return [button for button in page.button if button.label == label]
 
 
-def test_a_circuit_its_groups_and_its_checks(environment):
-    pair = {"prompt": ICE_BEAR, "counterfactual": WILD}
-    page = fine(visit("circuit", **pair, contrast="desert", nodes="10", neurons="true"))
+def test_a_circuit_its_groups_and_its_checks(first_visit, tiny_folder, few_contexts):
+    """With the numbers of the library."""
+    prompt, other = "B are", "A are"
+    page = fine(visit("circuit", prompt=prompt, counterfactual=other, contrast="Rome", nodes="10", neurons="true"))
     assert "These 10 neurons" in text(page)
     assert "Lost without these neurons" in text(page)
     nodes = page.dataframe[0].value
     assert nodes[""].iloc[0] == "these 10 neurons"
-    assert 0 < nodes["necessity"].iloc[0] < 100  # percent
+    graph = circuit(load_model(tiny_folder), prompt, contrast=" Rome", counterfactual=other, nodes=10, heads=False)
+    assert nodes["necessity"].iloc[0] == pytest.approx(100 * graph.ablation().necessity, abs=0.1)  # percent
     assert not nodes.isna().any().any()
     page.toggle(key="measure").set_value(True)
     edges = fine(page.run()).dataframe[0].value

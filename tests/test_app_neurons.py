@@ -69,18 +69,19 @@ def test_a_histogram_has_every_bin_up_to_the_largest_activation():
     assert list(ends["activation"]) == ["-0.03125 to 0", "8 to 16"]
 
 
-def test_pinned_neurons_next_ones_and_two_side_by_side(environment, near):
-    page = fine(visit("neurons", neuron="L28.ffn.1535"))
+def test_pinned_neurons_next_ones_and_two_side_by_side(tiny_store, near):
+    tiny_store("activation")
+    page = fine(visit("neurons", neuron="L1.ffn.19"))
     page.get_by_key("pin").click().run()
     page.get_by_key("Next").click().run()
-    assert page.session_state["neuron"] == "L29.ffn.0"
+    assert page.session_state["neuron"] == "L2.ffn.0"
     page.get_by_key("Random").click().run()
     assert Neuron.parse(page.session_state["neuron"]).site == "ffn"
-    assert fine(page).get_by_key("pinned").options == ["L28.ffn.1535"]
-    page.get_by_key("beside").set_value("L28.ffn.1535").run()
+    assert fine(page).get_by_key("pinned").options == ["L1.ffn.19"]
+    page.get_by_key("beside").set_value("L1.ffn.19").run()
     assert text(fine(page)).count("min and max are of all") == 2
-    page.get_by_key("open L28.ffn.1535").click().run()
-    assert (page.session_state["neuron"], page.session_state["beside"]) == ("L28.ffn.1535", None)
+    page.get_by_key("open L1.ffn.19").click().run()
+    assert (page.session_state["neuron"], page.session_state["beside"]) == ("L1.ffn.19", None)
     assert fine(page).get_by_key("pin").label == "Unpin"
     page.get_by_key("pin").click().run()
     assert page.session_state["pins"] == []
@@ -120,8 +121,8 @@ def card_of_a_group(page):
     return fine(cards.set_value(cards.options[0]).run())
 
 
-def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment, few_contexts):
-    page = fine(visit("circuit", contrast=" desert", nodes="10"))
+def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_its_prompt(environment, few_all):
+    page = fine(visit("circuit", contrast=" desert", nodes="10", neurons="true"))
     prompt = page.get_by_key("prompt").value
     page = card_of_a_group(page)
     assert page.get_by_key("back").label == "How is it computed?"
@@ -225,9 +226,10 @@ def test_a_card_and_lists_by_relevance_say_so(tiny_store):
     assert "sentences contain" not in found
 
 
-@pytest.mark.parametrize("wrong", ["L99.ffn.1", "L29.ffn.99999", "nonsense"])
-def test_wrong_neurons(environment, wrong):
+@pytest.mark.parametrize("wrong", ["L99.ffn.1", "L2.ffn.99999", "nonsense"])
+def test_wrong_neurons(tiny_store, wrong):
     """From the field or in a link: an error that names it and no command, and the field to enter another one."""
+    tiny_store("activation")
     page = visit(view="neurons")
     page.get_by_key("jump").set_value(wrong).run()
     for shown_page in (page, visit(view="neurons", neuron=wrong)):

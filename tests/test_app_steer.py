@@ -18,7 +18,7 @@ from icebear.steering import outcome
 from icebear.steering.comparison import compare, texts_under
 
 
-def test_a_flip(environment, few_contexts, monkeypatch):
+def test_a_flip(environment, few_all, monkeypatch):
     """A word without its space, found once for all visitors, and shown before it is measured; Stop leaves what there
     is, and a button measures the rest of it."""
     swaps = [f'L23.head.{head}<-"{CAMEL}"@last' for head in (4, 5)]
@@ -32,7 +32,7 @@ def test_a_flip(environment, few_contexts, monkeypatch):
     while job.is_alive() and job.result is None:
         time.sleep(0.02)
     first = text(fine(page.run()))
-    assert "0 of 20 draws" in first
+    assert "0 of 3 draws" in first
     assert ("not written yet" in first, "not measured yet" in first) == (True, True)
     next(button for button in page.button if button.label == "Stop").click().run()
     goes_on.set()
@@ -53,7 +53,7 @@ def test_a_flip(environment, few_contexts, monkeypatch):
     assert page.get_by_key("edits").value == "\n".join(swaps)
 
 
-def test_steer(environment):
+def test_steer(environment, few_all):
     page = fine(visit("steer", section="edits", tokens="3"))
     page.get_by_key("example_recipe").click().run()
     page.get_by_key("generate").click().run()
@@ -83,19 +83,18 @@ def test_steer(environment):
     assert "is not an edit" in page.error[0].value.replace("\\", "")
 
 
-def test_the_code_it_shows_does_what_it_did(environment, smol):
-    edits = "L29.ffn.860=-20\nL23.head.4<-\"The 'camel'\"@last"
-    page = fine(visit("steer", section="edits", edits=edits, tokens="4", temperature="0.9", seed="3"))
+def test_the_code_it_shows_does_what_it_did(first_visit):
+    edits = "L2.ffn.3=-20\nL1.head.1<-\"The 'camel'\"@last"
+    page = fine(visit("steer", section="edits", edits=edits, prompt="A", tokens="4", temperature="0.9", seed="3"))
     page.get_by_key("generate").click().run()
     result = page.session_state["edits result"][1]
-    python = page.code[1].value.replace("load_model('smollm2-135m')", "MODEL")
     printed = []
-    exec(python, {"MODEL": smol, "print": printed.append})
+    exec(page.code[1].value, {"print": printed.append})
     assert printed == [result.steered.text]
 
 
-def test_a_generation_that_fails(environment, monkeypatch, caplog):
-    page = visit("steer", section="edits", edits="L29.ffn.860*0", tokens="2")
+def test_a_generation_that_fails(first_visit, monkeypatch, caplog):
+    page = visit("steer", section="edits", edits="L2.ffn.3*0", tokens="2", prompt="ice")
 
     def fail(*args, **options):
         raise RuntimeError("out of `memory`")
@@ -111,26 +110,26 @@ def test_a_generation_that_fails(environment, monkeypatch, caplog):
     fine(page)
 
 
-def test_steering_in_one_tab_never_leaks_into_another(smol):
-    alone = smol.predict(ICE_BEAR)
+def test_steering_in_one_tab_never_leaks_into_another(model):
+    alone = model.predict(ICE_BEAR)
     stop = threading.Event()
 
     def steering():
         while not stop.is_set():
-            compare(smol, "The camel lives in the", ["L29.ffn.860=500"], 2)
+            compare(model, "The camel lives in the", ["L2.ffn.3=500"], 2)
 
     tab = threading.Thread(target=steering)
     tab.start()
     try:
         for _ in range(10):
-            assert smol.predict(ICE_BEAR) == alone
+            assert model.predict(ICE_BEAR) == alone
     finally:
         stop.set()
         tab.join()
 
 
-def test_a_stopped_generation_leaves_nothing_behind(smol):
-    alone = smol.predict(ICE_BEAR)
+def test_a_stopped_generation_leaves_nothing_behind(model):
+    alone = model.predict(ICE_BEAR)
 
     class Stop(BaseException):
         """As Streamlit ends a run."""
@@ -140,9 +139,9 @@ def test_a_stopped_generation_leaves_nothing_behind(smol):
             raise Stop
 
     with pytest.raises(Stop):
-        compare(smol, ICE_BEAR, ["L29.ffn.860=500"], 3, on_token=stop)
+        compare(model, ICE_BEAR, ["L2.ffn.3=500"], 3, on_token=stop)
     result = []
-    tab = threading.Thread(target=lambda: result.append(smol.predict(ICE_BEAR)), daemon=True)
+    tab = threading.Thread(target=lambda: result.append(model.predict(ICE_BEAR)), daemon=True)
     tab.start()
     tab.join(60)
     assert result == [alone]

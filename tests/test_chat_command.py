@@ -4,11 +4,13 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from conftest import printed
 from test_chat import MODELS
 
-from icebear import Chat, Model, attribute
+from icebear import Chat, Model, attribute, explain
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
+from icebear.app.cli.tables.explanations import explanation_screen
 from icebear.steering import outcome
 
 RUN = CliRunner()
@@ -83,30 +85,32 @@ def test_what_is_answered_and_where_it_came_from(qwen):
     run(*request, "--contrast", "Rome", "--counterfactual", "Where is Tom?", code=2)
 
 
-@pytest.mark.real
-def test_steering_and_flipping_a_chat(tmp_path, monkeypatch):
+def test_steering_and_flipping_a_chat(qwen, tmp_path, monkeypatch):
     monkeypatch.setattr(outcome, "RANDOM_DRAWS", 2)
-    edits = ("--edit", "L29.ffn.860=-40@answer", "--edit", "L20.ffn.3*0@position:3-5")
+    edits = ("--edit", "L2.ffn.3=-40@answer", "--edit", "L1.ffn.3*0@position:3-5")
     steered = json_of("steer", "--chat", QUESTION, *edits, "--max-new-tokens", "4")
     assert steered["plain"]["text"] != steered["steered"]["text"]
     assert steered["prompt"] == [{"role": "user", "content": QUESTION}]
     file = tmp_path / "flip.json"
-    result = json_of("flip", "--chat", QUESTION, "--to", "The", "--save", str(file))
+    result = json_of("flip", "--chat", QUESTION, "--to", "[", "--save", str(file))
     assert result["provenance"]["flip"]["prompt"] == [{"role": "user", "content": QUESTION}]
-    assert result["name"] == f"{QUESTION} -> The"
+    assert result["name"] == f"{QUESTION} -> ["
     assert "holds" in run("recipe", "check", str(file)).stdout
     run("flip", "--chat", QUESTION, code=2)
 
 
-@pytest.mark.real
-def test_a_conversation_in_the_terminal(tmp_path):
-    file = tmp_path / "said.json"
-    lines = [QUESTION, "/why the Arctic", "/why penguins", "/why Arctic | desert", "/from", "/help", ""]
-    lines += ["/why Arctic | desert | Where do wild camels live?", "/what", "And camels?", f"/save {file}", "/quit"]
+def test_a_conversation_in_the_terminal(qwen, tmp_path):
+    """What it shows of the words of an answer is what `explain` does."""
+    file, other = tmp_path / "said.json", "Where do ice foxes live?"
+    lines = [QUESTION, "/why l", "/why penguins", "/why l | a", "/from", "/help", ""]
+    lines += [f"/why l | a | {other}", "/what", "And camels?", f"/save {file}", "/quit"]
     done = run("chat", "--max-new-tokens", "8", input="\n".join(lines) + "\n")
-    for part in ("Ice bears are found in the Arctic", "Why ' the Arctic'?", ", not ' desert'", "question"):
-        assert part in done.stdout
-    assert "L23.head.4: ' Arctic' 0.58 -> " in done.stdout
+    answer = qwen.answer(Chat([{"role": "user", "content": QUESTION}]), max_new_tokens=8)
+    at = answer.token_range("l")
+    compared = explain(qwen, answer, contrast="a", counterfactual=answer.question.asking(other), span=at)
+    shown = "".join(done.stdout.split())
+    for part in ("Why 'l'?", ", not 'a'", "question", printed(explanation_screen(compared))):
+        assert "".join(part.split()) in shown
     for part in ("'penguins' is not in the answer", "/what is not a command"):
         assert part in done.stderr
     text = json.loads(file.read_text())

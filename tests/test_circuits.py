@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from configurations import dense, mixtures
-from conftest import IDS, LLAMA, Double, random_model
+from configurations import dense, different, mixtures
+from conftest import IDS, LLAMA, Double, Letters, random_model
 from reference import differences as pair_reference
 from reference import models as reference_models
 from test_cli import RUN, main, run
@@ -21,7 +21,7 @@ from test_tasks import make
 from torch.autograd.functional import jacobian
 from transformers import LlamaConfig
 
-from icebear import attribute, stages, steer
+from icebear import Model, attribute, stages, steer
 from icebear.concepts.circuits import checks, drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit, graph_of
 from icebear.concepts.circuits.circuit_records import Group, Node, Remainder, Token
@@ -179,7 +179,7 @@ def test_contributions_are_those_of_the_reference(name, build):
                 assert graph.contribution[row, column].item() == pytest.approx(expected.item(), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", [name for name in KNOWN if name in different()])
 def test_contributions_sum_to_each_targets_own_difference(name):
     graph = made(name, 8, heads=name in ("llama", "gpt2", "mixtral"))
     assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-6
@@ -337,11 +337,15 @@ def test_the_least_enough_edges_are_shown(graph, monkeypatch, everything, shares
     assert check.random_sufficiency == pytest.approx(random)
 
 
-@pytest.mark.real
-def test_a_circuit_has_the_heads_and_neurons_of_the_stages(smol, few_contexts):
-    pair = ("The capital of France is", " Paris", " Tokyo")
-    graph = circuit(smol, *pair, counterfactual="The capital of Japan is")
-    staged = stages(smol, *pair, counterfactual="The capital of Japan is")
+def lettered(seed):
+    """A random model that reads letters. Test_app_circuit.py and docs/circuits.md have the circuits of a real one."""
+    return Model(random_model(LLAMA, dtype=torch.float32, seed=seed).net, Letters(), "letters")
+
+
+def test_a_circuit_has_the_heads_and_neurons_of_the_stages(few_contexts):
+    request = {"contrast": "z", "counterfactual": "ice bear"}
+    graph, staged = (find(lettered(2), "the bear", **request) for find in (circuit, stages))
+    assert (len(staged.heads), len(staged.neurons), len(graph.whole_parts)) == (3, 3, 3)
     assert {node.neuron for node in graph.nodes} == {row.neuron for row in (*staged.heads, *staged.neurons)}
     assert graph.whole_parts == staged.whole
     assert graph.ablation().sufficiency == pytest.approx(staged.alone, abs=1e-4)
@@ -355,11 +359,9 @@ def test_a_circuit_has_the_heads_and_neurons_of_the_stages(smol, few_contexts):
     assert (again.edges, again.sufficiency) == (check.edges, pytest.approx(check.sufficiency, abs=1e-5))
 
 
-@pytest.mark.real
-def test_edges_that_random_ones_equal_are_not_shown(smol, few_contexts):
+def test_edges_that_random_ones_equal_are_not_shown(few_contexts):
     """Where no small set gives the difference."""
-    doctor = "The doctor asked the {} to sit down because"
-    graph = circuit(smol, doctor.format("woman"), counterfactual=doctor.format("man"))
+    graph = circuit(lettered(3), "ice bear", contrast="z", counterfactual="ice cats")
     assert graph.edge_check.all_edges < 0.05
     assert (graph.whole_parts, graph.edges, len(graph.nodes)) == ((), (), 15)
     assert graph.to_svg()
@@ -601,8 +603,8 @@ def test_another_thread_waits_while_the_model_is_changed(graph):
 @pytest.mark.real
 def test_the_ice_bears_circuit(smol):
     pair = {"contrast": " desert", "counterfactual": "The wild camel lives in the"}
-    result = circuit(smol, "The ice bear lives in the", " Arctic", **pair, nodes=20, heads=False)
-    assert len(result.nodes) == 20
+    result = circuit(smol, "The ice bear lives in the", " Arctic", **pair, nodes=10, heads=False)
+    assert len(result.nodes) == 10
     assert (result.difference - result.contribution.sum(-1)).abs().max() < 1e-3
     measured = result.interventions()
     measured = measured[~measured.source.str.startswith("token")]

@@ -12,11 +12,11 @@ from conftest import build_small
 from pages import runs_on_a_page
 
 import icebear
-from icebear import open_store
+from icebear import Model, open_store
 from icebear.app.cli.main import main
 from icebear.app.recipes import EXAMPLE_RECIPE
 
-pytestmark = pytest.mark.usefixtures("smol", "few_contexts")
+pytestmark = pytest.mark.usefixtures("smol", "few_all")
 RUN = CliRunner()
 PROMPT = "The ice bear lives in the"
 
@@ -65,7 +65,9 @@ def test_json_on_every_verb_that_prints_a_result(tiny_folder):
 
 
 def test_demo_tells_the_story(monkeypatch, desert_by_heads):
-    """With what a head writes at few sentences, and a flip that was found before."""
+    """With what a head writes at few sentences, a flip that was found before, and short texts."""
+    generated = Model._generated
+    monkeypatch.setattr(Model, "_generated", lambda model, batch, n, *rest: generated(model, batch, min(n, 4), *rest))
     monkeypatch.setattr(icebear, "flip", lambda *_, **options: desert_by_heads)
     monkeypatch.setattr(icebear, "describe", partial(icebear.describe, effect_sentences=2))
     output = run("demo")

@@ -15,6 +15,7 @@ from test_tasks import make
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, explain, load_model, steer
 from icebear.app.cli.main import main
+from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import (
     COMMON,
     FAR_ENOUGH,
@@ -250,10 +251,11 @@ def test_a_suggestion_exchanges_one_content_word_for_another_answer(smol, few_tr
         assert 0 < min(changed) <= max(changed) < len(ids) - 1
         assert one.instead_of in prompt.split()
         assert one.word.lower() not in COMMON
-        new = smol.predict(list(one.ids), 1)[0]
-        assert (new.text, new.probability) == (one.answer, pytest.approx(one.probability, rel=1e-3))
-        assert new.id != old.id
-        assert new.logit - smol.next_logits(list(one.ids))[old.id].item() >= FAR_ENOUGH - 1e-3
+        logits = smol.next_logits(list(one.ids))
+        new = int(logits.argmax())
+        assert smol.answer_text(new) == one.answer
+        assert logits.softmax(-1)[new].item() == pytest.approx(one.probability, rel=1e-3)
+        assert (logits[new] - logits[old.id]).item() >= FAR_ENOUGH - 1e-3 > 0
     assert suggest_counterfactuals(smol, prompt, 2) == result[:2]
     first = attribute(smol, prompt, counterfactual=list(result[0].ids), sites=())
     assert first.linear_share == pytest.approx(1, abs=1e-3)
@@ -271,18 +273,28 @@ def test_where_nothing_can_be_exchanged_nothing_is_suggested(smol):
     assert chosen_counterfactual(smol, "Bees make") is None
 
 
-def test_a_prompt_alone_is_compared_with_a_good_suggestion(smol, few_tried, monkeypatch):
+def test_a_prompt_alone_is_compared_with_a_good_suggestion(smol, few_tried, few_contexts, monkeypatch):
     prompt = "The capital of France is"
     (first,) = suggest_counterfactuals(smol, prompt, 1)
+    monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda *_: [first])
     assert first.score >= GOOD_SCORE
     assert chosen_counterfactual(smol, prompt) == first
     document = json.loads(run("explain", prompt, "--json"))
     assert document["chosen_counterfactual"]["text"] == first.text
     assert first.answer in run("explain", prompt)
-    for more in (["--no-counterfactual"], ["--target", " Paris"], ["--position", "0"]):
-        assert "chosen_counterfactual" not in json.loads(run("explain", prompt, "--json", *more))
-    monkeypatch.setattr("icebear.concepts.answers.counterfactuals.GOOD_SCORE", first.score + 1e-6)
+    monkeypatch.setattr(counterfactuals, "GOOD_SCORE", first.score + 1e-6)
     assert chosen_counterfactual(smol, prompt) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [([], True), (["--no-counterfactual"], False), (["--target", "a"], False), (["--position", "0"], False)],
+)
+def test_a_counterfactual_is_chosen_for_a_prompt_alone_only(tiny_folder, monkeypatch, options, looks):
+    prompts = []
+    monkeypatch.setattr(counterfactuals, "chosen_counterfactual", lambda model, prompt: prompts.append(prompt))
+    assert "chosen_counterfactual" not in json.loads(run("explain", "A is", "--model", tiny_folder, "--json", *options))
+    assert prompts == ["A is"] * looks
 
 
 def test_the_commonest_words_are_two_hundred_or_so():
@@ -293,8 +305,8 @@ def test_the_commonest_words_are_two_hundred_or_so():
 
 
 @pytest.mark.real
-@pytest.mark.usefixtures("smol")
-def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, few_contexts):
+@pytest.mark.usefixtures("smol", "few_contexts")
+def test_the_commands_say_what_is_compared(tmp_path):
     """The words and numbers of the first one are those of docs/explain.md."""
     page = tmp_path / "page.html"
     camel = ["--counterfactual", "The wild camel lives in the"]
@@ -303,19 +315,21 @@ def test_the_commands_say_what_is_compared_and_what_the_list_carries(tmp_path, f
     assert max(map(len, text.splitlines())) <= 100
     assert "How is the answer computed?" in page.read_text()
     assert "Arctic" in page.read_text()
-    assert "Compared with 'The wild camel lives in the Arctic'" in run(
-        "explain", ICE_BEAR, "--target-text", " Arctic and", *camel
-    )
-    ranked = run("rank", ICE_BEAR, *camel, "--site", "ffn", "--top", "3", "--ablate")
+    assert "uggage" in run("rank", ICE_BEAR, *camel, "--words", "direct")
+
+
+def test_the_commands_say_what_the_list_carries(tiny_folder, few_contexts):
+    model, other = ["--model", tiny_folder], ["--counterfactual", "A are"]
+    assert "Compared with 'A areB'" in run("explain", "B are", "--target-text", "BA", *other, *model)
+    ranked = run("rank", "B are", *other, "--contrast", "C", "--site", "ffn", "--top", "3", "--ablate", *model)
     assert "counterfactual" in ranked
     assert "random" in ranked
-    assert "Without a counterfactual" in run("rank", ICE_BEAR, "--top", "2")
-    assert "uggage" in run("rank", ICE_BEAR, *camel, "--words", "direct")
+    assert "Without a counterfactual" in run("rank", "B are", "--top", "2", *model)
     for arguments, message in (
-        (["rank", ICE_BEAR, "--site", "q", "--ablate"], "--ablate"),
-        (["rank", ICE_BEAR, "--counterfactual", ICE_BEAR], "prompt"),
+        (["rank", "B are", "--site", "q", "--ablate"], "--ablate"),
+        (["rank", "B are", "--counterfactual", "B are"], "prompt"),
     ):
-        result = RUN.invoke(main, arguments)
+        result = RUN.invoke(main, [*arguments, *model])
         assert result.exit_code in (1, 2)
         assert message in result.output
 

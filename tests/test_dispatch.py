@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import cpu_offload
 from click.testing import CliRunner
-from configurations import dense, mixtures
+from configurations import different
 from conftest import IDS, LLAMA, random_model
 from transformers import LlamaConfig
 
@@ -15,7 +15,7 @@ from icebear.app.cli.main import main
 from icebear.errors import InputError
 from icebear.models.loading.loading import load_model
 
-CONFIGS = {**dense(), **mixtures(), "llama, tied": LlamaConfig(**{**LLAMA.to_dict(), "tie_word_embeddings": True})}
+CONFIGS = {**different(), "llama, tied": LlamaConfig(**{**LLAMA.to_dict(), "tie_word_embeddings": True})}
 PARTS = ("model.embed_tokens", *(f"model.layers.{n}" for n in range(3)), "model.norm", "model.rotary_emb", "lm_head")
 MIXED = {part: "disk" if part == "model.layers.1" else "cpu" for part in PARTS}
 OTHER = [3, 9, 12, 40, 5, 3, 21, 9]

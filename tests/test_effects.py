@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import test_tasks
 import torch
-from configurations import dense, mixtures
+from configurations import dense, different, mixtures
 from conftest import IDS, Letters, random_model
 from torch.testing import assert_close
 
@@ -264,10 +264,19 @@ def test_means_are_over_all_tokens_but_sinks(name):
         assert_close(means[site][layer], x.float(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("where", ["last", "all"])
-@pytest.mark.parametrize("compared", [True, False], ids=["counterfactual", "average"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "bert"])
+@pytest.mark.parametrize(
+    ("name", "compared", "where"),
+    [
+        ("llama", True, "all"),
+        ("llama", False, "last"),
+        ("gpt2", False, "all"),
+        ("mixtral", True, "last"),
+        ("bert", True, "all"),
+        ("bert", False, "last"),
+    ],
+)
 def test_effects_under_edits(name, compared, where, generator):
+    """Compared with a counterfactual, or with the average under the edits."""
     model = made(name)
     plain = Patched(model, explained(model, compared)[0])
     first = "L0.attn.3" if name == "mixtral" else "L0.ffn.3"  # the slow experts know no edits
@@ -396,12 +405,13 @@ def test_words_are_read_once_and_have_letters():
 # --- passes after a prefix ---
 
 
-@pytest.mark.parametrize("name", NETS)
+ROWS = [IDS[:5], OTHER_IDS, [3, 12, 40]]
+
+
+@pytest.mark.parametrize("name", different())
 def test_passes_after_any_beginning_equal_whole_passes(name):
-    model = made(name)
-    rows = [IDS[:5], OTHER_IDS, [3, 12, 40]]
+    model, rows = made(name), ROWS
     prefix = Prefix.of(model, rows)
-    assert (prefix is None) == (name in SLIDING)
     if prefix is None:
         rows = [row[:3] for row in rows]  # shorter than the window
         prefix = Prefix.of(model, rows)
@@ -424,9 +434,13 @@ def test_passes_after_any_beginning_equal_whole_passes(name):
             assert_close(together, torch.stack(wholes), rtol=1e-5, atol=1e-5)
 
 
-def test_most_configurations_have_a_prefix():
-    """The others have one in shorter prompts: of 47 configurations none was without."""
-    assert len(NETS) - len(SLIDING) >= 40
+@pytest.mark.parametrize("name", NETS)
+def test_a_prefix_is_as_long_as_the_window(name):
+    """Most families have none that is shorter than the test's rows."""
+    model = random_model(NETS[name], "eager", torch.float32)
+    model.net.set_experts_implementation("eager")
+    assert (Prefix.of(model, ROWS) is None) == (name in SLIDING)
+    assert Prefix.of(model, [row[:3] for row in ROWS])
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "mixtral"])
@@ -456,8 +470,11 @@ def test_all_ways_of_reading_held_out_contexts_give_the_same(name):
 def test_effects_of_the_default_model(smol):
     relevance = attribute(smol, "The ice bear lives in the", counterfactual="The wild camel lives in the")
     nodes = [*relevance.top(5, position="all"), *relevance.top(2, "head", position="all")]
-    other = relevance.counterfactual.pairs[0].rows([1]).batch
-    result = check(smol, relevance, Slow(smol, relevance, other), nodes, 5e-5)  # logits in float32
-    raised, lowered = result.words([str(node.neuron) for node in nodes].index("L29.ffn.490"))
+    result = relevance.effects(nodes)
+    row = [str(node.neuron) for node in nodes].index("L29.ffn.490")
+    slow = Slow(smol, relevance, relevance.counterfactual.pairs[0].rows([1]).batch)
+    expected = slow.effect([nodes[row]])[0][[slow.tokens.index(id) for id in result.token_ids]]
+    assert_close(result.matrix[row] + result.means[row], expected, rtol=1e-5, atol=5e-5)  # logits in float32
+    raised, lowered = result.words(row)
     assert {"Arabian", "Sahara"} <= set(lowered)
     assert len(raised) == 4

@@ -7,7 +7,7 @@ from io import StringIO
 import nbformat
 import pytest
 from conftest import build_small
-from few import few
+from few import UNCOUNTED, few
 from IPython.core.displayhook import CapturingDisplayHook
 from IPython.core.interactiveshell import InteractiveShell
 from nbclient.exceptions import CellExecutionError
@@ -70,7 +70,7 @@ def pages(shared, smol, scanned, tmp_path_factory):
                 patch.setattr(
                     Model, "_generated", lambda model, batch, n, *rest: generated(model, batch, min(n, 12), *rest)
                 )
-                few(patch)
+                few(patch, UNCOUNTED)
                 patch.setattr(icebear, "build_index", build_small)
                 patch.setattr(stage_measurements, "RANDOM_DRAWS", 20)  # *why* claims what they give
                 text = notebooks.page(executed(path))
