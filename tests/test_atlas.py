@@ -186,7 +186,7 @@ def test_the_page_has_the_strongest_sentence_of_each_side_and_no_request(store):
         example = store.examples(neuron, "+-"[columns["minus"][number]], 1)[0]
         text = data["sentences"][columns["sentence"][number]]
         assert text == "".join(example.sentence.tokens)
-        assert text[columns["start"][number] : columns["end"][number]] == example.token_text
+        assert text[columns["start"][number] : columns["end"][number]] == example.token_text.strip()
         assert (columns["layer"][number], columns["index"][number]) == (neuron.layer, neuron.index)
         assert columns["x"][number] / 65535 * 2 - 1 == pytest.approx(result.points[number, 0], abs=1e-4)
     page = atlas_page(store, result)

@@ -75,6 +75,6 @@ def _base64(values: np.ndarray, kind: str) -> str:
 
 
 def _span(sentence: Sentence, token: int) -> tuple[int, int]:
-    """Return where a token is in the text of a sentence, in characters."""
-    start = len("".join(sentence.tokens[:token]))
-    return start, start + len(sentence.tokens[token])
+    """Return where a token, without the space before it, is in the joined tokens of a sentence, in characters."""
+    text, start = sentence.tokens[token], len("".join(sentence.tokens[:token]))
+    return start + len(text) - len(text.lstrip()), start + len(text)

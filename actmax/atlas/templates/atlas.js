@@ -3,7 +3,7 @@ function atlas(root, data) {
   const kinds = {u2: Uint16Array, u4: Uint32Array, i2: Int16Array};
   const column = ([kind, text]) => new kinds[kind](Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
   const sides = Object.fromEntries(Object.entries(data.arrays).map(([name, packed]) => [name, column(packed)]));
-  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24;
+  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, INK = [127, 127, 127];
   const canvas = root.querySelector("canvas"), pen = canvas.getContext("2d"), hint = root.querySelector(".hint");
   const form = root.querySelector("form"), panel = root.querySelector(".panel"), list = root.querySelector(".hits");
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -50,7 +50,7 @@ function atlas(root, data) {
   function paint() {
     const by = form.elements.color.value;
     for (let i = 0; i < count; i++) {
-      const color = by === "cluster" ? (sides.cluster[i] < 0 ? gray() : hue(sides.cluster[i])) : rgb(sides[by][i] / most[by]);
+      const color = by === "cluster" ? (sides.cluster[i] < 0 ? (hits ? INK : gray()) : hue(sides.cluster[i])) : rgb(sides[by][i] / most[by]);
       colors[i] = pixel(hits && !hits.has(i) ? gray() : color);
     }
     const legend = root.querySelector(".legend");
@@ -72,12 +72,14 @@ function atlas(root, data) {
   function now() {
     const {width, height} = canvas, image = pen.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
     const size = Math.max(1, Math.round(devicePixelRatio * Math.min(8, 1.3 * view.zoom ** 0.4)));
+    const unit = scale(), {x: middleX, y: middleY} = view;
     const dots = (wanted, size) => {
       for (let i = 0; i < count; i++) {
         if (hits && hits.has(i) !== wanted) continue;
-        const x = Math.round(left(i)), y = Math.round(top(i));
+        const x = Math.round((sides.x[i] - middleX) * unit + width / 2), y = Math.round((sides.y[i] - middleY) * unit + height / 2);
         if (x < 0 || y < 0 || x + size > width || y + size > height) continue;
-        for (let row = y; row < y + size; row++) pixels.fill(colors[i], row * width + x, row * width + x + size);
+        for (let at = y * width + x, row = 0; row < size; row++, at += width)
+          for (let step = 0; step < size; step++) pixels[at + step] = colors[i];
       }
     };
     dots(false, size);
@@ -118,9 +120,10 @@ function atlas(root, data) {
   }
 
   function nearest(x, y, far = NEAR * devicePixelRatio) {
-    let best = -1, least = far * far;
+    const unit = scale(), atX = (x - canvas.width / 2) / unit + view.x, atY = (y - canvas.height / 2) / unit + view.y;
+    let best = -1, least = (far / unit) ** 2;
     for (let i = 0; i < count; i++) {
-      const across = left(i) - x, down = top(i) - y, square = across * across + down * down;
+      const across = sides.x[i] - atX, down = sides.y[i] - atY, square = across * across + down * down;
       if (square < least && (!hits || hits.has(i))) [best, least] = [i, square];
     }
     return best;
