@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 from icebear.actmax.atlas.side_data import SideData
 from icebear.db.vectors import unit
 
-DRAWS = 2000
+RANDOM_DRAWS = 2000
 """The number of random sets of sentences, and of sides whose partner is looked for among shuffled ones."""
 ABOVE = 95
 """The percentile of the clarity of random sentences above which a side has a meaning."""
@@ -49,13 +49,13 @@ def clarity(examples: csr_matrix, meanings: np.ndarray) -> np.ndarray:
 
 
 def clarity_by_chance(counts: np.ndarray, meanings: np.ndarray, seed: int) -> dict[int, np.ndarray]:
-    """Return the number of sentences of a side -> the clarity of as many random sentences, `DRAWS` times."""
+    """Return the number of sentences of a side -> the clarity of as many random sentences, `RANDOM_DRAWS` times."""
     generator, size = np.random.default_rng(seed), len(meanings)
 
     def drawn(count: int) -> np.ndarray:
-        sentences = np.concatenate([generator.choice(size, count, replace=False) for _ in range(DRAWS)])
-        starts = np.arange(DRAWS + 1) * count
-        return clarity(csr_matrix((np.ones(len(sentences)), sentences, starts), shape=(DRAWS, size)), meanings)
+        sentences = np.concatenate([generator.choice(size, count, replace=False) for _ in range(RANDOM_DRAWS)])
+        starts = np.arange(RANDOM_DRAWS + 1) * count
+        return clarity(csr_matrix((np.ones(len(sentences)), sentences, starts), shape=(RANDOM_DRAWS, size)), meanings)
 
     return {int(count): drawn(int(count)) for count in np.unique(counts)}
 
@@ -91,7 +91,7 @@ def partners_by_chance(data: SideData, seed: int) -> np.ndarray:
     dealt, generator = data.examples, np.random.default_rng(seed)
     shuffled = csr_matrix((dealt.data, generator.permutation(dealt.indices), dealt.indptr), dealt.shape)
     rows = unit(shuffled @ data.meanings)
-    chosen = generator.permutation(len(rows))[:DRAWS]
+    chosen = generator.permutation(len(rows))[:RANDOM_DRAWS]
     cosines = rows[chosen] @ rows.T
     cosines[np.arange(len(chosen)), chosen] = -1
     return cosines.max(1)
