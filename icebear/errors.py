@@ -96,6 +96,7 @@ EXTRAS = {
     "circuits": {"vl_convert": "vl-convert-python"},
     "evaluate": {"matplotlib": "matplotlib"},
     "arrow": {"pyarrow": "pyarrow"},
+    "atlas": {"openTSNE": "openTSNE"},
     "mcp": {"mcp": "mcp"},
     "devices": {"accelerate": "accelerate"},
     "bits": {"accelerate": "accelerate", "bitsandbytes": "bitsandbytes"},

@@ -21,7 +21,7 @@ from icebear.app.cli.streams import filtered
 from icebear.errors import IcebearError, InputError, SameAnswer, exhausted
 
 ORDER = (
-    "demo explain rank neuron search index label circuit steer flip recipe concept chat evaluate check "
+    "demo explain rank neuron search atlas index label circuit steer flip recipe concept chat evaluate check "
     "app shell mcp doctor"
 )
 """The verbs in the order of the help; others come last."""

@@ -1,0 +1,1 @@
+"""The atlas: neurons on a map by what their sentences are about."""

@@ -1,0 +1,80 @@
+"""The page of an atlas: one scatter, drawn by atlas.js from packed data. No request leaves it."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+from markupsafe import Markup
+
+from icebear.actmax.atlas.atlas import Atlas
+from icebear.db.store import Store
+from icebear.records import Sentence
+from icebear.render import environment, made_with_line, render
+
+FINEST = 65535
+"""Coordinates and clarity are rounded to this many steps."""
+
+
+def atlas_page(store: Store, atlas: Atlas) -> str:
+    """Return a self-contained HTML page with the map of an index."""
+    title, script = f"Atlas of {atlas.made_with['model']['name']}", environment().get_template
+    return render(
+        "icebear.actmax.atlas/atlas.html",
+        title=title,
+        style=Markup(script("icebear.actmax.atlas/atlas.css").render()),
+        script=Markup(script("icebear.actmax.atlas/atlas.js").render()),
+        data=Markup(safe_json(packed(store, atlas))),
+        sample=store.sample,
+        made_with=made_with_line(atlas.made_with),
+    )
+
+
+def safe_json(data: object) -> str:
+    """Return JSON that may stand in a script element: no text of it ends the element."""
+    return json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def packed(store: Store, atlas: Atlas) -> dict[str, object]:
+    """Return what atlas.js draws: columns of all sides as base64, little-endian; each sentence once."""
+    rows = store.example_tables.columns()
+    rows = rows[rows["rank"] == 0]
+    strongest = rows[np.searchsorted(rows.key, atlas.sides)]
+    ids, sentence = np.unique(strongest.sentence, return_inverse=True)
+    sentences = store.sentences.of(ids.tolist())
+    spans = np.array(
+        [_span(sentences[identity], token) for identity, token in zip(strongest.sentence, strongest.token, strict=True)]
+    )
+    columns = store.neurons.columns()
+    layer, site, index = (np.array(columns[name])[atlas.sides // 2] for name in ("layer", "site", "idx"))
+    sites = np.unique(site)
+    arrays = {
+        "x": ((atlas.points[:, 0] + 1) / 2 * FINEST, "u2"),
+        "y": ((atlas.points[:, 1] + 1) / 2 * FINEST, "u2"),
+        "layer": (layer, "u2"),
+        "site": (np.searchsorted(sites, site), "u2"),
+        "index": (index, "u4"),
+        "minus": (atlas.sides % 2, "u2"),
+        "cluster": (atlas.cluster, "i2"),
+        "clarity": (atlas.clarity.clip(0, 1) * FINEST, "u2"),
+        "sentence": (sentence, "u4"),
+        "start": (spans[:, 0], "u2"),
+        "end": (spans[:, 1], "u2"),
+    }
+    return {
+        "arrays": {name: [kind, _base64(values, kind)] for name, (values, kind) in arrays.items()},
+        "sites": sites.tolist(),
+        "clusters": [cluster.name for cluster in atlas.clusters],
+        "sentences": ["".join(sentences[identity].tokens) for identity in ids.tolist()],
+    }
+
+
+def _base64(values: np.ndarray, kind: str) -> str:
+    return base64.b64encode(np.asarray(values).round().astype(f"<{kind}").tobytes()).decode()
+
+
+def _span(sentence: Sentence, token: int) -> tuple[int, int]:
+    """Return where a token, without the space before it, is in the joined tokens of a sentence, in characters."""
+    text, start = sentence.tokens[token], len("".join(sentence.tokens[:token]))
+    return start + len(text) - len(text.lstrip()), start + len(text)

@@ -1,0 +1,97 @@
+"""How clear the meanings of a layer's neurons are, how many are alike, and how many have none in this corpus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from icebear.actmax.atlas.side_data import SideData
+from icebear.db.vectors import unit
+
+RANDOM_DRAWS = 2000
+"""The number of random sets of sentences, and of sides whose partner is looked for among shuffled ones."""
+ABOVE = 95
+"""The percentile of the clarity of random sentences above which a side has a meaning."""
+ALIKE = 0.9
+"""From this cosine of their vectors on, two sides are near-identical."""
+
+
+@dataclass(frozen=True)
+class LayerMeanings:
+    """The sides of a layer's neurons, and the same numbers by chance."""
+
+    site: str
+    layer: int
+    sides: int
+    clarity: float
+    """The mean cosine of a side's sentences with one another; the mean over sides."""
+    clarity_by_chance: float
+    """Of random sentences."""
+    without_meaning: float
+    """The share of sides whose clarity is not above that of 95 % of sets of random sentences."""
+    without_meaning_by_chance: float
+    redundant: float
+    """The share of sides with a near-identical partner, in any layer."""
+    redundant_by_chance: float
+    """After the sentences were shuffled among all sides."""
+
+
+def clarity(examples: csr_matrix, meanings: np.ndarray) -> np.ndarray:
+    """Return the mean cosine (N,) of each side's sentences with one another; 0 for a single sentence.
+
+    examples: (N, S) the sentences of each side. meanings: (S, D) their vectors, of length 1.
+    """
+    counts = examples.getnnz(1)
+    squares = ((examples @ meanings) ** 2).sum(1)
+    return (squares - counts) / (counts * (counts - 1)).clip(1)
+
+
+def clarity_by_chance(counts: np.ndarray, meanings: np.ndarray, seed: int) -> dict[int, np.ndarray]:
+    """Return the number of sentences of a side -> the clarity of as many random sentences, `RANDOM_DRAWS` times."""
+    generator, size = np.random.default_rng(seed), len(meanings)
+
+    def drawn(count: int) -> np.ndarray:
+        sentences = np.concatenate([generator.choice(size, count, replace=False) for _ in range(RANDOM_DRAWS)])
+        starts = np.arange(RANDOM_DRAWS + 1) * count
+        return clarity(csr_matrix((np.ones(len(sentences)), sentences, starts), shape=(RANDOM_DRAWS, size)), meanings)
+
+    return {int(count): drawn(int(count)) for count in np.unique(counts)}
+
+
+def layer_meanings(data: SideData, near: np.ndarray, seed: int) -> tuple[LayerMeanings, ...]:
+    """Return the layers of each site. near: (N, K) the ids of each side's nearest sides."""
+    counts, clear = data.examples.getnnz(1), clarity(data.examples, data.meanings)
+    chance = clarity_by_chance(counts, data.meanings, seed)
+    least = {count: np.percentile(values, ABOVE) for count, values in chance.items()}
+    unclear = clear <= np.array([least[count] for count in counts.tolist()])
+    alike = partners(data.vectors, near) >= ALIKE
+    alike_by_chance = float((partners_by_chance(data, seed) >= ALIKE).mean())
+    rows = []
+    for site, layer in sorted({*zip(data.site.tolist(), data.layer.tolist(), strict=True)}):
+        inside = (data.site == site) & (data.layer == layer)
+        random = np.concatenate([chance[count] for count in np.unique(counts[inside]).tolist()])
+        shares = float(unclear[inside].mean()), ABOVE / 100, float(alike[inside].mean()), alike_by_chance
+        clarities = float(clear[inside].mean()), float(random.mean())
+        rows.append(LayerMeanings(site, layer, int(inside.sum()), *clarities, *shares))
+    return tuple(rows)
+
+
+def partners(vectors: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """Return the largest cosine (N,) of each row (N, D) with its nearest rows, by id (N, K)."""
+    rows, largest = unit(vectors), np.full(len(vectors), -1.0)
+    for ids in near.T:
+        np.maximum(largest, np.einsum("nd,nd->n", rows, rows[ids]), out=largest)
+    return largest
+
+
+def partners_by_chance(data: SideData, seed: int) -> np.ndarray:
+    """Return the largest cosine of some sides with any other after their sentences were shuffled among all sides."""
+    dealt, generator = data.examples, np.random.default_rng(seed)
+    shuffled = csr_matrix((dealt.data, generator.permutation(dealt.indices), dealt.indptr), dealt.shape)
+    rows = unit(shuffled @ data.meanings)
+    chosen = generator.permutation(len(rows))[:RANDOM_DRAWS]
+    cosines = rows[chosen] @ rows.T
+    cosines[np.arange(len(chosen)), chosen] = -1
+    return cosines.max(1)

@@ -1,0 +1,66 @@
+"""The plane of the atlas: t-SNE, which keeps more of the nearest neighbors than UMAP (docs/atlas.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from icebear.db.vectors import unit
+
+COMPONENTS = 50
+"""Nearest neighbors are searched in this many principal components."""
+NEIGHBORS = 30
+"""As many neighbors as t-SNE reads; its perplexity is a third of it."""
+EARLY = 50
+"""Iterations in which clusters form, with attraction 12 times as strong."""
+LATE = 200
+EXACT = 20_000
+"""Up to this many rows the search for neighbors is exact; above, it looks at the nearest 1 of 16 parts."""
+
+Neighbors = tuple[np.ndarray, np.ndarray]
+"""The ids (N, K) of the nearest rows of each row, and their distances."""
+
+
+def plane(components: np.ndarray, near: Neighbors, seed: int) -> np.ndarray:
+    """Return points (N, 2), within -1 to 1, of which the nearest ones are the rows' nearest neighbors.
+
+    components: the rows (N, C) in principal components, where the map starts. near: see `neighbors`.
+    """
+    from openTSNE import TSNEEmbedding
+    from openTSNE.affinity import PerplexityBasedNN
+    from openTSNE.nearest_neighbors import PrecomputedNeighbors
+
+    perplexity = near[0].shape[1] / 3
+    affinities = PerplexityBasedNN(perplexity=perplexity, knn_index=PrecomputedNeighbors(*near), n_jobs=1)
+    start = components[:, :2].astype(np.float64) / components[:, 0].std().clip(1e-12) * 1e-4
+    embedding = TSNEEmbedding(start, affinities, negative_gradient_method="fft", n_jobs=1, random_state=seed)
+    embedding = embedding.optimize(n_iter=EARLY, exaggeration=12, momentum=0.5)
+    points = np.asarray(embedding.optimize(n_iter=LATE, momentum=0.8))
+    points -= (points.max(0) + points.min(0)) / 2
+    return (points / np.abs(points).max()).astype(np.float32)
+
+
+def principal(rows: np.ndarray) -> np.ndarray:
+    """Return rows (N, D) in their first principal components (N, C), each with a fixed sign."""
+    rows = rows - rows.mean(0)
+    directions = np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :COMPONENTS]
+    directions = directions * np.sign(directions[np.abs(directions).argmax(0), np.arange(directions.shape[1])])
+    return rows @ directions
+
+
+def neighbors(rows: np.ndarray) -> Neighbors:
+    """Return the rows with the directions nearest to that of each row (N, C), without itself."""
+    import faiss
+
+    rows, count = np.ascontiguousarray(unit(rows), dtype=np.float32), min(NEIGHBORS, len(rows) - 1)
+    index: Any = faiss.index_factory(rows.shape[1], "Flat" if len(rows) <= EXACT else "IVF256,Flat", faiss.METRIC_L2)
+    index.train(rows)
+    index.add(rows)
+    if len(rows) > EXACT:
+        index.nprobe = 16
+    squares, ids = index.search(rows, count + 1)
+    others = ids != np.arange(len(rows))[:, None]
+    others[others.all(1), -1] = False  # of many equal rows, the row itself may be missing
+    shape = len(rows), count
+    return ids[others].reshape(shape), np.sqrt(squares[others].clip(0)).reshape(shape)

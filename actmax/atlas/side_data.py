@@ -1,0 +1,57 @@
+"""What a map is made of: the sides of neurons, and the sentences that are their examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from icebear.db.store import Store
+from icebear.db.vectors import unit
+from icebear.errors import StoreError
+from icebear.records import Sentence
+
+FEWEST = 16
+"""The number of sides that a map has at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class SideData:
+    """N sides of neurons that have examples, and S sentences."""
+
+    sides: np.ndarray
+    """(N,) 2 * neuron id + (polarity is -), ascending."""
+    site: np.ndarray
+    layer: np.ndarray
+    vectors: np.ndarray
+    """(N, D) the mean vectors of examples."""
+    examples: csr_matrix
+    """(N, S) 1 where a sentence is an example of a side."""
+    meanings: np.ndarray
+    """(S, D) the vectors of sentences, of length 1."""
+    sentences: list[Sentence]
+
+
+def read_sides(store: Store) -> SideData:
+    """Read the sides of all neurons, heads left out. Raises `StoreError` if they are too few or have no vectors."""
+    store.facts.get("finished")
+    ids, meanings = store.sentences.vectors()
+    order = np.argsort(ids)
+    ids, meanings = ids[order], store.vectors.standardized(meanings[order].astype(np.float32))
+    rows = store.example_tables.columns()
+    rows = rows[(rows.key < 2 * store.neurons.count()) & np.isin(rows.sentence, ids)]
+    sides, side = np.unique(rows.key, return_inverse=True)
+    if len(sides) < FEWEST:
+        raise StoreError(f"{store.path} has too few neurons with vectors of sentences for a map; run icebear index.")
+    where = side, np.searchsorted(ids, rows.sentence)
+    columns, index, sentences = store.neurons.columns(), store.vectors.get("examples"), store.sentences.of(ids.tolist())
+    return SideData(
+        sides,
+        np.array(columns["site"])[sides // 2],
+        np.array(columns["layer"])[sides // 2],
+        index.reconstruct_n(0, index.ntotal)[sides],
+        csr_matrix((np.ones(len(rows), np.float32), where), shape=(len(sides), len(ids))),
+        unit(meanings),
+        [sentences[identity] for identity in ids.tolist()],
+    )

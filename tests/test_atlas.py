@@ -1,0 +1,217 @@
+"""The atlas: neighbors stay neighbors, clusters and names are the planted ones, and none is claimed by chance."""
+
+import json
+import re
+from base64 import b64decode
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from planted import TOPICS, bare
+from scipy.sparse import csr_matrix
+
+from icebear import build_index, open_store, read_corpus
+from icebear.actmax.atlas import clusters, layer_meanings
+from icebear.actmax.atlas.atlas import atlas
+from icebear.actmax.atlas.atlas_page import atlas_page, packed, safe_json
+from icebear.actmax.atlas.neighbor_map import neighbors, plane, principal
+from icebear.actmax.atlas.side_data import SideData
+from icebear.app.cli.main import main
+from icebear.db.vectors import unit
+from icebear.errors import StoreError
+from icebear.records import Sentence
+
+GROUPS, SIZE, WIDTH = 6, 60, 24
+OF_EACH = 8
+"""The number of sentences of a side."""
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Rows around six directions, (360, 24)."""
+    generator = np.random.default_rng(0)
+    middles = unit(generator.standard_normal((GROUPS, WIDTH)))
+    return np.repeat(middles, SIZE, 0) + 0.15 * generator.standard_normal((GROUPS * SIZE, WIDTH))
+
+
+@pytest.fixture(scope="module")
+def points(rows):
+    return plane(principal(rows), neighbors(principal(rows)), 0)
+
+
+def share(rows, points, k=15):
+    """The share of the nearest neighbors by cosine that are among the nearest in the plane, the slow way."""
+    cosines = unit(rows) @ unit(rows).T - 9 * np.eye(len(rows))
+    distances = ((points[:, None] - points) ** 2).sum(-1) + 9e9 * np.eye(len(rows))
+    both = zip(np.argsort(-cosines)[:, :k], np.argsort(distances)[:, :k], strict=True)
+    return np.mean([len({*a} & {*b}) / k for a, b in both])
+
+
+def test_neighbors_are_those_of_all_cosines(rows):
+    components = principal(rows)
+    ids, distances = neighbors(components)
+    cosines = unit(components) @ unit(components).T - 9 * np.eye(len(rows))
+    assert np.array_equal(ids[:, 0], cosines.argmax(1))
+    assert distances[:, 0] == pytest.approx(np.sqrt(2 - 2 * cosines.max(1)), abs=1e-3)
+    assert not (ids == np.arange(len(rows))[:, None]).any()
+
+
+def test_the_plane_keeps_more_neighbors_than_two_components_and_is_the_same_to_the_bit(rows, points):
+    assert np.abs(points).max() == 1
+    assert share(rows, points) > 1.3 * share(rows, principal(rows)[:, :2])
+    assert share(rows, points) > 5 * share(rows, np.random.default_rng(0).normal(size=points.shape))
+    assert np.array_equal(points, plane(principal(rows), neighbors(principal(rows)), 0))
+
+
+def test_clusters_are_the_planted_groups(points):
+    labels = clusters.grouped(points)
+    assert labels.max() + 1 == GROUPS
+    for group in labels.reshape(GROUPS, SIZE):
+        assert len({*group[group >= 0].tolist()}) == 1
+        assert (group >= 0).mean() > 0.8
+    sizes = np.bincount(labels[labels >= 0])
+    assert np.array_equal(sizes, np.sort(sizes)[::-1])
+
+
+def sentences_of(topics, generator, count=480):
+    """Sentences with two words of a topic among others."""
+    common = [f"{a}{b}{c}ing" for a in "bdfgk" for b in "aeiou" for c in "lmnr"]
+    result = []
+    for number in range(count):
+        words = [*generator.choice(topics[number % len(topics)], 2), *generator.choice(common, 5)]
+        text = " ".join(generator.permutation(words).tolist())
+        result.append(Sentence(number, text, f"document {number // 2}", 0, len(text), (text,)))
+    return result
+
+
+def examples_of(topic, generator, sentences, topics):
+    """Sides (N, S): each has sentences of the topic (N,), or of any where it is -1."""
+    indices = []
+    for wanted in topic:
+        pool = [s.id for s in sentences if wanted < 0 or s.id % len(topics) == wanted]
+        indices += generator.choice(pool, OF_EACH, replace=False).tolist()
+    starts = np.arange(len(topic) + 1) * OF_EACH
+    return csr_matrix((np.ones(len(indices), np.float32), indices, starts), shape=(len(topic), len(sentences)))
+
+
+def test_a_cluster_is_named_by_the_words_of_its_topic_and_random_sides_have_no_name():
+    topics, generator = [words[:16] for words in TOPICS.values()], np.random.default_rng(1)
+    sentences = sentences_of(topics, generator)
+    cluster = np.repeat([0, 1, 2, 3, 4, 5, -1], 40)
+    topic = np.where(cluster < 3, cluster, -1)
+    result = clusters.named(cluster, examples_of(topic, generator, sentences, topics), sentences, 0)
+    for number, row in enumerate(result[:3]):
+        assert {*row.words} <= {*topics[number]}
+        assert len(row.words) == clusters.NAME_WORDS
+        assert row.score > row.by_chance
+    assert [row.words for row in result[3:]] == [()] * 3
+    assert [row.size for row in result] == [40] * 6
+
+
+def test_shuffled_clusters_are_named_in_a_twentieth_of_cases_at_most():
+    topics, generator = [words[:16] for words in TOPICS.values()], np.random.default_rng(2)
+    sentences, cluster = sentences_of(topics, generator), np.repeat(np.arange(40), 12)
+    examples = examples_of(np.arange(480) % 3, generator, sentences, topics)
+    names = [
+        row.words
+        for seed in range(3)
+        for row in clusters.named(generator.permutation(cluster), examples, sentences, seed)
+    ]
+    assert np.mean([bool(words) for words in names]) <= 0.05
+
+
+def test_clarity_is_the_mean_cosine_of_pairs(rows):
+    generator = np.random.default_rng(0)
+    meanings, chosen = unit(rows), [generator.choice(len(rows), count, replace=False) for count in (1, 2, 5)]
+    examples = csr_matrix((np.ones(8), np.concatenate(chosen), [0, 1, 3, 8]), shape=(3, len(rows)))
+    expected = [0.0]
+    for ids in chosen[1:]:
+        cosines = meanings[ids] @ meanings[ids].T
+        expected.append(cosines[~np.eye(len(ids), dtype=bool)].mean())
+    assert layer_meanings.clarity(examples, meanings) == pytest.approx(expected, abs=1e-6)
+
+
+def test_layers_have_the_meanings_and_partners_that_were_planted():
+    """Layer 0: sentences of one topic; layer 1: random ones; the last two sides of layer 0 have the same sentences."""
+    generator, topics = np.random.default_rng(3), [words[:16] for words in TOPICS.values()]
+    sentences = sentences_of(topics, generator)
+    middles = unit(generator.standard_normal((3, WIDTH)))
+    meanings = unit(np.array([middles[s.id % 3] for s in sentences]) + 0.3 * generator.standard_normal((480, WIDTH)))
+    meanings = unit(meanings - meanings.mean(0))
+    layer = np.repeat([0, 1], 100)
+    examples = examples_of(np.where(layer == 0, np.arange(200) % 3, -1), generator, sentences, topics).tolil()
+    examples[99] = examples[98]
+    examples = csr_matrix(examples)
+    vectors = examples @ meanings
+    data = SideData(np.arange(200), np.full(200, "ffn"), layer, vectors, examples, meanings, sentences)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_meanings, "ALIKE", 0.999)
+        clear, random = layer_meanings.layer_meanings(data, neighbors(vectors)[0], 0)
+    assert (clear.sides, clear.layer, random.layer) == (100, 0, 1)
+    assert clear.clarity > 0.1 > abs(random.clarity)
+    assert abs(random.clarity_by_chance) < 0.02
+    assert clear.without_meaning < 0.05
+    assert 0.85 <= random.without_meaning <= 1
+    assert (clear.redundant, random.redundant, clear.redundant_by_chance) == (0.02, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A small index; one sentence has what would end a script element."""
+    folder, generator = tmp_path_factory.mktemp("atlas"), np.random.default_rng(0)
+    words = [" ".join(generator.choice(topic, 5)) for _ in range(30) for topic in TOPICS.values()]
+    (folder / "c.txt").write_text("\n".join([f"the {text}." for text in words] + ["the </script><b>song</b> & ship."]))
+    with open_store(folder / "c.db", create=True) as opened:
+        build_index(bare(), read_corpus(str(folder / "c.txt")), opened, k=6)
+    with open_store(folder / "c.db") as opened:
+        yield opened
+
+
+def test_the_map_of_an_index_is_the_same_to_the_bit(store):
+    result, again = atlas(store), atlas(store)
+    assert np.array_equal(result.points, again.points)
+    assert result.clusters == again.clusters
+    assert result.sides.tolist() == np.unique(store.example_tables.columns().key).tolist()
+    assert len(result.points) == len(result.cluster) == len(result.clarity) == len(result.sides)
+    assert sum(layer.sides for layer in result.layers) == len(result.sides)
+    assert result.made_with["model"]["name"] == "planted"
+
+
+def test_the_page_has_the_strongest_sentence_of_each_side_and_no_request(store):
+    result = atlas(store)
+    data = packed(store, result)
+    columns = {name: np.frombuffer(b64decode(text), f"<{kind}") for name, (kind, text) in data["arrays"].items()}
+    for number in range(0, len(result.sides), 7):
+        neuron = store.neurons.of([int(result.sides[number]) // 2])[int(result.sides[number]) // 2]
+        example = store.examples(neuron, "+-"[columns["minus"][number]], 1)[0]
+        text = data["sentences"][columns["sentence"][number]]
+        assert text == "".join(example.sentence.tokens)
+        assert text[columns["start"][number] : columns["end"][number]] == example.token_text.strip()
+        assert (columns["layer"][number], columns["index"][number]) == (neuron.layer, neuron.index)
+        assert columns["x"][number] / 65535 * 2 - 1 == pytest.approx(result.points[number, 0], abs=1e-4)
+    page = atlas_page(store, result)
+    assert not re.search(r"""(src|href)=|url\(|https?://|fetch\(|import\(""", page)
+    inside = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)[1]
+    assert json.loads(inside) == json.loads(json.dumps(data))
+    assert "<b>song" not in page
+    assert safe_json("</script>") == '"\\u003c/script>"'
+
+
+def test_the_command_prints_what_the_map_has(store, tmp_path):
+    done = CliRunner().invoke(main, ["atlas", "--store", str(store.path), "--html", str(tmp_path / "a.html"), "--json"])
+    assert done.exit_code == 0, done.output
+    document, result = json.loads(done.stdout), atlas(store)
+    assert document["sides"] == len(result.sides)
+    assert [row["size"] for row in document["clusters"]] == [row.size for row in result.clusters]
+    assert document["layers"][0]["clarity"] == pytest.approx(result.layers[0].clarity)
+    assert (tmp_path / "a.html").read_text() == atlas_page(store, result)
+    printed = CliRunner().invoke(main, ["atlas", "--store", str(store.path)])
+    assert (printed.exit_code, "L0.ffn" in printed.stdout) == (0, True)
+
+
+def test_an_index_without_vectors_of_sentences_has_no_map(store, tmp_path):
+    path = tmp_path / "c.db"
+    path.write_bytes(store.path.read_bytes())
+    with open_store(path) as copy, pytest.raises(StoreError):
+        copy.refill("sentence_vectors", [])
+        atlas(copy)
