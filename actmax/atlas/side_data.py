@@ -36,7 +36,7 @@ class SideData:
 def read_sides(store: Store) -> SideData:
     """Read the sides of all neurons, heads left out. Raises `StoreError` if they are too few or have no vectors."""
     store.facts.get("finished")
-    ids, meanings = store.sentences.vectors()
+    ids, meanings = store.sentence_vectors()
     order = np.argsort(ids)
     ids, meanings = ids[order], store.vectors.standardized(meanings[order].astype(np.float32))
     rows = store.example_tables.columns()
