@@ -23,7 +23,7 @@ def atlas_report(atlas: Atlas, sample: str) -> Iterator[Table | Text]:
         (
             f"L{row.layer}.{row.site}",
             f"{row.sides:,}",
-            *(f"{value:.3f}" for value in (row.clarity, row.clarity_by_chance)),
+            *(f"{value:z.3f}" for value in (row.clarity, row.clarity_by_chance)),
             *(f"{value:.1%}" for value in (row.redundant, row.redundant_by_chance)),
             *(f"{value:.1%}" for value in (row.without_meaning, row.without_meaning_by_chance)),
         )
