@@ -14,6 +14,9 @@ from icebear.concepts.vocabulary import calibration
 
 FEW = {
     "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
+    "icebear.actmax.atlas.clusters.SHUFFLES": 2,
+    "icebear.actmax.atlas.neighbor_map.EARLY": 5,
+    "icebear.actmax.atlas.neighbor_map.LATE": 5,
     "icebear.actmax.heads.REPEATS": 2,
     "icebear.actmax.heads.TEXTS": 4,
     "icebear.app.web.neuron_card.PAGE_SENTENCES": 2,

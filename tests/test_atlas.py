@@ -167,6 +167,7 @@ def store(tmp_path_factory):
         yield opened
 
 
+@pytest.mark.usefixtures("few_contexts")
 def test_the_map_of_an_index_is_the_same_to_the_bit(store):
     result, again = atlas(store), atlas(store)
     assert np.array_equal(result.points, again.points)
@@ -177,6 +178,7 @@ def test_the_map_of_an_index_is_the_same_to_the_bit(store):
     assert result.made_with["model"]["name"] == "planted"
 
 
+@pytest.mark.usefixtures("few_contexts")
 def test_the_page_has_the_strongest_sentence_of_each_side_and_no_request(store):
     result = atlas(store)
     data = packed(store, result)
@@ -197,6 +199,7 @@ def test_the_page_has_the_strongest_sentence_of_each_side_and_no_request(store):
     assert safe_json("</script>") == '"\\u003c/script>"'
 
 
+@pytest.mark.usefixtures("few_contexts")
 def test_the_command_prints_what_the_map_has(store, tmp_path):
     done = CliRunner().invoke(main, ["atlas", "--store", str(store.path), "--html", str(tmp_path / "a.html"), "--json"])
     assert done.exit_code == 0, done.output

@@ -34,7 +34,8 @@ def plane(components: np.ndarray, near: Neighbors, seed: int) -> np.ndarray:
     perplexity = near[0].shape[1] / 3
     affinities = PerplexityBasedNN(perplexity=perplexity, knn_index=PrecomputedNeighbors(*near), n_jobs=1)
     start = components[:, :2].astype(np.float64) / components[:, 0].std().clip(1e-12) * 1e-4
-    embedding = TSNEEmbedding(start, affinities, negative_gradient_method="fft", n_jobs=1, random_state=seed)
+    repulsion = "bh" if len(start) <= EXACT else "fft"  # of few points, a tree is quicker than the grid
+    embedding = TSNEEmbedding(start, affinities, negative_gradient_method=repulsion, n_jobs=1, random_state=seed)
     embedding = embedding.optimize(n_iter=EARLY, exaggeration=12, momentum=0.5)
     points = np.asarray(embedding.optimize(n_iter=LATE, momentum=0.8))
     points -= (points.max(0) + points.min(0)) / 2
