@@ -220,7 +220,7 @@ def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str)
 
 def measure_chance(store: Tables, seed: int = 0) -> None:
     """Save the nulls of searches: for each comparison of neurons, the median and the largest cosine of random neurons
-    to their nearest neighbor; the cosines of each row with random tokens; and the largest z of outputs."""
+    to their nearest neighbor; the cosines of each row with random tokens or sentences; and the largest z of outputs."""
     generator = np.random.default_rng(seed)
     neurons = store.neurons.count()
     drawn = generator.choice(neurons, min(CHANCE_NEURONS, neurons), replace=False)
@@ -232,6 +232,10 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
     tokens = store.vectors.get("tokens")
     of_tokens = _directions(tokens, generator.permutation(tokens.ntotal)[:OF_TOKENS].tolist())
     store.vectors.set_null(store.vectors.outputs, of_tokens[:RANDOM])
+    if not store.facts.all().get("encoder"):  # whose null `set_example_null` saves
+        sentences = store.vectors.standardized(store.sentence_vectors()[1])
+        sentences = sentences if len(sentences) else np.zeros_like(sentences, shape=(1, sentences.shape[1]))
+        store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
     largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
     store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE))})
     # That of the weights is known in an index that comes with icebear.

@@ -128,7 +128,7 @@ class Store(Tables):
 
         First those with the words in their examples or in a significant automatic label. Their score is a sum of
         numbers of standard deviations: by how much more of the examples contain the words than of all sentences; how
-        similar the examples are to the sentences that match the words best (the mean inner product, relative to as many
+        similar the examples are to the sentences that match the words best (the cosine of mean vectors, relative to
         random sentences); how similar the output is to the words (the cosine of the W_out row with the unembedding,
         relative to the same neuron's cosines with random tokens; weight 1/2); and the label's p.
         Then those of which only the output is similar to the words: more than any neuron's to 95 % of random directions

@@ -170,15 +170,22 @@ class VectorFiles:
         """The name of the index that a search takes: through the averaged Jacobian if it was built."""
         return self.writing[-1]
 
-    def set_null(self, name: str, directions: np.ndarray) -> None:
-        """Save the mean and standard deviation of each row's cosines with random directions (N, D)."""
+    def set_null(self, name: str, directions: np.ndarray, pooled: bool = False) -> None:
+        """Save the mean and standard deviation of each row's cosines with random directions (N, D).
+
+        pooled: take the median standard deviation for all rows. The mean vector of sentences that are about one thing
+        has larger cosines of either sign than that of sentences about nothing; its own deviation would hide that.
+        """
         directions = unit(directions)
         cosines = [rows @ directions.T for rows in blocks(self.get(name))]
         mean, std = (np.concatenate([getattr(block, part)(1) for block in cosines]) for part in ("mean", "std"))
+        if pooled and std.any():
+            neurons = std[: 2 * self.neurons.count()] if std[: 2 * self.neurons.count()].any() else std
+            std[std > 0] = np.median(neurons[neurons > 0])
         self.file.insert("vectors_null", [(name, mean.tobytes(), std.tobytes())])
 
     def set_example_null(self, norms: np.ndarray, counts: np.ndarray, deviation: float) -> None:
-        """Save the null of the index `examples`: the cosine of a query with the mean of as many random sentences.
+        """Save the null of the index `examples` of an encoder: cosines with the mean of as many random sentences.
 
         A row is the mean of `counts` (N,) sentence vectors, and has a norm (N,) before it is scaled: that of sentences
         about one thing is larger. deviation: of the inner product of one sentence vector with a query.

@@ -206,7 +206,7 @@ def test_a_damaged_parquet_file_is_said_once(tmp_path, capfd):
 def test_a_streamed_data_set_is_read_once(model, hub, tmp_path):
     request, arguments = hub
     for _ in range(2):
-        indexing(model, read_corpus("a/set", limit=7), str(tmp_path / "s.db"))
+        indexing(model, read_corpus("a/set", limit=7), str(tmp_path / "s.db"), None)
         assert request == [("a/set", None, "train", None)]
         assert len(arguments) == 7
     with open_store(tmp_path / "s.db") as store:

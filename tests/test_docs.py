@@ -179,6 +179,7 @@ def command(words, folder, runs, page):
                 link = Path(path.name.replace("wiki", "icebear", 1))
                 if not link.is_symlink():
                     link.symlink_to(path)
+            rest = [*rest, "--encoder", "none"]  # other tests share the index
         result = CliRunner().invoke(main, rest)
         assert result.exit_code == 0, (words, result.output, result.exception)
         return result.stdout

@@ -37,12 +37,10 @@ def ensure_vectors(model: Model, store: Store) -> None:
     neurons, words = store.count("neurons"), vocabulary(model).shape[0]
     counts = {"w_out": neurons, "lens": neurons, "w_in": neurons, "examples": 2 * neurons, "tokens": words}
     missing = [name for name in makers if not _usable(store, name, counts[name])]
-    if "examples" not in missing and not store.vectors.has_null("examples"):  # of a call that was killed
-        missing.append("examples")
     for name, make in makers.items():
         if name in missing:
             norms = store.vectors.save(name, make(), unit=name != "tokens")
-            if name == "examples":
+            if name == "examples" and store.facts.all().get("encoder"):
                 set_example_null(store, norms)
     ceilings = lens and [measured and measured.ceiling for measured in lens.reliability]
     if ceilings != store.facts.all().get("ceilings"):
@@ -129,7 +127,7 @@ def example_vectors(store: Store, width: int = 0) -> Iterator[np.ndarray]:
 
 
 def set_example_null(store: Store, norms: np.ndarray, seed: int = 0) -> None:
-    """Save the null of the index `examples`. norms: of its rows, see `VectorFiles.save`."""
+    """Save the null of the index `examples` by an encoder. norms: of its rows, see `VectorFiles.save`."""
     rows = store.vectors.standardized(store.sentence_vectors()[1])
     drawn = np.random.default_rng(seed).permutation(rows)[:RANDOM]
     deviation = float((rows @ vectors.unit(drawn).T).std()) if len(rows) else 1.0
