@@ -41,6 +41,8 @@ class Cluster:
     """The sum of the words' c-TF-IDF in the half of the documents that they were not chosen in."""
     by_chance: float
     """The largest score of shuffled clusters of this size."""
+    strongest: tuple[str, ...]
+    """The words that were tested."""
 
     @property
     def name(self) -> str:
@@ -120,7 +122,8 @@ def named(cluster: np.ndarray, examples: csr_matrix, sentences: Sequence[Sentenc
 
     chosen, reached = scores(cluster)
     chance = np.max([scores(generator.permutation(cluster))[1] for _ in range(SHUFFLES)], axis=0)
+    tested = map(tuple, words.names[chosen].tolist())
     return tuple(
-        Cluster(int(size), tuple(words.names[row]) if score > least else (), float(score), float(least))
-        for size, row, score, least in zip(np.bincount(cluster[cluster >= 0]), chosen, reached, chance, strict=True)
+        Cluster(int(size), names if score > least else (), float(score), float(least), names)
+        for size, names, score, least in zip(np.bincount(cluster[cluster >= 0]), tested, reached, chance, strict=True)
     )

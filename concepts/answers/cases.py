@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,23 +47,27 @@ def changes_of_cases(model: Model, base_model: Model, cases: Sequence[Case], k: 
 
 
 def read_cases(path: str | Path, has_counterfactuals: bool = False, **defaults: Any) -> list[Case]:
-    """Read a file of JSON lines: objects with prompt and, optionally, target, contrast and counterfactual.
+    """Read a file of JSON lines, objects with prompt and, optionally, target, contrast and counterfactual, or a .txt
+    file of prompts.
 
     has_counterfactuals: whether each must have a counterfactual. defaults: values for missing fields. Raises
         `InputError`.
     """
-    cases: list[Case] = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
+    return [case_of(row, where, has_counterfactuals, **defaults) for row, where in rows_of_file(path)]
+
+
+def rows_of_file(path: str | Path) -> Iterator[tuple[Any, str]]:
+    """Yield the rows of a file of JSON lines, or the lines of a .txt file as prompts, with their names in messages."""
+    lines = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
+    if not lines:
+        raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
+    for number, line in lines:
         try:
-            row = json.loads(line, object_pairs_hook=_with_single_keys)
+            is_text = str(path).endswith(".txt")
+            row = {"prompt": line.strip()} if is_text else json.loads(line, object_pairs_hook=_with_single_keys)
         except (ValueError, RecursionError):
             row = None
-        cases.append(case_of(row, f"line {number} of {path}", has_counterfactuals, **defaults))
-    if not cases:
-        raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
-    return cases
+        yield row, f"line {number} of {path}"
 
 
 def case_of(row: Any, where: str, has_counterfactual: bool = False, **defaults: Any) -> Case:

@@ -157,7 +157,7 @@ def _examples_table(
     """Sentences, and the measured effects of the neuron in the first of them; of a head, both tokens by themselves."""
     rows: list[Sequence[str | Text]] = []
     for example, effect in zip_longest(examples, effects[: len(examples)]):
-        text = _highlighted(example)
+        text = highlighted(example)
         if effect:
             text.append(f"\n{visible(effect_text(effect.raises, effect.lowers))}", "dim")
         both = [repr(example.token_text), attended_text(example)] if of_head else []
@@ -166,7 +166,7 @@ def _examples_table(
     return grid(value, *columns, heading, rows=rows, title=title)
 
 
-def _highlighted(example: Example) -> Text:
+def highlighted(example: Example) -> Text:
     """The tokens around the extreme one, which stands out; in a file or pipe, which has no styles, in « »."""
     tokens, extreme = example.sentence.tokens, example.token
     text = Text("..." if extreme > 25 else "")

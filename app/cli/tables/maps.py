@@ -1,4 +1,4 @@
-"""The layers and clusters of an atlas."""
+"""The layers and clusters of an atlas, and the clusters that do the work on prompts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from icebear.app.cli.tables.cards import highlighted
 from icebear.app.cli.tables.grid import grid
 
 if TYPE_CHECKING:
     from icebear.actmax.atlas.atlas import Atlas
+    from icebear.actmax.atlas.audit import Audit, ClusterWork
 
 NAMED = 20
 """The number of clusters that are listed."""
@@ -36,3 +38,32 @@ def atlas_report(atlas: Atlas, sample: str) -> Iterator[Table | Text]:
     title = f"{len(named):,} of {len(atlas.clusters):,} clusters have a name; the largest of them"
     yield grid(">sides", "cluster", rows=clusters, title=title)
     yield Text(f"The map has {len(atlas.sides):,} sides: neurons at one polarity. The index holds {sample}.", "dim")
+
+
+def audit_report(audit: Audit) -> Iterator[Table | Text]:
+    """The claimed clusters with sentences, and what the largest score is by chance."""
+    claimed, columns = audit.claimed, (">share", ">others" if audit.others else ">random", ">score", ">p")
+    title = f"do more of the work on {audit.prompts} prompts than as many random neurons of the same layers"
+    if audit.others:
+        title = f"differ between {audit.prompts} prompts and {audit.others} others"
+    if claimed:
+        rows = [
+            (_words(row), f"{row.share:.2%}", f"{row.compared:.2%}", f"{row.score:+.1f}", f"{row.p:.3f}")
+            for row in claimed[:NAMED]
+        ]
+        title = f"{len(claimed)} of {len(audit.clusters)} clusters {title}"
+        yield grid("cluster, and sentences of its neurons", *columns, rows=rows, title=title)
+    else:
+        yield Text(f"No cluster is claimed: none of {len(audit.clusters)} is shown to {title}.")
+    score = audit.clusters[0].score
+    yield Text(
+        f"The largest score is {score:+.1f}; by chance it is above {audit.threshold:.1f} in 5 % of permutations.", "dim"
+    )
+
+
+def _words(row: ClusterWork) -> Text:
+    """The name of a cluster, or its strongest words in brackets, and its sentences."""
+    name = ", ".join(row.words)
+    parts = [Text(name if row.is_named else f"({name})", "bold")]
+    parts += [Text.assemble((f"{side}  ", "dim"), highlighted(example)) for side, example in row.examples]
+    return Text("\n").join(parts)

@@ -1,0 +1,220 @@
+"""`audit`: which clusters of an atlas do the work on prompts, and which differ between two groups of prompts.
+
+The mean of a group is the same in every order of its prompts, so the null of one group draws the members of the
+clusters anew; that of two groups draws the groups anew. Both are tested by the largest score of all clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from icebear.actmax.atlas.atlas import Atlas
+from icebear.concepts.answers.cases import Case, case_of, read_cases, rows_of_file
+from icebear.concepts.attribution.attribute import BATCH_SIZE, attribute
+from icebear.concepts.results.ranking import Ranking
+from icebear.db.store import Store
+from icebear.errors import InputError, StoreError
+from icebear.models.model import Model
+from icebear.records import POLARITIES, Example, Neuron
+from icebear.steps import OnProgress, unwatched
+from icebear.values import seed_of, typed
+
+PERMUTATIONS = 999
+LEVEL = 0.05
+"""The family-wise error rate: how often a cluster is claimed where there is no difference."""
+FEWEST = 4
+"""The prompts of each of two groups: with fewer, more than 5 % of permutations are as extreme as any result."""
+EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class ClusterWork:
+    """How much of the work on prompts a cluster does."""
+
+    cluster: int
+    """Its number in `Atlas.clusters`."""
+    words: tuple[str, ...]
+    """Its strongest words; its name if `is_named`."""
+    is_named: bool
+    share: float
+    """Its part of the positive relevance of all FFN neurons, the mean over the prompts."""
+    compared: float
+    """The same for the other prompts or, without others, for as many random sides of the same layers."""
+    score: float
+    """The difference of both in standard deviations: within the groups or, without others, of random sides' shares."""
+    p: float
+    """The share of permutations in which any cluster has as large a score (of either sign with others)."""
+    examples: tuple[tuple[str, Example], ...]
+    """If it is claimed: the strongest sentences of its sides with the largest difference."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Which clusters do the work on prompts."""
+
+    prompts: int
+    others: int
+    """The number of prompts that they are compared with; 0 for none."""
+    threshold: float
+    """The largest score of all clusters is above it in 5 % of permutations."""
+    clusters: tuple[ClusterWork, ...]
+    """Those that have FFN neurons, the smallest p first, then the largest score."""
+    made_with: dict[str, Any]
+
+    @property
+    def claimed(self) -> tuple[ClusterWork, ...]:
+        return tuple(row for row in self.clusters if row.p <= LEVEL)
+
+
+@typed
+def audit(
+    model: Model,
+    store: Store,
+    atlas: Atlas,
+    prompts: Sequence[Case],
+    others: Sequence[Case] = (),
+    seed: int = 0,
+    on_progress: OnProgress = unwatched,
+) -> Audit:
+    """Compute which clusters of an atlas do the work on prompts, or differ between two groups of prompts.
+
+    Parameters
+    ----------
+    model, store, atlas
+        The index that the atlas was made from, and its model.
+    prompts, others : sequence of Case
+        The prompts, and those that they are compared with; see `read_groups`.
+    seed : int
+    on_progress : callable, optional
+        Called with the number of prompts done, and of all.
+
+    Returns
+    -------
+    Audit
+
+    Raises
+    ------
+    InputError
+        If a group has too few prompts, or a prompt has a counterfactual.
+    StoreError
+        If the index is of another model, or no cluster has FFN neurons.
+    """
+    _check(prompts, others)
+    store.check(model.fingerprint, model.name)
+    generator, cluster = np.random.default_rng(seed_of(seed)), clusters_of(model, store, atlas)
+    weights = [*[1 / len(prompts)] * len(prompts), *[-1 / len(others) for _ in others]]
+    shares, sides = shares_of(model, cluster, [*prompts, *others], weights, on_progress)
+    group = np.array(weights) > 0
+    if others:
+        scores = differences(shares, np.array([group, *(generator.permutation(group) for _ in range(PERMUTATIONS))]))
+        compared, sizes = shares[~group].mean(0), np.abs(scores)
+    else:
+        drawn = random_shares(sides, cluster, generator)
+        compared = drawn[1:].mean(0)
+        scores = sizes = (drawn - compared) / drawn[1:].std(0).clip(1e-30)
+    largest = sizes.max(1)
+    p = (largest[:, None] >= sizes[0] - 1e-9).mean(0)
+    rows = []
+    for number in sorted(np.unique(cluster[cluster >= 0]).tolist(), key=lambda number: (p[number], -sizes[0, number])):
+        part, numbers = (
+            atlas.clusters[number],
+            (float(x[number]) for x in (shares[group].mean(0), compared, scores[0], p)),
+        )
+        order = np.argsort(-np.where(cluster == number, sides * np.sign(scores[0, number]), -np.inf), axis=None)
+        examples = (
+            _examples(store, cluster.shape, order[: min(9, (cluster == number).sum())]) if p[number] <= LEVEL else ()
+        )
+        rows.append(ClusterWork(number, part.strongest, bool(part.words), *numbers, examples))
+    threshold = float(np.quantile(largest, 1 - LEVEL))
+    return Audit(len(prompts), len(others), threshold, tuple(rows), {**atlas.made_with, "seed": seed})
+
+
+def _check(prompts: Sequence[Case], others: Sequence[Case]) -> None:
+    if not prompts or (others and min(len(prompts), len(others)) < FEWEST):
+        raise InputError(
+            f"There are {len(prompts)} prompts and {len(others)} others, but two groups need at least {FEWEST} each; "
+            "add prompts."
+        )
+    if any(case.counterfactual is not None for case in (*prompts, *others)):
+        raise InputError("An audit explains prompts alone; leave out their counterfactuals.")
+
+
+def clusters_of(model: Model, store: Store, atlas: Atlas) -> np.ndarray:
+    """Return the cluster (2, L, N) of each FFN neuron at + and -; -1 for none, -2 for sides that are not on the map."""
+    columns, cluster = store.neurons.columns(), np.full((2, model.layers, model.width("ffn")), -2)
+    site, layer, index = (np.array(columns[name])[atlas.sides // 2] for name in ("site", "layer", "idx"))
+    inside = site == "ffn"
+    cluster[atlas.sides[inside] % 2, layer[inside], index[inside]] = atlas.cluster[inside]
+    if cluster.max() < 0:
+        raise StoreError(f"No cluster of {store.path} has FFN neurons; index more sentences, with --site ffn.")
+    return cluster
+
+
+def shares_of(
+    model: Model, cluster: np.ndarray, cases: Sequence[Case], weights: Sequence[float], on_progress: OnProgress
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shares (n, C) of clusters in the positive relevance of each prompt, and the weighted sum of the shares
+    of sides (2, L, N). A neuron is at + or - by its activation at each token; sinks and chat templates do not count."""
+    shares, sides, inside = [], np.zeros(cluster.shape), cluster >= 0
+    for start in range(0, len(cases), BATCH_SIZE):  # relevance of all neurons at all tokens is large
+        part = cases[start : start + BATCH_SIZE]
+        arguments = ([getattr(case, name) for case in part] for name in ("prompt", "target", "contrast"))
+        for relevance in attribute(model, *arguments, sites=("ffn",)):
+            tokens = Ranking(position="all").positions(relevance.prompt)
+            values, minus = relevance.ffn[:, tokens].clamp(min=0), relevance.neurons.activation["ffn"][:, tokens] < 0
+            share = np.stack([(values * signs).sum(1).double().numpy() for signs in (~minus, minus)])
+            share /= share.sum().clip(1e-30)
+            sides += weights[len(shares)] * share
+            shares.append(np.bincount(cluster[inside], share[inside]))
+        on_progress(len(shares), len(cases))
+    return np.array(shares), sides
+
+
+def differences(shares: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Return the differences of means (P, C) of the groups True and False (P, n) of shares (n, C), in standard
+    deviations within the groups; 0 where all shares are equal."""
+    x = shares - shares.mean(0)
+    x /= np.where(x.std(0) > 1e-12, x.std(0), np.inf)  # so that the sum of squares is n
+    count, size = len(x), group.sum(1)[:, None]
+    mean = group @ x / size
+    other = -mean * size / (count - size)
+    within = count - size * mean**2 - (count - size) * other**2
+    return (mean - other) / np.sqrt(within.clip(1e-9) / (count - 2))
+
+
+def random_shares(sides: np.ndarray, cluster: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Return the sums (1 + P, C) of values of sides (2, L, N) in the clusters, and in as many random sides of the same
+    layers."""
+    on_map = [np.flatnonzero(cluster[:, layer] > -2) for layer in range(cluster.shape[1])]
+    labels, values = ([x[:, layer].ravel()[on] for layer, on in enumerate(on_map)] for x in (cluster, sides))
+    draws = [labels, *([generator.permutation(row) for row in labels] for _ in range(PERMUTATIONS))]
+    weights = np.concatenate(values)
+    return np.array([np.bincount(np.concatenate(draw) + 1, weights)[1:] for draw in draws])
+
+
+def _examples(store: Store, shape: tuple[int, ...], sides: np.ndarray) -> tuple[tuple[str, Example], ...]:
+    rows: dict[int, tuple[str, Example]] = {}
+    for polarity, layer, index in zip(*(part.tolist() for part in np.unravel_index(sides, shape)), strict=True):
+        neuron = Neuron(layer, "ffn", index)
+        (example,) = store.examples(neuron, POLARITIES[polarity], 1)
+        rows.setdefault(example.sentence.id, (f"{neuron} {POLARITIES[polarity]}", example))
+    return tuple(rows.values())[:EXAMPLES]
+
+
+def read_groups(path: str | Path, against: str | Path | None = None) -> tuple[list[Case], list[Case]]:
+    """Read the prompts that are audited, and those that they are compared with, if there are any: those of `against`
+    or, with a field `right` in each row, those with true. See `rows_of_file`. Raises `InputError`."""
+    rows = list(rows_of_file(path))
+    right = [row.pop("right", None) if isinstance(row, dict) else None for row, _ in rows]
+    cases = [case_of(row, where) for row, where in rows]
+    if {*map(repr, right)} == {"None"}:
+        return cases, read_cases(against) if against else []
+    if against or not {*map(repr, right)} <= {"True", "False"}:
+        raise InputError(f"{path} has the field right; write true or false in each row, and leave out --against.")
+    groups = ([case for case, value in zip(cases, right, strict=True) if value is wanted] for wanted in (False, True))
+    return next(groups), next(groups)
