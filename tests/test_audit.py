@@ -43,6 +43,7 @@ def prompts(topic, count, seed=0):
 
 def atlas_of(store, labels):
     sides = np.unique(store.example_tables.columns().key)
+    sides = sides[sides < 2 * store.neurons.count()]
     cluster = np.array([labels[side] for side in sides.tolist()])
     rows = [
         Cluster(int((cluster == n).sum()), ("a", "b")[: n % 2], 1.0, 0.5, ("a", "b")) for n in range(max(labels) + 1)
@@ -52,12 +53,12 @@ def atlas_of(store, labels):
 
 
 @pytest.fixture(scope="module")
-def model():
+def of_topics():
     return planted()
 
 
 @pytest.fixture(scope="module")
-def store(model, tmp_path_factory):
+def store(of_topics, tmp_path_factory):
     folder, generator = tmp_path_factory.mktemp("audit"), np.random.default_rng(0)
     lines = [
         " ".join([*generator.choice(COMMON, 4), *generator.choice(words, 3)])
@@ -66,7 +67,7 @@ def store(model, tmp_path_factory):
     ]
     (folder / "c.txt").write_text(".\n".join(lines))
     with open_store(folder / "c.db", create=True) as opened:
-        build_index(model, read_corpus(str(folder / "c.txt")), opened, k=4)
+        build_index(of_topics, read_corpus(str(folder / "c.txt")), opened, k=4)
     with open_store(folder / "c.db") as opened:
         yield opened
 
@@ -81,23 +82,28 @@ def atlas(store):
     return atlas_of(store, labels)
 
 
-def test_shares_are_those_of_the_ranked_nodes(model, store, atlas):
-    """The slow way: node by node."""
-    cluster, cases = clusters_of(model, store, atlas), [*prompts("song", 2), Case("the old ship", " a", " of")]
-    shares, sides = shares_of(model, cluster, cases, [0.5, 0.25, 0.25], unwatched)
-    label = dict(zip(atlas.sides.tolist(), atlas.cluster.tolist(), strict=True))
-    expected, of_sides = np.zeros((3, 6)), np.zeros(cluster.shape)
-    for row, case in enumerate(cases):
-        nodes = attribute(model, **vars(case), sites=("ffn",)).top(10**6, position="all")
-        total = sum(node.relevance for node in nodes)
-        for node in nodes:
-            minus = node.activation < 0
-            number = label[2 * store.neurons.id(node.neuron) + minus]
-            of_sides[int(minus), node.neuron.layer, node.neuron.index] += (
-                (0.5, 0.25, 0.25)[row] * node.relevance / total
-            )
-            if number >= 0:
-                expected[row, number] += node.relevance / total
+def test_shares_are_those_of_the_ranked_nodes(model, tmp_path):
+    """The slow way: node by node, in three layers."""
+    (tmp_path / "c.txt").write_text("the ice bear eats.\nwarm sand and water.\na camel lives in snow.")
+    generator, weights = np.random.default_rng(0), np.array([0.5, 0.25, -1])
+    with open_store(tmp_path / "c.db", create=True) as store:
+        build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2)
+        atlas = atlas_of(store, generator.integers(-1, 6, 2 * store.neurons.count()))
+        cluster = clusters_of(model, store, atlas)
+        cases = [Case("the bear"), Case("sand and"), Case("snow", "c", "w")]
+        shares, sides = shares_of(model, cluster, cases, weights, unwatched)
+        label = dict(zip(atlas.sides.tolist(), atlas.cluster.tolist(), strict=True))
+        expected, of_sides = np.zeros((3, 6)), np.zeros(cluster.shape)
+        for row, case in enumerate(cases):
+            nodes = attribute(model, **vars(case), sites=("ffn",)).top(10**6, position="all")
+            total = sum(node.relevance for node in nodes)
+            for node in nodes:
+                minus, share = int(node.activation < 0), node.relevance / total
+                of_sides[minus, node.neuron.layer, node.neuron.index] += weights[row] * share
+                number = label.get(2 * store.neurons.id(node.neuron) + minus, -1)
+                if number >= 0:
+                    expected[row, number] += share
+    assert len({*np.nonzero(of_sides)[1].tolist()}) == 3
     assert shares == pytest.approx(expected, abs=1e-6)
     assert sides == pytest.approx(of_sides, abs=1e-6)
 
@@ -130,11 +136,11 @@ def test_random_sides_are_of_the_same_layers(monkeypatch):
     assert len({tuple(row) for row in drawn.tolist()}) > 15
 
 
-def test_the_cause_of_a_failure_is_claimed_and_none_for_shuffled_prompts(model, store, atlas):
+def test_the_cause_of_a_failure_is_claimed_and_none_for_shuffled_prompts(of_topics, store, atlas):
     claims = []
     for seed in range(10):
         wrong, right = prompts("song", 8, seed), [*prompts("ship", 4, seed), *prompts("court", 4, seed)]
-        result = audit(model, store, atlas, wrong, right, seed)
+        result = audit(of_topics, store, atlas, wrong, right, seed)
         above = [row.cluster for row in result.claimed if row.score > 0]
         assert above == [0]
         assert all(abs(row.score) >= result.threshold for row in result.claimed)
@@ -145,34 +151,27 @@ def test_the_cause_of_a_failure_is_claimed_and_none_for_shuffled_prompts(model, 
         shuffled = [[*wrong, *right][number] for number in both]
         for start in (0, 4):
             rows = shuffled[start : start + 8], [*shuffled[:start], *shuffled[start + 8 :]]
-            claims.append(bool(audit(model, store, atlas, *rows, seed).claimed))
+            claims.append(bool(audit(of_topics, store, atlas, *rows, seed).claimed))
     assert sum(claims) <= 3  # of 20 at 5 %: more by chance in 1.6 % of cases
 
 
-def test_one_group_is_compared_with_random_neurons(model, store, atlas):
-    result = audit(model, store, atlas, prompts("song", 6))
+def test_one_group_is_compared_with_random_neurons(of_topics, store, atlas):
+    result = audit(of_topics, store, atlas, prompts("song", 6))
     assert [row.cluster for row in result.claimed] == [0]
     row = result.claimed[0]
     assert row.share > 2 * row.compared
     assert (result.others, row.is_named, row.words) == (0, False, ("a", "b"))
-    for seed in range(3):
-        labels = np.full(2 * store.neurons.count(), -1)
-        labels[::2] = np.random.default_rng(seed).permutation(np.repeat([0, 1, 2], OF_TOPIC).repeat(2))[
-            : len(labels[::2])
-        ]
-        claimed = audit(model, store, atlas_of(store, labels), prompts("song", 6)).claimed
-        assert 0 not in [row.cluster for row in claimed]
 
 
 @pytest.mark.parametrize("others", [0, 9])
-def test_none_is_claimed_by_chance_in_nineteen_of_twenty(model, store, atlas, others, monkeypatch):
+def test_none_is_claimed_by_chance_in_nineteen_of_twenty(of_topics, store, atlas, others, monkeypatch):
     monkeypatch.setattr(audits, "PERMUTATIONS", 199)
-    cluster, claims = clusters_of(model, store, atlas), []
+    cluster, claims = clusters_of(of_topics, store, atlas), []
     for seed in range(200):
         generator = np.random.default_rng(seed)
         shares, sides = generator.exponential(1, (9 + others, 6)) ** 2, generator.exponential(1, cluster.shape) ** 2
         monkeypatch.setattr(audits, "shares_of", lambda *_, drawn=(shares, sides): drawn)
-        result = audit(model, store, atlas, [Case("a")] * 9, [Case("b")] * others, seed)
+        result = audit(of_topics, store, atlas, [Case("a")] * 9, [Case("b")] * others, seed)
         claims.append(bool(result.claimed))
     assert 0 < sum(claims) <= 18  # of 200 at 5 %: more in 0.6 % of cases
 
@@ -204,22 +203,22 @@ def test_groups_are_read_from_files(tmp_path):
         read_groups(rows, labelled)
 
 
-def test_what_cannot_be_audited_is_refused(model, store, atlas):
+def test_what_cannot_be_audited_is_refused(of_topics, store, atlas):
     four = prompts("song", 4)
     for groups in ((four, four[:3]), (four[:3], four), ([], four), ([], []), ([Case("a", counterfactual="b")],)):
         with pytest.raises(InputError):
-            audit(model, store, atlas, *groups)
+            audit(of_topics, store, atlas, *groups)
     with pytest.raises(StoreError):
-        audit(model, store, atlas_of(store, np.full(2 * store.neurons.count(), -1)), four)
+        audit(of_topics, store, atlas_of(store, np.full(2 * store.neurons.count(), -1)), four)
     with pytest.raises(StoreError):
         audit(bare(), store, atlas, four)
 
 
 @pytest.mark.parametrize("topic", ["ship", "song"])
-def test_the_command_prints_the_audit(model, store, atlas, topic, tmp_path, monkeypatch):
+def test_the_command_prints_the_audit(of_topics, store, atlas, topic, tmp_path, monkeypatch):
     """Of different prompts a claim, and of equal ones a sentence."""
     monkeypatch.setattr("icebear.actmax.atlas.atlas.atlas", lambda store: atlas)
-    monkeypatch.setattr(ModelOptions, "load", lambda *_: model)
+    monkeypatch.setattr(ModelOptions, "load", lambda *_: of_topics)
     write(tmp_path / "a.jsonl", *({"prompt": case.prompt} for case in prompts("song", 6)))
     (tmp_path / "b.txt").write_text("\n".join(case.prompt for case in prompts(topic, 6)))
     words = ["atlas", "--store", str(store.path), "--prompts", str(tmp_path / "a.jsonl")]
@@ -227,7 +226,7 @@ def test_the_command_prints_the_audit(model, store, atlas, topic, tmp_path, monk
     done = CliRunner().invoke(main, [*words, "--json"])
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
-    result = audit(model, store, atlas, prompts("song", 6), prompts(topic, 6))
+    result = audit(of_topics, store, atlas, prompts("song", 6), prompts(topic, 6))
     assert [row["score"] for row in document["clusters"]] == pytest.approx([row.score for row in result.clusters])
     assert (document["prompts"], document["others"], document["model"]["name"]) == (6, 6, "planted")
     assert bool(result.claimed) is (topic == "ship")

@@ -26,7 +26,7 @@ from icebear.values import seed_of, typed
 
 PERMUTATIONS = 999
 LEVEL = 0.05
-"""The family-wise error rate: how often a cluster is claimed where there is no difference."""
+"""The family-wise error rate: how often any cluster is claimed where there is no difference."""
 FEWEST = 4
 """The prompts of each of two groups: with fewer, more than 5 % of permutations are as extreme as any result."""
 EXAMPLES = 3
@@ -104,12 +104,17 @@ def audit(
     StoreError
         If the index is of another model, or no cluster has FFN neurons.
     """
-    _check(prompts, others)
+    everything, counts = [*prompts, *others], (len(prompts), len(others))
+    if not prompts or 0 < min(counts) < FEWEST or any(case.counterfactual is not None for case in everything):
+        raise InputError(
+            f"An audit takes prompts without counterfactuals, at least {FEWEST} in each of two groups, not {counts[0]} "
+            f"and {counts[1]}; change the prompts."
+        )
     store.check(model.fingerprint, model.name)
     generator, cluster = np.random.default_rng(seed_of(seed)), clusters_of(model, store, atlas)
-    weights = [*[1 / len(prompts)] * len(prompts), *[-1 / len(others) for _ in others]]
-    shares, sides = shares_of(model, cluster, [*prompts, *others], weights, on_progress)
-    group = np.array(weights) > 0
+    group = np.arange(sum(counts)) < counts[0]
+    weights = np.where(group, 1 / counts[0], -1 / max(counts[1], 1))
+    shares, sides = shares_of(model, cluster, everything, weights, on_progress)
     if others:
         scores = differences(shares, np.array([group, *(generator.permutation(group) for _ in range(PERMUTATIONS))]))
         compared, sizes = shares[~group].mean(0), np.abs(scores)
@@ -118,30 +123,17 @@ def audit(
         compared = drawn[1:].mean(0)
         scores = sizes = (drawn - compared) / drawn[1:].std(0).clip(1e-30)
     largest = sizes.max(1)
-    p = (largest[:, None] >= sizes[0] - 1e-9).mean(0)
+    p, numbers = (largest[:, None] >= sizes[0] - 1e-9).mean(0), np.unique(cluster[cluster >= 0]).tolist()
     rows = []
-    for number in sorted(np.unique(cluster[cluster >= 0]).tolist(), key=lambda number: (p[number], -sizes[0, number])):
-        part, numbers = (
-            atlas.clusters[number],
-            (float(x[number]) for x in (shares[group].mean(0), compared, scores[0], p)),
+    for number in sorted(numbers, key=lambda number: (p[number], -sizes[0, number])):
+        part, columns = atlas.clusters[number], (shares[group].mean(0), compared, scores[0], p)
+        work = np.where(cluster == number, sides * np.sign(scores[0, number]), -np.inf)
+        examples = strongest(store, work) if p[number] <= LEVEL else ()
+        rows.append(
+            ClusterWork(number, part.strongest, bool(part.words), *(float(x[number]) for x in columns), examples)
         )
-        order = np.argsort(-np.where(cluster == number, sides * np.sign(scores[0, number]), -np.inf), axis=None)
-        examples = (
-            _examples(store, cluster.shape, order[: min(9, (cluster == number).sum())]) if p[number] <= LEVEL else ()
-        )
-        rows.append(ClusterWork(number, part.strongest, bool(part.words), *numbers, examples))
     threshold = float(np.quantile(largest, 1 - LEVEL))
-    return Audit(len(prompts), len(others), threshold, tuple(rows), {**atlas.made_with, "seed": seed})
-
-
-def _check(prompts: Sequence[Case], others: Sequence[Case]) -> None:
-    if not prompts or (others and min(len(prompts), len(others)) < FEWEST):
-        raise InputError(
-            f"There are {len(prompts)} prompts and {len(others)} others, but two groups need at least {FEWEST} each; "
-            "add prompts."
-        )
-    if any(case.counterfactual is not None for case in (*prompts, *others)):
-        raise InputError("An audit explains prompts alone; leave out their counterfactuals.")
+    return Audit(*counts, threshold, tuple(rows), {**atlas.made_with, "seed": seed})
 
 
 def clusters_of(model: Model, store: Store, atlas: Atlas) -> np.ndarray:
@@ -156,7 +148,7 @@ def clusters_of(model: Model, store: Store, atlas: Atlas) -> np.ndarray:
 
 
 def shares_of(
-    model: Model, cluster: np.ndarray, cases: Sequence[Case], weights: Sequence[float], on_progress: OnProgress
+    model: Model, cluster: np.ndarray, cases: Sequence[Case], weights: np.ndarray, on_progress: OnProgress
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the shares (n, C) of clusters in the positive relevance of each prompt, and the weighted sum of the shares
     of sides (2, L, N). A neuron is at + or - by its activation at each token; sinks and chat templates do not count."""
@@ -182,9 +174,8 @@ def differences(shares: np.ndarray, group: np.ndarray) -> np.ndarray:
     x /= np.where(x.std(0) > 1e-12, x.std(0), np.inf)  # so that the sum of squares is n
     count, size = len(x), group.sum(1)[:, None]
     mean = group @ x / size
-    other = -mean * size / (count - size)
-    within = count - size * mean**2 - (count - size) * other**2
-    return (mean - other) / np.sqrt(within.clip(1e-9) / (count - 2))
+    within = count - mean**2 * size * count / (count - size)
+    return mean * count / (count - size) / np.sqrt(within.clip(1e-9) / (count - 2))
 
 
 def random_shares(sides: np.ndarray, cluster: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -197,12 +188,13 @@ def random_shares(sides: np.ndarray, cluster: np.ndarray, generator: np.random.G
     return np.array([np.bincount(np.concatenate(draw) + 1, weights)[1:] for draw in draws])
 
 
-def _examples(store: Store, shape: tuple[int, ...], sides: np.ndarray) -> tuple[tuple[str, Example], ...]:
+def strongest(store: Store, work: np.ndarray) -> tuple[tuple[str, Example], ...]:
+    """Return the strongest sentences of the sides (2, L, N) that do the most work, with their names."""
     rows: dict[int, tuple[str, Example]] = {}
-    for polarity, layer, index in zip(*(part.tolist() for part in np.unravel_index(sides, shape)), strict=True):
-        neuron = Neuron(layer, "ffn", index)
-        (example,) = store.examples(neuron, POLARITIES[polarity], 1)
-        rows.setdefault(example.sentence.id, (f"{neuron} {POLARITIES[polarity]}", example))
+    for side in np.argsort(-work, axis=None)[: min(3 * EXAMPLES, np.isfinite(work).sum())].tolist():
+        polarity, layer, index = map(int, np.unravel_index(side, work.shape))
+        (example,) = store.examples(Neuron(layer, "ffn", index), POLARITIES[polarity], 1)
+        rows.setdefault(example.sentence.id, (f"L{layer}.ffn.{index} {POLARITIES[polarity]}", example))
     return tuple(rows.values())[:EXAMPLES]
 
 
@@ -211,10 +203,12 @@ def read_groups(path: str | Path, against: str | Path | None = None) -> tuple[li
     or, with a field `right` in each row, those with true. See `rows_of_file`. Raises `InputError`."""
     rows = list(rows_of_file(path))
     right = [row.pop("right", None) if isinstance(row, dict) else None for row, _ in rows]
-    cases = [case_of(row, where) for row, where in rows]
-    if {*map(repr, right)} == {"None"}:
+    cases, values = [case_of(row, where) for row, where in rows], {*map(repr, right)}
+    if values == {"None"}:
         return cases, read_cases(against) if against else []
-    if against or not {*map(repr, right)} <= {"True", "False"}:
+    if against or not values <= {"True", "False"}:
         raise InputError(f"{path} has the field right; write true or false in each row, and leave out --against.")
-    groups = ([case for case, value in zip(cases, right, strict=True) if value is wanted] for wanted in (False, True))
-    return next(groups), next(groups)
+    wrong, others = (
+        [case for case, is_right in zip(cases, right, strict=True) if is_right is x] for x in (False, True)
+    )
+    return wrong, others

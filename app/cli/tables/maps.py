@@ -42,28 +42,26 @@ def atlas_report(atlas: Atlas, sample: str) -> Iterator[Table | Text]:
 
 def audit_report(audit: Audit) -> Iterator[Table | Text]:
     """The claimed clusters with sentences, and what the largest score is by chance."""
-    claimed, columns = audit.claimed, (">share", ">others" if audit.others else ">random", ">score", ">p")
-    title = f"do more of the work on {audit.prompts} prompts than as many random neurons of the same layers"
-    if audit.others:
-        title = f"differ between {audit.prompts} prompts and {audit.others} others"
-    if claimed:
-        rows = [
-            (_words(row), f"{row.share:.2%}", f"{row.compared:.2%}", f"{row.score:+.1f}", f"{row.p:.3f}")
-            for row in claimed[:NAMED]
-        ]
-        title = f"{len(claimed)} of {len(audit.clusters)} clusters {title}"
-        yield grid("cluster, and sentences of its neurons", *columns, rows=rows, title=title)
-    else:
-        yield Text(f"No cluster is claimed: none of {len(audit.clusters)} is shown to {title}.")
-    score = audit.clusters[0].score
-    yield Text(
-        f"The largest score is {score:+.1f}; by chance it is above {audit.threshold:.1f} in 5 % of permutations.", "dim"
+    claimed, count = audit.claimed, len(audit.clusters)
+    what = f"differ between {audit.prompts} prompts and {audit.others} others"
+    if not audit.others:
+        what = f"do more of the work on {audit.prompts} prompts than as many random neurons of the same layers"
+    rows = [
+        (_cluster_text(row), f"{row.share:.2%}", f"{row.compared:.2%}", f"{row.score:+.1f}", f"{row.p:.3f}")
+        for row in claimed[:NAMED]
+    ]
+    columns = (">share", ">others" if audit.others else ">random", ">score", ">p")
+    title = f"{len(claimed)} of {count} clusters {what}" + f"; the first {NAMED}" * (len(claimed) > NAMED)
+    yield (
+        grid("cluster", *columns, rows=rows, title=title)
+        if rows
+        else Text(f"None of {count} clusters is shown to {what}.")
     )
+    yield Text(f"Largest score {audit.clusters[0].score:+.1f}; by chance above {audit.threshold:.1f} in 5 %.", "dim")
 
 
-def _words(row: ClusterWork) -> Text:
+def _cluster_text(row: ClusterWork) -> Text:
     """The name of a cluster, or its strongest words in brackets, and its sentences."""
     name = ", ".join(row.words)
-    parts = [Text(name if row.is_named else f"({name})", "bold")]
-    parts += [Text.assemble((f"{side}  ", "dim"), highlighted(example)) for side, example in row.examples]
-    return Text("\n").join(parts)
+    lines = [Text.assemble((f"{side}  ", "dim"), highlighted(example)) for side, example in row.examples]
+    return Text("\n").join([Text(name if row.is_named else f"({name})", "bold"), *lines])
