@@ -16,6 +16,7 @@ import pickle
 import re
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -32,15 +33,18 @@ from icebear.values import stable_hash
 SEEDS = 10
 SHUFFLES = 20
 """Of the labels of each seed's prompts."""
-PROMPTS = 24
-"""Of each topic."""
+PROMPTS = 32
+"""Of each topic, as many as were enough on the other articles."""
+FEWER = 16
 MOST_WORDS = 30
 RATIO = 3
 NAMES = {
-    "fails": "one topic fails, the other does not",
+    "fails": f"one topic fails, the other does not ({PROMPTS} prompts of each)",
+    "fewer": f"the same with {FEWER} prompts of each",
     "mostly": "one topic fails in four of five prompts, the other in one of five",
     "shuffled": "the labels of the first row shuffled",
-    "alone": "one topic alone, beside random neurons",
+    "alone": "one topic alone, compared with random neurons",
+    "members": "the same, each cluster of random neurons",
 }
 HEAD = "labels", "audits", "with a claim", "claim of the topic", "clusters claimed, median", "of the topic", "by chance"
 
@@ -132,32 +136,47 @@ def cached_atlas(store: Store) -> Atlas:
     return pickle.loads(path.read_bytes())
 
 
+def shuffled_members(store: Store, mapped: Atlas, generator: np.random.Generator) -> Atlas:
+    """Return the atlas with the members of its clusters drawn anew from the same sites and layers."""
+    columns, cluster = store.neurons.columns(), mapped.cluster.copy()
+    where = np.array([f"{site}{layer}" for site, layer in zip(columns["site"], columns["layer"], strict=True)])
+    for name in np.unique(where):
+        inside = np.flatnonzero(where[mapped.sides // 2] == name)
+        cluster[inside] = generator.permutation(cluster[inside])
+    return replace(mapped, cluster=cluster)
+
+
 def main(path: str, out: str) -> None:
     model, first = load_model("smollm2-135m"), first_sentences()
-    rows: dict[str, list] = {name: [] for name in ("fails", "mostly", "shuffled", "alone")}
+    rows: dict[str, list] = {name: [] for name in NAMES}
     audits.shares_of = remembering(audits.shares_of)
     with open_store(path) as store:
         mapped = cached_atlas(store)
         titles = {title for (title,) in store.database.execute("SELECT title FROM sentences")}
         prompts, of_topic = prompts_of(first, titles), ratios(store, mapped, first)
-        print({name: len(texts) for name, texts in prompts.items()})
         for seed in range(SEEDS):
             generator = np.random.default_rng(seed)
             wrong, right = generator.permutation(list(CONCEPTS))[:2].tolist()
-            cases = [Case(text) for name in (wrong, right) for text in generator.permutation(prompts[name])[:PROMPTS]]
-            ratio = of_topic[wrong]
+            left, other = ([Case(x) for x in generator.permutation(prompts[t])[:PROMPTS]] for t in (wrong, right))
+            fails = np.arange(len(left) + len(other)) < len(left)
+            mixed = generator.random(len(fails)) < np.where(fails, 0.8, 0.2)
 
-            def audited(fails: np.ndarray, cases=cases, seed=seed) -> Audit:
-                groups = ([case for case, value in zip(cases, fails, strict=True) if value is x] for x in (True, False))
-                return audit(model, store, mapped, *groups, seed)
+            def audited(
+                name: str, rows_of: list[Case], against: list[Case], on: Atlas = mapped, seed=seed, topic=wrong
+            ):
+                rows[name].append((audit(model, store, on, rows_of, against, seed), of_topic[topic]))
 
-            fails = np.arange(2 * PROMPTS) < PROMPTS
-            rows["fails"].append((audited(fails.tolist()), ratio))
-            mixed = generator.random(2 * PROMPTS) < np.where(fails, 0.8, 0.2)
-            rows["mostly"].append((audited(mixed.tolist()), ratio))
-            rows["shuffled"] += [(audited(generator.permutation(fails).tolist()), ratio) for _ in range(SHUFFLES)]
-            rows["alone"].append((audit(model, store, mapped, cases[:PROMPTS], (), seed), ratio))
-            print(seed, wrong, right, *(len(parts[-1][0].claimed) for parts in rows.values() if parts), flush=True)
+            def labelled(name: str, labels: np.ndarray, both=(*left, *other), audited=audited):
+                audited(name, *([both[at] for at in np.flatnonzero(labels == value)] for value in (True, False)))
+
+            audited("fails", left, other)
+            audited("fewer", left[:FEWER], other[:FEWER])
+            labelled("mostly", mixed)
+            for _ in range(SHUFFLES):
+                labelled("shuffled", generator.permutation(fails))
+            audited("alone", left, [])
+            audited("members", left, [], shuffled_members(store, mapped, generator))
+            print(seed, wrong, right, *(len(rows[name][-1][0].claimed) for name in NAMES), flush=True)
     table = [row_of(NAMES[name], audited) for name, audited in rows.items()]
     with open(out, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([HEAD, *table])

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from icebear.actmax.atlas.atlas import Atlas
+from icebear.actmax.atlas.clusters import Cluster
 from icebear.concepts.answers.cases import Case, case_of, read_cases, rows_of_file
 from icebear.concepts.attribution.attribute import BATCH_SIZE, attribute
 from icebear.concepts.results.ranking import Ranking
@@ -22,7 +22,7 @@ from icebear.errors import InputError, StoreError
 from icebear.models.model import Model
 from icebear.records import POLARITIES, Example, Neuron
 from icebear.steps import OnProgress, unwatched
-from icebear.values import seed_of, typed
+from icebear.values import typed
 
 PERMUTATIONS = 999
 LEVEL = 0.05
@@ -36,11 +36,9 @@ EXAMPLES = 3
 class ClusterWork:
     """How much of the work on prompts a cluster does."""
 
-    cluster: int
-    """Its number in `Atlas.clusters`."""
-    words: tuple[str, ...]
-    """Its strongest words; its name if `is_named`."""
-    is_named: bool
+    number: int
+    """In `Atlas.clusters`."""
+    cluster: Cluster
     share: float
     """Its part of the positive relevance of all FFN neurons, the mean over the prompts."""
     compared: float
@@ -64,7 +62,6 @@ class Audit:
     """The largest score of all clusters is above it in 5 % of permutations."""
     clusters: tuple[ClusterWork, ...]
     """Those that have FFN neurons, the smallest p first, then the largest score."""
-    made_with: dict[str, Any]
 
     @property
     def claimed(self) -> tuple[ClusterWork, ...]:
@@ -78,7 +75,6 @@ def audit(
     atlas: Atlas,
     prompts: Sequence[Case],
     others: Sequence[Case] = (),
-    seed: int = 0,
     on_progress: OnProgress = unwatched,
 ) -> Audit:
     """Compute which clusters of an atlas do the work on prompts, or differ between two groups of prompts.
@@ -86,10 +82,9 @@ def audit(
     Parameters
     ----------
     model, store, atlas
-        The index that the atlas was made from, and its model.
+        The atlas, and the model and the index that it was made from.
     prompts, others : sequence of Case
-        The prompts, and those that they are compared with; see `read_groups`.
-    seed : int
+        The prompts, and those that they are compared with, see `read_groups`.
     on_progress : callable, optional
         Called with the number of prompts done, and of all.
 
@@ -104,17 +99,12 @@ def audit(
     StoreError
         If the index is of another model, or no cluster has FFN neurons.
     """
-    everything, counts = [*prompts, *others], (len(prompts), len(others))
-    if not prompts or 0 < min(counts) < FEWEST or any(case.counterfactual is not None for case in everything):
-        raise InputError(
-            f"An audit takes prompts without counterfactuals, at least {FEWEST} in each of two groups, not {counts[0]} "
-            f"and {counts[1]}; change the prompts."
-        )
+    check_groups(prompts, others)
     store.check(model.fingerprint, model.name)
-    generator, cluster = np.random.default_rng(seed_of(seed)), clusters_of(model, store, atlas)
-    group = np.arange(sum(counts)) < counts[0]
-    weights = np.where(group, 1 / counts[0], -1 / max(counts[1], 1))
-    shares, sides = shares_of(model, cluster, everything, weights, on_progress)
+    generator, cluster = np.random.default_rng(atlas.made_with["seed"]), clusters_of(model, store, atlas)
+    group = np.arange(len(prompts) + len(others)) < len(prompts)
+    weights = np.where(group, 1 / len(prompts), -1 / max(len(others), 1))
+    shares, sides = shares_of(model, cluster, [*prompts, *others], weights, on_progress)
     if others:
         scores = differences(shares, np.array([group, *(generator.permutation(group) for _ in range(PERMUTATIONS))]))
         compared, sizes = shares[~group].mean(0), np.abs(scores)
@@ -122,18 +112,25 @@ def audit(
         drawn = random_shares(sides, cluster, generator)
         compared = drawn[1:].mean(0)
         scores = sizes = (drawn - compared) / drawn[1:].std(0).clip(1e-30)
-    largest = sizes.max(1)
-    p, numbers = (largest[:, None] >= sizes[0] - 1e-9).mean(0), np.unique(cluster[cluster >= 0]).tolist()
+    largest, numbers = sizes.max(1), np.unique(cluster[cluster >= 0])
+    p = (largest[:, None] >= sizes[0] - 1e-9).mean(0)
     rows = []
-    for number in sorted(numbers, key=lambda number: (p[number], -sizes[0, number])):
-        part, columns = atlas.clusters[number], (shares[group].mean(0), compared, scores[0], p)
+    for number in numbers[np.argsort(-sizes[0, numbers], kind="stable")].tolist():
         work = np.where(cluster == number, sides * np.sign(scores[0, number]), -np.inf)
         examples = strongest(store, work) if p[number] <= LEVEL else ()
-        rows.append(
-            ClusterWork(number, part.strongest, bool(part.words), *(float(x[number]) for x in columns), examples)
+        columns = (float(x[number]) for x in (shares[group].mean(0), compared, scores[0], p))
+        rows.append(ClusterWork(number, atlas.clusters[number], *columns, examples))
+    return Audit(len(prompts), len(others), float(np.quantile(largest, 1 - LEVEL)), tuple(rows))
+
+
+def check_groups(prompts: Sequence[Case], others: Sequence[Case]) -> None:
+    """Raise `InputError` for prompts that cannot be audited."""
+    counts = len(prompts), len(others)
+    if not prompts or 0 < min(counts) < FEWEST or any(case.counterfactual for case in (*prompts, *others)):
+        raise InputError(
+            f"An audit takes prompts without counterfactuals, at least {FEWEST} in each of two groups, not {counts[0]} "
+            f"and {counts[1]}; change the prompts."
         )
-    threshold = float(np.quantile(largest, 1 - LEVEL))
-    return Audit(*counts, threshold, tuple(rows), {**atlas.made_with, "seed": seed})
 
 
 def clusters_of(model: Model, store: Store, atlas: Atlas) -> np.ndarray:
@@ -204,11 +201,11 @@ def read_groups(path: str | Path, against: str | Path | None = None) -> tuple[li
     rows = list(rows_of_file(path))
     right = [row.pop("right", None) if isinstance(row, dict) else None for row, _ in rows]
     cases, values = [case_of(row, where) for row, where in rows], {*map(repr, right)}
-    if values == {"None"}:
-        return cases, read_cases(against) if against else []
-    if against or not values <= {"True", "False"}:
+    if "None" not in values and not against and values <= {"True", "False"}:
+        groups = [[case for case, value in zip(cases, right, strict=True) if value is x] for x in (False, True)]
+    elif values == {"None"}:
+        groups = [cases, read_cases(against) if against else []]
+    else:
         raise InputError(f"{path} has the field right; write true or false in each row, and leave out --against.")
-    wrong, others = (
-        [case for case, is_right in zip(cases, right, strict=True) if is_right is x] for x in (False, True)
-    )
-    return wrong, others
+    check_groups(*groups)
+    return groups[0], groups[1]

@@ -13,7 +13,7 @@ from icebear.app.cli.tables.grid import grid
 
 if TYPE_CHECKING:
     from icebear.actmax.atlas.atlas import Atlas
-    from icebear.actmax.atlas.audit import Audit, ClusterWork
+    from icebear.actmax.atlas.audit import Audit
 
 NAMED = 20
 """The number of clusters that are listed."""
@@ -41,27 +41,17 @@ def atlas_report(atlas: Atlas, sample: str) -> Iterator[Table | Text]:
 
 
 def audit_report(audit: Audit) -> Iterator[Table | Text]:
-    """The claimed clusters with sentences, and what the largest score is by chance."""
-    claimed, count = audit.claimed, len(audit.clusters)
+    """The claimed clusters, with their names or strongest words and sentences, and the largest score by chance."""
+    count, rows = len(audit.clusters), []
     what = f"differ between {audit.prompts} prompts and {audit.others} others"
     if not audit.others:
         what = f"do more of the work on {audit.prompts} prompts than as many random neurons of the same layers"
-    rows = [
-        (_cluster_text(row), f"{row.share:.2%}", f"{row.compared:.2%}", f"{row.score:+.1f}", f"{row.p:.3f}")
-        for row in claimed[:NAMED]
-    ]
+    for row in audit.claimed[:NAMED]:
+        lines = [Text(row.cluster.name or f"({', '.join(row.cluster.strongest)})", "bold")]
+        lines += [Text.assemble((f"{side}  ", "dim"), highlighted(example)) for side, example in row.examples]
+        numbers = (f"{row.share:.2%}", f"{row.compared:.2%}", f"{row.score:+.1f}", f"{row.p:.3f}")
+        rows.append((Text("\n").join(lines), *numbers))
+    title = f"{len(audit.claimed)} of {count} clusters {what}" + f"; the first {NAMED}" * (len(audit.claimed) > NAMED)
     columns = (">share", ">others" if audit.others else ">random", ">score", ">p")
-    title = f"{len(claimed)} of {count} clusters {what}" + f"; the first {NAMED}" * (len(claimed) > NAMED)
-    yield (
-        grid("cluster", *columns, rows=rows, title=title)
-        if rows
-        else Text(f"None of {count} clusters is shown to {what}.")
-    )
+    yield grid("cluster", *columns, rows=rows, title=title) if rows else Text(f"No cluster is shown to {what}.")
     yield Text(f"Largest score {audit.clusters[0].score:+.1f}; by chance above {audit.threshold:.1f} in 5 %.", "dim")
-
-
-def _cluster_text(row: ClusterWork) -> Text:
-    """The name of a cluster, or its strongest words in brackets, and its sentences."""
-    name = ", ".join(row.words)
-    lines = [Text.assemble((f"{side}  ", "dim"), highlighted(example)) for side, example in row.examples]
-    return Text("\n").join([Text(name if row.is_named else f"({name})", "bold"), *lines])
