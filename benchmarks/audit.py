@@ -111,11 +111,11 @@ def row_of(name: str, audited: Iterable[tuple[Audit, np.ndarray]]) -> list[objec
     """Return a row of the table, of audits with the ratio (C,) of the topic that fails."""
     claims, right, chance, counts = [], [], [], []
     for result, ratio in audited:
-        above = [row.cluster for row in result.claimed if row.score > 0]
+        above = [row.number for row in result.claimed if row.score > 0]
         claims.append(bool(result.claimed))
         counts.append(len(above))
         right.append([bool(ratio[number] >= RATIO) for number in above])
-        chance.append(np.mean([ratio[row.cluster] >= RATIO for row in result.clusters]))
+        chance.append(np.mean([ratio[row.number] >= RATIO for row in result.clusters]))
     total = sum(counts)
     share = f"{sum(map(sum, right)) / total:.0%}" if total else "-"
     return [
@@ -161,10 +161,8 @@ def main(path: str, out: str) -> None:
             fails = np.arange(len(left) + len(other)) < len(left)
             mixed = generator.random(len(fails)) < np.where(fails, 0.8, 0.2)
 
-            def audited(
-                name: str, rows_of: list[Case], against: list[Case], on: Atlas = mapped, seed=seed, topic=wrong
-            ):
-                rows[name].append((audit(model, store, on, rows_of, against, seed), of_topic[topic]))
+            def audited(name: str, rows_of: list[Case], against: list[Case], on: Atlas = mapped, topic=wrong):
+                rows[name].append((audit(model, store, on, rows_of, against), of_topic[topic]))
 
             def labelled(name: str, labels: np.ndarray, both=(*left, *other), audited=audited):
                 audited(name, *([both[at] for at in np.flatnonzero(labels == value)] for value in (True, False)))

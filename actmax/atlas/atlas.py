@@ -60,16 +60,16 @@ def atlas(store: Store, seed: int = 0) -> Atlas:
     need("index")
     need("atlas")
     seed, data = seed_of(seed), read_sides(store)
-    components = principal(data.vectors)
-    near = neighbors(components)
-    points = plane(components, near, seed)
-    cluster = grouped(points)
+    vectors, in_half = data.half()
+    components = principal(vectors)
+    points = plane(components, neighbors(components), seed)
+    cluster = np.where(in_half, grouped(points), -1)
     return Atlas(
         data.sides,
         points,
         cluster,
         clarity(data.examples, data.meanings),
-        named(cluster, data.examples, data.sentences, seed),
-        layer_meanings(data, near[0], seed),
+        named(cluster, data, seed),
+        layer_meanings(data, seed),
         {**store.made_with(), "seed": seed},
     )

@@ -20,6 +20,7 @@ class Options:
         type="file",
     )
     against: str | None = option("File of prompts that those of --prompts are compared with.", type="file")
+    compare: str | None = option("An index of a second model: list the neurons whose sentences moved.", type="file")
     html: str | None
     store: str
     json: bool
@@ -36,17 +37,28 @@ def atlas(options: Options) -> None:
     corpus, next to the same numbers by chance. With --html, the page has the map: search it, zoom, and open a neuron.
     With --prompts, the command shows instead which clusters do the work on your prompts, or differ between two groups.
 
+    With --compare, no map is drawn. The command lists the neurons whose sentences have another meaning in the model of
+    a second index, for instance after fine-tuning.
+
     Example:
       icebear atlas --store wiki.db --html atlas.html
       icebear atlas --prompts wrong.txt --against right.txt
+      icebear atlas --store wiki.db --compare tuned.db
     """
+    if (options.against and not options.prompts) or (options.prompts and options.compare):
+        raise click.UsageError("--against is for --prompts, and --compare for neither; leave out the other one.")
+    if options.compare:
+        _compare(options.store, options.compare, options.json)
+    else:
+        _map(options)
+
+
+def _map(options: Options) -> None:
     from icebear.actmax.atlas.atlas import atlas as mapped
     from icebear.actmax.atlas.atlas_page import atlas_page
     from icebear.actmax.atlas.audit import audit, read_groups
     from icebear.app.cli.tables.maps import atlas_report, audit_report
 
-    if options.against and not options.prompts:
-        raise click.UsageError("--against is compared with the prompts of --prompts; give both.")
     groups = read_groups(options.prompts, options.against) if options.prompts else None
     model = options.model.load() if groups else None
     with icebear.open_store(options.store) as store, waiting("Drawing the map"):
@@ -64,3 +76,22 @@ def atlas(options: Options) -> None:
     if audited:
         return show(options.json, {**result.made_with, **asdict(audited)}, *audit_report(audited))
     show(options.json, document, *atlas_report(result, sample))
+
+
+def _compare(path: str, other: str, json: bool) -> None:
+    from icebear.actmax.atlas.compare import compare
+    from icebear.app.cli.tables.maps import comparison_report, moved_sides
+
+    with icebear.open_store(path) as store, icebear.open_store(other) as second:
+        result = compare(store, second)
+        sides = moved_sides(result, store, second)
+    one, two = result.made_with
+    document = {
+        **one,
+        "compared": two,
+        "sides_in_both": len(result.sides),
+        "moved": len(result.top()),
+        "moved_by_chance": result.top_by_chance,
+        "sides": [asdict(side) for side in sides],
+    }
+    show(json, document, *comparison_report(result, sides))
