@@ -96,10 +96,10 @@ def remembering(shares_of: Callable) -> Callable:
     """Return `shares_of` that computes each prompt once."""
     known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
-    def compute(model, cluster, cases, weights, on_progress):
+    def compute(model, cluster, cases, weights):
         for case in cases:
             if case.prompt not in known:
-                known[case.prompt] = shares_of(model, cluster, [case], [1.0], on_progress)
+                known[case.prompt] = shares_of(model, cluster, [case], [1.0])
         rows = [known[case.prompt] for case in cases]
         sides = sum(weight * side for weight, (_, side) in zip(weights, rows, strict=True))
         return np.concatenate([share for share, _ in rows]), sides

@@ -17,7 +17,6 @@ from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.concepts.answers.cases import Case
 from icebear.errors import InputError, StoreError
-from icebear.steps import unwatched
 
 OF_TOPIC = 20
 """The neurons that read the words of a topic; at + they are a cluster."""
@@ -91,7 +90,7 @@ def test_shares_are_those_of_the_ranked_nodes(model, tmp_path):
         atlas = atlas_of(store, generator.integers(-1, 6, 2 * store.neurons.count()))
         cluster = clusters_of(model, store, atlas)
         cases = [Case("the bear"), Case("sand and"), Case("snow", "c", "w")]
-        shares, sides = shares_of(model, cluster, cases, weights, unwatched)
+        shares, sides = shares_of(model, cluster, cases, weights)
         label = dict(zip(atlas.sides.tolist(), atlas.cluster.tolist(), strict=True))
         expected, of_sides = np.zeros((3, 6)), np.zeros(cluster.shape)
         for row, case in enumerate(cases):
@@ -184,7 +183,8 @@ def write(path, *rows):
     return path
 
 
-def test_groups_are_read_from_files(tmp_path):
+def test_groups_are_read_from_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(audits, "FEWEST", 1)
     (tmp_path / "a.txt").write_text("the ice bear \n\n  the camel\n")
     rows = write(tmp_path / "b.jsonl", {"prompt": "p", "target": " t"}, {"prompt": "q", "contrast": "c"})
     labelled = write(tmp_path / "c", {"prompt": "p", "right": True}, {"prompt": "q", "right": False})
@@ -196,9 +196,12 @@ def test_groups_are_read_from_files(tmp_path):
     assert read_groups(labelled) == ([Case("q")], [Case("p")])
     with pytest.raises(InputError):
         read_groups(labelled, rows)
-    for row in ({"prompt": "p"}, {"prompt": "p", "right": 1}, {"prompt": "p", "right": "yes"}):
+    for row in ({"prompt": "p"}, *({"prompt": "p", "right": value} for value in (1, "yes", True))):
         with pytest.raises(InputError):
             read_groups(write(tmp_path / "d", {"prompt": "p", "right": True}, row))
+    monkeypatch.setattr(audits, "FEWEST", 3)
+    with pytest.raises(InputError):
+        read_groups(rows, tmp_path / "a.txt")
     with pytest.raises(InputError, match="right"):  # of the second file, two groups are no group
         read_groups(rows, labelled)
 

@@ -21,7 +21,6 @@ from icebear.db.store import Store
 from icebear.errors import InputError, StoreError
 from icebear.models.model import Model
 from icebear.records import POLARITIES, Example, Neuron
-from icebear.steps import OnProgress, unwatched
 from icebear.values import typed
 
 PERMUTATIONS = 999
@@ -69,14 +68,7 @@ class Audit:
 
 
 @typed
-def audit(
-    model: Model,
-    store: Store,
-    atlas: Atlas,
-    prompts: Sequence[Case],
-    others: Sequence[Case] = (),
-    on_progress: OnProgress = unwatched,
-) -> Audit:
+def audit(model: Model, store: Store, atlas: Atlas, prompts: Sequence[Case], others: Sequence[Case] = ()) -> Audit:
     """Compute which clusters of an atlas do the work on prompts, or differ between two groups of prompts.
 
     Parameters
@@ -85,8 +77,6 @@ def audit(
         The atlas, and the model and the index that it was made from.
     prompts, others : sequence of Case
         The prompts, and those that they are compared with, see `read_groups`.
-    on_progress : callable, optional
-        Called with the number of prompts done, and of all.
 
     Returns
     -------
@@ -104,7 +94,7 @@ def audit(
     generator, cluster = np.random.default_rng(atlas.made_with["seed"]), clusters_of(model, store, atlas)
     group = np.arange(len(prompts) + len(others)) < len(prompts)
     weights = np.where(group, 1 / len(prompts), -1 / max(len(others), 1))
-    shares, sides = shares_of(model, cluster, [*prompts, *others], weights, on_progress)
+    shares, sides = shares_of(model, cluster, [*prompts, *others], weights)
     if others:
         scores = differences(shares, np.array([group, *(generator.permutation(group) for _ in range(PERMUTATIONS))]))
         compared, sizes = shares[~group].mean(0), np.abs(scores)
@@ -145,7 +135,7 @@ def clusters_of(model: Model, store: Store, atlas: Atlas) -> np.ndarray:
 
 
 def shares_of(
-    model: Model, cluster: np.ndarray, cases: Sequence[Case], weights: np.ndarray, on_progress: OnProgress
+    model: Model, cluster: np.ndarray, cases: Sequence[Case], weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the shares (n, C) of clusters in the positive relevance of each prompt, and the weighted sum of the shares
     of sides (2, L, N). A neuron is at + or - by its activation at each token; sinks and chat templates do not count."""
@@ -160,7 +150,6 @@ def shares_of(
             share /= share.sum().clip(1e-30)
             sides += weights[len(shares)] * share
             shares.append(np.bincount(cluster[inside], share[inside]))
-        on_progress(len(shares), len(cases))
     return np.array(shares), sides
 
 
@@ -178,8 +167,7 @@ def differences(shares: np.ndarray, group: np.ndarray) -> np.ndarray:
 def random_shares(sides: np.ndarray, cluster: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Return the sums (1 + P, C) of values of sides (2, L, N) in the clusters, and in as many random sides of the same
     layers."""
-    on_map = [np.flatnonzero(cluster[:, layer] > -2) for layer in range(cluster.shape[1])]
-    labels, values = ([x[:, layer].ravel()[on] for layer, on in enumerate(on_map)] for x in (cluster, sides))
+    labels, values = ([x[:, at][cluster[:, at] > -2] for at in range(cluster.shape[1])] for x in (cluster, sides))
     draws = [labels, *([generator.permutation(row) for row in labels] for _ in range(PERMUTATIONS))]
     weights = np.concatenate(values)
     return np.array([np.bincount(np.concatenate(draw) + 1, weights)[1:] for draw in draws])
@@ -201,11 +189,12 @@ def read_groups(path: str | Path, against: str | Path | None = None) -> tuple[li
     rows = list(rows_of_file(path))
     right = [row.pop("right", None) if isinstance(row, dict) else None for row, _ in rows]
     cases, values = [case_of(row, where) for row, where in rows], {*map(repr, right)}
-    if "None" not in values and not against and values <= {"True", "False"}:
-        groups = [[case for case, value in zip(cases, right, strict=True) if value is x] for x in (False, True)]
-    elif values == {"None"}:
-        groups = [cases, read_cases(against) if against else []]
+    others = [case for case, is_right in zip(cases, right, strict=True) if is_right]
+    if values == {"None"}:
+        others = read_cases(against) if against else []
+    elif values == {"True", "False"} and not against:
+        cases = [case for case, is_right in zip(cases, right, strict=True) if not is_right]
     else:
-        raise InputError(f"{path} has the field right; write true or false in each row, and leave out --against.")
-    check_groups(*groups)
-    return groups[0], groups[1]
+        raise InputError(f"{path} has the field right: write true or false in each row, and leave out --against.")
+    check_groups(cases, others)
+    return cases, others
