@@ -57,16 +57,15 @@ def read_cases(path: str | Path, has_counterfactuals: bool = False, **defaults: 
 
 
 def rows_of_file(path: str | Path) -> Iterator[tuple[Any, str]]:
-    """Yield the rows of a file of JSON lines, or the lines of a .txt file as prompts, with their names in messages."""
+    """Yield the rows of a file of JSON lines, with their names in messages; of a .txt file other lines are prompts."""
     lines = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
     if not lines:
         raise InputError(f"{path} has no prompt; give a JSON object with a prompt on each line.")
     for number, line in lines:
         try:
-            is_text = str(path).endswith(".txt")
-            row = {"prompt": line.strip()} if is_text else json.loads(line, object_pairs_hook=_with_single_keys)
+            row = json.loads(line, object_pairs_hook=_with_single_keys)
         except (ValueError, RecursionError):
-            row = None
+            row = {"prompt": line.strip()} if str(path).endswith(".txt") else None
         yield row, f"line {number} of {path}"
 
 
