@@ -8,6 +8,7 @@ import torch
 from click.testing import CliRunner
 from planted import CODES, COMMON, TOPICS, bare
 
+from benchmarks import audit as benchmark
 from icebear import attribute, build_index, open_store, read_corpus
 from icebear.actmax.atlas import audit as audits
 from icebear.actmax.atlas.atlas import Atlas
@@ -173,6 +174,20 @@ def test_none_is_claimed_by_chance_in_nineteen_of_twenty(of_topics, store, atlas
         result = audit(of_topics, store, atlas, [Case("a")] * 9, [Case("b")] * others)
         claims.append(bool(result.claimed))
     assert 0 < sum(claims) <= 18  # of 200 at 5 %: more in 0.6 % of cases
+
+
+def test_the_benchmark_remembers_shares_and_draws_members_of_the_same_layers(of_topics, store, atlas):
+    cluster, cases, weights = clusters_of(of_topics, store, atlas), prompts("song", 3), np.array([0.5, 0.5, -1])
+    compute = benchmark.remembering(shares_of)
+    for _ in range(2):
+        for result, expected in zip(
+            compute(of_topics, cluster, cases, weights), shares_of(of_topics, cluster, cases, weights), strict=True
+        ):
+            assert result == pytest.approx(expected, abs=1e-6)
+    drawn = benchmark.shuffled_members(store, atlas, np.random.default_rng(0))
+    is_ffn = np.array([store.neurons.columns()["site"][side // 2] == "ffn" for side in atlas.sides.tolist()])
+    assert (drawn.cluster != atlas.cluster).any()
+    assert np.array_equal(np.sort(drawn.cluster[is_ffn]), np.sort(atlas.cluster[is_ffn]))
 
 
 # --- what is audited ---

@@ -6,6 +6,7 @@ clusters anew; that of two groups draws the groups anew. Both are tested by the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ LEVEL = 0.05
 FEWEST = 4
 """The prompts of each of two groups: with fewer, more than 5 % of permutations are as extreme as any result."""
 EXAMPLES = 3
+MOST_SIDES = 20
+"""The sides of a cluster whose sentences are counted: those that do the most work."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,12 @@ class ClusterWork:
     compared: float
     """The same for the other prompts or, without others, for as many random sides of the same layers."""
     score: float
-    """The difference of both in standard deviations: within the groups or, without others, of random sides' shares."""
+    """The difference of both, as square roots, in standard deviations: within the groups or, without others, of sums of
+    random sides. A few prompts, or sides, with most of the relevance weigh less so."""
     p: float
     """The share of permutations in which any cluster has as large a score (of either sign with others)."""
     examples: tuple[tuple[str, Example], ...]
-    """If it is claimed: the strongest sentences of its sides with the largest difference."""
+    """If it is claimed: sentences of the sides with the largest difference, each with its side."""
 
 
 @dataclass(frozen=True)
@@ -96,18 +100,19 @@ def audit(model: Model, store: Store, atlas: Atlas, prompts: Sequence[Case], oth
     weights = np.where(group, 1 / len(prompts), -1 / max(len(others), 1))
     shares, sides = shares_of(model, cluster, [*prompts, *others], weights)
     if others:
-        scores = differences(shares, np.array([group, *(generator.permutation(group) for _ in range(PERMUTATIONS))]))
+        permuted = [generator.permutation(group) for _ in range(PERMUTATIONS)]
+        scores = differences(np.sqrt(shares), np.array([group, *permuted]))
         compared, sizes = shares[~group].mean(0), np.abs(scores)
     else:
-        drawn = random_shares(sides, cluster, generator)
-        compared = drawn[1:].mean(0)
-        scores = sizes = (drawn - compared) / drawn[1:].std(0).clip(1e-30)
+        compared = random_shares(sides, cluster, generator)[1:].mean(0)
+        drawn = random_shares(np.sqrt(sides), cluster, generator)
+        scores = sizes = (drawn - drawn[1:].mean(0)) / drawn[1:].std(0).clip(1e-30)
     largest, numbers = sizes.max(1), np.unique(cluster[cluster >= 0])
     p = (largest[:, None] >= sizes[0] - 1e-9).mean(0)
     rows = []
     for number in numbers[np.argsort(-sizes[0, numbers], kind="stable")].tolist():
         work = np.where(cluster == number, sides * np.sign(scores[0, number]), -np.inf)
-        examples = strongest(store, work) if p[number] <= LEVEL else ()
+        examples = sentences_of(store, work) if p[number] <= LEVEL else ()
         columns = (float(x[number]) for x in (shares[group].mean(0), compared, scores[0], p))
         rows.append(ClusterWork(number, atlas.clusters[number], *columns, examples))
     return Audit(len(prompts), len(others), float(np.quantile(largest, 1 - LEVEL)), tuple(rows))
@@ -173,14 +178,17 @@ def random_shares(sides: np.ndarray, cluster: np.ndarray, generator: np.random.G
     return np.array([np.bincount(np.concatenate(draw) + 1, weights)[1:] for draw in draws])
 
 
-def strongest(store: Store, work: np.ndarray) -> tuple[tuple[str, Example], ...]:
-    """Return the strongest sentences of the sides (2, L, N) that do the most work, with their names."""
+def sentences_of(store: Store, work: np.ndarray) -> tuple[tuple[str, Example], ...]:
+    """Return the sentences that most of the sides (2, L, N) that do the most work have as examples, each with one
+    of them."""
     rows: dict[int, tuple[str, Example]] = {}
-    for side in np.argsort(-work, axis=None)[: min(3 * EXAMPLES, np.isfinite(work).sum())].tolist():
+    counts: Counter[int] = Counter()
+    for side in np.argsort(-work, axis=None)[: min(MOST_SIDES, np.isfinite(work).sum())].tolist():
         polarity, layer, index = map(int, np.unravel_index(side, work.shape))
-        (example,) = store.examples(Neuron(layer, "ffn", index), POLARITIES[polarity], 1)
-        rows.setdefault(example.sentence.id, (f"L{layer}.ffn.{index} {POLARITIES[polarity]}", example))
-    return tuple(rows.values())[:EXAMPLES]
+        for example in store.examples(Neuron(layer, "ffn", index), POLARITIES[polarity]):
+            rows[example.sentence.id] = f"L{layer}.ffn.{index} {POLARITIES[polarity]}", example
+            counts[example.sentence.id] += 1
+    return tuple(rows[identity] for identity, _ in counts.most_common(EXAMPLES))
 
 
 def read_groups(path: str | Path, against: str | Path | None = None) -> tuple[list[Case], list[Case]]:
