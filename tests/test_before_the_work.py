@@ -45,6 +45,9 @@ LINES = {
     "explain --file cases.jsonl --top 3": "the other options",
     "explain --file cases.jsonl": "Line 1 of cases.jsonl",
     'explain "a b" --task-file cases.jsonl': "--counterfactual",
+    "atlas --prompts t": "Line 1 of t",
+    "atlas --prompts cases.jsonl --against cases.jsonl": "at least 4",
+    "atlas --against cases.jsonl": "--prompts",
 }
 
 

@@ -113,8 +113,8 @@ def audit(model: Model, store: Store, atlas: Atlas, prompts: Sequence[Case], oth
     for number in numbers[np.argsort(-sizes[0, numbers], kind="stable")].tolist():
         work = np.where(cluster == number, sides * np.sign(scores[0, number]), -np.inf)
         examples = sentences_of(store, work) if p[number] <= LEVEL else ()
-        columns = (float(x[number]) for x in (shares[group].mean(0), compared, scores[0], p))
-        rows.append(ClusterWork(number, atlas.clusters[number], *columns, examples))
+        share, other, score, chance = (float(x[number]) for x in (shares[group].mean(0), compared, scores[0], p))
+        rows.append(ClusterWork(number, atlas.clusters[number], share, other, score, chance, examples))
     return Audit(len(prompts), len(others), float(np.quantile(largest, 1 - LEVEL)), tuple(rows))
 
 
@@ -144,7 +144,8 @@ def shares_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the shares (n, C) of clusters in the positive relevance of each prompt, and the weighted sum of the shares
     of sides (2, L, N). A neuron is at + or - by its activation at each token; sinks and chat templates do not count."""
-    shares, sides, inside = [], np.zeros(cluster.shape), cluster >= 0
+    sides, inside = np.zeros(cluster.shape), cluster >= 0
+    shares: list[np.ndarray] = []
     for start in range(0, len(cases), BATCH_SIZE):  # relevance of all neurons at all tokens is large
         part = cases[start : start + BATCH_SIZE]
         arguments = ([getattr(case, name) for case in part] for name in ("prompt", "target", "contrast"))
