@@ -24,14 +24,18 @@ LRP = Path(__file__).parent.parent / "lrp"
 """The code that is trained on."""
 
 
-def changed_neurons(model: Model) -> dict[int, list[int]]:
-    """Return a layer -> its random neurons, in 100 of all; the first and last three layers are left out."""
-    generator, layers, width = np.random.default_rng(0), len(model.net.model.layers), model.net.config.intermediate_size
-    chosen = generator.choice((layers - 6) * width, CHANGED, replace=False)
-    return {layer + 3: (chosen[chosen // width == layer] % width).tolist() for layer in range(layers - 6)}
+def changed_neurons(generator: np.random.Generator) -> dict[int, list[int]]:
+    """Return a layer -> its neurons that change, 100 of all; the first and last three layers are left out."""
+    layers, indices = (
+        generator.integers(3, 27, CHANGED + 10).tolist(),
+        generator.integers(0, 1536, CHANGED + 10).tolist(),
+    )
+    drawn = sorted({*zip(layers, indices, strict=True)})[:CHANGED]
+    generator.shuffle(drawn)
+    return {layer: [index for at, index in drawn if at == layer] for layer, _ in drawn}
 
 
-def train(model: Model, neurons: dict[int, list[int]]) -> None:
+def train(model: Model, neurons: dict[int, list[int]], generator: np.random.Generator) -> None:
     """Train the rows of some neurons on code."""
     weights = [
         (getattr(model.net.model.layers[layer].mlp, name).weight, ids)
@@ -41,7 +45,7 @@ def train(model: Model, neurons: dict[int, list[int]]) -> None:
     for weight, _ in weights:
         weight.requires_grad_(True)
     code = "\n".join(path.read_text() for path in sorted(LRP.glob("**/*.py")))
-    ids, generator = model.tokenizer(code)["input_ids"], np.random.default_rng(0)
+    ids = model.tokenizer(code)["input_ids"]
     optimizer = torch.optim.Adam([weight for weight, _ in weights], lr=RATE)
     for _ in range(STEPS):
         starts = generator.integers(0, len(ids) - TOKENS, AT_ONCE)
@@ -83,8 +87,9 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     base, tuned = load_model(), load_model()
-    neurons = changed_neurons(base)
-    train(tuned, neurons)
+    generator = np.random.default_rng(0)
+    neurons = changed_neurons(generator)
+    train(tuned, neurons, generator)
     indexed(folder / "base.db", base)
     indexed(folder / "tuned.db", tuned)
     with open_store(folder / "base.db") as store, open_store(folder / "tuned.db") as other:
