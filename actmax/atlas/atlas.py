@@ -13,6 +13,7 @@ from icebear.actmax.atlas.neighbor_map import neighbors, plane, principal
 from icebear.actmax.atlas.side_data import read_sides
 from icebear.db.store import Store
 from icebear.errors import need
+from icebear.steps import OnProgress, unwatched
 from icebear.values import seed_of, typed
 
 
@@ -36,7 +37,7 @@ class Atlas:
 
 
 @typed
-def atlas(store: Store, seed: int = 0) -> Atlas:
+def atlas(store: Store, seed: int = 0, on_progress: OnProgress = unwatched) -> Atlas:
     """Make a map of all neurons of an index, heads left out, by what their maximally activating sentences are about.
 
     Parameters
@@ -45,6 +46,8 @@ def atlas(store: Store, seed: int = 0) -> Atlas:
         A finished index.
     seed : int
         The same map comes of the same seed, to the bit on one machine.
+    on_progress : callable
+        Called with (done, 100), about in percent of the time.
 
     Returns
     -------
@@ -60,10 +63,12 @@ def atlas(store: Store, seed: int = 0) -> Atlas:
     need("index")
     need("atlas")
     seed, data = seed_of(seed), read_sides(store)
+    on_progress(5, 100)
     components = principal(data.vectors)
     near = neighbors(components)
-    points = plane(components, near, seed)
+    points = plane(components, near, seed, lambda done, total: on_progress(20 + 50 * done // total, 100))
     cluster = grouped(points)
+    on_progress(80, 100)
     return Atlas(
         data.sides,
         points,

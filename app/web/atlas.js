@@ -1,0 +1,16 @@
+// The map in the app: its data is fetched from this server once, and the camera stays where it was.
+export default function ({ data, parentElement, setTriggerValue }) {
+  const root = parentElement.querySelector(".atlas"), memory = (globalThis.icebearAtlas ??= {});
+  if (memory.url !== data.url)
+    Object.assign(memory, {url: data.url, packed: fetch(data.url).then((answer) => answer.json())});
+  const app = {
+    memory,
+    card: (...side) => setTriggerValue("card", side),
+    take: (...rows) => setTriggerValue("taken", rows),
+  };
+  root.map ??= memory.packed.then((packed) => atlas(root, packed, app));
+  root.map.then((map) => {
+    if (root.dataset.lit !== JSON.stringify(data.lit)) map.light(data.lit);
+    root.dataset.lit = JSON.stringify(data.lit);
+  });
+}
