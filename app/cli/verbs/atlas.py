@@ -29,8 +29,8 @@ def atlas(options: Options) -> None:
     Example:
       icebear atlas --store wiki.db --html atlas.html
     """
-    from icebear.actmax.atlas.atlas import atlas as mapped
     from icebear.actmax.atlas.atlas_page import atlas_page
+    from icebear.actmax.atlas.saved_map import mapped
     from icebear.app.cli.tables.maps import atlas_report
 
     with icebear.open_store(options.store) as store, waiting("Drawing the map"):
