@@ -3,6 +3,7 @@
 import json
 import math
 from base64 import b64decode
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -46,13 +47,17 @@ def points_of(path, page):
     box = page.locator(".map canvas").evaluate("canvas => [canvas.width, canvas.height]")
     scale = min(box) * 0.96 / 65535
     sides = [f"L{row[0]}.ffn.{row[1]} {'+-'[row[2]]}" for row in zip(layer, index, minus, strict=True)]
-    places = [((a - 65535 / 2) * scale + box[0] / 2, (b - 65535 / 2) * scale + box[1] / 2) for a, b in zip(x, y)]
+    places = [
+        ((a - 65535 / 2) * scale + box[0] / 2, (b - 65535 / 2) * scale + box[1] / 2) for a, b in zip(x, y, strict=True)
+    ]
     return dict(zip(sides, places, strict=True))
 
 
 def alone(points):
     """The side that is farthest from all others."""
-    far = {side: min(math.dist(at, other) for name, other in points.items() if name != side) for side, at in points.items()}
+    far = {
+        side: min(math.dist(at, other) for name, other in points.items() if name != side) for side, at in points.items()
+    }
     return max(far, key=far.get)
 
 
@@ -74,7 +79,7 @@ def test_a_map_is_drawn_once_and_its_points_lead_to_cards_lists_and_concepts(chr
     page.get_by_role("button", name="Atlas").click()
     shown_map(page)
     ends = sorted(x for x, _ in points.values())
-    middle = max(zip(ends, ends[1:], strict=False), key=lambda pair: pair[1] - pair[0])[0] + 4
+    middle = max(pairwise(ends), key=lambda pair: pair[1] - pair[0])[0] + 4
     inside = [side for side, (x, _) in points.items() if x < middle]
     page.keyboard.down("Shift")
     page.mouse.move(*at(1, 1))

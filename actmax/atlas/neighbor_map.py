@@ -25,9 +25,7 @@ Neighbors = tuple[np.ndarray, np.ndarray]
 """The ids (N, K) of the nearest rows of each row, and their distances."""
 
 
-def plane(
-    components: np.ndarray, near: Neighbors, seed: int, on_progress: OnProgress = unwatched
-) -> np.ndarray:
+def plane(components: np.ndarray, near: Neighbors, seed: int, on_progress: OnProgress = unwatched) -> np.ndarray:
     """Return points (N, 2), within -1 to 1, of which the nearest ones are the rows' nearest neighbors.
 
     components: the rows (N, C) in principal components, where the map starts. near: see `neighbors`. on_progress: is

@@ -61,10 +61,13 @@ def saved_map(store: Store) -> Atlas | None:
     return Atlas(**arrays, clusters=clusters, layers=layers, made_with=about["made_with"])
 
 
-def saved_drawing(store: Store) -> str | None:
+def saved_drawing(store: Store) -> bytes | None:
     """Return what atlas.js draws of the saved map, as JSON, with the labels of now; None without a saved map."""
     arrays = _read(store, "drawing")
-    return arrays and f'{{"labels": {json.dumps(store.labels.sides())}, {arrays["drawing"].tobytes().decode()[1:]}'
+    if arrays is None:
+        return None
+    labels = json.dumps({"labels": store.labels.sides()})
+    return labels[:-1].encode() + b", " + arrays["drawing"].tobytes()[1:]
 
 
 def _identity(store: Store) -> str:

@@ -1,4 +1,4 @@
-"""Atlas: the map of all neurons, with those of a search or a prompt lit up; a part of it becomes a list, or a concept."""
+"""Atlas: the map of all neurons, with those of a search or a prompt lit up, and concepts made of its points."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ def _saved_at(opened: Store) -> int:
 @st.cache_resource(max_entries=2, show_spinner=False)
 def _drawing(path: str, changed: int, saved_at: int) -> bytes | None:
     with open_store(path) as opened:
-        drawing = saved_drawing(opened)
-    return drawing.encode() if drawing else None
+        return saved_drawing(opened)
 
 
 def _offer(opened: Store) -> None:
@@ -147,8 +146,8 @@ def _of_prompt() -> list[str]:
     relevance = question.live().relevance_of(request)
     rows = relevance.top(PROMPT_NEURONS, position="all" if counterfactual else "last")
     st.caption(
-        f"The neurons of largest relevance for {markdown.target_label(relevance)}. A point is the polarity at which the "
-        "neuron is in this prompt."
+        f"The neurons of largest relevance for {markdown.target_label(relevance)}, at the polarity that they have in "
+        "this prompt."
     )
     return list(dict.fromkeys(f"{row.neuron} {row.polarity}" for row in rows))
 
