@@ -72,6 +72,8 @@ def test_a_map_is_drawn_once_and_its_points_lead_to_cards_lists_and_concepts(chr
     def at(x, y):
         return corner["x"] + 1 + x, corner["y"] + 1 + y  # beside the border
 
+    page.mouse.move(*at(*points["L1.ffn.3 +"]))
+    page.locator(".hint").get_by_text("<i>mine</i>", exact=True).wait_for()
     page.mouse.move(*at(*points[side]))
     page.locator(".hint").get_by_text(side, exact=True).wait_for()
     page.mouse.click(*at(*points[side]))
