@@ -10,7 +10,9 @@ export default function ({ data, parentElement, setTriggerValue }) {
   };
   root.map ??= memory.packed.then((packed) => atlas(root, packed, app));
   root.map.then((map) => {
-    if (root.dataset.lit !== JSON.stringify(data.lit)) map.light(data.lit);
-    root.dataset.lit = JSON.stringify(data.lit);
+    const lit = JSON.stringify(data.lit);
+    if (root.dataset.lit !== lit) map.light(data.lit);
+    if (memory.lit !== lit) map.all();
+    root.dataset.lit = memory.lit = lit;
   });
 }

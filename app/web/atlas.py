@@ -26,6 +26,8 @@ HITS = 200
 """The hits of a search that are lit up."""
 PROMPT_NEURONS = 100
 """The neurons of a prompt that are lit up, those of the largest relevance."""
+RANKED = 1000
+"""Neurons at a token, of all sites, among which these are."""
 COLUMNS_TAKEN = ("neuron", "sign", "cluster", "clarity")
 """What atlas.js says of each point of a list."""
 FORMATS = {"clarity": st.column_config.NumberColumn(format="%.3f")}
@@ -46,7 +48,7 @@ def show() -> None:
         if drawing is None:
             _offer(opened)
             return
-        sides = _of_prompt() if lit == LIT[1] else _of_words(opened, text) if text else None
+        sides = _of_prompt(opened) if lit == LIT[1] else _of_words(opened, text) if text else None
     _map(drawing, sides)
     _list(text or "my concept")
 
@@ -135,8 +137,8 @@ def _hits(path: str, changed: int, text: str) -> list[str]:
         return [str(hit) for hit in search(opened, text, HITS) if hit.by == "sentences"]
 
 
-def _of_prompt() -> list[str]:
-    """Return the most relevant neurons of the question that the views share."""
+def _of_prompt(opened: Store) -> list[str]:
+    """Return the most relevant sides of the question that the views share, of the sites of the map."""
     prompt, counterfactual, slots = question.prompts()
     known = question.answers(prompt, counterfactual)
     answers = question.target(slots[0], known), question.contrast(slots[1], known)
@@ -144,12 +146,15 @@ def _of_prompt() -> list[str]:
     if not question.live().is_short(request):
         return []
     relevance = question.live().relevance_of(request)
-    rows = relevance.top(PROMPT_NEURONS, position="all" if counterfactual else "last")
+    rows = relevance.top(RANKED, position="all" if counterfactual else "last")
+    sites = opened.facts.get("sites")
+    sides = list(dict.fromkeys(f"{row.neuron} {row.polarity}" for row in rows if row.neuron.site in sites))
+    sides = sides[:PROMPT_NEURONS]
     st.caption(
-        f"The neurons of largest relevance for {markdown.target_label(relevance)}, at the polarity that they have in "
-        "this prompt."
+        f"The {len(sides)} neurons of largest relevance for {markdown.target_label(relevance)}, at the polarity that "
+        "they have in this prompt."
     )
-    return list(dict.fromkeys(f"{row.neuron} {row.polarity}" for row in rows))
+    return sides
 
 
 # --- a list of points -------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ function atlas(root, data, app) {
   const types = {u2: Uint16Array, u4: Uint32Array, i2: Int16Array};
   const column = ([kind, text]) => new types[kind](Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
   const sides = Object.fromEntries(Object.entries(data.arrays).map(([name, packed]) => [name, column(packed)]));
-  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, INK = [127, 127, 127];
+  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, INK = [127, 127, 127];
   const canvas = root.querySelector("canvas"), pen = canvas.getContext("2d"), hint = root.querySelector(".hint");
   const form = root.querySelector("form"), panel = root.querySelector(".panel"), list = root.querySelector(".hits");
   const most = {layer: sides.layer.reduce((a, b) => Math.max(a, b), 1), clarity: FINEST / 5};
-  const middles = data.clusters.map(() => [0, 0, 0]);
+  const intro = [...panel.childNodes], middles = data.clusters.map(() => [0, 0, 0]);
   for (let i = 0; i < count; i++) if (sides.cluster[i] >= 0) {
     const sums = middles[sides.cluster[i]];
     sums[0] += sides.x[i]; sums[1] += sides.y[i]; sums[2]++;
@@ -156,6 +156,11 @@ function atlas(root, data, app) {
     return line;
   }
 
+  function excerpt(i) {  // the marked word, with some letters around it
+    const letters = Array.from(data.sentences[sides.sentence[i]]), from = Math.max(0, sides.start[i] - AROUND), to = sides.end[i] + AROUND;
+    return `${from ? "…" : ""}${letters.slice(from, to).join("")}${to < letters.length ? "…" : ""}`.trim();
+  }
+
   function about(i) {
     const label = labels?.[i] ? [element("div", labels[i])] : [];
     return [element("div", `${name(i)} ${sign(i)}`, "name"), ...label, element("div", cluster(i), "about"), sentence(i)];
@@ -232,11 +237,14 @@ function atlas(root, data, app) {
 
   function light(numbers) {  // null: all
     hits = numbers && new Set(numbers);
+    chosen = -1;
     lasso = null;
-    form.elements.count.textContent = hits ? `${hits.size} of ${count} points` : "";
+    point(-1);
+    panel.replaceChildren(...intro);
+    form.elements.count.textContent = hits ? `${hits.size} of ${count.toLocaleString("en")} points` : "";
     list.replaceChildren(...[...(hits ?? [])].slice(0, HITS).map((i) => {
       const row = document.createElement("li");
-      row.append(button(`${name(i)} ${sign(i)}: ${cluster(i)}`, () => {
+      row.append(button(`${name(i)} ${sign(i)}: ${excerpt(i)}`, () => {
         Object.assign(view, {x: sides.x[i], y: sides.y[i], zoom: Math.max(view.zoom, CLOSE)});
         choose(i);
       }));
@@ -312,7 +320,7 @@ function atlas(root, data, app) {
     draw();
   }).observe(canvas);
   paint();
-  return {light: (texts) => {
+  return {all, light: (texts) => {
     const known = texts && new Map(Array.from(sides.x.keys(), (i) => [`${name(i)} ${sign(i)}`, i]));
     light(texts && texts.map((text) => known.get(text)).filter((i) => i !== undefined));
   }};
