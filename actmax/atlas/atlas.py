@@ -63,18 +63,20 @@ def atlas(store: Store, seed: int = 0, on_progress: OnProgress = unwatched) -> A
     need("index")
     need("atlas")
     seed, data = seed_of(seed), read_sides(store)
-    on_progress(5, 100)
+    on_progress(7, 100)
     components = principal(data.vectors)
     near = neighbors(components)
-    points = plane(components, near, seed, lambda done, total: on_progress(20 + 50 * done // total, 100))
+    points = plane(components, near, seed, lambda done, total: on_progress(23 + 39 * done // total, 100))
     cluster = grouped(points)
-    on_progress(80, 100)
+    on_progress(65, 100)
+    clusters = named(cluster, data.examples, data.sentences, seed)
+    on_progress(90, 100)
     return Atlas(
         data.sides,
         points,
         cluster,
         clarity(data.examples, data.meanings),
-        named(cluster, data.examples, data.sentences, seed),
+        clusters,
         layer_meanings(data, near[0], seed),
         {**store.made_with(), "seed": seed},
     )

@@ -4,7 +4,7 @@ function atlas(root, data, app) {
   const types = {u2: Uint16Array, u4: Uint32Array, i2: Int16Array};
   const column = ([kind, text]) => new types[kind](Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
   const sides = Object.fromEntries(Object.entries(data.arrays).map(([name, packed]) => [name, column(packed)]));
-  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, INK = [127, 127, 127];
+  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, FEW = 1000, INK = [127, 127, 127];
   const canvas = root.querySelector("canvas"), pen = canvas.getContext("2d"), hint = root.querySelector(".hint");
   const form = root.querySelector("form"), panel = root.querySelector(".panel"), list = root.querySelector(".hits");
   const most = {layer: sides.layer.reduce((a, b) => Math.max(a, b), 1), clarity: FINEST / 5};
@@ -89,7 +89,7 @@ function atlas(root, data, app) {
       }
     };
     dots(false, size);
-    if (hits) dots(true, size + Math.ceil(devicePixelRatio));
+    if (hits) dots(true, size + Math.ceil((hits.size < FEW ? 3 : 1) * devicePixelRatio));
     pen.putImageData(image, 0, 0);
     names();
     if (lasso) outline();

@@ -154,7 +154,7 @@ def of_neurons(sides: Sequence[tuple[str, str]], name: str) -> None:
     weights = dict.fromkeys(polarities.items(), 1 / len(polarities))
 
     def work(job: Job) -> Concept:
-        return Concept.of(loading.outcome(), name, weights)
+        return Concept.of(loading.outcome(), name, weights, job.step)
 
     st.session_state["finding"] = Job("Reading texts with these neurons", work)
     links.go("steer", section="concepts")
