@@ -94,12 +94,20 @@ def examples_of(topic, generator, sentences, topics):
     return csr_matrix((np.ones(len(indices), np.float32), indices, starts), shape=(len(topic), len(sentences)))
 
 
+def data_of(examples, sentences, meanings=None, layer=0):
+    """Sides with these sentences."""
+    meanings = np.ones((len(sentences), 1)) if meanings is None else meanings
+    count = examples.shape[0]
+    layers = np.broadcast_to(layer, count)
+    return SideData(np.arange(count), np.full(count, "ffn"), layers, examples @ meanings, examples, meanings, sentences)
+
+
 def test_a_cluster_is_named_by_the_words_of_its_topic_and_random_sides_have_no_name():
     topics, generator = [words[:16] for words in TOPICS.values()], np.random.default_rng(1)
     sentences = sentences_of(topics, generator)
     cluster = np.repeat([0, 1, 2, 3, 4, 5, -1], 40)
     topic = np.where(cluster < 3, cluster, -1)
-    result = clusters.named(cluster, examples_of(topic, generator, sentences, topics), sentences, 0)
+    result = clusters.named(cluster, data_of(examples_of(topic, generator, sentences, topics), sentences), 0)
     for number, row in enumerate(result[:3]):
         assert {*row.words} <= {*topics[number]}
         assert len(row.words) == clusters.NAME_WORDS
@@ -111,12 +119,8 @@ def test_a_cluster_is_named_by_the_words_of_its_topic_and_random_sides_have_no_n
 def test_shuffled_clusters_are_named_in_a_twentieth_of_cases_at_most():
     topics, generator = [words[:16] for words in TOPICS.values()], np.random.default_rng(2)
     sentences, cluster = sentences_of(topics, generator), np.repeat(np.arange(40), 12)
-    examples = examples_of(np.arange(480) % 3, generator, sentences, topics)
-    names = [
-        row.words
-        for seed in range(3)
-        for row in clusters.named(generator.permutation(cluster), examples, sentences, seed)
-    ]
+    data = data_of(examples_of(np.arange(480) % 3, generator, sentences, topics), sentences)
+    names = [row.words for seed in range(3) for row in clusters.named(generator.permutation(cluster), data, seed)]
     assert np.mean([bool(words) for words in names]) <= 0.05
 
 
@@ -142,17 +146,42 @@ def test_layers_have_the_meanings_and_partners_that_were_planted():
     examples = examples_of(np.where(layer == 0, np.arange(200) % 3, -1), generator, sentences, topics).tolil()
     examples[99] = examples[98]
     examples = csr_matrix(examples)
-    vectors = examples @ meanings
-    data = SideData(np.arange(200), np.full(200, "ffn"), layer, vectors, examples, meanings, sentences)
+    data = data_of(examples, sentences, meanings, layer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer_meanings, "ALIKE", 0.999)
-        clear, random = layer_meanings.layer_meanings(data, neighbors(vectors)[0], 0)
+        clear, random = layer_meanings.layer_meanings(data, 0)
     assert (clear.sides, clear.layer, random.layer) == (100, 0, 1)
     assert clear.clarity > 0.1 > abs(random.clarity)
     assert abs(random.clarity_by_chance) < 0.02
     assert clear.without_meaning < 0.05
     assert 0.85 <= random.without_meaning <= 1
     assert (clear.redundant, random.redundant, clear.redundant_by_chance) == (0.02, 0, 0)
+
+
+def test_what_tests_the_names_does_not_make_the_map():
+    topics, generator = [words[:16] for words in TOPICS.values()], np.random.default_rng(4)
+    sentences, meanings = sentences_of(topics, generator), generator.standard_normal((480, WIDTH))
+    examples = examples_of(np.arange(90) % 3, generator, sentences, topics)
+    data = data_of(examples, sentences, meanings)
+    other = meanings.copy()
+    other[~data.chosen_from] = generator.standard_normal(((~data.chosen_from).sum(), WIDTH))
+    (before, inside), (after, _) = data.half(), data_of(examples, sentences, other).half()
+    assert np.array_equal(before[inside], after[inside])
+    assert inside.mean() > 0.9
+    titles = {(sentence.title, chosen) for sentence, chosen in zip(sentences, data.chosen_from, strict=True)}
+    assert len(titles) == 240  # no document is in both halves
+
+
+def test_partners_by_chance_have_sentences_of_their_layer():
+    """Layer 0: all sides have the same sentences, and still do when these are shuffled; layer 1: all have others."""
+    layer, meanings = np.repeat([0, 1], 60), np.eye(240)
+    indices = np.concatenate([np.tile([0, 1], 60), np.arange(120, 240)])
+    examples = csr_matrix((np.ones(240), indices, np.arange(121) * 2), shape=(120, 240))
+    sentences = [Sentence(number, "a", str(number), 0, 1, ("a",)) for number in range(240)]
+    sides, cosines = layer_meanings.partners_by_chance(data_of(examples, sentences, meanings, layer), 0)
+    assert {*sides.tolist()} == {*range(120)}
+    assert cosines[sides < 60].min() > 0.7
+    assert cosines[sides >= 60].max() == 0
 
 
 @pytest.fixture(scope="module")

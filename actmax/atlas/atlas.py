@@ -63,20 +63,21 @@ def atlas(store: Store, seed: int = 0, on_progress: OnProgress = unwatched) -> A
     need("index")
     need("atlas")
     seed, data = seed_of(seed), read_sides(store)
-    on_progress(7, 100)
-    components = principal(data.vectors)
+    on_progress(6, 100)
+    vectors, in_half = data.half()
+    components = principal(vectors)
     near = neighbors(components)
-    points = plane(components, near, seed, lambda done, total: on_progress(23 + 39 * done // total, 100))
-    cluster = grouped(points)
-    on_progress(65, 100)
-    clusters = named(cluster, data.examples, data.sentences, seed)
-    on_progress(90, 100)
+    points = plane(components, near, seed, lambda done, total: on_progress(20 + 33 * done // total, 100))
+    cluster = np.where(in_half, grouped(points), -1)
+    on_progress(56, 100)
+    clusters = named(cluster, data, seed)
+    on_progress(77, 100)
     return Atlas(
         data.sides,
         points,
         cluster,
         clarity(data.examples, data.meanings),
         clusters,
-        layer_meanings(data, near[0], seed),
+        layer_meanings(data, seed),
         {**store.made_with(), "seed": seed},
     )

@@ -1,7 +1,8 @@
 """Clusters of the map: dense groups of sides, named by the words of their sentences if the name passes a test.
 
-A name is made from the sentences of half of the documents and tested on the other half: its words must be more
-particular to the cluster there than the words of any shuffled cluster, which has as many random sides.
+The map and the names are made from the sentences of half of the documents, and the names are tested on the other half:
+their words must be more particular to the cluster there than the words of any shuffled cluster, which has as many
+random sides.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from icebear.actmax.atlas.side_data import SideData
 from icebear.records import Sentence
-from icebear.values import stable_hash
 
 SMALLEST = 50
 """The number of sides of the smallest cluster."""
@@ -77,7 +78,7 @@ def grouped(points: np.ndarray) -> np.ndarray:
 class Words:
     """The words that can name a cluster: which sentence has which, in two halves of the documents."""
 
-    def __init__(self, sentences: Sequence[Sentence]) -> None:
+    def __init__(self, sentences: Sequence[Sentence], chosen_from: np.ndarray) -> None:
         from sklearn.feature_extraction.text import CountVectorizer
 
         reader = CountVectorizer(binary=True, stop_words="english", token_pattern=LETTERS)
@@ -85,8 +86,8 @@ class Words:
         shares = np.asarray(table.mean(0))[0]
         telling = (shares <= FREQUENT) & (shares >= RARE / len(sentences))
         self.names = reader.get_feature_names_out()[telling]
-        second = np.array([stable_hash(f"atlas {sentence.title}") % 2 for sentence in sentences], dtype=bool)
-        self.halves = [csr_matrix(table[:, telling].multiply(half[:, None])) for half in (~second, second)]
+        halves = chosen_from, ~chosen_from
+        self.halves = [csr_matrix(table[:, telling].multiply(half[:, None])) for half in halves]
 
     def scores(self, members: csr_matrix, examples: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
         """Return the words (C, 3) with the largest c-TF-IDF in one half, and its sum (C,) in the other half.
@@ -107,16 +108,16 @@ def _particular(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
     return counts / sums.clip(1) * np.log1p(sums.mean() / np.asarray(totals).clip(1))
 
 
-def named(cluster: np.ndarray, examples: csr_matrix, sentences: Sequence[Sentence], seed: int) -> tuple[Cluster, ...]:
-    """Return the clusters, with the names that pass the test."""
-    count, generator, words = cluster.max() + 1, np.random.default_rng(seed), Words(sentences)
+def named(cluster: np.ndarray, data: SideData, seed: int) -> tuple[Cluster, ...]:
+    """Return the clusters, with the names that pass the test. cluster: (N,) the number of each side's, -1 for none."""
+    count, generator, words = cluster.max() + 1, np.random.default_rng(seed), Words(data.sentences, data.chosen_from)
     if not count:
         return ()
 
     def scores(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inside = np.flatnonzero(labels >= 0)
         shape = count, len(labels)
-        return words.scores(csr_matrix((np.ones(len(inside)), (labels[inside], inside)), shape=shape), examples)
+        return words.scores(csr_matrix((np.ones(len(inside)), (labels[inside], inside)), shape=shape), data.examples)
 
     chosen, reached = scores(cluster)
     chance = np.max([scores(generator.permutation(cluster))[1] for _ in range(SHUFFLES)], axis=0)

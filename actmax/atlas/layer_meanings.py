@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from icebear.actmax.atlas.neighbor_map import neighbors, principal
 from icebear.actmax.atlas.side_data import SideData
 from icebear.db.vectors import unit
 
 RANDOM_DRAWS = 2000
-"""The number of random sets of sentences, and of sides whose partner is looked for among shuffled ones."""
+"""The number of random sets of sentences."""
+SHUFFLED_SIDES = 100
+"""The number of sides of a layer whose partner is looked for among shuffled ones."""
 ABOVE = 95
 """The percentile of the clarity of random sentences above which a side has a meaning."""
 ALIKE = 0.9
@@ -35,7 +38,7 @@ class LayerMeanings:
     redundant: float
     """The share of sides with a near-identical partner, in any layer."""
     redundant_by_chance: float
-    """After the sentences were shuffled among all sides."""
+    """After the sentences were shuffled among the sides of each layer."""
 
 
 def clarity(examples: csr_matrix, meanings: np.ndarray) -> np.ndarray:
@@ -60,18 +63,19 @@ def clarity_by_chance(counts: np.ndarray, meanings: np.ndarray, seed: int) -> di
     return {int(count): drawn(int(count)) for count in np.unique(counts)}
 
 
-def layer_meanings(data: SideData, near: np.ndarray, seed: int) -> tuple[LayerMeanings, ...]:
-    """Return the layers of each site. near: (N, K) the ids of each side's nearest sides."""
+def layer_meanings(data: SideData, seed: int) -> tuple[LayerMeanings, ...]:
+    """Return the layers of each site."""
     counts, clear = data.examples.getnnz(1), clarity(data.examples, data.meanings)
     chance = clarity_by_chance(counts, data.meanings, seed)
     least = {count: np.percentile(values, ABOVE) for count, values in chance.items()}
     unclear = clear <= np.array([least[count] for count in counts.tolist()])
-    alike = partners(data.vectors, near) >= ALIKE
-    alike_by_chance = float((partners_by_chance(data, seed) >= ALIKE).mean())
+    alike = partners(data.vectors, neighbors(principal(data.vectors))[0]) >= ALIKE
+    chosen, reached = partners_by_chance(data, seed)
     rows = []
     for site, layer in sorted({*zip(data.site.tolist(), data.layer.tolist(), strict=True)}):
         inside = (data.site == site) & (data.layer == layer)
         random = np.concatenate([chance[count] for count in np.unique(counts[inside]).tolist()])
+        alike_by_chance = float((reached[inside[chosen]] >= ALIKE).mean())
         shares = float(unclear[inside].mean()), ABOVE / 100, float(alike[inside].mean()), alike_by_chance
         clarities = float(clear[inside].mean()), float(random.mean())
         rows.append(LayerMeanings(site, layer, int(inside.sum()), *clarities, *shares))
@@ -86,12 +90,21 @@ def partners(vectors: np.ndarray, near: np.ndarray) -> np.ndarray:
     return largest
 
 
-def partners_by_chance(data: SideData, seed: int) -> np.ndarray:
-    """Return the largest cosine of some sides with any other after their sentences were shuffled among all sides."""
-    dealt, generator = data.examples, np.random.default_rng(seed)
-    shuffled = csr_matrix((dealt.data, generator.permutation(dealt.indices), dealt.indptr), dealt.shape)
-    rows = unit(shuffled @ data.meanings)
-    chosen = generator.permutation(len(rows))[:RANDOM_DRAWS]
-    cosines = rows[chosen] @ rows.T
-    cosines[np.arange(len(chosen)), chosen] = -1
-    return cosines.max(1)
+def partners_by_chance(data: SideData, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return some sides of each layer (M,), and the largest cosine (M,) of each with any other side, after the
+    sentences were shuffled among the sides of each layer."""
+    counts, generator = data.examples.getnnz(1), np.random.default_rng(seed)
+    _, group = np.unique(np.stack([data.site, data.layer.astype(str)]), axis=1, return_inverse=True)
+    indices, of_row, chosen = data.examples.indices.copy(), np.repeat(group, counts), []
+    for number in range(group.max() + 1):
+        inside = of_row == number
+        indices[inside] = generator.permutation(indices[inside])
+        chosen.append(generator.permutation(np.flatnonzero(group == number))[:SHUFFLED_SIDES])
+    rows = unit(csr_matrix((data.examples.data, indices, data.examples.indptr), data.examples.shape) @ data.meanings)
+
+    def largest(sides: np.ndarray) -> np.ndarray:
+        cosines = rows[sides] @ rows.T
+        cosines[np.arange(len(sides)), sides] = -1
+        return cosines.max(1)
+
+    return np.concatenate(chosen), np.concatenate([largest(sides) for sides in chosen])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -11,6 +12,7 @@ from icebear.db.store import Store
 from icebear.db.vectors import unit
 from icebear.errors import StoreError
 from icebear.records import Sentence
+from icebear.values import stable_hash
 
 FEWEST = 16
 """The number of sides that a map has at least."""
@@ -32,6 +34,19 @@ class SideData:
     """(S, D) the vectors of sentences, of length 1."""
     sentences: list[Sentence]
 
+    @cached_property
+    def chosen_from(self) -> np.ndarray:
+        """Whether a sentence (S,) is of the documents that the map and its names are made from. The other documents
+        test them."""
+        return np.array([stable_hash(f"atlas {sentence.title}") % 2 == 0 for sentence in self.sentences])
+
+    def half(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean vectors (N, D) of the sentences that the map is made from, and which sides (N,) have any.
+        The others keep the mean of all their sentences."""
+        examples = self.examples[:, self.chosen_from]
+        there = examples.getnnz(1) > 0
+        return np.where(there[:, None], examples @ self.meanings[self.chosen_from], self.vectors), there
+
 
 def read_sides(store: Store) -> SideData:
     """Read the sides of all neurons, heads left out. Raises `StoreError` if they are too few or have no vectors."""
@@ -39,19 +54,25 @@ def read_sides(store: Store) -> SideData:
     ids, meanings = store.sentence_vectors()
     order = np.argsort(ids)
     ids, meanings = ids[order], store.vectors.standardized(meanings[order].astype(np.float32))
-    rows = store.example_tables.columns()
-    rows = rows[(rows.key < 2 * store.neurons.count()) & np.isin(rows.sentence, ids)]
-    sides, side = np.unique(rows.key, return_inverse=True)
+    sides, examples = read_examples(store, ids)
     if len(sides) < FEWEST:
         raise StoreError(f"{store.path} has too few neurons with vectors of sentences for a map; run icebear index.")
-    where = side, np.searchsorted(ids, rows.sentence)
     columns, index, sentences = store.neurons.columns(), store.vectors.get("examples"), store.sentences.of(ids.tolist())
     return SideData(
         sides,
         np.array(columns["site"])[sides // 2],
         np.array(columns["layer"])[sides // 2],
         index.reconstruct_n(0, index.ntotal)[sides],
-        csr_matrix((np.ones(len(rows), np.float32), where), shape=(len(sides), len(ids))),
+        examples,
         unit(meanings),
         [sentences[identity] for identity in ids.tolist()],
     )
+
+
+def read_examples(store: Store, ids: np.ndarray) -> tuple[np.ndarray, csr_matrix]:
+    """Return the sides (N,) that have examples among sentences (S,), and which they are (N, S). ids: ascending."""
+    rows = store.example_tables.columns()
+    rows = rows[(rows.key < 2 * store.neurons.count()) & np.isin(rows.sentence, ids)]
+    sides, side = np.unique(rows.key, return_inverse=True)
+    where = side, np.searchsorted(ids, rows.sentence)
+    return sides, csr_matrix((np.ones(len(rows), np.float32), where), shape=(len(sides), len(ids)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from icebear.app.web.shared import header, jobs, links, markdown
+from icebear.app.web.shared import background, header, jobs, links, markdown
 from icebear.errors import IcebearError, exhausted
 
 ICON = Path(__file__).with_name("icon.svg")
@@ -72,3 +72,5 @@ def main() -> None:
         logging.getLogger("icebear.app").exception("The view %s failed.", view.title)
         message = f"This page failed ({type(error).__name__}: {error}); change the settings and try again."
         st.error(markdown.message(exhausted(error) or message))
+    finally:
+        background.first_page.set()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import icebear
-from icebear.app.cli.options import record, verb
+from icebear.app.cli.options import option, record, verb
 from icebear.app.cli.output import show, write_page
 from icebear.app.cli.progress import waiting
 
 
 @record
 class Options:
+    compare: str | None = option("An index of a second model: list the neurons whose sentences moved.", type="file")
     html: str | None
     store: str
     json: bool
@@ -26,9 +27,20 @@ def atlas(options: Options) -> None:
     neuron are to one another, how many neurons are near-identical to another one, and how many have no meaning in this
     corpus, next to the same numbers by chance. With --html, the page has the map: search it, zoom, and open a neuron.
 
+    With --compare, no map is drawn. The command lists the neurons whose sentences have another meaning in the model of
+    a second index, for instance after fine-tuning.
+
     Example:
       icebear atlas --store wiki.db --html atlas.html
+      icebear atlas --store wiki.db --compare tuned.db
     """
+    if options.compare:
+        _compare(options.store, options.compare, options.json)
+    else:
+        _map(options)
+
+
+def _map(options: Options) -> None:
     from icebear.actmax.atlas.atlas_page import atlas_page
     from icebear.actmax.atlas.saved_map import mapped
     from icebear.app.cli.tables.maps import atlas_report
@@ -43,3 +55,22 @@ def atlas(options: Options) -> None:
         "layers": [asdict(layer) for layer in result.layers],
     }
     show(options.json, document, *atlas_report(result, sample))
+
+
+def _compare(path: str, other: str, json: bool) -> None:
+    from icebear.actmax.atlas.compare import compare
+    from icebear.app.cli.tables.maps import comparison_report, moved_sides
+
+    with icebear.open_store(path) as store, icebear.open_store(other) as second:
+        result = compare(store, second)
+        sides = moved_sides(result, store, second)
+    one, two = result.made_with
+    document = {
+        **one,
+        "compared": two,
+        "sides_in_both": len(result.sides),
+        "moved": len(result.top()),
+        "moved_by_chance": result.top_by_chance,
+        "sides": [asdict(side) for side in sides],
+    }
+    show(json, document, *comparison_report(result, sides))

@@ -1,6 +1,8 @@
 """What `icebear app` serves: the script beside this file, to this machine alone, also by way of a website."""
 
 import re
+import threading
+from importlib import import_module
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -44,4 +46,6 @@ class LocalhostOnly:
             await PlainTextResponse("Open the app as http://localhost.", 403)(scope, receive, unframed)
 
 
+# The libraries of the first page are imported while the browser starts.
+threading.Thread(target=import_module, args=("icebear.app.web.shared.pictures",), daemon=True).start()
 app = App("main.py", middleware=[Middleware(LocalhostOnly)])

@@ -50,6 +50,8 @@ log = logging.getLogger("icebear.app")
 
 importing = threading.Lock()
 """Held while torch or transformers is imported: two threads that import transformers at once find half of it."""
+first_page = threading.Event()
+"""Set when the first page is drawn, or waits for a job. The import of torch would slow it down."""
 
 
 running: WeakSet[Job] = WeakSet()
@@ -210,6 +212,7 @@ def loading(name: str, **options: Any) -> Job:
     """Start to load a model; it is the job's result."""
 
     def load(job: Job) -> Model:
+        first_page.wait(5)
         with importing:
             from icebear.models.loading.loading import load_model
         return load_model(name, **options)

@@ -65,6 +65,7 @@ def waited(job: Job, stops: bool = False) -> Any:
         job.left.discard(visitor())
         raise IcebearError(STOPPED)
     _enter(job, stops)
+    background.first_page.set()
     job.join(QUICK)
     if job.is_alive():
         end_unwatched()
