@@ -131,7 +131,7 @@ def test_the_map_fits_a_phone_and_the_night(chromium, small):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         if scheme == "light":
-            shown_map(open_view(page, address, "atlas"))
+            shown_map(open_view(page, address, "atlas")).get_by_label("Color").select_option("layer")
         settled(page)
         points = points_of(path, page)
         x, y = points[alone(points)]
