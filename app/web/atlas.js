@@ -1,8 +1,10 @@
 // The map in the app: its data is fetched from this server once, and the camera stays where it was.
 export default function ({ data, parentElement, setTriggerValue }) {
   const root = parentElement.querySelector(".atlas"), memory = (globalThis.icebearAtlas ??= {});
-  if (memory.url !== data.url)
+  if (memory.url !== data.url) {
     Object.assign(memory, {url: data.url, packed: fetch(data.url).then((answer) => answer.json())});
+    memory.packed.catch(() => { memory.url = ""; });  // to try again when the map is shown again
+  }
   const app = {
     memory,
     card: (...side) => setTriggerValue("card", side),

@@ -241,7 +241,7 @@ function atlas(root, data, app) {
     lasso = null;
     point(-1);
     panel.replaceChildren(...intro);
-    form.elements.count.textContent = hits ? `${hits.size} of ${count.toLocaleString("en")} points` : "";
+    form.elements.count.textContent = hits ? `${hits.size.toLocaleString("en")} of ${count.toLocaleString("en")} points` : "";
     list.replaceChildren(...[...(hits ?? [])].slice(0, HITS).map((i) => {
       const row = document.createElement("li");
       row.append(button(`${name(i)} ${sign(i)}: ${excerpt(i)}`, () => {
