@@ -24,7 +24,7 @@ DRAWN = 2000
 """The sides whose nearest neighbors are looked up among all."""
 
 
-def kept(vectors: np.ndarray, points: np.ndarray) -> float:
+def neighbors_kept(vectors: np.ndarray, points: np.ndarray) -> float:
     """Return the share of the nearest sides by cosine that are among the nearest points; the mean over drawn sides."""
     rows, drawn = unit(vectors), np.random.default_rng(0).choice(len(points), DRAWN, replace=False)
     shares = []
@@ -73,6 +73,9 @@ if __name__ == "__main__":
             begun = time.process_time()
             points = make()
             taken = time.process_time() - begun
-            print(f"{title}; {name}: {kept(vectors, points):.3f} of neighbors kept, {taken:.0f} CPU s", flush=True)
+            print(
+                f"{title}; {name}: {neighbors_kept(vectors, points):.3f} of neighbors kept, {taken:.0f} CPU s",
+                flush=True,
+            )
             if "random" not in name:
                 print("   ", names(points, data), flush=True)

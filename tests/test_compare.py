@@ -65,12 +65,12 @@ def test_exchanged_neurons_move_and_no_other_does(paths):
     ids = result.sides // 2
     moved = np.isin(ids, EXCHANGED)
     assert result.moved[~moved].tolist() == [0] * (~moved).sum()
-    assert {*ids[result.top()].tolist()} == {*EXCHANGED}
-    assert result.moved[moved].max() > 0.5
+    assert result.exchanged[~moved].tolist() == [0] * (~moved).sum()
+    assert {*ids[result.order[: moved.sum()]].tolist()} == {*EXCHANGED}
+    assert result.moved[moved].max() > 0.5 > result.least
     assert back.moved == pytest.approx(result.moved, abs=1e-5)
     assert not itself.moved.any()
     assert not itself.exchanged.any()
-    assert not len(itself.top())
 
 
 def test_moved_is_the_distance_of_means_less_that_of_random_signs(paths):
@@ -119,8 +119,10 @@ def test_the_command_lists_what_moved(paths, tmp_path):
     document = json.loads(done.stdout)
     with open_store(paths[0]) as before, open_store(paths[1]) as after:
         result = compare(before, after)
-    assert document["moved"] == len(result.top())
-    assert [row["moved"] for row in document["sides"]] == pytest.approx(result.moved[result.top()].tolist())
+    first = result.order[: len(document["sides"])]
+    assert [row["moved"] for row in document["sides"]] == pytest.approx(result.moved[first].tolist())
+    assert [row["exchanged"] for row in document["sides"]] == pytest.approx(result.exchanged[first].tolist())
     assert {row["neuron"] for row in document["sides"]} == {f"L0.ffn.{neuron}" for neuron in EXCHANGED}
+    assert document["moved"] == (result.moved > result.least).sum() > document["moved_by_chance"]
     printed = CliRunner().invoke(main, command)
     assert (printed.exit_code, f"L0.ffn.{EXCHANGED[0]}" in printed.stdout) == (0, True)

@@ -1,9 +1,11 @@
-"""`compare`: which neurons of a model have sentences with another meaning in a second model, such as a fine-tuned one.
+"""`compare`: which neurons have other sentences in a second model, such as a fine-tuned one, and with which meaning.
 
 1. Both indexes hold the same sentences, with vectors of the same encoder.
-2. A side's sentences are averaged in each model. Moved is the squared distance of the two means, less what it is if
+2. Exchanged is the share of a side's sentences that it does not have in the other model. It tells changed neurons from
+   others best (docs/atlas.md).
+3. A side's sentences are averaged in each model. Moved is the squared distance of the two means, less what it is if
    the signs of all differences are random: sentences that are exchanged for others with the same meaning move nothing.
-3. By chance is the same number with random signs.
+4. By chance is the same number with random signs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from icebear.errors import StoreError, need
 from icebear.values import seed_of, typed
 
 ABOVE = 99.9
-"""The percentile of what is moved by chance above which a side has moved."""
+"""The percentile of what is moved by chance above which a side's meaning has moved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,20 +41,21 @@ class Comparison:
     made_with: tuple[dict[str, Any], dict[str, Any]]
     """See `Store.made_with`, of both indexes."""
 
-    def top(self) -> np.ndarray:
-        """Return the numbers (M,) of the sides that moved farther than 99.9 % do by chance, the farthest first."""
-        order = np.argsort(-self.moved, kind="stable")
-        return order[self.moved[order] > np.percentile(self.by_chance, ABOVE)]
+    @property
+    def least(self) -> float:
+        """What 99.9 % of the sides do not reach in `by_chance`."""
+        return float(np.percentile(self.by_chance, ABOVE))
 
     @property
-    def top_by_chance(self) -> float:
-        """How many sides are expected in `top` by chance."""
-        return (1 - ABOVE / 100) * len(self.sides)
+    def order(self) -> np.ndarray:
+        """The numbers of the sides, those with most exchanged sentences first, and of these that moved farthest."""
+        return np.lexsort((-self.moved, -self.exchanged))
 
 
 @typed
 def compare(store: Store, other: Store, seed: int = 0) -> Comparison:
-    """Find the neurons whose maximally activating sentences have another meaning in another model.
+    """Find the neurons that have other maximally activating sentences in another model, and whether these mean another
+    thing.
 
     Parameters
     ----------

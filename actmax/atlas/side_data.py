@@ -44,8 +44,8 @@ class SideData:
         """Return the mean vectors (N, D) of the sentences that the map is made from, and which sides (N,) have any.
         The others keep the mean of all their sentences."""
         examples = self.examples[:, self.chosen_from]
-        there = examples.getnnz(1) > 0
-        return np.where(there[:, None], examples @ self.meanings[self.chosen_from], self.vectors), there
+        any_examples = examples.getnnz(1) > 0
+        return np.where(any_examples[:, None], examples @ self.meanings[self.chosen_from], self.vectors), any_examples
 
 
 def read_sides(store: Store) -> SideData:

@@ -15,23 +15,25 @@ if TYPE_CHECKING:
     from icebear.actmax.atlas.atlas import Atlas
     from icebear.actmax.atlas.compare import Comparison
     from icebear.db.store import Store
-    from icebear.records import Neuron
 
 NAMED = 20
-"""The number of clusters, and of neurons that moved, that are listed."""
+"""The number of clusters, and of neurons with other sentences, that are printed."""
+LISTED = 100
+"""The number of neurons with other sentences in the JSON document."""
 
 
 @dataclass(frozen=True)
-class MovedSide:
-    """A neuron at one polarity whose sentences have another meaning in the other model."""
+class ExchangedSide:
+    """A neuron at one polarity that has other sentences in the other model."""
 
     neuron: str
     polarity: str
-    moved: float
     exchanged: float
     """The share of its sentences that it does not have in the other model."""
+    moved: float
+    """See `Comparison.moved`."""
     lost: str
-    """The strongest of these sentences."""
+    """The strongest of the exchanged sentences."""
     new: str
     """The strongest sentence that it has in the other model only."""
 
@@ -57,34 +59,32 @@ def atlas_report(atlas: Atlas, sample: str) -> Iterator[Table | Text]:
     yield Text(f"The map has {len(atlas.sides):,} sides: neurons at one polarity. The index holds {sample}.", "dim")
 
 
-def moved_sides(comparison: Comparison, store: Store, other: Store) -> list[MovedSide]:
-    """The sides that moved farther than by chance, the farthest first."""
-    top = comparison.top()
-    neurons = store.neurons.of((comparison.sides[top] // 2).tolist())
-    return [_moved_side(comparison, number, neurons, store, other) for number in top.tolist()]
+def exchanged_sides(comparison: Comparison, store: Store, other: Store) -> list[ExchangedSide]:
+    """The sides with most exchanged sentences."""
+    order = comparison.order[:LISTED]
+    order = order[comparison.exchanged[order] > 0]
+    neurons, sides = store.neurons.of((comparison.sides[order] // 2).tolist()), []
+    for number, side in zip(order.tolist(), comparison.sides[order].tolist(), strict=True):
+        neuron, polarity = neurons[side // 2], "+-"[side % 2]
+        texts = [[e.sentence.text for e in opened.examples(neuron, polarity)] for opened in (store, other)]
+        lost, new = (next((text for text in texts[i] if text not in texts[1 - i]), "") for i in (0, 1))
+        numbers = float(comparison.exchanged[number]), float(comparison.moved[number])
+        sides.append(ExchangedSide(str(neuron), polarity, *numbers, lost, new))
+    return sides
 
 
-def _moved_side(
-    comparison: Comparison, number: int, neurons: dict[int, Neuron], store: Store, other: Store
-) -> MovedSide:
-    side = int(comparison.sides[number])
-    neuron, polarity = neurons[side // 2], "+-"[side % 2]
-    texts = [[e.sentence.text for e in opened.examples(neuron, polarity)] for opened in (store, other)]
-    lost, new = (next((t for t in texts[i] if t not in texts[1 - i]), "") for i in (0, 1))
-    moved, exchanged = float(comparison.moved[number]), float(comparison.exchanged[number])
-    return MovedSide(str(neuron), polarity, moved, exchanged, lost, new)
-
-
-def comparison_report(comparison: Comparison, sides: list[MovedSide]) -> Iterator[Table | Text]:
-    """How many neurons moved, beside chance, and the sentences of those that moved farthest."""
-    one, two = (made_with["model"]["name"] for made_with in comparison.made_with)
+def comparison_report(comparison: Comparison, sides: list[ExchangedSide]) -> Iterator[Table | Text]:
+    """How many sentences are exchanged, in how many sides the meaning moved, and the sides that changed most."""
+    before, after = (made_with["model"]["name"] for made_with in comparison.made_with)
+    moved, by_chance = ((values > comparison.least).sum() for values in (comparison.moved, comparison.by_chance))
     yield Text(
-        f"From {one} to {two}, {len(sides):,} of {len(comparison.sides):,} sides (neurons at one polarity) moved "
-        f"[by chance: {comparison.top_by_chance:,.0f}]."
+        f"From {before} to {after}, {comparison.exchanged.mean():.1%} of the sentences are exchanged. In {moved:,} of "
+        f"{len(comparison.sides):,} sides (neurons at one polarity) the meaning moved by more than "
+        f"{comparison.least:.3f} [by chance: {by_chance:,}]."
     )
     rows = [
-        (f"{side.neuron} {side.polarity}", f"{side.moved:.2f}", f"{side.exchanged:.0%}", side.lost, side.new)
+        (f"{side.neuron} {side.polarity}", f"{side.exchanged:.0%}", f"{side.moved:z.3f}", side.lost, side.new)
         for side in sides[:NAMED]
     ]
     if rows:
-        yield grid("side", ">moved", ">exchanged", f"only in {one}", f"only in {two}", rows=rows)
+        yield grid("side", ">exchanged", ">moved", f"only in {before}", f"only in {after}", rows=rows)

@@ -12,7 +12,9 @@ from icebear.app.cli.progress import waiting
 
 @record
 class Options:
-    compare: str | None = option("An index of a second model: list the neurons whose sentences moved.", type="file")
+    compare: str | None = option(
+        "An index of a second model: list the neurons with other sentences there.", type="file"
+    )
     html: str | None
     store: str
     json: bool
@@ -27,8 +29,8 @@ def atlas(options: Options) -> None:
     neuron are to one another, how many neurons are near-identical to another one, and how many have no meaning in this
     corpus, next to the same numbers by chance. With --html, the page has the map: search it, zoom, and open a neuron.
 
-    With --compare, no map is drawn. The command lists the neurons whose sentences have another meaning in the model of
-    a second index, for instance after fine-tuning.
+    With --compare, no map is drawn. The command lists the neurons that have other sentences in the model of a second
+    index, for instance after fine-tuning, and says how far the meaning of these sentences is from that before.
 
     Example:
       icebear atlas --store wiki.db --html atlas.html
@@ -59,18 +61,19 @@ def _map(options: Options) -> None:
 
 def _compare(path: str, other: str, json: bool) -> None:
     from icebear.actmax.atlas.compare import compare
-    from icebear.app.cli.tables.maps import comparison_report, moved_sides
+    from icebear.app.cli.tables.maps import comparison_report, exchanged_sides
 
     with icebear.open_store(path) as store, icebear.open_store(other) as second:
         result = compare(store, second)
-        sides = moved_sides(result, store, second)
-    one, two = result.made_with
+        sides = exchanged_sides(result, store, second)
+    before, after = result.made_with
     document = {
-        **one,
-        "compared": two,
+        **before,
+        "compared": after,
         "sides_in_both": len(result.sides),
-        "moved": len(result.top()),
-        "moved_by_chance": result.top_by_chance,
+        "moved": int((result.moved > result.least).sum()),
+        "moved_by_chance": int((result.by_chance > result.least).sum()),
+        "moved_least": result.least,
         "sides": [asdict(side) for side in sides],
     }
     show(json, document, *comparison_report(result, sides))
