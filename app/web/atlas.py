@@ -28,9 +28,6 @@ PROMPT_NEURONS = 100
 """The neurons of a prompt that are lit up, those of the largest relevance."""
 RANKED = 1000
 """Neurons at a token, of all sites, among which these are."""
-COLUMNS_TAKEN = ("neuron", "sign", "cluster", "clarity")
-"""What atlas.js says of each point of a list."""
-FORMATS = {"clarity": st.column_config.NumberColumn(format="%.3f")}
 SCRIPT = files("icebear.app.web").joinpath("atlas.js").read_text(encoding="utf-8")
 picture = st.components.v2.component(
     "icebear_atlas", html=part("map.html", app=True), css=part("atlas.css"), js=str(part("atlas.js")) + SCRIPT
@@ -51,9 +48,6 @@ def show() -> None:
         sides = _of_prompt(opened) if lit == LIT[1] else _of_words(opened, text) if text else None
     _map(drawing, sides)
     _list(text or "my concept")
-
-
-# --- the map --------------------------------------------------------------------------------------------
 
 
 def _saved_at(opened: Store) -> int:
@@ -116,9 +110,6 @@ def _map(drawing: bytes, sides: list[str] | None) -> None:
     picture(data={"url": url, "lit": sides}, key=key, on_card_change=card, on_taken_change=take)
 
 
-# --- what is lit up ---------------------------------------------------------------------------------------
-
-
 def _of_words(opened: Store, text: str) -> list[str]:
     """Return the sides that a search finds by their sentences, the best first."""
     if not has_words(text):
@@ -157,9 +148,6 @@ def _of_prompt(opened: Store) -> list[str]:
     return sides
 
 
-# --- a list of points -------------------------------------------------------------------------------------
-
-
 def _list(name: str) -> None:
     """Show the points of a lasso, and make a concept of them."""
     rows, count = st.session_state.get("taken") or ((), 0)
@@ -167,14 +155,12 @@ def _list(name: str) -> None:
         return
     with st.container(key="taken_list"):
         st.markdown(f"## The clearest {len(rows)} of {count:,} points" if count > len(rows) else f"## {count} points")
-        table = pandas.DataFrame(rows, columns=list(COLUMNS_TAKEN))
-        question.module("shared.tables").neuron_table(table, "taken_neurons", labels=True, column_config=FORMATS)
+        clarity = {"clarity": st.column_config.NumberColumn(format="%.3f")}
+        table = pandas.DataFrame(rows, columns=["neuron", "sign", "cluster", "clarity"])
+        question.module("shared.tables").neuron_table(table, "taken_neurons", labels=True, column_config=clarity)
         with st.container(horizontal=True, vertical_alignment="bottom"):
             name = st.text_input("Name", name, key="taken_name", width=240)
-            start = partial(_concept, [(str(Neuron.parse(neuron)), sign) for neuron, sign, *_ in rows], name)
-            st.button("Make a concept of them", type="primary", key="taken_concept", on_click=start)
+            sides = [(str(Neuron.parse(neuron)), sign) for neuron, sign, *_ in rows]
+            if st.button("Make a concept of them", type="primary", key="taken_concept"):
+                question.module("steering.concepts").of_neurons(sides, name)
     markdown.into_view("taken_list", rows)
-
-
-def _concept(sides: list[tuple[str, str]], name: str) -> None:
-    question.module("steering.concepts").of_neurons(sides, name)
