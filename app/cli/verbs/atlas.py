@@ -43,8 +43,8 @@ def atlas(options: Options) -> None:
 
 
 def _map(options: Options) -> None:
-    from icebear.actmax.atlas.atlas import atlas as mapped
     from icebear.actmax.atlas.atlas_page import atlas_page
+    from icebear.actmax.atlas.saved_map import mapped
     from icebear.app.cli.tables.maps import atlas_report
 
     with icebear.open_store(options.store) as store, waiting("Drawing the map"):
