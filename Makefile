@@ -29,6 +29,7 @@ app: install
 pictures: install
 	$(BIN)/icebear index --limit 1000 --store docs/pictures.db
 	$(BIN)/icebear label --auto --prompt "The ice bear lives in the" --store docs/pictures.db
+	$(BIN)/icebear atlas --store docs/pictures.db
 	$(BIN)/icebear concept find music --with examples/music.txt --without examples/not-music.txt --store docs/pictures.db
 	$(BIN)/python docs/pictures.py docs/pictures.db
 

@@ -1,10 +1,10 @@
 """Does a search by words find neurons of what the words are about? Hubs, and sentences that the search did not see.
 
-The index has 300 summaries and both sites (make it once: about three minutes on two cores). Half of the articles of
-each topic are taken out of a copy of the index, which is searched; the neurons that it returns are judged by
-their examples in the other half. Then the halves change places.
+Half of the articles of each topic are taken out of a copy of the index, which is searched; the neurons that it returns
+are judged by their examples in the other half. Then the halves change places.
 
-    python benchmarks/search.py wiki.db
+    icebear index --limit 1000 --store wiki.db
+    python benchmarks/search.py wiki.db [--without-encoder]
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from icebear import Model, Store, build_index, load_model, open_store, read_corpus
+from icebear import Model, Store, load_model, open_store
 from icebear.actmax.index.neuron_vectors import ensure_vectors
-from icebear.db.search import _by_output, absent, by_words, words_of
+from icebear.actmax.searching import search
+from icebear.db.search import _by_output, absent, words_of
 from icebear.evaluation.data.topics import CONCEPTS
 from icebear.records import POLARITIES
 from icebear.values import stable_hash
@@ -41,8 +42,7 @@ OTHER = "another topic's hits"
 
 def main(path: str) -> None:
     model = load_model("smollm2-135m")
-    with open_store(path, create=True) as store:
-        build_index(model, read_corpus("wiki-summaries", limit=300), store, sites=("ffn", "attn"))
+    with open_store(path) as store:
         print(f"The index holds {store.sample}: {store.count('sentences'):,} sentences.\n")
         for number, nouns in enumerate(NOUNS, 1):
             hubs(store, nouns.split(), f"nouns {number}")
@@ -55,11 +55,10 @@ def hubs(store: Store, nouns: list[str], name: str) -> None:
     assert len(set(nouns)) == 47, len(set(nouns))
     known = [noun for noun in nouns if not absent(store, noun)]
     counts: dict[str, Counter] = {"sentences": Counter(), "weights": Counter()}
-    layers, empty, lacking = Counter(), 0, 0
+    empty, lacking = 0, 0
     for noun in nouns:
-        for hit in by_words(store, noun, TOP):
+        for hit in search(store, noun, TOP):
             counts[hit.by][hit.neuron] += 1
-            layers[str(hit.neuron).rpartition(".")[0]] += 1
             examples = store.examples(hit.neuron, hit.polarity)
             empty += not examples
             has = any(noun in re.findall(r"\w+", example.sentence.text.lower()) for example in examples)
@@ -69,8 +68,7 @@ def hubs(store: Store, nouns: list[str], name: str) -> None:
     for by, of in (*counts.items(), ("both", both)):
         (most, times), *_ = of.most_common(1) or [("none", 0)]
         print(f"  by {by}: {of.total()} hits, {len(of)} distinct neurons; the most frequent, {most}, in {times} lists")
-    first = sum(n for layer, n in layers.items() if layer == "L0.attn")
-    print(f"  of L0.attn: {first}; without a sentence: {empty}; by sentences without one with the noun: {lacking}\n")
+    print(f"  without a sentence: {empty}; by sentences without one with the noun: {lacking}\n")
 
 
 def half_of(store: Store, model: Model, path: Path, test: int) -> Store:
@@ -79,9 +77,12 @@ def half_of(store: Store, model: Model, path: Path, test: int) -> Store:
     half = Store(path)
     rows = half.database.execute("SELECT id, title FROM sentences")
     fold = folds(store)
+    if "--without-encoder" in sys.argv:
+        half.database.execute("DELETE FROM icebear WHERE name = 'encoder'")
     removed = [(identity,) for identity, title in rows if fold[title] == test]
     half.database.execute("PRAGMA foreign_keys = OFF")
-    for table, column in (("examples", "sentence"), ("sentence_vectors", "sentence"), ("sentences", "id")):
+    columns = {"examples": "sentence", "sentence_vectors": "sentence", "embeddings": "sentence", "sentences": "id"}
+    for table, column in columns.items():
         half.database.conn.executemany(f"DELETE FROM {table} WHERE {column} = ?", removed)
     ensure_vectors(model, half)
     return half
@@ -131,7 +132,7 @@ class Judge:
 
 
 def first_hits(half: Store, words: str) -> list[int]:
-    hits = half.search(words, FIRST)[:FIRST]
+    hits = search(half, words, FIRST)[:FIRST]
     return [2 * half.neurons.id(hit.neuron) + POLARITIES.index(hit.polarity) for hit in hits]
 
 

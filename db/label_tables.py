@@ -76,6 +76,17 @@ class LabelTables:
         return [(number, "+-"[polarity], *rest) for number, polarity, *rest in checked]
 
     @reads
+    def sides(self) -> dict[str, str]:
+        """Return every side with a label, such as ``L1.ffn.3 +`` -> the label that a person wrote, or else the
+        significant automatic one."""
+        query = (
+            "SELECT name, polarity, text FROM meanings JOIN neuron_names USING (layer, site, idx) WHERE significant "
+            "UNION ALL SELECT name, column1, text FROM labels JOIN neuron_names ON neuron = id, (VALUES (0), (1))"
+        )
+        rows = (with_types(row, str, int, str) for row in self.file.database.execute(query))
+        return {f"{name} {POLARITIES[polarity]}": text for name, polarity, text in rows}
+
+    @reads
     def name(self, neuron: Neuron | str, polarity: str) -> str | None:
         """Return the label that a person wrote, or else the significant automatic label with its score, or None."""
         neuron, polarity = as_neuron(neuron), one_of(polarity, "polarity", (*POLARITIES, ""))

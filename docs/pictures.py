@@ -21,6 +21,7 @@ VIEWS = {
     "&prompt=The+ice+bear+lives+in+the&counterfactual=The+wild+camel+lives+in+the",
     "neuron": "neurons?neuron=L29.ffn.170&polarity=%2B",
     "search": "neurons?text=music",
+    "atlas": "atlas",
     "steer": "steer?section=edits",
     "concept": "steer?section=concepts",
 }
@@ -32,6 +33,9 @@ def shoot(address: str, chromium, width: int, scheme: str, suffix: str) -> None:
         open_view(page, address, query)
         if name == "why":
             page.locator("svg.stages").wait_for()
+        if name == "atlas":
+            page.locator(".map canvas").wait_for()
+            settled(page)
         if name == "view-circuit":
             page.locator(".circuit .node[data-id^='L23.head.4']").last.click(timeout=120_000)
             settled(page)

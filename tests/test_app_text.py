@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from icebear import Concept, build_index, load_model, open_store, read_corpus
+from icebear.actmax.atlas.saved_map import mapped
 from icebear.app.web.shared import markdown
 from icebear.records import Meaning, Neuron
 from icebear.render import characters, heatmap
@@ -46,6 +47,7 @@ VIEWS = {
         {"how": "statistics"},
         {"neuron": LEAK.format("neuron")},
     ],
+    "atlas": [{"find": WORDS[3]}, {"lit": "neurons of this prompt", "prompt": PROMPT, "counterfactual": OTHER}],
     "steer": [
         {"prompt": PROMPT, "contrast": WORDS[9], "run": "flip"},
         {"section": "concepts"},
@@ -69,6 +71,7 @@ def hostile(tmp_path_factory):
     (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with open_store(folder / "![x](y).db", create=True) as store:
         build_index(model, read_corpus(str(folder / "corpus.jsonl")), store, k=4)
+        mapped(store)
         store.labels.set_manual(NEURON, LEAK.format("label"))
         store.labels.set_meanings(
             Meaning(NEURON, sign, "words", LEAK.format("meaning"), "token", 0.9, 0.001, True, {}) for sign in "+-"

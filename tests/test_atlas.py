@@ -11,7 +11,7 @@ from planted import TOPICS, bare
 from scipy.sparse import csr_matrix
 
 from icebear import build_index, open_store, read_corpus
-from icebear.actmax.atlas import clusters, layer_meanings
+from icebear.actmax.atlas import clusters, layer_meanings, saved_map
 from icebear.actmax.atlas.atlas import atlas
 from icebear.actmax.atlas.atlas_page import atlas_page, packed, safe_json
 from icebear.actmax.atlas.neighbor_map import neighbors, plane, principal
@@ -19,7 +19,7 @@ from icebear.actmax.atlas.side_data import SideData
 from icebear.app.cli.main import main
 from icebear.db.vectors import unit
 from icebear.errors import StoreError
-from icebear.records import Sentence
+from icebear.records import Meaning, Neuron, Sentence
 
 GROUPS, SIZE, WIDTH = 6, 60, 24
 OF_EACH = 8
@@ -223,9 +223,55 @@ def test_the_page_has_the_strongest_sentence_of_each_side_and_no_request(store):
     page = atlas_page(store, result)
     assert not re.search(r"""(src|href)=|url\(|https?://|fetch\(|import\(""", page)
     inside = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)[1]
-    assert json.loads(inside) == json.loads(json.dumps(data))
+    assert json.loads(inside) == json.loads(json.dumps({**data, "labels": {}}))
     assert "<b>song" not in page
     assert safe_json("</script>") == '"\\u003c/script>"'
+
+
+@pytest.fixture
+def copied(store, tmp_path):
+    """A copy of the index, which may be changed."""
+    for path in store.path.parent.glob("c.db*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    with open_store(tmp_path / "c.db") as opened:
+        yield opened
+
+
+@pytest.mark.usefixtures("few_contexts")
+def test_a_map_is_drawn_once_for_a_state_of_the_index(copied, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(saved_map, "atlas", lambda *args, **options: (drawn.append(args), atlas(*args, **options))[1])
+    steps = []
+    result, again = (saved_map.mapped(copied, lambda *step: steps.append(step)) for _ in range(2))
+    assert len(drawn) == 1
+    assert steps == sorted(steps)
+    for name in saved_map.ARRAYS:
+        assert np.array_equal(getattr(result, name), getattr(again, name))
+    assert (result.clusters, result.layers, result.made_with) == (again.clusters, again.layers, again.made_with)
+    path = saved_map.map_path(copied)
+    content = path.read_bytes()
+    for damaged in (b"", content[: len(content) // 2], content[:300] + b"\0" * 99 + content[399:]):
+        path.write_bytes(damaged)
+        assert saved_map.saved_map(copied) is None
+    path.write_bytes(content)
+    rows = copied.vectors.get("examples")
+    copied.vectors.save("examples", [rows.reconstruct_n(0, rows.ntotal)[::-1]])
+    assert saved_map.saved_map(copied) is None
+
+
+@pytest.mark.usefixtures("few_contexts")
+def test_a_saved_drawing_is_what_the_page_draws_with_the_labels_of_now(copied):
+    result = saved_map.mapped(copied)
+    meanings = [
+        Meaning(Neuron(0, "ffn", number), "-", "words", text, "token", 0.9, 0.01, significant, {})
+        for number, text, significant in ((1, "ships", True), (2, "songs", True), (3, "nothing", False))
+    ]
+    copied.labels.set_meanings(meanings)
+    copied.labels.set_manual("L0.ffn.2", 'a "song" \U0001f3b5')
+    data = json.loads(saved_map.saved_drawing(copied))
+    mine = 'a "song" \U0001f3b5'
+    assert data.pop("labels") == {"L0.ffn.1 -": "ships", "L0.ffn.2 +": mine, "L0.ffn.2 -": mine}
+    assert data == json.loads(json.dumps(packed(copied, result)))
 
 
 @pytest.mark.usefixtures("few_contexts")

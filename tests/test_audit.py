@@ -235,7 +235,7 @@ def test_what_cannot_be_audited_is_refused(of_topics, store, atlas):
 @pytest.mark.parametrize("topic", ["ship", "song"])
 def test_the_command_prints_the_audit(of_topics, store, atlas, topic, tmp_path, monkeypatch):
     """Of different prompts a claim, and of equal ones a sentence."""
-    monkeypatch.setattr("icebear.actmax.atlas.atlas.atlas", lambda store: atlas)
+    monkeypatch.setattr("icebear.actmax.atlas.saved_map.mapped", lambda store: atlas)
     monkeypatch.setattr(ModelOptions, "load", lambda *_: of_topics)
     write(tmp_path / "a.jsonl", *({"prompt": case.prompt} for case in prompts("song", 6)))
     (tmp_path / "b.txt").write_text("\n".join(case.prompt for case in prompts(topic, 6)))

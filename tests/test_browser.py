@@ -20,6 +20,7 @@ VIEWS = (
     "neurons",
     "neurons?how=similar+to+a+neuron",
     "neurons?how=statistics",
+    "atlas",
     "steer",
     "steer?section=concepts",
     "steer?section=edits&edits=L29.ffn.860%3D-20%0AL24.ffn.559*0@last",

@@ -33,7 +33,7 @@ from icebear.steering.weight_patch import patch, save_patch
 WRITERS = """
 write_text write_bytes touch save_file savefig tofile savetxt savez dump save_pretrained extractall write_index copy2
 copyfile copyfileobj copytree rename replace truncate mkstemp NamedTemporaryFile TemporaryFile fdopen GGUFWriter
-FileLock symlink_to hardlink_to to_csv to_parquet to_excel to_pickle to_feather to_file save_image
+FileLock symlink_to hardlink_to savez_compressed to_csv to_parquet to_excel to_pickle to_feather to_file save_image
 """.split()
 """Names of functions that make, change or move a file."""
 MODULES = frozenset(("os", "shutil", "torch", "np", "numpy", "faiss", "json", "pickle", "yaml"))
@@ -56,6 +56,7 @@ ALLOWED = {
     "db/sqlite.py rows": "asks whether the folder can be written; the file has no name",
     "actmax/index/shipped_index.py pack": "to the path of `written`",
     "actmax/index/shipped_index.py _save": "numpy, to the file of `pack`",
+    "actmax/atlas/saved_map.py save_map": "numpy, to the path of `written`",
     "db/vectors.py save": "faiss, to the path of `written`",
     "app/cli/main.py _unwritable": "/dev/null in the place of a stdout that nobody reads",
 }

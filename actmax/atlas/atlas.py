@@ -13,6 +13,7 @@ from icebear.actmax.atlas.neighbor_map import neighbors, plane, principal
 from icebear.actmax.atlas.side_data import read_sides
 from icebear.db.store import Store
 from icebear.errors import need
+from icebear.steps import OnProgress, unwatched
 from icebear.values import seed_of, typed
 
 
@@ -36,7 +37,7 @@ class Atlas:
 
 
 @typed
-def atlas(store: Store, seed: int = 0) -> Atlas:
+def atlas(store: Store, seed: int = 0, on_progress: OnProgress = unwatched) -> Atlas:
     """Make a map of all neurons of an index, heads left out, by what their maximally activating sentences are about.
 
     Parameters
@@ -45,6 +46,8 @@ def atlas(store: Store, seed: int = 0) -> Atlas:
         A finished index.
     seed : int
         The same map comes of the same seed, to the bit on one machine.
+    on_progress : callable
+        Called with (done, 100), about in percent of the time.
 
     Returns
     -------
@@ -60,16 +63,21 @@ def atlas(store: Store, seed: int = 0) -> Atlas:
     need("index")
     need("atlas")
     seed, data = seed_of(seed), read_sides(store)
+    on_progress(6, 100)
     vectors, in_half = data.half()
     components = principal(vectors)
-    points = plane(components, neighbors(components), seed)
+    near = neighbors(components)
+    points = plane(components, near, seed, lambda done, total: on_progress(20 + 33 * done // total, 100))
     cluster = np.where(in_half, grouped(points), -1)
+    on_progress(56, 100)
+    clusters = named(cluster, data, seed)
+    on_progress(77, 100)
     return Atlas(
         data.sides,
         points,
         cluster,
         clarity(data.examples, data.meanings),
-        named(cluster, data, seed),
+        clusters,
         layer_meanings(data, seed),
         {**store.made_with(), "seed": seed},
     )

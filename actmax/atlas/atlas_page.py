@@ -19,16 +19,21 @@ FINEST = 65535
 
 def atlas_page(store: Store, atlas: Atlas) -> str:
     """Return a self-contained HTML page with the map of an index."""
-    title, script = f"Atlas of {atlas.made_with['model']['name']}", environment().get_template
     return render(
         "icebear.actmax.atlas/atlas.html",
-        title=title,
-        style=Markup(script("icebear.actmax.atlas/atlas.css").render()),
-        script=Markup(script("icebear.actmax.atlas/atlas.js").render()),
-        data=Markup(safe_json(packed(store, atlas))),
+        title=f"Atlas of {atlas.made_with['model']['name']}",
+        app=False,
+        style=part("atlas.css"),
+        script=part("atlas.js"),
+        data=Markup(safe_json({**packed(store, atlas), "labels": store.labels.sides()})),
         sample=store.sample,
         made_with=made_with_line(atlas.made_with),
     )
+
+
+def part(name: str, **values: bool) -> Markup:
+    """Return a file that the page and the app's view share."""
+    return Markup(environment().get_template(f"icebear.actmax.atlas/{name}").render(**values))
 
 
 def safe_json(data: object) -> str:

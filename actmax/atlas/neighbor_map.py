@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from icebear.db.vectors import unit
+from icebear.steps import OnProgress, counting, unwatched
 
 COMPONENTS = 50
 """Nearest neighbors are searched in this many principal components."""
@@ -15,6 +16,8 @@ NEIGHBORS = 30
 EARLY = 50
 """Iterations in which clusters form, with attraction 12 times as strong."""
 LATE = 200
+CALLBACK = 5
+"""The iterations between two reports of progress."""
 EXACT = 20_000
 """Up to this many rows the search for neighbors is exact; above, it looks at the nearest 1 of 16 parts."""
 
@@ -22,10 +25,11 @@ Neighbors = tuple[np.ndarray, np.ndarray]
 """The ids (N, K) of the nearest rows of each row, and their distances."""
 
 
-def plane(components: np.ndarray, near: Neighbors, seed: int) -> np.ndarray:
+def plane(components: np.ndarray, near: Neighbors, seed: int, on_progress: OnProgress = unwatched) -> np.ndarray:
     """Return points (N, 2), within -1 to 1, of which the nearest ones are the rows' nearest neighbors.
 
-    components: the rows (N, C) in principal components, where the map starts. near: see `neighbors`.
+    components: the rows (N, C) in principal components, where the map starts. near: see `neighbors`. on_progress: is
+    called with iterations.
     """
     from openTSNE import TSNEEmbedding
     from openTSNE.affinity import PerplexityBasedNN
@@ -36,8 +40,10 @@ def plane(components: np.ndarray, near: Neighbors, seed: int) -> np.ndarray:
     start = components[:, :2].astype(np.float64) / components[:, 0].std().clip(1e-12) * 1e-4
     repulsion = "bh" if len(start) <= EXACT else "fft"  # of few points, a tree is quicker than the grid
     embedding = TSNEEmbedding(start, affinities, negative_gradient_method=repulsion, n_jobs=1, random_state=seed)
-    embedding = embedding.optimize(n_iter=EARLY, exaggeration=12, momentum=0.5)
-    points = np.asarray(embedding.optimize(n_iter=LATE, momentum=0.8))
+    advance = counting(on_progress, EARLY + LATE)
+    watched = {"callbacks": lambda *_: advance(CALLBACK), "callbacks_every_iters": CALLBACK}
+    embedding = embedding.optimize(n_iter=EARLY, exaggeration=12, momentum=0.5, **watched)
+    points = np.asarray(embedding.optimize(n_iter=LATE, momentum=0.8, **watched))
     points -= (points.max(0) + points.min(0)) / 2
     return (points / np.abs(points).max()).astype(np.float32)
 

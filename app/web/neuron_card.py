@@ -27,7 +27,7 @@ from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
 from icebear.app.web.shared import jobs, links, markdown, pictures, served, tables
 from icebear.app.web.shared.background import SITES, Job
-from icebear.app.web.shared.header import no_store_yet, offer_sites
+from icebear.app.web.shared.header import no_store_yet, offer_small
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import nearest, vocabulary_projection
@@ -67,7 +67,7 @@ def show(name: str) -> None:
     if not served.has_store():
         no_store_yet("Sentences, statistics and similar neurons need")
     elif neuron.site in SITES:
-        offer_sites(neuron.site)
+        offer_small(f"no sentences for {neuron.site} neurons")
     else:
         st.caption(f"The index has no sentences for {neuron.site} neurons.")
     with vocabulary, suppress(ModelError):  # last, because it waits for the model

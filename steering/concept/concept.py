@@ -21,6 +21,7 @@ from icebear.render import page, render
 from icebear.steering.concept.reading import counts, read, see_each
 from icebear.steering.provenance import score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
+from icebear.steps import OnProgress, unwatched
 from icebear.values import POSITIVE, one_of, real, several, typed
 
 if TYPE_CHECKING:
@@ -142,18 +143,26 @@ class Concept(Saved, Tabled):
 
     @classmethod
     @typed
-    def of(cls, model: Model, name: str, weights: Mapping[Any, float], **provenance: Any) -> Concept:
+    def of(
+        cls,
+        model: Model,
+        name: str,
+        weights: Mapping[Any, float],
+        on_progress: OnProgress = unwatched,
+        **provenance: Any,
+    ) -> Concept:
         """Make a concept by hand, of (neuron or its id, polarity) -> weight above 0; other keywords are provenance.
 
-        Means and standard deviations are over icebear's calibration texts. Raises `InputError` for a neuron that is
-        given twice or that the model does not have, and for another weight.
+        Means and standard deviations are over icebear's calibration texts; `on_progress` is called with (done, total)
+        of them. Raises `InputError` for a neuron that is given twice or that the model does not have, and for another
+        weight.
         """
         if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
             raise InputError('The weights of a concept must be a dict such as {("L1.ffn.3", "+"): 1.0}.')
         neurons = [model.check(neuron) for neuron, _ in weights]
         if len(set(neurons)) < len(neurons):
             raise InputError("A concept cannot have the same neuron twice; leave out one.")
-        seen = read(model, [text for text in TEXTS if len(model.token_ids(text)) > 2], neurons)
+        seen = read(model, [text for text in TEXTS if len(model.token_ids(text)) > 2], neurons, on_progress)
         parts = []
         for column, ((_, polarity), weight) in enumerate(weights.items()):
             weight = real(weight, f"The weight of {neurons[column]}", POSITIVE)

@@ -1,23 +1,27 @@
 // One scatter of packed points (atlas_page.py). All text is data: it is written as text only.
-function atlas(root, data) {
-  const kinds = {u2: Uint16Array, u4: Uint32Array, i2: Int16Array};
-  const column = ([kind, text]) => new kinds[kind](Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
+// app: what the view of the app does on a click (card) and with a list of points (take), and its memory of the camera.
+function atlas(root, data, app) {
+  const types = {u2: Uint16Array, u4: Uint32Array, i2: Int16Array};
+  const column = ([kind, text]) => new types[kind](Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
   const sides = Object.fromEntries(Object.entries(data.arrays).map(([name, packed]) => [name, column(packed)]));
-  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, INK = [127, 127, 127];
+  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, FEW = 1000, INK = [127, 127, 127];
   const canvas = root.querySelector("canvas"), pen = canvas.getContext("2d"), hint = root.querySelector(".hint");
   const form = root.querySelector("form"), panel = root.querySelector(".panel"), list = root.querySelector(".hits");
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   const most = {layer: sides.layer.reduce((a, b) => Math.max(a, b), 1), clarity: FINEST / 5};
-  const middles = data.clusters.map(() => [0, 0, 0]);
+  const intro = [...panel.childNodes], middles = data.clusters.map(() => [0, 0, 0]);
   for (let i = 0; i < count; i++) if (sides.cluster[i] >= 0) {
     const sums = middles[sides.cluster[i]];
     sums[0] += sides.x[i]; sums[1] += sides.y[i]; sums[2]++;
   }
-  const view = {x: FINEST / 2, y: FINEST / 2, zoom: 1};  // the point in the middle; zoom 1 shows all
-  let colors = new Uint32Array(count), hits = null, chosen = -1, pointed = -1, waiting = false;
+  const view = app?.memory.view ?? {x: FINEST / 2, y: FINEST / 2, zoom: 1};  // the point in the middle; zoom 1 shows all
+  if (app) app.memory.view = view;
+  let colors = new Uint32Array(count), hits = null, chosen = -1, pointed = -1, waiting = false, lasso = null, dark = false;
 
   const name = (i) => `L${sides.layer[i]}.${data.sites[sides.site[i]]}.${sides.index[i]}`;
   const sign = (i) => (sides.minus[i] ? "-" : "+");
+  const labels = Object.keys(data.labels).length ? Array.from(sides.x, (_, i) => data.labels[`${name(i)} ${sign(i)}`] ?? "") : null;
+  const kinds = labels && [...new Set(labels)].filter(Boolean), number = labels && new Map(kinds.map((text, at) => [text, at]));
+  if (labels) form.elements.color.append(new Option("label"));
   const cluster = (i) => (sides.cluster[i] < 0 ? "no cluster" : data.clusters[sides.cluster[i]] || "a cluster without a name");
   const scale = () => Math.min(canvas.width, canvas.height) * 0.96 * view.zoom / FINEST;
   const left = (i) => (sides.x[i] - view.x) * scale() + canvas.width / 2;
@@ -31,31 +35,33 @@ function atlas(root, data) {
   }
 
   function rgb(share) {  // of 0 to 1: blue, green, yellow; all stand out from white and from black
-    const stops = dark.matches ? [[90, 120, 220], [60, 180, 150], [250, 220, 80]] : [[50, 60, 160], [20, 140, 120], [215, 150, 0]];
+    const stops = dark ? [[90, 120, 220], [60, 180, 150], [250, 220, 80]] : [[50, 60, 160], [20, 140, 120], [215, 150, 0]];
     const at = Math.min(0.9999, Math.max(0, share)) * 2, [from, to] = [stops[Math.floor(at)], stops[Math.floor(at) + 1]];
     return from.map((value, part) => Math.round(value + (to[part] - value) * (at % 1)));
   }
 
   function hue(number) {
     const made = (part) => {
-      const at = (part + number * 137.508 / 30) % 12, light = dark.matches ? 0.62 : 0.45;
+      const at = (part + number * 137.508 / 30) % 12, light = dark ? 0.62 : 0.45;
       return Math.round(255 * (light - 0.3 * Math.max(-1, Math.min(at - 3, 9 - at, 1))));
     };
     return [made(0), made(8), made(4)];
   }
 
   const pixel = ([red, green, blue]) => (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
-  const gray = () => (dark.matches ? [75, 78, 84] : [205, 205, 205]);
+  const gray = () => (dark ? [75, 78, 84] : [205, 205, 205]);
 
   function paint() {
-    const by = form.elements.color.value;
+    const by = form.elements.color.value, part = by === "label" ? (i) => (labels[i] ? number.get(labels[i]) : -1) : (i) => sides.cluster[i];
+    dark = getComputedStyle(canvas).color.match(/[\d.]+/g).slice(0, 3).reduce((sum, value) => sum + Number(value), 0) > 382;
     for (let i = 0; i < count; i++) {
-      const color = by === "cluster" ? (sides.cluster[i] < 0 ? (hits ? INK : gray()) : hue(sides.cluster[i])) : rgb(sides[by][i] / most[by]);
+      const color = by in most ? rgb(sides[by][i] / most[by]) : part(i) < 0 ? (hits ? INK : gray()) : hue(part(i));
       colors[i] = pixel(hits && !hits.has(i) ? gray() : color);
     }
     const legend = root.querySelector(".legend");
     legend.replaceChildren();
-    if (by === "cluster") legend.append(`${data.clusters.filter(Boolean).length} of ${data.clusters.length} clusters have a name.`);
+    if (by === "label") legend.append(`${labels.filter(Boolean).length} of ${count} points have a label.`);
+    else if (by === "cluster") legend.append(`${data.clusters.filter(Boolean).length} of ${data.clusters.length} clusters have a name.`);
     else {
       const bar = element("span", "", "bar");
       bar.style.background = `linear-gradient(90deg, ${[0, 0.5, 1].map((share) => `rgb(${rgb(share)})`).join(",")})`;
@@ -71,7 +77,7 @@ function atlas(root, data) {
 
   function now() {
     const {width, height} = canvas, image = pen.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
-    const size = Math.max(1, Math.round(devicePixelRatio * Math.min(8, 1.3 * view.zoom ** 0.4)));
+    const size = Math.max(1, Math.round(devicePixelRatio * Math.min(8, 1.3 * view.zoom ** 0.4 * Math.max(1, 20000 / count) ** 0.3)));
     const unit = scale(), {x: middleX, y: middleY} = view;
     const dots = (wanted, size) => {
       for (let i = 0; i < count; i++) {
@@ -83,9 +89,10 @@ function atlas(root, data) {
       }
     };
     dots(false, size);
-    if (hits) dots(true, size + Math.ceil(devicePixelRatio));
+    if (hits) dots(true, size + Math.ceil((hits.size < FEW ? 3 : 1) * devicePixelRatio));
     pen.putImageData(image, 0, 0);
-    labels();
+    names();
+    if (lasso) outline();
     for (const i of [pointed, chosen]) if (i >= 0) ring(left(i), top(i), 7);
     if (canvas.matches(":focus-visible")) ring(width / 2, height / 2, 4);
   }
@@ -98,7 +105,18 @@ function atlas(root, data) {
     pen.stroke();
   }
 
-  function labels() {  // the largest clusters in view whose names do not overlap
+  function outline() {
+    pen.strokeStyle = getComputedStyle(canvas).color;
+    pen.lineWidth = 1.5 * devicePixelRatio;
+    pen.setLineDash([6, 4]);
+    pen.beginPath();
+    for (const at of lasso) pen.lineTo(...at);
+    pen.closePath();
+    pen.stroke();
+    pen.setLineDash([]);
+  }
+
+  function names() {  // the largest clusters in view whose names do not overlap
     const boxes = [], style = getComputedStyle(canvas);
     pen.font = `600 ${13 * devicePixelRatio}px system-ui, sans-serif`;
     pen.textAlign = "center";
@@ -121,12 +139,14 @@ function atlas(root, data) {
 
   function nearest(x, y, far = NEAR * devicePixelRatio) {
     const unit = scale(), atX = (x - canvas.width / 2) / unit + view.x, atY = (y - canvas.height / 2) / unit + view.y;
-    let best = -1, least = (far / unit) ** 2;
+    const best = [-1, -1], least = [(far / unit) ** 2, (far / unit) ** 2];  // of points that are lit, and of the others
     for (let i = 0; i < count; i++) {
       const across = sides.x[i] - atX, down = sides.y[i] - atY, square = across * across + down * down;
-      if (square < least && (!hits || hits.has(i))) [best, least] = [i, square];
+      if (square >= least[0] && square >= least[1]) continue;
+      const kind = hits && !hits.has(i) ? 1 : 0;
+      if (square < least[kind]) [best[kind], least[kind]] = [i, square];
     }
-    return best;
+    return best[0] < 0 ? best[1] : best[0];
   }
 
   function sentence(i) {
@@ -136,8 +156,14 @@ function atlas(root, data) {
     return line;
   }
 
+  function excerpt(i) {  // the marked word, with some letters around it
+    const letters = Array.from(data.sentences[sides.sentence[i]]), from = Math.max(0, sides.start[i] - AROUND), to = sides.end[i] + AROUND;
+    return `${from ? "…" : ""}${letters.slice(from, to).join("")}${to < letters.length ? "…" : ""}`.trim();
+  }
+
   function about(i) {
-    return [element("div", `${name(i)} ${sign(i)}`, "name"), element("div", cluster(i), "about"), sentence(i)];
+    const label = labels?.[i] ? [element("div", labels[i])] : [];
+    return [element("div", `${name(i)} ${sign(i)}`, "name"), ...label, element("div", cluster(i), "about"), sentence(i)];
   }
 
   function point(i, x, y) {
@@ -156,11 +182,42 @@ function atlas(root, data) {
     if (i < 0) return;
     chosen = i;
     const clarity = `clarity ${(sides.clarity[i] / FINEST).toFixed(3)}, layer ${sides.layer[i]}`;
-    panel.replaceChildren(...about(i), element("p", clarity, "about"), element("code", `icebear neuron ${name(i)}`));
-    draw();
+    const more = app ? button("Open its card", () => app.card(name(i), sign(i))) : element("code", `icebear neuron ${name(i)}`);
+    panel.replaceChildren(...about(i), element("p", clarity, "about"), more);
+    point(i, left(i) / devicePixelRatio, top(i) / devicePixelRatio);
+  }
+
+  function press(i) {  // a point that is shown already, by the mouse above it or a press before, opens its card
+    if (app && i >= 0 && i === pointed) app.card(name(i), sign(i));
+    else choose(i);
+  }
+
+  function button(text, act) {
+    const made = element("button", text);
+    made.type = "button";
+    made.addEventListener("click", act);
+    return made;
+  }
+
+  function take(inside) {  // of the lit points, if any are lit; the clearest of many
+    const taken = Array.from(sides.x.keys()).filter((i) => (!hits || hits.has(i)) && inside(left(i), top(i)));
+    taken.sort((a, b) => sides.clarity[b] - sides.clarity[a]);
+    const row = (i) => [name(i), sign(i), cluster(i), sides.clarity[i] / FINEST];
+    app.take(taken.slice(0, TAKEN).map(row), taken.length);
+  }
+
+  function within(x, y) {  // whether a point is inside the lasso: a line to the right crosses it an odd number of times
+    let odd = false;
+    lasso.forEach(([fromX, fromY], at) => {
+      const [toX, toY] = lasso[(at + 1) % lasso.length];
+      if ((fromY > y) !== (toY > y) && x < fromX + (toX - fromX) * (y - fromY) / (toY - fromY)) odd = !odd;
+    });
+    return odd;
   }
 
   function move(x, y) {
+    lasso = null;
+    point(-1);
     view.x = Math.max(0, Math.min(FINEST, view.x + x));
     view.y = Math.max(0, Math.min(FINEST, view.y + y));
     draw();
@@ -178,22 +235,30 @@ function atlas(root, data) {
     draw();
   }
 
+  function light(numbers) {  // null: all
+    hits = numbers && new Set(numbers);
+    chosen = -1;
+    lasso = null;
+    point(-1);
+    panel.replaceChildren(...intro);
+    form.elements.count.textContent = hits ? `${hits.size.toLocaleString("en")} of ${count.toLocaleString("en")} points` : "";
+    list.replaceChildren(...[...(hits ?? [])].slice(0, HITS).map((i) => {
+      const row = document.createElement("li");
+      row.append(button(`${name(i)} ${sign(i)}: ${excerpt(i)}`, () => {
+        Object.assign(view, {x: sides.x[i], y: sides.y[i], zoom: Math.max(view.zoom, CLOSE)});
+        choose(i);
+      }));
+      return row;
+    }));
+    paint();
+  }
+
   function search() {
     const words = form.elements.words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const has = (text) => words.every((word) => text.toLowerCase().includes(word));
     const inSentences = data.sentences.map(has), inClusters = data.clusters.map(has);
-    hits = words.length ? new Set() : null;
-    if (hits) for (let i = 0; i < count; i++) if (inSentences[sides.sentence[i]] || inClusters[sides.cluster[i]]) hits.add(i);
-    form.elements.count.textContent = hits ? `${hits.size} of ${count} points` : "";
-    const clearest = hits ? [...hits].sort((a, b) => sides.clarity[b] - sides.clarity[a]).slice(0, HITS) : [];
-    list.replaceChildren(...clearest.map((i) => {
-      const row = document.createElement("li"), button = element("button", `${name(i)} ${sign(i)}: ${cluster(i)}`);
-      button.type = "button";
-      button.addEventListener("click", () => { Object.assign(view, {x: sides.x[i], y: sides.y[i]}); choose(i); });
-      row.append(button);
-      return row;
-    }));
-    paint();
+    const is = (i) => inSentences[sides.sentence[i]] || inClusters[sides.cluster[i]] || (labels && has(labels[i]));
+    light(words.length ? Array.from(sides.x.keys()).filter(is).sort((a, b) => sides.clarity[b] - sides.clarity[a]) : null);
   }
 
   const held = new Map();  // the pointers that are down -> where they were last
@@ -203,23 +268,29 @@ function atlas(root, data) {
     canvas.setPointerCapture(event.pointerId);
     held.set(event.pointerId, spot(event));
     if (held.size === 1) moved = 0;
+    lasso = app && event.shiftKey && held.size === 1 ? [spot(event)] : null;
   });
   canvas.addEventListener("pointermove", (event) => {
     const [x, y] = spot(event), last = held.get(event.pointerId);
     if (!last) return point(nearest(x, y), event.offsetX, event.offsetY);
+    moved += Math.hypot(x - last[0], y - last[1]);
     const others = [...held].filter(([id]) => id !== event.pointerId);
     if (others.length) {
       const [otherX, otherY] = others[0][1], gap = (at) => Math.hypot(at[0] - otherX, at[1] - otherY);
       zoom(gap([x, y]) / Math.max(1, gap(last)), (x + otherX) / 2, (y + otherY) / 2);
-    } else move((last[0] - x) / scale(), (last[1] - y) / scale());
-    moved += Math.hypot(x - last[0], y - last[1]);
+    } else if (lasso) {
+      lasso.push([x, y]);
+      draw();
+    } else if (moved > SLIP * devicePixelRatio) move((last[0] - x) / scale(), (last[1] - y) / scale());
     held.set(event.pointerId, [x, y]);
   });
   for (const kind of ["pointerup", "pointercancel"]) canvas.addEventListener(kind, (event) => {
-    if (kind === "pointerup" && moved < 6 * devicePixelRatio) choose(nearest(...spot(event), 2 * NEAR * devicePixelRatio));
+    const shown = pointed >= 0 && event.pointerType === "mouse" ? pointed : nearest(...spot(event), 2 * NEAR * devicePixelRatio);
+    if (kind === "pointerup" && moved <= SLIP * devicePixelRatio) press(shown);
+    else if (kind === "pointerup" && lasso) take(within);
     held.delete(event.pointerId);
   });
-  canvas.addEventListener("pointerleave", () => point(-1));
+  canvas.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") point(-1); });
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();
     zoom(Math.exp(-event.deltaY / 400), ...spot(event));
@@ -228,7 +299,7 @@ function atlas(root, data) {
   const keys = {
     ArrowLeft: () => move(-step(), 0), ArrowRight: () => move(step(), 0), ArrowUp: () => move(0, -step()), ArrowDown: () => move(0, step()),
     "+": () => zoom(1.4), "=": () => zoom(1.4), "-": () => zoom(1 / 1.4), 0: all,
-    Enter: () => choose(nearest(canvas.width / 2, canvas.height / 2, Infinity)),
+    Enter: () => press(nearest(canvas.width / 2, canvas.height / 2, Infinity)),
   };
   canvas.addEventListener("keydown", (event) => {
     if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
@@ -240,12 +311,17 @@ function atlas(root, data) {
   form.elements.out.addEventListener("click", () => zoom(1 / 1.6));
   form.elements.all.addEventListener("click", all);
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.elements.words.addEventListener("input", search);
+  form.elements.words?.addEventListener("input", search);
+  form.elements.take?.addEventListener("click", () => take((x, y) => x >= 0 && y >= 0 && x < canvas.width && y < canvas.height));
   form.elements.color.addEventListener("change", paint);
-  dark.addEventListener("change", paint);
+  canvas.addEventListener("transitionend", paint);  // of the color of text, when day becomes night
   new ResizeObserver(() => {
     [canvas.width, canvas.height] = [canvas.clientWidth, canvas.clientHeight].map((length) => Math.max(1, Math.round(length * devicePixelRatio)));
     draw();
   }).observe(canvas);
   paint();
+  return {all, light: (texts) => {
+    const known = texts && new Map(Array.from(sides.x.keys(), (i) => [`${name(i)} ${sign(i)}`, i]));
+    light(texts && texts.map((text) => known.get(text)).filter((i) => i !== undefined));
+  }};
 }

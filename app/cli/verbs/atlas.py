@@ -56,9 +56,9 @@ def atlas(options: Options) -> None:
 
 
 def _map(options: Options) -> None:
-    from icebear.actmax.atlas.atlas import atlas as mapped
     from icebear.actmax.atlas.atlas_page import atlas_page
     from icebear.actmax.atlas.audit import audit, read_groups
+    from icebear.actmax.atlas.saved_map import mapped
     from icebear.app.cli.tables.maps import atlas_report, audit_report
 
     groups = read_groups(options.prompts, options.against) if options.prompts else None

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -164,8 +164,9 @@ class Shared:
     """The indexes that a server builds, and the explanations that it caches (`shared`)."""
 
     def __init__(self, room: int = ROOM) -> None:
-        self.builds: dict[Path | None, Job] = {}
-        """Path (None: the small index) -> the job that builds it, or has built it, since the server began."""
+        self.builds: dict[Hashable, Job] = {}
+        """Path (None: the small index), or state of an index -> the job that builds it, or its map, or has done so
+        since the server began."""
         self.loads: dict[str, Job] = {}
         """The settings of a model -> the job that loads it, or has loaded it."""
         self.room = room
@@ -177,15 +178,16 @@ class Shared:
     def build(self, model: Job, path: Path | None = None) -> None:
         """Start to build the small index, or a larger one at `path`; the job's result is its path.
 
-        Nothing happens while that is going on, or when it is done. After an error or a stop it resumes.
+        Nothing happens while that is going on. After an error or a stop it resumes.
         """
+        self.begin(path, f"Building {path.name}" if path else "Building the small index", partial(_build, model, path))
+
+    def begin(self, key: Hashable, what: str, work: Callable[[Job], Any]) -> None:
+        """Start work that goes on whatever page is shown, as `build` does."""
         with self._lock:
-            before = self.builds.get(path)
-            if before is None or before.error:
-                self.builds[path] = Job(
-                    f"Building {path.name}" if path else "Building the small index",
-                    lambda job: _build(job, model, path),
-                )
+            before = self.builds.get(key)
+            if not (before and before.is_alive()):
+                self.builds[key] = Job(what, work)
 
     def relevance(self, key: tuple, make: Callable[[], Relevance]) -> Relevance:
         """Return the result of `make`, cached for all visitors; a result is never changed."""
@@ -239,7 +241,7 @@ def small_index(model: str) -> list[Path]:
     return [path for path in paths if complete_facts(path).get("model") == model]
 
 
-def _build(job: Job, loading: Job, path: Path | None) -> Path:
+def _build(loading: Job, path: Path | None, job: Job) -> Path:
     """Build an index of summaries at `path`, or the small one in the cache; or prepare the one that comes with icebear.
     Return its path."""
     job.doing = "waiting for the model"

@@ -75,11 +75,11 @@ def _about(ready: bool) -> None:
 
 @st.fragment(run_every=1.0)
 def _watching() -> None:
-    """Show the progress of the indexes that are being built, with Stop; then draw the whole page again."""
+    """Show the progress of what is being built, with Stop; then draw the whole page again."""
     alive = [job for job in shared().builds.values() if job.is_alive()]
     for number, job in enumerate(alive):
         with st.container(horizontal=True, vertical_alignment="center", key=f"building_{number}"):
-            st.progress(job.share, f"Building an index: {job.doing} ...")
+            st.progress(job.share, f"{markdown.plain(job.what)}: {job.doing} ...")
             st.button("Stop", key=f"stop_build_{number}", on_click=job.stop, disabled=job.stopped)
     if not alive:
         st.rerun()
@@ -95,10 +95,10 @@ def no_store_yet(needs: str) -> bool:
     return True
 
 
-def offer_sites(site: str) -> None:
-    """Ask to build the small index, because the one that is there has no neurons of a site."""
+def offer_small(lack: str) -> None:
+    """Ask to build the small index, because the one that is there lacks something."""
     with st.container(border=True, key="no_index"):
-        st.markdown(f"This index has no sentences for {site} neurons. The small index of the app has them.")
+        st.markdown(f"This index has {lack}. The small index of the app has them.")
         _offer("site")
 
 

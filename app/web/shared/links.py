@@ -27,10 +27,11 @@ VIEWS = {
     "chat": View("Chat", "chat"),
     "circuit": View("How is it computed?", "circuit"),
     "neurons": View("Neurons", "neurons"),
+    "atlas": View("Atlas", "atlas"),
     "steer": View("Concepts & steering", "steering.sections"),
 }
 """The URL of a view -> the view; the first one is at the root."""
-LIGHT = ("why",)
+LIGHT = ("why", "atlas")
 """Views that can be shown without torch."""
 LINK = 6000
 """The longest conversation that goes into a link, in characters."""

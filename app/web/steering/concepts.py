@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -145,6 +146,18 @@ def _find(positive: list[str], negative: list[str], name: str, most: int) -> Non
         return find_concept(loading.outcome(), positive, negative, name, max_neurons=most, on_progress=job.step)
 
     st.session_state["finding"] = Job("Reading the examples", work)
+
+
+def of_neurons(sides: Sequence[tuple[str, str]], name: str) -> None:
+    """Show the concept of these neurons at these polarities, all of the same weight."""
+    loading, polarities = jobs.loading(), dict(reversed(sides))  # of a neuron at both polarities the former
+    weights = dict.fromkeys(polarities.items(), 1 / len(polarities))
+
+    def work(job: Job) -> Concept:
+        return Concept.of(loading.outcome(), name, weights, job.step)
+
+    st.session_state["finding"] = Job("Reading texts with these neurons", work)
+    links.go("steer", section="concepts")
 
 
 def _names() -> list[str]:

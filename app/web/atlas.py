@@ -1,0 +1,166 @@
+"""Atlas: the map of all neurons, with those of a search or a prompt lit up, and concepts made of its points."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from time import monotonic
+
+import pandas
+import streamlit as st
+from streamlit import runtime
+
+from icebear.actmax.atlas.atlas import atlas
+from icebear.actmax.atlas.atlas_page import part
+from icebear.actmax.atlas.saved_map import map_path, save_map, saved_drawing
+from icebear.actmax.searching import search
+from icebear.app.web.shared import header, links, markdown, question, served
+from icebear.app.web.shared.background import Job, shared, time_left
+from icebear.db.search import NO_NEURON, absence, absent, has_words
+from icebear.db.store import Store, open_store
+from icebear.records import Neuron
+
+LIT = ("words", "neurons of this prompt")
+HITS = 200
+"""The hits of a search that are lit up."""
+PROMPT_NEURONS = 100
+"""The neurons of a prompt that are lit up, those of the largest relevance."""
+RANKED = 1000
+"""Neurons at a token, of all sites, among which these are."""
+SCRIPT = files("icebear.app.web").joinpath("atlas.js").read_text(encoding="utf-8")
+picture = st.components.v2.component(
+    "icebear_atlas", html=part("map.html", app=True), css=part("atlas.css"), js=str(part("atlas.js")) + SCRIPT
+)
+
+
+def show() -> None:
+    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    lit = links.bound(left.segmented_control, "Light up", "lit", LIT, default=LIT[0], required=True)
+    text = lit == LIT[0] and links.bound(right.text_input, "Search by words or meaning", "find", placeholder="music")
+    if header.no_store_yet("A map of neurons needs"):
+        return
+    with served.store() as opened:
+        drawing = _drawing(str(opened.path), opened.changed(), _saved_at(opened))
+        if drawing is None:
+            _offer(opened)
+            return
+        sides = _of_prompt(opened) if lit == LIT[1] else _of_words(opened, text) if text else None
+    _map(drawing, sides)
+    _list(text or "my concept")
+
+
+def _saved_at(opened: Store) -> int:
+    path = map_path(opened)
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+@st.cache_resource(max_entries=2, show_spinner=False)
+def _drawing(path: str, changed: int, saved_at: int) -> bytes | None:
+    with open_store(path) as opened:
+        return saved_drawing(opened)
+
+
+def _offer(opened: Store) -> None:
+    """Ask to draw the map, which an index with vectors of sentences has; the progress is on top of every view."""
+    if opened.facts.all().get("shipped"):
+        header.offer_small("no vectors of sentences, of which a map is made")
+        return
+    key = ("map", opened.path)
+    job = shared().builds.get(key)
+    if job and job.is_alive():
+        st.caption("The map is being drawn; the progress is at the top of the page, and the page then updates itself.")
+        return
+    if job and job.error:
+        st.info(markdown.message(job.error))
+    st.markdown(
+        "The map is drawn once, which takes about two minutes for a small model, and kept beside the index. Meanwhile "
+        "you can use the app."
+    )
+    begin = partial(shared().begin, key, "Drawing the map", partial(_draw, opened.path))
+    st.button("Draw the map", type="primary", key="draw_map", on_click=begin)
+
+
+def _draw(path: Path, job: Job) -> None:
+    begun = monotonic()
+
+    def step(done: int, total: int) -> None:
+        job.doing = time_left((monotonic() - begun) * (total - done) / done)
+        job.step(done, total)
+
+    job.doing = "reading the index"
+    with open_store(path) as opened:
+        save_map(opened, atlas(opened, on_progress=step))
+
+
+def _map(drawing: bytes, sides: list[str] | None) -> None:
+    """Draw the map with these sides lit up, or all."""
+    # Not in the data of the component, which would be sent at each click.
+    url = runtime.get_instance().media_file_mgr.add(drawing, "application/json", "atlas")
+    key = f"map {url}"
+
+    def card() -> None:
+        if st.session_state[key].card:
+            links.open_card(*st.session_state[key].card)
+
+    def take() -> None:
+        if st.session_state[key].taken:
+            st.session_state["taken"] = st.session_state[key].taken
+
+    picture(data={"url": url, "lit": sides}, key=key, on_card_change=card, on_taken_change=take)
+
+
+def _of_words(opened: Store, text: str) -> list[str]:
+    """Return the sides that a search finds by their sentences, the best first."""
+    if not has_words(text):
+        return []
+    if lacking := absent(opened, text):
+        st.caption(markdown.plain(absence(lacking)))
+    sides = _hits(str(opened.path), opened.changed(), text)
+    if not sides:
+        st.info(NO_NEURON)
+    return sides
+
+
+@st.cache_data(max_entries=50, show_spinner="Searching ...")
+def _hits(path: str, changed: int, text: str) -> list[str]:
+    with open_store(path) as opened:
+        return [str(hit) for hit in search(opened, text, HITS) if hit.by == "sentences"]
+
+
+def _of_prompt(opened: Store) -> list[str]:
+    """Return the most relevant sides of the question that the views share, of the sites of the map."""
+    prompt, counterfactual, slots = question.prompts()
+    known = question.answers(prompt, counterfactual)
+    answers = question.target(slots[0], known), question.contrast(slots[1], known)
+    request = question.Request(prompt, counterfactual, *answers, None)
+    if not question.live().is_short(request):
+        return []
+    relevance = question.live().relevance_of(request)
+    rows = relevance.top(RANKED, position="all" if counterfactual else "last")
+    sites = opened.facts.get("sites")
+    sides = list(dict.fromkeys(f"{row.neuron} {row.polarity}" for row in rows if row.neuron.site in sites))
+    sides = sides[:PROMPT_NEURONS]
+    st.caption(
+        f"The {len(sides)} neurons of largest relevance for {markdown.target_label(relevance)}, at the polarity that "
+        "they have in this prompt."
+    )
+    return sides
+
+
+def _list(name: str) -> None:
+    """Show the points of a lasso, and make a concept of them."""
+    rows, count = st.session_state.get("taken") or ((), 0)
+    if not rows:
+        return
+    with st.container(key="taken_list"):
+        st.markdown(f"## The clearest {len(rows)} of {count:,} points" if count > len(rows) else f"## {count} points")
+        clarity = {"clarity": st.column_config.NumberColumn(format="%.3f")}
+        table = pandas.DataFrame(rows, columns=["neuron", "sign", "cluster", "clarity"])
+        question.module("shared.tables").neuron_table(table, "taken_neurons", labels=True, column_config=clarity)
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            name = st.text_input("Name", name, key="taken_name", width=240)
+            sides = [(str(Neuron.parse(neuron)), sign) for neuron, sign, *_ in rows]
+            if st.button("Make a concept of them", type="primary", key="taken_concept"):
+                question.module("steering.concepts").of_neurons(sides, name)
+    markdown.into_view("taken_list", rows)
