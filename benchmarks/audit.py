@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import argparse
 import csv
-import pickle
 import re
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from icebear import Store, load_model, open_store, read_corpus
 from icebear.actmax.atlas import audit as audits
-from icebear.actmax.atlas.atlas import Atlas, atlas
+from icebear.actmax.atlas import saved_map
+from icebear.actmax.atlas.atlas import Atlas
 from icebear.actmax.atlas.audit import Audit, audit
 from icebear.concepts.answers.cases import Case
 from icebear.evaluation.data.topics import CONCEPTS
@@ -129,13 +127,6 @@ def row_of(name: str, audited: Iterable[tuple[Audit, np.ndarray]]) -> list[objec
     ]
 
 
-def cached_atlas(store: Store) -> Atlas:
-    path = Path(tempfile.gettempdir()) / f"atlas-{store.path.stem}.pickle"
-    if not path.exists():
-        path.write_bytes(pickle.dumps(atlas(store)))
-    return pickle.loads(path.read_bytes())
-
-
 def shuffled_members(store: Store, mapped: Atlas, generator: np.random.Generator) -> Atlas:
     """Return the atlas with the members of its clusters drawn anew from the same sites and layers."""
     columns, cluster = store.neurons.columns(), mapped.cluster.copy()
@@ -151,7 +142,7 @@ def main(path: str, out: str) -> None:
     rows: dict[str, list] = {name: [] for name in NAMES}
     audits.shares_of = remembering(audits.shares_of)
     with open_store(path) as store:
-        mapped = cached_atlas(store)
+        mapped = saved_map.mapped(store)
         titles = {title for (title,) in store.database.execute("SELECT title FROM sentences")}
         prompts, of_topic = prompts_of(first, titles), ratios(store, mapped, first)
         for seed in range(SEEDS):
