@@ -90,6 +90,15 @@ def test_hits_and_the_most_relevant_neurons_of_the_question_are_lit_up(mapped, t
     assert lit(page) == list(dict.fromkeys(f"{row.neuron} {row.polarity}" for row in rows))[:100]
 
 
+def test_the_neighbors_of_a_neuron_are_lit_up(mapped):
+    page = visit("atlas", lit="neighbors of a neuron", near="L1.ffn.3", near_polarity="-")
+    with open_store(mapped) as store:
+        assert lit(page) == ["L1.ffn.3 -", *map(str, store.similar("L1.ffn.3", 20, "examples", "-"))]
+    page.get_by_key("near").set_value("L99.ffn.3").run()
+    assert "L99" in text(page)
+    assert not page.get("bidi_component")
+
+
 def test_a_list_becomes_a_concept_with_each_neuron_once(mapped):
     page = visit("atlas", find="bear")
     sides = [("L1.ffn.3", "+"), ("L2.ffn.4", "-"), ("L1.ffn.3", "-")]
@@ -101,5 +110,5 @@ def test_a_list_becomes_a_concept_with_each_neuron_once(mapped):
     page.get_by_key("taken_concept").click().run()
     concept = json.loads(fine(page).session_state["concept"])
     assert concept["name"] == "bear"
-    assert {(part["neuron"], part["polarity"]) for part in concept["parts"]} == {*sides[:2]}
+    assert [(part["neuron"], part["polarity"]) for part in concept["parts"]] == sides[:2]
     assert {part["weight"] for part in concept["parts"]} == {0.5}

@@ -83,13 +83,12 @@ def test_a_map_is_drawn_once_and_its_points_lead_to_cards_lists_and_concepts(chr
     ends = sorted(x for x, _ in points.values())
     middle = max(pairwise(ends), key=lambda pair: pair[1] - pair[0])[0] + 4
     inside = [side for side, (x, _) in points.items() if x < middle]
-    page.keyboard.down("Shift")
+    page.get_by_role("button", name="Circle points").click()
     page.mouse.move(*at(1, 1))
     page.mouse.down()
     for x, y in ((middle, 1), (middle, corner["height"] - 2), (1, corner["height"] - 2)):
         page.mouse.move(*at(x, y), steps=3)
     page.mouse.up()
-    page.keyboard.up("Shift")
     settled(page).get_by_role("heading", name=f"{len(inside)} points", exact=True).wait_for()
     page.get_by_role("button", name="Make a concept").click()
     settled(page).get_by_role("heading", name=f"{len({name.split()[0] for name in inside})} neurons").wait_for()
@@ -104,7 +103,7 @@ def test_hits_and_the_neurons_of_a_prompt_are_lit_up_and_the_map_has_keys(chromi
     canvas, points = page.locator(".map canvas"), points_of(path, shown_map(page))
     with open_store(path) as store:
         hits = {str(hit) for hit in search(store, "king", 200) if hit.by == "sentences"} & {*points}
-    page.get_by_text(f"{len(hits)} of {len(points)} points", exact=True).wait_for()
+    page.get_by_text(f"{len(hits)} of {len(points)} points are lit", exact=True).wait_for()
     open_view(page, address, f"atlas?lit=neurons+of+this+prompt&{QUESTION}")
     shown_map(page).get_by_text(f"of {len(points)} points").wait_for()
     page.get_by_text("words", exact=True).click()

@@ -6,8 +6,8 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
-import pandas
 import streamlit as st
 from streamlit import runtime
 
@@ -17,13 +17,15 @@ from icebear.actmax.atlas.saved_map import map_path, save_map, saved_drawing
 from icebear.actmax.searching import search
 from icebear.app.web.shared import header, links, markdown, question, served
 from icebear.app.web.shared.background import Job, shared, time_left
-from icebear.db.search import NO_NEURON, absence, absent, has_words
+from icebear.db.search import NO_NEURON, absence, absent, has_words, nearest_by_chance
 from icebear.db.store import Store, open_store
 from icebear.records import Neuron
 
-LIT = ("words", "neurons of this prompt")
+LIT = ("words", "neighbors of a neuron", "neurons of this prompt")
 HITS = 200
 """The hits of a search that are lit up."""
+NEIGHBORS = 20
+"""The neighbors of a neuron that are lit up."""
 PROMPT_NEURONS = 100
 """The neurons of a prompt that are lit up, those of the largest relevance."""
 RANKED = 1000
@@ -35,9 +37,6 @@ picture = st.components.v2.component(
 
 
 def show() -> None:
-    left, right = st.columns([2, 3], vertical_alignment="bottom")
-    lit = links.bound(left.segmented_control, "Light up", "lit", LIT, default=LIT[0], required=True)
-    text = lit == LIT[0] and links.bound(right.text_input, "Search by words or meaning", "find", placeholder="music")
     if header.no_store_yet("A map of neurons needs"):
         return
     with served.store() as opened:
@@ -45,9 +44,11 @@ def show() -> None:
         if drawing is None:
             _offer(opened)
             return
-        sides = _of_prompt(opened) if lit == LIT[1] else _of_words(opened, text) if text else None
+        left, right = st.columns(2, vertical_alignment="bottom")
+        lit = links.bound(left.segmented_control, "Light up", "lit", LIT, default=LIT[0], required=True)
+        sides = {LIT[0]: _of_words, LIT[1]: _of_neighbors, LIT[2]: _of_prompt}[lit](opened, right)
     _map(drawing, sides)
-    _list(text or "my concept")
+    _list(st.session_state.get("find") or "my concept")
 
 
 def _saved_at(opened: Store) -> int:
@@ -110,8 +111,11 @@ def _map(drawing: bytes, sides: list[str] | None) -> None:
     picture(data={"url": url, "lit": sides}, key=key, on_card_change=card, on_taken_change=take)
 
 
-def _of_words(opened: Store, text: str) -> list[str]:
-    """Return the sides that a search finds by their sentences, the best first."""
+def _of_words(opened: Store, slot: Any) -> list[str] | None:
+    """Return the sides that a search finds by their sentences, the best first; None without a text."""
+    text = links.bound(slot.text_input, "Search by words or meaning", "find", placeholder="for example music")
+    if not text:
+        return None
     if not has_words(text):
         return []
     if lacking := absent(opened, text):
@@ -128,7 +132,21 @@ def _hits(path: str, changed: int, text: str) -> list[str]:
         return [str(hit) for hit in search(opened, text, HITS) if hit.by == "sentences"]
 
 
-def _of_prompt(opened: Store) -> list[str]:
+def _of_neighbors(opened: Store, slot: Any) -> list[str]:
+    """Return a side and those with the most similar sentences."""
+    left, right = slot.columns([2, 1], vertical_alignment="bottom")
+    neuron = Neuron.parse(links.bound(left.text_input, "Neuron", "near", value=served.a_neuron()))
+    polarity = links.bound(right.segmented_control, "At", "near_polarity", ["+", "-"], default="+", required=True)
+    hits, (median, _) = opened.similar(neuron, NEIGHBORS, "examples", polarity), nearest_by_chance(opened, "examples")
+    if hits:
+        st.caption(
+            f"{neuron} {polarity} and the {len(hits)} with the most similar sentences, the nearest first (cosine "
+            f"{hits[0].score:.2f} to {hits[-1].score:.2f}; the nearest of a random neuron: {median:.2f})."
+        )
+    return [f"{neuron} {polarity}", *map(str, hits)]
+
+
+def _of_prompt(opened: Store, slot: Any) -> list[str]:
     """Return the most relevant sides of the question that the views share, of the sites of the map."""
     prompt, counterfactual, slots = question.prompts()
     known = question.answers(prompt, counterfactual)
@@ -155,12 +173,15 @@ def _list(name: str) -> None:
         return
     with st.container(key="taken_list"):
         st.markdown(f"## The clearest {len(rows)} of {count:,} points" if count > len(rows) else f"## {count} points")
-        clarity = {"clarity": st.column_config.NumberColumn(format="%.3f")}
-        table = pandas.DataFrame(rows, columns=["neuron", "sign", "cluster", "clarity"])
-        question.module("shared.tables").neuron_table(table, "taken_neurons", labels=True, column_config=clarity)
+        st.caption("The clearest first. Tick some for a concept of these, or one to open its card.")
+        ticked = question.module("shared.tables").ticked_neurons(rows, "taken_neurons")
+        sides = [(str(Neuron.parse(neuron)), sign) for neuron, sign, *_ in ticked or rows]
+        number = len(dict(sides))  # a neuron at both polarities is in a concept once
         with st.container(horizontal=True, vertical_alignment="bottom"):
             name = st.text_input("Name", name, key="taken_name", width=240)
-            sides = [(str(Neuron.parse(neuron)), sign) for neuron, sign, *_ in rows]
-            if st.button("Make a concept of them", type="primary", key="taken_concept"):
+            which = f"{'the' if ticked else 'all'} {number} {'neuron' if number == 1 else 'neurons'}"
+            if st.button(f"Make a concept of {which}", type="primary", key="taken_concept"):
                 question.module("steering.concepts").of_neurons(sides, name)
+            if len(ticked) == 1:
+                st.button(f"Open {sides[0][0]}", key="taken_card", on_click=links.open_card, args=sides[0])
     markdown.into_view("taken_list", rows)

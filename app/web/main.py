@@ -20,7 +20,7 @@ STYLE = """<style>
 .st-key-header button{padding:0 .4rem}
 @media(min-width:1000px){.st-key-header{position:fixed;top:.55rem;right:1rem;width:auto;z-index:1000000}}
 .stApp [data-testid=stCaptionContainer]{color:light-dark(#5f5f5b,#b4b4b0);opacity:1}
-.stApp [data-testid=stBaseButton-primary]{color:light-dark(#fff,#111)}
+.stApp [data-testid=stBaseButton-primary]:enabled{color:light-dark(#fff,#111)}
 h1.title,div.title{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 </style>"""
 PAGE_SCRIPT = """<script>if (!history.oneStep) {

@@ -49,7 +49,7 @@ LATE = 2 / 3
 """Above this share of the layers the logit lens predicts effects in the default model (docs/limits.md)."""
 LABEL_TIMES = {"smollm2-135m": ", which takes about a minute, and two for the first label of an index"}
 """On two cores."""
-SIDES = {"+": "high activation (+)", "-": "low activation (-)"}
+SIDES = {"+": "positive activation (+)", "-": "negative activation (-)"}
 
 
 def show(name: str) -> None:
@@ -273,6 +273,9 @@ def _nearest(opened: Store, card: Card, polarity: str) -> None:
         cosines = f"cosine {hits[0].score:.2f} to {hits[-1].score:.2f}"
         label = f"{page.NEAREST[by]} ({cosines}; nearest of a random neuron: {median:.2f}, at most {largest:.2f})"
         tables.neuron_pills(label, [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
+    if "examples" in card.nearest and not card.is_head:
+        lit = {"lit": "neighbors of a neuron", "near": str(card.neuron), "near_polarity": polarity}
+        st.button("Show its neighbors in the Atlas", key="to_atlas", on_click=links.go, args=("atlas",), kwargs=lit)
 
 
 @st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)

@@ -18,7 +18,7 @@ from icebear.app.web.shared import links, markdown, served, tables
 from icebear.app.web.shared.header import no_store_yet
 from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, comparisons, nearest, nearest_by_chance
 from icebear.db.store import Store
-from icebear.records import Hit, Neuron
+from icebear.records import Example, Hit, Neuron
 
 HOW = ("words", "similar to a neuron", "statistics")
 HITS = 50
@@ -35,6 +35,7 @@ def show() -> None:
     name = links.from_url("neuron")
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     right.text_input("Go to a neuron", placeholder=served.a_neuron(), key="jump", on_change=_jump)
+    results = st.empty() if name else st.container()  # empty: else old results would stay below a card that is measured
     if name:
         left.button(_back(), icon=":material/arrow_back:", key="back", on_click=_go_back)
         other = _shelf(Neuron.parse(name))
@@ -46,7 +47,8 @@ def show() -> None:
     st.session_state["card_from"] = None
     with left:
         how = links.bound(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
-    {"words": _words, "similar to a neuron": _similar, "statistics": _statistics}[how]()
+    with results:
+        {"words": _words, "similar to a neuron": _similar, "statistics": _statistics}[how]()
 
 
 def _jump() -> None:
@@ -182,11 +184,12 @@ def _result(opened: Store, hit: Hit) -> None:
             if label:
                 st.markdown(f"**{markdown.plain(label)}**", width="content")
             st.caption(markdown.plain(_reasons(hit)), width="content")
-        html, similar = _content(str(opened.path), opened.changed(), name, side)
+        words = st.session_state.get("text", "") if hit.by == "sentences" else ""
+        html, similar = _content(str(opened.path), opened.changed(), name, side, words)
         st.html(html)
         if similar:
             tables.neuron_pills(
-                "Similar output (+ at high, - at low activation)",
+                "Similar output (+ at positive, - at negative activation)",
                 [(Neuron.parse(name), sign) for name, sign in similar],
                 f"similar {hit}",
             )
@@ -201,9 +204,15 @@ def _reasons(hit: Hit) -> str:
 
 
 @st.cache_data(max_entries=500, show_spinner=False)
-def _content(path: str, changed: int, name: str, side: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return words and sentences of a neuron, a side first, as HTML; and similar neurons with their polarity."""
-    neuron = Neuron.parse(name)
+def _content(path: str, changed: int, name: str, side: str, text: str = "") -> tuple[str, list[tuple[str, str]]]:
+    """Return words and sentences of a neuron, a side first, as HTML; and similar neurons with their polarity. Sentences
+    with a word of the text come before stronger ones."""
+    neuron, words = Neuron.parse(name), {*re.findall(r"\w+", text.lower())}
+
+    def strongest(polarity: str) -> list[Example]:
+        rows = opened.examples(neuron, polarity, None if words else SENTENCES)
+        return sorted(rows, key=lambda row: words.isdisjoint(re.findall(r"\w+", row.sentence.text.lower())))[:SENTENCES]
+
     with served.store(neuron.site) as opened:
         projection, similar = None, []
         if neuron.site not in SILENT["writes"] and opened.vectors.size() < LARGE:
@@ -212,9 +221,9 @@ def _content(path: str, changed: int, name: str, side: str) -> tuple[str, list[t
             hits = nearest(opened, neuron, SIMILAR, "writes", side)
             similar = [(str(hit.neuron), hit.polarity) for hit in hits]
         order = (side, "-" if side == "+" else "+")
-        sides = [(f"Sentences with {neuron_card.SIDES[s]}", opened.examples(neuron, s, SENTENCES)) for s in order]
+        sides = [(f"Sentences with {neuron_card.SIDES[s]}", strongest(s)) for s in order]
         if neuron.site == "head":
-            sides = [("Sentences in which it writes most", opened.examples(neuron, "+", SENTENCES))]
+            sides = [("Sentences in which it writes most", strongest("+"))]
     return str(neuron_card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar
 
 

@@ -4,7 +4,7 @@ function atlas(root, data, app) {
   const types = {u2: Uint16Array, u4: Uint32Array, i2: Int16Array};
   const column = ([kind, text]) => new types[kind](Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
   const sides = Object.fromEntries(Object.entries(data.arrays).map(([name, packed]) => [name, column(packed)]));
-  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, FEW = 1000, INK = [127, 127, 127];
+  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, FEW = 1000, NAMED = 3, INK = [127, 127, 127];
   const canvas = root.querySelector("canvas"), pen = canvas.getContext("2d"), hint = root.querySelector(".hint");
   const form = root.querySelector("form"), panel = root.querySelector(".panel"), list = root.querySelector(".hits");
   const most = {layer: sides.layer.reduce((a, b) => Math.max(a, b), 1), clarity: FINEST / 5};
@@ -15,7 +15,7 @@ function atlas(root, data, app) {
   }
   const view = app?.memory.view ?? {x: FINEST / 2, y: FINEST / 2, zoom: 1};  // the point in the middle; zoom 1 shows all
   if (app) app.memory.view = view;
-  let colors = new Uint32Array(count), hits = null, chosen = -1, pointed = -1, waiting = false, lasso = null, dark = false;
+  let colors = new Uint32Array(count), hits = null, chosen = -1, pointed = -1, waiting = false, lasso = null, dark = false, litIn = [];
 
   const name = (i) => `L${sides.layer[i]}.${data.sites[sides.site[i]]}.${sides.index[i]}`;
   const sign = (i) => (sides.minus[i] ? "-" : "+");
@@ -124,7 +124,7 @@ function atlas(root, data, app) {
     pen.lineJoin = "round";
     for (let number = 0; number < data.clusters.length && boxes.length < LABELS; number++) {
       const [x, y, size] = middles[number], text = data.clusters[number];
-      if (!text || hits) continue;
+      if (!text || (hits && litIn[number] < NAMED)) continue;
       const at = [(x / size - view.x) * scale() + canvas.width / 2, (y / size - view.y) * scale() + canvas.height / 2];
       const wide = pen.measureText(text).width / 2 + 4, high = 11 * devicePixelRatio;
       if (at[0] < wide || at[0] > canvas.width - wide || at[1] < high || at[1] > canvas.height - high) continue;
@@ -237,11 +237,13 @@ function atlas(root, data, app) {
 
   function light(numbers) {  // null: all
     hits = numbers && new Set(numbers);
+    litIn = data.clusters.map(() => 0);
+    for (const i of hits ?? []) if (sides.cluster[i] >= 0) litIn[sides.cluster[i]]++;
     chosen = -1;
     lasso = null;
     point(-1);
     panel.replaceChildren(...intro);
-    form.elements.count.textContent = hits ? `${hits.size.toLocaleString("en")} of ${count.toLocaleString("en")} points` : "";
+    form.elements.count.textContent = hits ? `${hits.size.toLocaleString("en")} of ${count.toLocaleString("en")} points are lit` : "";
     list.replaceChildren(...[...(hits ?? [])].slice(0, HITS).map((i) => {
       const row = document.createElement("li");
       row.append(button(`${name(i)} ${sign(i)}: ${excerpt(i)}`, () => {
@@ -261,6 +263,8 @@ function atlas(root, data, app) {
     light(words.length ? Array.from(sides.x.keys()).filter(is).sort((a, b) => sides.clarity[b] - sides.clarity[a]) : null);
   }
 
+  const circling = () => form.elements.circle?.getAttribute("aria-pressed") === "true";
+  const circle = (on) => form.elements.circle?.setAttribute("aria-pressed", on);
   const held = new Map();  // the pointers that are down -> where they were last
   let moved = 0;
   const spot = (event) => [event.offsetX * devicePixelRatio, event.offsetY * devicePixelRatio];
@@ -268,7 +272,8 @@ function atlas(root, data, app) {
     canvas.setPointerCapture(event.pointerId);
     held.set(event.pointerId, spot(event));
     if (held.size === 1) moved = 0;
-    lasso = app && event.shiftKey && held.size === 1 ? [spot(event)] : null;
+    lasso = app && (event.shiftKey || circling()) && held.size === 1 ? [spot(event)] : null;
+    if (lasso) point(-1);  // what is said of a point would hide others
   });
   canvas.addEventListener("pointermove", (event) => {
     const [x, y] = spot(event), last = held.get(event.pointerId);
@@ -287,7 +292,10 @@ function atlas(root, data, app) {
   for (const kind of ["pointerup", "pointercancel"]) canvas.addEventListener(kind, (event) => {
     const shown = pointed >= 0 && event.pointerType === "mouse" ? pointed : nearest(...spot(event), 2 * NEAR * devicePixelRatio);
     if (kind === "pointerup" && moved <= SLIP * devicePixelRatio) press(shown);
-    else if (kind === "pointerup" && lasso) take(within);
+    else if (kind === "pointerup" && lasso) {
+      circle(false);
+      take(within);
+    }
     held.delete(event.pointerId);
   });
   canvas.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") point(-1); });
@@ -312,6 +320,7 @@ function atlas(root, data, app) {
   form.elements.all.addEventListener("click", all);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.elements.words?.addEventListener("input", search);
+  form.elements.circle?.addEventListener("click", () => circle(!circling()));
   form.elements.take?.addEventListener("click", () => take((x, y) => x >= 0 && y >= 0 && x < canvas.width && y < canvas.height));
   form.elements.color.addEventListener("change", paint);
   canvas.addEventListener("transitionend", paint);  // of the color of text, when day becomes night

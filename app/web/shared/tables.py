@@ -73,16 +73,31 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
             row = table.iloc[rows[0]]
             links.open_card(row["neuron"], row["sign"])
 
-    if labels and served.has_labels():
-        with served.store() as opened:
-            pairs = zip(table["neuron"], table["sign"], strict=True)
-            names = [opened.labels.name(Neuron.parse(neuron), sign) or "" for neuron, sign in pairs]
-        table = table.assign(label=names) if any(names) else table
+    if labels:
+        table = _with_labels(table)
     st.caption("Tick a row for the neuron's card." if sorts else "Click a row for the neuron's card.")
     # Where columns can be chosen, which means nothing here, their heads do not sort.
     modes: list[Any] = ["single-row"] if sorts else ["single-row", "single-cell", "single-column"]
     formats = FORMATS | options.pop("column_config", {})
     data_table(table, key=key, on_select=open_chosen, selection_mode=modes, column_config=formats, **options)
+
+
+def ticked_neurons(rows: list, key: str) -> list:
+    """Show rows of neuron, sign, cluster and clarity with a box each. Return those that are ticked."""
+    table = _with_labels(pandas.DataFrame(rows, columns=["neuron", "sign", "cluster", "clarity"]))
+    formats = {**FORMATS, "clarity": st.column_config.NumberColumn(format="%.3f")}
+    data_table(table, key=key, on_select="rerun", selection_mode="multi-row", column_config=formats)
+    return [rows[number] for number in st.session_state[key]["selection"]["rows"] if number < len(rows)]
+
+
+def _with_labels(table: pandas.DataFrame) -> pandas.DataFrame:
+    """Add the labels of the neurons in the columns neuron and sign, if the index has any."""
+    if not served.has_labels():
+        return table
+    with served.store() as opened:
+        pairs = zip(table["neuron"], table["sign"], strict=True)
+        names = [opened.labels.name(Neuron.parse(neuron), sign) or "" for neuron, sign in pairs]
+    return table.assign(label=names) if any(names) else table
 
 
 def data_table(
