@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import json
 import re
+import shlex
 import signal
 import threading
 import time
@@ -26,7 +27,7 @@ from conftest import ICE_BEAR
 from few import FEW
 from serving import serving, started
 
-from icebear import attribute, explain, stages
+from icebear import attribute, explain, stages, steer
 from icebear.app.web.shared import counterfactuals as boxes
 from icebear.app.web.shared import gallery, jobs, markdown, pictures, served
 from icebear.app.web.shared.background import Job, Shared, shared
@@ -91,6 +92,10 @@ def test_what_is_switched_off_takes_its_counterfactual_value(environment, smol, 
     swap = saved.swaps[0]
     one(page.toggle, str(swap.neuron)).set_value(False).run()
     assert numbers(fine(page)) == [f"{value:.2f}" for value in (*swap.after,)]
+    _, verb, prompt, _, edit, *_ = shlex.split(page.code[0].value)
+    with steer(smol, [edit]):
+        after = smol.next_logits(prompt).softmax(-1)[smol.tokens_of(" Paris")[0]]
+    assert (verb, after.item()) == ("steer", pytest.approx(swap.after[0], rel=0.01))
     for toggle in page.toggle[1:]:
         toggle.set_value(False)
     page.run()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +19,7 @@ from icebear.concepts.stages.stage_picture import on_paper, stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stage_sentences import headline
 from icebear.explanation.saved import SavedExplanation
+from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
 from icebear.records import Neuron
 from icebear.render import PART, heatmap, visible
@@ -145,6 +148,21 @@ def _stages(request: Request, stages: StageRecord) -> None:
     with left:
         fragment(data=f"<style>{STAGES}{hidden}</style>{_quoted(str(stage_fragment(stages)))}", key="stages")
         pictures.offer("stages", partial(on_paper, stages))
+        _command(request, off)
+
+
+def _command(request: Request, off: list[Neuron]) -> None:
+    """Show the command that does the same, or that gives the parts that are off their counterfactual values."""
+    prompt = markdown.read_prompt(request.prompt)
+    if isinstance(prompt, Chat) or not request.counterfactual:
+        return
+    words = ["explain", prompt, "--counterfactual", request.counterfactual]
+    for option, answer in (("--target", request.target), ("--contrast", request.contrast)):
+        words += [option, answer] if answer else []
+    if off:
+        swaps = (f"{node}<-{json.dumps(request.counterfactual, ensure_ascii=False)}@last" for node in off)
+        words = ["steer", prompt, *(word for swap in swaps for word in ("--edit", swap)), "--max-new-tokens", "1"]
+    st.code(shlex.join(["icebear", *words, "--model", served.model_name()]), "bash", wrap_lines=True)
 
 
 def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
