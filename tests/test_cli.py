@@ -13,6 +13,7 @@ from pages import runs_on_a_page
 
 import icebear
 from icebear import Model, open_store
+from icebear.actmax.atlas import clusters, neighbor_map
 from icebear.app.cli.main import main
 from icebear.app.recipes import EXAMPLE_RECIPE
 
@@ -41,6 +42,8 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)
     monkeypatch.setattr(icebear, "build_index", build_small)
+    for module, name, count in ((neighbor_map, "EARLY", 5), (neighbor_map, "LATE", 5), (clusters, "SHUFFLES", 19)):
+        monkeypatch.setattr(module, name, count)
     for words in examples:
         if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo") and "--lens" not in words:
             run(*words)

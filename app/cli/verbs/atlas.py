@@ -44,8 +44,7 @@ def atlas(options: Options) -> None:
 
     Example:
       icebear atlas --store wiki.db --html atlas.html
-      icebear atlas --prompts wrong.txt --against right.txt
-      icebear atlas --store wiki.db --compare tuned.db
+      icebear atlas --store wiki.db --prompts examples/music.txt --against examples/not-music.txt
     """
     if (options.against and not options.prompts) or (options.prompts and options.compare):
         raise click.UsageError("--against is for --prompts, and --compare for neither; leave out the other one.")
