@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-import altair as alt
 import streamlit as st
 
 from icebear.errors import need
+
+if TYPE_CHECKING:
+    import altair as alt
 
 
 def chart(drawn: alt.Chart | alt.LayerChart, name: str) -> None:
