@@ -73,4 +73,4 @@ def main() -> None:
         message = f"This page failed ({type(error).__name__}: {error}); change the settings and try again."
         st.error(markdown.message(exhausted(error) or message))
     finally:
-        background.first_page.set()
+        background.drawn()

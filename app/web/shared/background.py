@@ -51,7 +51,17 @@ log = logging.getLogger("icebear.app")
 importing = threading.Lock()
 """Held while torch or transformers is imported: two threads that import transformers at once find half of it."""
 first_page = threading.Event()
-"""Set when the first page is drawn, or waits for a job. The import of torch would slow it down."""
+"""Set when the browser has the first page, or the page waits for a job. The import of torch would slow it down."""
+FETCHING = 1.5
+"""Seconds in which a browser fetches the code of the pictures of a page that is drawn."""
+
+
+def drawn() -> None:
+    """Say that a page is drawn."""
+    if not first_page.is_set():
+        timer = threading.Timer(FETCHING, first_page.set)
+        timer.daemon = True
+        timer.start()
 
 
 running: WeakSet[Job] = WeakSet()
