@@ -78,7 +78,7 @@ def test_a_map_is_drawn_once_and_its_points_lead_to_cards_lists_and_concepts(chr
     page.locator(".hint").get_by_text(side, exact=True).wait_for()
     page.mouse.click(*at(*points[side]))
     settled(page).get_by_role("heading", name=side.split()[0], exact=True).wait_for()
-    page.get_by_role("button", name="Atlas").click()
+    page.get_by_role("button", name="Atlas", exact=True).click()
     shown_map(page)
     ends = sorted(x for x, _ in points.values())
     middle = max(pairwise(ends), key=lambda pair: pair[1] - pair[0])[0] + 4

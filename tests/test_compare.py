@@ -1,6 +1,8 @@
 """Two models compared by their sentences: neurons that were exchanged have moved, and no other."""
 
 import json
+import re
+from base64 import b64decode
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from planted import TOPICS, bare
 
 from icebear import Encoder, Neuron, build_index, embed_examples, open_store, read_corpus
 from icebear.actmax.atlas import compare as comparing
+from icebear.actmax.atlas.atlas import atlas
 from icebear.actmax.atlas.compare import compare
 from icebear.app.cli.main import main
 from icebear.db.vectors import unit
@@ -124,5 +127,10 @@ def test_the_command_lists_what_moved(paths, tmp_path):
     assert [row["exchanged"] for row in document["sides"]] == pytest.approx(result.exchanged[first].tolist())
     assert {row["neuron"] for row in document["sides"]} == {f"L0.ffn.{neuron}" for neuron in EXCHANGED}
     assert document["moved"] == (result.moved > result.least).sum() > document["moved_by_chance"]
-    printed = CliRunner().invoke(main, command)
+    printed = CliRunner().invoke(main, [*command, "--html", str(tmp_path / "a.html")])
     assert (printed.exit_code, f"L0.ffn.{EXCHANGED[0]}" in printed.stdout) == (0, True)
+    page = re.search(r'"exchanged": \["u2", "(.*?)"\]', (tmp_path / "a.html").read_text())[1]
+    with open_store(paths[0]) as before:
+        sides = atlas(before).sides
+    shown = dict(zip(sides.tolist(), np.frombuffer(b64decode(page), "<u2") / 65535, strict=True))
+    assert [shown[side] for side in result.sides.tolist()] == pytest.approx(result.exchanged.tolist(), abs=1e-4)

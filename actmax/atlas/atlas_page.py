@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from icebear.actmax.atlas.atlas import Atlas
+from icebear.actmax.atlas.compare import Comparison
 from icebear.db.store import Store
 from icebear.records import Sentence
 from icebear.render import environment, made_with_line, render
@@ -17,15 +19,21 @@ FINEST = 65535
 """Coordinates and clarity are rounded to this many steps."""
 
 
-def atlas_page(store: Store, atlas: Atlas) -> str:
-    """Return a self-contained HTML page with the map of an index."""
+def atlas_page(store: Store, atlas: Atlas, comparison: Comparison | None = None) -> str:
+    """Return a self-contained HTML page with the map of an index, in the color of what is exchanged in a comparison."""
+    data = {**packed(store, atlas), "labels": store.labels.sides()}
+    if comparison:
+        exchanged = np.zeros(len(atlas.sides))
+        _, on_map, compared = np.intersect1d(atlas.sides, comparison.sides, return_indices=True)
+        exchanged[on_map] = comparison.exchanged[compared]
+        data["arrays"]["exchanged"] = ["u2", _base64(exchanged * FINEST, "u2")]
     return render(
         "icebear.actmax.atlas/atlas.html",
         title=f"Atlas of {atlas.made_with['model']['name']}",
         app=False,
         style=part("atlas.css"),
         script=part("atlas.js"),
-        data=Markup(safe_json({**packed(store, atlas), "labels": store.labels.sides()})),
+        data=Markup(safe_json(data)),
         sample=store.sample,
         made_with=made_with_line(atlas.made_with),
     )
@@ -41,7 +49,7 @@ def safe_json(data: object) -> str:
     return json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
 
 
-def packed(store: Store, atlas: Atlas) -> dict[str, object]:
+def packed(store: Store, atlas: Atlas) -> dict[str, Any]:
     """Return what atlas.js draws: columns of all sides as base64, little-endian; each sentence once."""
     rows = store.example_tables.columns()
     rows = rows[rows["rank"] == 0]

@@ -4,10 +4,10 @@ function atlas(root, data, app) {
   const types = {u2: Uint16Array, u4: Uint32Array, i2: Int16Array};
   const column = ([kind, text]) => new types[kind](Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
   const sides = Object.fromEntries(Object.entries(data.arrays).map(([name, packed]) => [name, column(packed)]));
-  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, FEW = 1000, NAMED = 3, INK = [127, 127, 127];
+  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, FEW = 1000, NAMED = 3, CHANGED = 200, INK = [127, 127, 127];
   const canvas = root.querySelector("canvas"), pen = canvas.getContext("2d"), hint = root.querySelector(".hint");
   const form = root.querySelector("form"), panel = root.querySelector(".panel"), list = root.querySelector(".hits");
-  const most = {layer: sides.layer.reduce((a, b) => Math.max(a, b), 1), clarity: FINEST / 5};
+  const most = {layer: sides.layer.reduce((a, b) => Math.max(a, b), 1), clarity: FINEST / 5, exchanged: FINEST};
   const intro = [...panel.childNodes], middles = data.clusters.map(() => [0, 0, 0]);
   for (let i = 0; i < count; i++) if (sides.cluster[i] >= 0) {
     const sums = middles[sides.cluster[i]];
@@ -22,6 +22,7 @@ function atlas(root, data, app) {
   const labels = Object.keys(data.labels).length ? Array.from(sides.x, (_, i) => data.labels[`${name(i)} ${sign(i)}`] ?? "") : null;
   const kinds = labels && [...new Set(labels)].filter(Boolean), number = labels && new Map(kinds.map((text, at) => [text, at]));
   if (labels) form.elements.color.append(new Option("label"));
+  if (sides.exchanged) form.elements.color.append(new Option("exchanged", "exchanged", true, true));
   const cluster = (i) => (sides.cluster[i] < 0 ? "no cluster" : data.clusters[sides.cluster[i]] || "a cluster without a name");
   const scale = () => Math.min(canvas.width, canvas.height) * 0.96 * view.zoom / FINEST;
   const left = (i) => (sides.x[i] - view.x) * scale() + canvas.width / 2;
@@ -65,7 +66,7 @@ function atlas(root, data, app) {
     else {
       const bar = element("span", "", "bar");
       bar.style.background = `linear-gradient(90deg, ${[0, 0.5, 1].map((share) => `rgb(${rgb(share)})`).join(",")})`;
-      legend.append(`${by} 0`, bar, by === "layer" ? String(most.layer) : "0.2 and more");
+      legend.append(`${by} 0`, bar, {layer: String(most.layer), clarity: "0.2 and more", exchanged: "1"}[by]);
     }
     draw();
   }
@@ -130,7 +131,7 @@ function atlas(root, data, app) {
       if (at[0] < wide || at[0] > canvas.width - wide || at[1] < high || at[1] > canvas.height - high) continue;
       if (boxes.some((box) => Math.abs(box[0] - at[0]) < box[2] + wide && Math.abs(box[1] - at[1]) < 2 * high)) continue;
       boxes.push([...at, wide]);
-      pen.strokeStyle = style.getPropertyValue("--back");
+      pen.strokeStyle = style.backgroundColor;  // of a variable the browser gives only its text
       pen.strokeText(text, ...at);
       pen.fillStyle = style.color;
       pen.fillText(text, ...at);
@@ -329,6 +330,10 @@ function atlas(root, data, app) {
     draw();
   }).observe(canvas);
   paint();
+  if (sides.exchanged) {
+    const changed = Array.from(sides.x.keys()).filter((i) => sides.exchanged[i]);
+    light(changed.sort((a, b) => sides.exchanged[b] - sides.exchanged[a]).slice(0, CHANGED));
+  }
   return {all, light: (texts) => {
     const known = texts && new Map(Array.from(sides.x.keys(), (i) => [`${name(i)} ${sign(i)}`, i]));
     light(texts && texts.map((text) => known.get(text)).filter((i) => i !== undefined));

@@ -39,8 +39,8 @@ def atlas(options: Options) -> None:
     corpus, next to the same numbers by chance. With --html, the page has the map: search it, zoom, and open a neuron.
     With --prompts, the command shows instead which clusters do the work on your prompts, or differ between two groups.
 
-    With --compare, no map is drawn. The command lists the neurons that have other sentences in the model of a second
-    index, for instance after fine-tuning, and says how far the meaning of these sentences is from that before.
+    With --compare, the command lists the neurons that have other sentences in the model of a second index, for instance
+    after fine-tuning, and says how far the meaning of these sentences is from that before. The page shows them, too.
 
     Example:
       icebear atlas --store wiki.db --html atlas.html
@@ -49,7 +49,7 @@ def atlas(options: Options) -> None:
     if (options.against and not options.prompts) or (options.prompts and options.compare):
         raise click.UsageError("--against is for --prompts, and --compare for neither; leave out the other one.")
     if options.compare:
-        _compare(options.store, options.compare, options.json)
+        _compare(options, options.compare)
     else:
         _map(options)
 
@@ -79,13 +79,16 @@ def _map(options: Options) -> None:
     show(options.json, document, *atlas_report(result, sample))
 
 
-def _compare(path: str, other: str, json: bool) -> None:
+def _compare(options: Options, other: str) -> None:
+    from icebear.actmax.atlas.atlas_page import atlas_page
     from icebear.actmax.atlas.compare import compare
+    from icebear.actmax.atlas.saved_map import mapped
     from icebear.app.cli.tables.maps import comparison_report, exchanged_sides
 
-    with icebear.open_store(path) as store, icebear.open_store(other) as second:
+    with icebear.open_store(options.store) as store, icebear.open_store(other) as second:
         result = compare(store, second)
         sides = exchanged_sides(result, store, second)
+        write_page(options.html, lambda: atlas_page(store, mapped(store), result))
     before, after = result.made_with
     document = {
         **before,
@@ -96,4 +99,4 @@ def _compare(path: str, other: str, json: bool) -> None:
         "moved_least": result.least,
         "sides": [asdict(side) for side in sides],
     }
-    show(json, document, *comparison_report(result, sides))
+    show(options.json, document, *comparison_report(result, sides))
