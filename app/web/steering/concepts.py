@@ -150,7 +150,8 @@ def _find(positive: list[str], negative: list[str], name: str, most: int) -> Non
 
 def of_neurons(sides: Sequence[tuple[str, str]], name: str) -> None:
     """Show the concept of these neurons, each at the first of its polarities, all of the same weight."""
-    loading, polarities = jobs.loading(), {}
+    loading = jobs.loading()
+    polarities: dict[str, str] = {}
     for neuron, polarity in sides:
         polarities.setdefault(neuron, polarity)
     weights = dict.fromkeys(polarities.items(), 1 / len(polarities))
