@@ -17,6 +17,7 @@ from sklearn.metrics import roc_auc_score
 
 from icebear import Model, build_index, embed_examples, load_encoder, load_model, open_store, read_corpus
 from icebear.actmax.atlas.compare import Comparison, compare
+from icebear.actmax.atlas.side_data import side_columns
 
 CHANGED, STEPS, TOKENS, AT_ONCE, RATE = 100, 60, 128, 4, 3e-3
 DOCUMENTS = 300
@@ -93,7 +94,7 @@ if __name__ == "__main__":
     indexed(folder / "base.db", base)
     indexed(folder / "tuned.db", tuned)
     with open_store(folder / "base.db") as store, open_store(folder / "tuned.db") as other:
-        result, columns = compare(store, other), store.neurons.columns()
-        layer, index = (np.array(columns[name])[result.sides // 2] for name in ("layer", "idx"))
+        result = compare(store, other)
+        layer, _, index = side_columns(store, result.sides)
     changed = np.array([i in neurons.get(at, ()) for at, i in zip(layer.tolist(), index.tolist(), strict=True)])
     report(result, changed)

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from icebear.actmax.atlas.atlas import Atlas
 from icebear.actmax.atlas.compare import Comparison
+from icebear.actmax.atlas.side_data import side_columns
 from icebear.db.store import Store
 from icebear.records import Sentence
 from icebear.render import environment, made_with_line, render
@@ -59,8 +60,7 @@ def packed(store: Store, atlas: Atlas) -> dict[str, Any]:
     spans = np.array(
         [_span(sentences[identity], token) for identity, token in zip(strongest.sentence, strongest.token, strict=True)]
     )
-    columns = store.neurons.columns()
-    layer, site, index = (np.array(columns[name])[atlas.sides // 2] for name in ("layer", "site", "idx"))
+    layer, site, index = side_columns(store, atlas.sides)
     sites = np.unique(site)
     arrays = {
         "x": ((atlas.points[:, 0] + 1) / 2 * FINEST, "u2"),

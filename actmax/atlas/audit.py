@@ -15,6 +15,7 @@ import numpy as np
 
 from icebear.actmax.atlas.atlas import Atlas
 from icebear.actmax.atlas.clusters import Cluster
+from icebear.actmax.atlas.side_data import side_columns
 from icebear.concepts.answers.cases import Case, case_of, read_cases, rows_of_file
 from icebear.concepts.attribution.attribute import BATCH_SIZE, attribute
 from icebear.concepts.results.ranking import Ranking
@@ -130,8 +131,8 @@ def check_groups(prompts: Sequence[Case], others: Sequence[Case]) -> None:
 
 def clusters_of(model: Model, store: Store, atlas: Atlas) -> np.ndarray:
     """Return the cluster (2, L, N) of each FFN neuron at + and -; -1 for none, -2 for sides that are not on the map."""
-    columns, cluster = store.neurons.columns(), np.full((2, model.layers, model.width("ffn")), -2)
-    site, layer, index = (np.array(columns[name])[atlas.sides // 2] for name in ("site", "layer", "idx"))
+    layer, site, index = side_columns(store, atlas.sides)
+    cluster = np.full((2, model.layers, model.width("ffn")), -2)
     inside = site == "ffn"
     cluster[atlas.sides[inside] % 2, layer[inside], index[inside]] = atlas.cluster[inside]
     if cluster.max() < 0:

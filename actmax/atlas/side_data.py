@@ -57,11 +57,12 @@ def read_sides(store: Store) -> SideData:
     sides, examples = read_examples(store, ids)
     if len(sides) < FEWEST:
         raise StoreError(f"{store.path} has too few neurons with vectors of sentences for a map; run icebear index.")
-    columns, index, sentences = store.neurons.columns(), store.vectors.get("examples"), store.sentences.of(ids.tolist())
+    layer, site, _ = side_columns(store, sides)
+    index, sentences = store.vectors.get("examples"), store.sentences.of(ids.tolist())
     return SideData(
         sides,
-        np.array(columns["site"])[sides // 2],
-        np.array(columns["layer"])[sides // 2],
+        site,
+        layer,
         index.reconstruct_n(0, index.ntotal)[sides],
         examples,
         unit(meanings),
@@ -76,3 +77,10 @@ def read_examples(store: Store, ids: np.ndarray) -> tuple[np.ndarray, csr_matrix
     sides, side = np.unique(rows.key, return_inverse=True)
     where = side, np.searchsorted(ids, rows.sentence)
     return sides, csr_matrix((np.ones(len(rows), np.float32), where), shape=(len(sides), len(ids)))
+
+
+def side_columns(store: Store, sides: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the layers, sites and indices (N,) of the neurons of sides (N,)."""
+    columns = store.neurons.columns()
+    layer, site, index = (np.array(columns[name])[sides // 2] for name in ("layer", "site", "idx"))
+    return layer, site, index

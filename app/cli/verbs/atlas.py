@@ -50,33 +50,43 @@ def atlas(options: Options) -> None:
         raise click.UsageError("--against is for --prompts, and --compare for neither; leave out the other one.")
     if options.compare:
         _compare(options, options.compare)
+    elif options.prompts:
+        _audit(options, options.prompts)
     else:
         _map(options)
 
 
 def _map(options: Options) -> None:
     from icebear.actmax.atlas.atlas_page import atlas_page
-    from icebear.actmax.atlas.audit import audit, read_groups
     from icebear.actmax.atlas.saved_map import mapped
-    from icebear.app.cli.tables.maps import atlas_report, audit_report
+    from icebear.app.cli.tables.maps import atlas_report
 
-    groups = read_groups(options.prompts, options.against) if options.prompts else None
-    model = options.model.load() if groups else None
     with icebear.open_store(options.store) as store, waiting("Drawing the map"):
-        if model:
-            store.check(model.fingerprint, model.name)
         result, sample = mapped(store), store.sample
         write_page(options.html, lambda: atlas_page(store, result))
-        audited = audit(model, store, result, *groups) if groups and model else None
     document = {
         **result.made_with,
         "sides": len(result.sides),
         "clusters": [asdict(cluster) for cluster in result.clusters],
         "layers": [asdict(layer) for layer in result.layers],
     }
-    if audited:
-        return show(options.json, {**result.made_with, **asdict(audited)}, *audit_report(audited))
     show(options.json, document, *atlas_report(result, sample))
+
+
+def _audit(options: Options, prompts: str) -> None:
+    from icebear.actmax.atlas.atlas_page import atlas_page
+    from icebear.actmax.atlas.audit import audit, read_groups
+    from icebear.actmax.atlas.saved_map import mapped
+    from icebear.app.cli.tables.maps import audit_report
+
+    groups = read_groups(prompts, options.against)
+    model = options.model.load()
+    with icebear.open_store(options.store) as store, waiting("Drawing the map"):
+        store.check(model.fingerprint, model.name)
+        result = mapped(store)
+        write_page(options.html, lambda: atlas_page(store, result))
+        audited = audit(model, store, result, *groups)
+    show(options.json, {**result.made_with, **asdict(audited)}, *audit_report(audited))
 
 
 def _compare(options: Options, other: str) -> None:
