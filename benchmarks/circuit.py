@@ -21,10 +21,10 @@ import torch
 from attribution import tokens
 from resident import resident
 
+from benchmarks.circuit_graph import EDGE_COUNTS
 from icebear import attribute, circuit, load_model
 from icebear.concepts.circuits.checks import faithfulness
 from icebear.evaluation.data.task_pairs import TASKS, answers, usable_by_task
-from icebear.evaluation.explanations.circuit_graph import EDGE_COUNTS
 
 SIZES = ((20, 6), (60, 6), (60, 32), (100, 32), (100, 128))
 """Nodes and tokens."""

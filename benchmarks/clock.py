@@ -1,6 +1,6 @@
 """Train modular addition until it generalizes (a "grokked clock"), and judge methods on it.
 
-python benchmarks/clock.py [--modulus 31]
+python -m benchmarks.clock [--modulus 31]
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from statistics import fmean
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks.truth.judge.evaluation import judged
+from benchmarks.truth.judge.judged_pairs import Pair
+from benchmarks.truth.programs.compiler import Compiled
 from icebear.concepts.methods.registry import method_of
-from icebear.evaluation.truth.judge.evaluation import judged
-from icebear.evaluation.truth.judge.judged_pairs import Pair
-from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.models.loading.hooked_model import HookedConfig, HookedForCausalOutputs
 from icebear.models.model import Model
 from icebear.models.text.words import Words

@@ -1,7 +1,7 @@
 """Train programs into small transformers by interchange interventions, and write them to
-evaluation/truth/programs/trained.
+benchmarks/truth/programs/trained.
 
-    python benchmarks/train_programs.py [--steps 4000] [NAME ...]
+    python -m benchmarks.train_programs [--steps 4000] [NAME ...]
 
 A variable of a program is aligned with the first half of a layer's FFN neurons. Three losses are added: that of the
 answers; that of the answers after these neurons take their values in another prompt, where the program's variable does
@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from icebear.evaluation.truth.judge.judged_pairs import one_changed
-from icebear.evaluation.truth.programs.compiler import FOLDER, SHAPE, config_of
-from icebear.evaluation.truth.programs.program import Program, Variables
-from icebear.evaluation.truth.programs.programs import PROGRAMS
+from benchmarks.truth.judge.judged_pairs import one_changed
+from benchmarks.truth.programs.compiler import FOLDER, SHAPE, config_of
+from benchmarks.truth.programs.program import Program, Variables
+from benchmarks.truth.programs.programs import PROGRAMS
 from icebear.models.loading.hooked_model import HookedForCausalOutputs, HookedForOutputs
 
 PAIRS, BATCH, RATE = 30_000, 128, 4e-3

@@ -1,7 +1,7 @@
-"""Compare difference rules with captum's LayerDeepLift and LayerIntegratedGradients on the models of `icebear evaluate
-truth`, FFN neurons, hard pairs.
+"""Compare difference rules with captum's LayerDeepLift and LayerIntegratedGradients on the models whose
+mechanism is known, FFN neurons, hard pairs.
 
-python benchmarks/truth_peers.py [--pairs 5]
+python -m benchmarks.truth_peers [--pairs 5]
 
 captum sees the same network. Its DeepLIFT needs ReLUs as modules, which are put in the place of the functions; softmax
 and products are functions, which it takes by their gradient at the prompt, and so is GELU, for which it has no rule.
@@ -20,12 +20,12 @@ import torch
 from captum.attr import LayerDeepLift, LayerIntegratedGradients
 from torch import Tensor, nn
 
+from benchmarks.truth.judge.evaluation import VARIANTS
+from benchmarks.truth.judge.judged_pairs import Pair, pairs_of
+from benchmarks.truth.judge.judging import SITES, Judge, candidates_of, relevances, scores_of, truth_of
+from benchmarks.truth.programs.compiler import names, trained
+from benchmarks.truth.programs.programs import PROGRAMS
 from icebear.concepts.methods.registry import method_of
-from icebear.evaluation.truth.judge.evaluation import VARIANTS
-from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of
-from icebear.evaluation.truth.judge.judging import SITES, Judge, candidates_of, relevances, scores_of, truth_of
-from icebear.evaluation.truth.programs.compiler import names, trained
-from icebear.evaluation.truth.programs.programs import PROGRAMS
 from icebear.models.model import Model
 
 OURS = ("difference", "difference-rounds", "gxi@midpoint", "ig@path")

@@ -11,14 +11,8 @@ EVALUATIONS = {
         f"{_EXPLANATIONS}.ablation:AblationCurves",
         "Measure sufficiency and necessity of a method's first nodes.",
     ),
-    "circuits": (f"{_EXPLANATIONS}.circuit_graph:Circuits", "Check edges, graphs and groups by interventions."),
     "stages": (f"{_EXPLANATIONS}.stage_shares:StagesHold", "Measure what the parts of stages carry, beside controls."),
-    "truth": (
-        "icebear.evaluation.truth.judge.evaluation:KnownMechanisms",
-        "Judge methods on small models whose mechanism is known.",
-    ),
     "flips": ("icebear.evaluation.uses.flips:Flips", "Measure how often answers flip, and the side effects."),
-    "labels": ("icebear.evaluation.uses.labels:Labels", "Measure how many neurons have a significant label."),
     "steering": (
         "icebear.evaluation.uses.concepts:ConceptSteering",
         "Compare concepts of few neurons with a residual vector.",

@@ -8,6 +8,8 @@ import torch
 from conftest import LLAMA, Letters, random_model
 
 import icebear
+from benchmarks.circuit_graph import Circuits
+from benchmarks.truth.judge.evaluation import KnownMechanisms
 from icebear import (
     AlphaBeta,
     AttnLRP,
@@ -28,9 +30,7 @@ from icebear.claims.claim import Provenance
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.vocabulary import calibration
 from icebear.errors import IcebearError
-from icebear.evaluation.explanations.circuit_graph import Circuits
 from icebear.evaluation.explanations.faithfulness import Faithfulness
-from icebear.evaluation.truth.judge.evaluation import KnownMechanisms
 
 PROMPT, OTHER = "ice bear", "big cats"
 NAN, INF = float("nan"), float("inf")

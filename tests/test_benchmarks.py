@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import cost, edits, knowledge, shared_sets, spans
+from benchmarks import circuit_graph, cost, edits, knowledge, shared_sets, spans
 from icebear import attribute, load_model
+from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.verbs.evaluate import command
 from icebear.errors import InputError
 from icebear.evaluation.baselines.all_methods import methods_of
@@ -197,6 +198,18 @@ def test_a_benchmark_writes_a_table_and_resumes(kind, options, tiny_folder, tmp_
     assert all(row for part in parts for table in part["tables"] for row in table["rows"])
     assert json.loads(CliRunner().invoke(command(kind), words).stdout)["parts"] == parts
     assert len(list(Path("out").rglob("results.json"))) == len(parts)
+
+
+def test_circuits_are_checked_by_interventions(smol, tmp_path, monkeypatch):
+    monkeypatch.setattr(ModelOptions, "load", lambda self: smol)
+    monkeypatch.setattr(circuit_graph, "EDGE_COUNTS", (30, 60))
+    words = ["--tasks", "phrase", "--samples", "1", "--nodes", "10", "--out", str(tmp_path / "out"), "--json"]
+    result = CliRunner().invoke(command(circuit_graph.Circuits), words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    (part,) = json.loads(result.stdout)["parts"]
+    tables = {table["table"]: table["rows"] for table in part["tables"]}
+    assert set(tables) == set(circuit_graph.PARTS)
+    assert {row["method"] for row in tables["graph"]} == {"30 edges", "60 edges"}
 
 
 # --- what the pairs of a task share ---

@@ -112,7 +112,6 @@ def once(smol, desert, desert_by_heads):
         patch.setattr(counterfactuals, "RUNS", 24)
         patch.setattr(lens, "TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
-        patch.setattr("icebear.evaluation.explanations.circuit_graph.EDGE_COUNTS", (30, 60))
         patch.setattr("icebear.evaluation.report.draw", lambda *_: [])
         patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:4], 2)))
         patch.setattr(

@@ -13,6 +13,10 @@ from hooked_models import IDS, RECORDED, VARIANTS, config_of, folder_of, lens_lo
 from safetensors.torch import save_file
 from test_cli import run
 
+from benchmarks.truth.judge.evaluation import judged
+from benchmarks.truth.judge.judged_pairs import Pair
+from benchmarks.truth.judge.judging import sites_of
+from benchmarks.truth.programs.compiler import Compiled
 from icebear import (
     ATTNLRP,
     CP_LRP,
@@ -36,10 +40,6 @@ from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, ModelError
 from icebear.evaluation.baselines.all_methods import methods_of
-from icebear.evaluation.truth.judge.evaluation import judged
-from icebear.evaluation.truth.judge.judged_pairs import Pair
-from icebear.evaluation.truth.judge.judging import sites_of
-from icebear.evaluation.truth.programs.compiler import Compiled
 from icebear.models.loading import hooked
 from icebear.steering.flipping import flip as search
 from icebear.steering.side_effects import side_effects

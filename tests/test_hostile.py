@@ -538,12 +538,7 @@ evaluate groundtruth --model tiny --out {new} --data prompts.jsonl --samples 1
 evaluate groundtruth --model tiny --out {new} --tokens nothing --samples 1
 evaluate ablation --model tiny --out {new} --data null.jsonl --samples 1
 evaluate ablation --model tiny --out {new} --tasks "" --samples 1
-evaluate circuits --model tiny --out {new} --nodes 0 --samples 1
-evaluate truth --out {new} --programs nothing --samples 1
-evaluate truth --out {new} --programs -1 --samples 1
 evaluate flips --model tiny --out {new} --data null.jsonl
-evaluate labels --model tiny --out {new} --store good.db --neurons 0
-evaluate labels --model tiny --out {new} --store none.db
 evaluate steering --model tiny --out {new} --concepts none --corpus text.txt
 evaluate
 doctor --model nan

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, WORDS, bare
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from benchmarks import labels as evaluation
 from icebear import Model, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.actmax.labels import kinds, null, sample, scores
@@ -30,11 +31,11 @@ from icebear.actmax.labels.sample import Codes, Sample, part_of, prepare_samples
 from icebear.actmax.labels.scores import choose_label, score_parts
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.passes.sites import eager
 from icebear.concepts.statistics import auroc
 from icebear.convert import CONVERTER
 from icebear.errors import InputError, StoreError, UnknownName
-from icebear.evaluation.uses import labels as evaluation
 from icebear.records import Neuron, Sentence
 
 HEAD = Neuron(0, "head", 1)
@@ -450,8 +451,11 @@ def test_a_label_command_that_says_too_little_or_too_much(words):
 
 
 def test_labels_are_evaluated(run, tmp_path):
-    text = run("evaluate", "labels", "--neurons", "6", "--out", "out")
-    assert text == run("evaluate", "labels", "--neurons", "6", "--out", "out")  # from what was kept
+    words = ["--neurons", "6", "--out", "out", "--store", "l.db"]
+    result, again = (CliRunner().invoke(command(evaluation.Labels), words) for _ in range(2))
+    assert result.exit_code == 0, (result.output, result.exception)
+    text = result.stdout
+    assert text == again.stdout  # from what was kept
     assert "circular" in text
     result = json.loads((tmp_path / "out" / "first third" / "results.json").read_text())
     for pair in result["samples"]:

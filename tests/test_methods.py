@@ -9,12 +9,12 @@ from conftest import IDS, LLAMA, random_model
 from test_differences import OTHER
 from test_tasks import make
 
+from benchmarks.truth.judge.rounds import Rounds, gains
 from icebear import Relevance, attribute
 from icebear.concepts.methods.attnlrp import CP_LRP, PA_LRP, AttnLRP, Difference
 from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import METHODS, method_of, name_of
-from icebear.concepts.methods.rounds import Rounds, gains
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import Values
@@ -369,7 +369,7 @@ def test_a_name_is_a_value_and_a_value_is_written(name):
     method = method_of(name)
     assert name_of(method) == name
     assert method_of(repr(method)) == method
-    assert method.needs_counterfactual is ("@" in name or isinstance(method, (Difference, Rounds)))
+    assert method.needs_counterfactual is ("@" in name or isinstance(method, Difference))
     assert (method.at or "") == name.partition("@")[2]
 
 

@@ -10,15 +10,10 @@ import torch
 from click.testing import CliRunner
 from hooked_models import IDS, folder_of
 
-from icebear import attribute, load_model
-from icebear.app.cli.main import main
-from icebear.concepts.methods import rounds
-from icebear.concepts.methods.attnlrp import DIFFERENCE
-from icebear.concepts.nodes.controls import nodes_of, recovered_shares
-from icebear.evaluation.truth.judge import evaluation as truth
-from icebear.evaluation.truth.judge import judging, true_stages, truth_tables
-from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of
-from icebear.evaluation.truth.judge.judging import (
+from benchmarks.truth.judge import evaluation as truth
+from benchmarks.truth.judge import judging, rounds, true_stages, truth_tables
+from benchmarks.truth.judge.judged_pairs import Pair, pairs_of
+from benchmarks.truth.judge.judging import (
     SITES,
     candidates_of,
     ranked,
@@ -27,9 +22,13 @@ from icebear.evaluation.truth.judge.judging import (
     sites_of,
     truth_of,
 )
-from icebear.evaluation.truth.programs.compiler import FOLDER, Compiled, compiled, names, trained
-from icebear.evaluation.truth.programs.decoys import KINDS, with_decoys
-from icebear.evaluation.truth.programs.programs import PROGRAMS
+from benchmarks.truth.programs.compiler import FOLDER, Compiled, compiled, names, trained
+from benchmarks.truth.programs.decoys import KINDS, with_decoys
+from benchmarks.truth.programs.programs import PROGRAMS
+from icebear import attribute, load_model
+from icebear.app.cli.verbs.evaluate import command
+from icebear.concepts.methods.attnlrp import DIFFERENCE
+from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.steering.apply import steer
 from icebear.steering.flipping.flip import flip
 
@@ -261,17 +260,17 @@ def test_the_evaluation_needs_no_model_resumes_and_prints_strict_json(tmp_path, 
     monkeypatch.setattr(true_stages, "PAIRS", 2)
     monkeypatch.setattr(judging, "PROOF_SETS", 100)
     monkeypatch.setattr(judging, "SEARCHED_SETS", 100)
-    first = CliRunner().invoke(main, ["evaluate", "truth", *options])
+    first = CliRunner().invoke(command(truth.KnownMechanisms), options)
     assert first.exit_code == 0, first.output
     monkeypatch.setattr(truth, "judged", lambda *_: pytest.fail("measured again"))
-    again = CliRunner().invoke(main, ["evaluate", "truth", *options])
+    again = CliRunner().invoke(command(truth.KnownMechanisms), options)
     assert again.stdout == first.stdout
     part, *others = json.loads(first.stdout, parse_constant=lambda name: pytest.fail(name))["parts"]
     assert [part["part"], *(other["part"] for other in others)] == ["compiled", "trained", "stages"]
     assert {row["method"] for table in part["tables"] for row in table["rows"]} == {"difference", "random"}
-    wrong = CliRunner().invoke(main, ["evaluate", "truth", "--programs", "prevous", "--out", "other"])
+    wrong = CliRunner().invoke(command(truth.KnownMechanisms), ["--programs", "prevous", "--out", "other"])
     assert wrong.exit_code == 1
-    assert "previous" in wrong.stderr
+    assert "previous" in str(wrong.exception)
 
 
 def test_the_gains_of_a_round_sum_to_what_is_left():

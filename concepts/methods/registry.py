@@ -10,7 +10,6 @@ from typing import Any
 from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VIT, Difference
 from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
 from icebear.concepts.methods.method import Method, Multiplying
-from icebear.concepts.methods.rounds import Rounds
 from icebear.errors import InputError, UnknownName
 from icebear.lrp.rule_values import AlphaBeta, Epsilon, Gamma, ZPlus
 from icebear.values import shown
@@ -24,7 +23,6 @@ METHODS: dict[str, Method] = {
     "vit": VIT,
     "difference": DIFFERENCE,
     "difference-constant": Difference("constant"),
-    "rounds": Rounds(),
 }
 
 

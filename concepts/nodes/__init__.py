@@ -1,1 +1,1 @@
-"""Sets of nodes: controls, groups, rounds."""
+"""Sets of nodes: controls, groups."""

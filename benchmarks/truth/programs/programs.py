@@ -7,7 +7,7 @@ from itertools import product
 from random import Random
 from typing import Any
 
-from icebear.evaluation.truth.programs.program import (
+from benchmarks.truth.programs.program import (
     BOS,
     END,
     EVEN,

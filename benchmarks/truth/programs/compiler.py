@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from icebear.evaluation.truth.programs.program import ONES, Circuitry, Feature, Head, Program, Unit, Vector
+from benchmarks.truth.programs.program import ONES, Circuitry, Feature, Head, Program, Unit, Vector
 from icebear.models.loading import hooked
 from icebear.models.loading.hooked_model import HookedConfig
 from icebear.models.model import Model

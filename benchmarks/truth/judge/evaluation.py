@@ -1,4 +1,7 @@
-"""The whole `icebear evaluate truth`: methods and stages on models whose mechanism is known."""
+"""Judge methods and stages on small models whose mechanism is known (docs/truth.md).
+
+python -m benchmarks.truth.judge.evaluation --programs previous --samples 1 --methods difference,random --out truth
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,9 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from icebear.concepts.methods.method import Method
-from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table, named
-from icebear.evaluation.truth.judge import true_stages
-from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of
-from icebear.evaluation.truth.judge.judging import (
+from benchmarks.truth.judge import true_stages
+from benchmarks.truth.judge.judged_pairs import Pair, pairs_of
+from benchmarks.truth.judge.judging import (
     CONTROLS,
     METRICS,
     SITES,
@@ -26,11 +27,14 @@ from icebear.evaluation.truth.judge.judging import (
     sites_of,
     truth_of,
 )
-from icebear.evaluation.truth.judge.truth_tables import by_program, listings, notes, tables
-from icebear.evaluation.truth.programs.compiler import Compiled, compiled, names, trained
-from icebear.evaluation.truth.programs.decoys import with_decoys
-from icebear.evaluation.truth.programs.program import Program
-from icebear.evaluation.truth.programs.programs import PROGRAMS
+from benchmarks.truth.judge.truth_tables import by_program, listings, notes, tables
+from benchmarks.truth.programs.compiler import Compiled, compiled, names, trained
+from benchmarks.truth.programs.decoys import with_decoys
+from benchmarks.truth.programs.program import Program
+from benchmarks.truth.programs.programs import PROGRAMS
+from icebear.app.cli.verbs.evaluate import command
+from icebear.concepts.methods.method import Method
+from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table, named
 
 METHODS = (
     *("difference", "difference-constant", "attnlrp", "attnlrp@prompt", "attnlrp@midpoint", "cp-lrp"),
@@ -68,12 +72,9 @@ VARIANTS: dict[str, Callable[[Program, int], Compiled]] = {
 class KnownMechanisms(MethodEvaluation):
     """Judge methods on small models whose mechanism is known, compiled from programs or trained to them.
 
-    It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm; trained ones come
-    with icebear. Interventions find the true nodes of each pair of prompts; the tables show how well each method ranks
+    It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm; others are
+    trained. Interventions find the true nodes of each pair of prompts; the tables show how well each method ranks
     them, and whether stages name the true heads.
-
-    Example:
-      icebear evaluate truth --programs conditional --samples 2 --methods difference,gxi@midpoint --out truth
     """
 
     name: ClassVar = "truth"
@@ -171,3 +172,7 @@ def judged(
             "methods": {method: judge.numbers(x, generator) for method, x in scores.items()},
             "decoys": {method: judge.first_decoys(x, generator) for method, x in scores.items()},
         }
+
+
+if __name__ == "__main__":
+    command(KnownMechanisms)()

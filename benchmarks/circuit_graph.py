@@ -1,4 +1,7 @@
-"""Check circuits: edges by interventions, graphs run by their own edges, and groups against random groups."""
+"""Check circuits: edges by interventions, graphs run by their own edges, and groups against random groups.
+
+python benchmarks/circuit_graph.py --tasks phrase --samples 2 --nodes 20 --out circuits
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.circuits import checks
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.circuit_records import Node
@@ -68,9 +72,6 @@ class Circuits(Evaluation):
 
     A circuit is computed for each pair of prompts of a task, and checked by forward passes: one of heads and neurons,
     as `icebear circuit` finds it, and one of --nodes FFN neurons, whose edges and groups are checked too.
-
-    Example:
-      icebear evaluate circuits --tasks phrase --samples 2 --nodes 20 --out circuits
     """
 
     name: ClassVar = "circuits"
@@ -192,3 +193,7 @@ def _cosine(rows: Tensor) -> float:
     unit = normalize(rows, dim=-1)
     count = len(rows)
     return ((unit @ unit.T).sum().item() - unit.pow(2).sum().item()) / (count * (count - 1))
+
+
+if __name__ == "__main__":
+    command(Circuits)()

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.truth.judge.judged_pairs import Pair
+from benchmarks.truth.judge.rounds import Rounds, in_rounds
+from benchmarks.truth.programs.compiler import Compiled
+from benchmarks.truth.programs.decoys import KINDS
 from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
-from icebear.concepts.methods.rounds import Rounds, in_rounds
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.statistics import area
-from icebear.evaluation.truth.judge.judged_pairs import Pair
-from icebear.evaluation.truth.programs.compiler import Compiled
-from icebear.evaluation.truth.programs.decoys import KINDS
 from icebear.models.model import Model
 
 PASS_SETS = 1024

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.truth.judge.judging import METRICS, SITES
+from benchmarks.truth.programs.decoys import KINDS
 from icebear.concepts.statistics import holm, paired_p
 from icebear.evaluation.protocol import Lines, Table
-from icebear.evaluation.truth.judge.judging import METRICS, SITES
-from icebear.evaluation.truth.programs.decoys import KINDS
 
 RESAMPLES = 2000
 

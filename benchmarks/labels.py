@@ -1,4 +1,7 @@
-"""Measure how many neurons have a significant label, and how well each kind of label predicts, with controls."""
+"""Measure how many neurons have a significant label, and how well each kind of label predicts, with controls.
+
+python benchmarks/labels.py --neurons 200 --out labels --store wiki.db
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg
 from icebear.actmax.labels.null import Nulls, Side, nulls, other_labels, p_value, sides, significant
 from icebear.actmax.labels.sample import Sample, prepare_samples
 from icebear.actmax.labels.scores import Chosen, TopActivations, best_of, better_of, choose_label, score_parts
+from icebear.app.cli.verbs.evaluate import command
 from icebear.convert import CONVERTER
 from icebear.db.store import Store, open_store
 from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed, Setting, Table
@@ -46,9 +50,6 @@ class Labels(Evaluation):
     """Measure how many neurons have a significant label, and how well each kind of label predicts, with controls.
 
     Labels are scored on test documents only. Each third of the layers has a folder in --out.
-
-    Example:
-      icebear evaluate labels --neurons 10 --out labels --store wiki.db
     """
 
     name: ClassVar = "labels"
@@ -177,3 +178,7 @@ def label_notes(lines: Lines) -> list[str]:
 def _shares(frame: pandas.DataFrame, by: str) -> str:
     groups = frame.groupby(by).significant
     return ", ".join(f"{name} {group.mean():.0%} of {len(group)}" for name, group in groups)
+
+
+if __name__ == "__main__":
+    command(Labels)()

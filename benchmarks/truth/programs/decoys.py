@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from icebear.evaluation.truth.programs.program import (
+from benchmarks.truth.programs.program import (
     ONES,
     SHARP,
     Circuitry,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from benchmarks.truth.programs.program import BOS, END, PAD, Program
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method
 from icebear.concepts.results.result import Relevance
-from icebear.evaluation.truth.programs.program import BOS, END, PAD, Program
 from icebear.models.model import Model
 
 

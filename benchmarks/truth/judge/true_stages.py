@@ -8,15 +8,15 @@ from math import comb
 from statistics import fmean
 from typing import Any
 
+from benchmarks.truth.judge.judged_pairs import Pair, pairs_of
+from benchmarks.truth.judge.judging import SITES, Candidates, candidates_of, truth_of
+from benchmarks.truth.judge.truth_tables import means
+from benchmarks.truth.programs.compiler import Compiled
+from benchmarks.truth.programs.decoys import KINDS
+from benchmarks.truth.programs.program import Program
 from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.evaluation.protocol import Lines
-from icebear.evaluation.truth.judge.judged_pairs import Pair, pairs_of
-from icebear.evaluation.truth.judge.judging import SITES, Candidates, candidates_of, truth_of
-from icebear.evaluation.truth.judge.truth_tables import means
-from icebear.evaluation.truth.programs.compiler import Compiled
-from icebear.evaluation.truth.programs.decoys import KINDS
-from icebear.evaluation.truth.programs.program import Program
 
 PAIRS = 10
 """Pairs of each model."""

@@ -1,1 +1,0 @@
-"""Models whose mechanism is known."""

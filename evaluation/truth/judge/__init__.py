@@ -1,1 +1,0 @@
-"""How methods are judged on models whose mechanism is known."""

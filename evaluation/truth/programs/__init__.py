@@ -1,1 +1,0 @@
-"""Programs, and the models that are compiled from them or trained to them."""
