@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from icebear import values
 from icebear.actmax.head_attention import HeadAttention, attended_piece, of_each_attended
 from icebear.actmax.page import Card
-from icebear.db.search import comparisons, nearest, nearest_by_chance
 from icebear.db.store import Store
 from icebear.records import EFFECT_SENTENCES, POLARITIES, Example, Meaning, Neuron, Projection, Writes, as_neuron
 from icebear.values import typed
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from icebear.models.model import Model
 
 LARGE = 1 << 30
-"""The size of a vector index in bytes from which a card leaves out the nearest neurons (16 GB for an 8B model)."""
-SILENT = {"writes": ("q", "k", "v", "head"), "reads": ("attn", "mixer", "head"), "examples": ()}
-"""Kind of similarity -> the sites without it."""
+"""The size of a vector index in bytes that a card no longer reads (16 GB for an 8B model)."""
+SILENT = ("q", "k", "v", "head")
+"""The sites without a vocabulary."""
 
 
 @typed
@@ -48,8 +47,7 @@ def describe(
         The number of examples and tokens. Of the examples of a head that attend to the same token only the strongest
         is there, once that is measured.
     search_vectors : bool, optional
-        Also search the vector index for the nearest neurons and, without a model, the vocabulary. Default: if it is
-        smaller than 1 GiB.
+        Without a model, search the vector index for the vocabulary. Default: if it is smaller than 1 GiB.
     effect_sentences : int
         The number of examples of each polarity where effects are measured; 0 leaves them out.
 
@@ -76,14 +74,13 @@ def describe(
     meanings = {polarity: meaning for (_, polarity), meaning in store.labels.meanings([neuron]).items()}
     polarities: Sequence[str] = POLARITIES if neuron.site != "head" else POLARITIES[:1]
     examples = {polarity: store.examples(neuron, polarity) for polarity in polarities}
-    common = [by for by in comparisons(store) if search_vectors and neuron.site not in SILENT[by]]
     attends_to: Counter[str] = Counter()
     if neuron.site == "head":
         rows = _attended(model, store, neuron) if model else examples["+"]
         attends_to.update(filter(None, map(attended_piece, rows)))
         examples["+"] = of_each_attended(rows)
     vocabulary, effects = _of_model(model, store, neuron, k, examples, effect_sentences) if model else ([], {})
-    if search_vectors and not model and neuron.site not in SILENT["writes"]:
+    if search_vectors and not model and neuron.site not in SILENT:
         vocabulary = [store.vocabulary(neuron, k)]
     projection, other = (*(replace(shown, std=statistics.std) for shown in vocabulary), None, None)[:2]
     return Card(
@@ -98,8 +95,6 @@ def describe(
         meanings,
         {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
         *store.labels.manual(neuron),
-        {by: nearest(store, neuron, 5, by) for by in common},
-        {by: nearest_by_chance(store, by) for by in common},
         not search_vectors,
         store.made_with(),
         HeadAttention.of(store, neuron) if neuron.site == "head" else None,
@@ -121,7 +116,7 @@ def _of_model(
     from icebear.actmax.writes import writes
     from icebear.concepts.vocabulary.projection import both_projections
 
-    vocabulary = [] if neuron.site in SILENT["writes"] else both_projections(model, neuron, k)
+    vocabulary = [] if neuron.site in SILENT else both_projections(model, neuron, k)
     return vocabulary, writes(model, store, neuron, examples, effect_sentences) if effect_sentences else {}
 
 

@@ -24,7 +24,6 @@ from icebear.records import (
     HISTOGRAM_EDGES,
     POLARITIES,
     Example,
-    Hit,
     Meaning,
     Neuron,
     NeuronStatistics,
@@ -38,13 +37,6 @@ from icebear.render import NEGATIVE, POSITIVE, page, render, visible
 if TYPE_CHECKING:
     import pandas
 STYLE = files("icebear.actmax").joinpath("templates", "card.css").read_text(encoding="utf-8")
-NEAREST = {
-    "writes": "Neurons with similar output",
-    "reads": "Neurons with similar input",
-    "examples": "Neurons with similar sentences",
-}
-NOT_NEAR = "no neuron is above that"
-"""In place of the similar neurons."""
 TICKS = 6
 """About as many numbers are on the axis of a histogram."""
 ALIKE = 0.5
@@ -88,13 +80,8 @@ class Card(SavedRecord, Tabled):
     """The label that a person gave."""
     label_scores: dict[str, dict[str, Any]]
     """polarity -> the measured score of this label."""
-    nearest: dict[str, list[Hit]]
-    """Kind of similarity (``writes``, ``reads``, ``examples``) -> the most similar neurons at ``+``, if they are more
-    similar than any random neuron's nearest neighbor."""
-    nearest_by_chance: dict[str, tuple[float, float]]
-    """Kind of similarity -> the median and largest cosine between random neurons and their nearest neurons."""
     left_out: bool
-    """Whether the nearest neurons (and without a model the vocabulary) are left out, see `describe`."""
+    """Whether the vector index is not read (so that without a model the vocabulary is left out), see `describe`."""
     made_with: dict[str, Any]
     """See `Store.made_with`."""
     attention: HeadAttention | None = None
@@ -175,11 +162,6 @@ class Card(SavedRecord, Tabled):
             "label_scores": self.label_scores,
             "automatic_label": {polarity: meaning.to_dict() for polarity, meaning in self.meanings.items()},
             "class": self.kind,
-            "nearest": {
-                by: [{"neuron": str(hit.neuron), "polarity": hit.polarity, "cosine": hit.score} for hit in hits]
-                for by, hits in self.nearest.items()
-            },
-            "nearest_by_chance": {by: list(cosines) for by, cosines in self.nearest_by_chance.items()},
             "statistics": self.statistics.to_dict(),
             "vocabulary": self.projection and self.projection.to_dict(),
             "other_lens": self.other and self.other.to_dict(),
@@ -244,17 +226,6 @@ def heading(card: Card, polarity: str) -> str:
     return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
 
 
-def nearest_title(by: str, chance: tuple[float, float]) -> str:
-    """Return the heading of a list of similar neurons, with the random baseline."""
-    side = "" if by == "reads" else ", compared at polarity + of this neuron"
-    each = "cosine" if by == "reads" else "polarity and cosine"
-    median, largest = chance
-    return (
-        f"{NEAREST[by]}{side} (each with its {each}; a random neuron's cosine with its nearest neighbor is "
-        f"{median:.2f} in the median and {largest:.2f} at most)"
-    )
-
-
 def card_fragment(card: Card) -> Markup:
     """Return the card, for a page with `STYLE`."""
     return render(
@@ -265,8 +236,6 @@ def card_fragment(card: Card) -> Markup:
         marks=head_marks(card),
         meaning=meaning_html,
         examples=partial(examples_html, of_head=card.is_head),
-        nearest_title=nearest_title,
-        not_near=NOT_NEAR,
         histogram=histogram_html(card.statistics.histogram),
         writes=writes_html(card),
         vocabulary=projections_html(card.projections),

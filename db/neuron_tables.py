@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.errors import StoreError
 from icebear.records import Neuron, NeuronStatistics, as_neuron
 from icebear.values import one_of
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 class NeuronTables:
@@ -108,22 +105,3 @@ class NeuronTables:
                 f"The scan of {self.file.path} is not finished; run icebear index again with the same options."
             )
         return classes
-
-    @reads
-    def table(self) -> DataFrame:
-        """Return a row for each neuron: name, layer, site, index, statistics, classes at both polarities, label.
-
-        sharpness: the distance of the extreme activation from the mean, in standard deviations.
-        """
-        import pandas
-
-        query = (
-            "SELECT name, layer, site, idx, mean, std, min, max, positive, p.class AS class_plus, "
-            "m.class AS class_minus, text AS label FROM neuron_names "
-            "LEFT JOIN classes p ON p.neuron = id AND p.polarity = 0 "
-            "LEFT JOIN classes m ON m.neuron = id AND m.polarity = 1 LEFT JOIN labels l ON l.neuron = id ORDER BY id"
-        )
-        self.file.facts.get("finished")
-        table = pandas.read_sql_query(query, self.file.database.conn)
-        extreme = (table["max"] - table["mean"]).clip(lower=table["mean"] - table["min"])
-        return table.assign(label=table["label"].fillna(""), sharpness=extreme / table["std"].clip(lower=1e-12))

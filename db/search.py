@@ -192,12 +192,6 @@ def _examples_text(store: Tables) -> str:
 
 
 @reads
-def comparisons(store: Tables) -> list[str]:
-    """Return the kinds of similarity that an index has; that which comes with icebear has no vectors of sentences."""
-    return [by for by in NEAR if by != "examples" or not store.facts.all().get("shipped")]
-
-
-@reads
 def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
     one_of(by, "kind of similarity", NEAR)
     one_of(polarity, "polarity", POLARITIES)
@@ -278,13 +272,6 @@ def nearest_by_chance(store: Tables, by: str) -> tuple[float, float]:
         raise store.vectors.missing()
     median, largest = measured[by]
     return median, largest
-
-
-@reads
-def nearest(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str = "+") -> list[Hit]:
-    """Return the hits of `Store.similar` that are more similar than any random neuron's nearest neighbor."""
-    largest = nearest_by_chance(store, by)[1]
-    return [hit for hit in similar(store, neuron, k, by, polarity) if hit.score > largest]
 
 
 @reads

@@ -70,7 +70,7 @@ def test_a_histogram_has_every_bin_up_to_the_largest_activation():
     assert list(ends["activation"]) == ["-0.03125 to 0", "8 to 16"]
 
 
-def test_pinned_neurons_next_ones_and_two_side_by_side(tiny_store, near):
+def test_pinned_neurons_next_ones_and_two_side_by_side(tiny_store):
     tiny_store("activation")
     page = fine(visit("neurons", neuron="L1.ffn.19"))
     page.get_by_key("pin").click().run()
@@ -88,7 +88,7 @@ def test_pinned_neurons_next_ones_and_two_side_by_side(tiny_store, near):
     assert page.session_state["pins"] == []
 
 
-def test_neuron(environment, near):
+def test_neuron(environment):
     page = fine(visit(view="neurons", neuron="L28.ffn.7"))
     before = text(page)
     page.get_by_key("annotate").click().run()
@@ -96,14 +96,9 @@ def test_neuron(environment, near):
     assert "rgba(" not in before
     with open_store(environment / "wiki.db") as store:
         assert store.count("attributions")
-    nearest = page.get_by_key("nearest_writes")
-    name, polarity = nearest.options[0].split()
-    nearest.set_value(nearest.options[0]).run()
-    assert (page.session_state["neuron"], page.session_state["polarity"]) == (name, polarity)
-    page = fine(visit(view="neurons", neuron=name, polarity=polarity))
     page.get_by_key("card_to_steer").click().run()
-    assert page.get_by_key("edits").value == f"{name}*0"
-    assert name in text(shown(page, "neurons"))
+    assert page.get_by_key("edits").value == "L28.ffn.7*0"
+    assert "L28.ffn.7" in text(shown(page, "neurons"))
 
 
 def test_a_head_is_swapped_at_its_first_sentence(environment):
@@ -135,20 +130,10 @@ def test_a_card_leads_back_to_the_view_that_it_came_from_and_is_switched_off_in_
     assert fine(visit("neurons", neuron="L29.ffn.860")).get_by_key("back").label == "Search"
 
 
-@pytest.fixture
-def near(monkeypatch):
-    """A null that neurons of small indexes are above."""
-    monkeypatch.setattr("icebear.db.search.nearest_by_chance", lambda store, by: (0.1, 0.2))
-
-
-def test_both_sides_of_a_card_are_shown_and_all_of_it_follows_the_chosen_one(environment, near):
-    """The side comes first, its words are what it promotes, and similar neurons are those of this side that are nearer
-    than any random neuron's nearest."""
+def test_both_sides_of_a_card_are_shown_and_all_of_it_follows_the_chosen_one(environment):
+    """The side comes first, and its words are what it promotes."""
     with open_store(environment / "wiki.db") as store:
         examples = {side: store.examples("L29.ffn.860", side, 1)[0] for side in "+-"}
-        hits = {side: store.similar("L29.ffn.860", 5, "writes", side) for side in "+-"}
-    nearest = {side: [str(hit) for hit in hits[side] if hit.score > 0.2] for side in "+-"}
-    assert nearest["+"] != nearest["-"]
     pages = {side: fine(visit("neurons", neuron="L29.ffn.860", polarity=side)) for side in "+-"}
     for side, page in pages.items():
         parts = [one.proto.body for one in page.html]
@@ -158,8 +143,7 @@ def test_both_sides_of_a_card_are_shown_and_all_of_it_follows_the_chosen_one(env
         promotes, suppresses = words.split(f"Promotes at {side}")[1].split(f"Suppresses at {side}")
         suppresses = suppresses.split("<p ")[0]  # what follows is the other lens
         assert ("Canad" in promotes, "Canad" in suppresses) == (side == "+", side == "-")
-        shown = page.get_by_key("nearest_writes").options if nearest[side] else []
-        assert shown == nearest[side]
+        assert page.get_by_key("to_atlas").label == "Show its neighbors in the Atlas"
 
 
 def test_a_neuron_of_a_site_that_the_index_lacks_has_its_vocabulary_and_asks_to_index_it(environment, no_small_index):
@@ -200,28 +184,16 @@ def tiny_store(model, corpus, tmp_path, monkeypatch):
     return build
 
 
-def test_neurons_without_a_polarity_open_too(tiny_store, near):
-    tiny_store("activation")
-    page = fine(visit(view="neurons", neuron="L1.ffn.3", polarity="-"))
-    nearest = page.get_by_key("nearest_reads")
-    assert all(Neuron.parse(name) for name in nearest.options)  # and no sign
-    name = nearest.options[0]
-    nearest.set_value(name).run()
-    assert fine(page).session_state["neuron"] == name
-
-
 def test_a_card_and_lists_by_relevance_say_so(tiny_store):
     tiny_store("activation")
-    plain = [text(fine(visit(view="neurons", neuron="L1.ffn.3"))), text(fine(visit(view="neurons", how="statistics")))]
+    plain = text(fine(visit(view="neurons", neuron="L1.ffn.3")))
     tiny_store("relevance")
     neuron = fine(visit(view="neurons", neuron="L1.ffn.3"))
     assert "Sentences with the largest positive relevance" in text(neuron)
     assert "Strongest" not in text(neuron)
     assert not [button for button in neuron.button if button.key == "annotate"]
-    statistics = fine(visit(view="neurons", how="statistics"))
-    assert all("index is by relevance" in text(page) for page in (neuron, statistics))
-    assert not any("index is by relevance" in before for before in plain)
-    assert all(Neuron.parse(name) for name in statistics.dataframe[0].value["neuron"])
+    assert "index is by relevance" in text(neuron)
+    assert "index is by relevance" not in plain
     found = text(fine(visit(view="neurons", text="bear")))
     assert "sentences by relevance" in found
     assert "sentences contain" not in found
@@ -247,7 +219,7 @@ def results(page):
     return [button.key.removeprefix("open ") for button in page.button if button.key.startswith("open ")]
 
 
-def test_search(environment, smol, near):
+def test_search(environment):
     page = fine(visit(view="neurons", text="water"))
     with open_store(environment / "wiki.db") as store:
         hits = by_words(store, "water", 50)
@@ -260,19 +232,6 @@ def test_search(environment, smol, near):
     assert results(page) == []
     said = text(page).replace("\\", "")
     assert "No sentence of this index has 'zxqv'. It holds 20 of 10,033 documents" in said
-    page.get_by_key("how").set_value("similar to a neuron").run()
-    assert 0 < len(results(fine(page))) < PAGE_HITS  # above the null
-    page.get_by_key("by").set_value("examples").run()
-    fine(page)
-    page.get_by_key("how").set_value("statistics").run()
-    every = len(fine(page).dataframe[0].value)
-    assert every == smol.layers * (smol.width("ffn") + smol.heads)
-    page.get_by_key("kinds").set_value(["token detector"]).run()
-    result = fine(page).dataframe[0].value
-    assert 0 < len(result) < every
-    assert ((result["class_plus"] == "token detector") | (result["class_minus"] == "token detector")).all()
-    page.get_by_key("search_layers").set_value((3, 4)).run()
-    assert set(page.dataframe[0].value["layer"]) <= {3, 4}
 
 
 def shown_first(store, neuron, side, word):

@@ -43,8 +43,6 @@ VIEWS = {
     "neurons": [
         {"neuron": str(NEURON)},
         {"text": WORDS[3]},
-        {"how": "similar to a neuron", "near": str(NEURON)},
-        {"how": "statistics"},
         {"neuron": LEAK.format("neuron")},
     ],
     "atlas": [{"find": WORDS[3]}, {"lit": "neurons of this prompt", "prompt": PROMPT, "counterfactual": OTHER}],

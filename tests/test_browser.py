@@ -18,8 +18,6 @@ VIEWS = (
     "circuit?nodes=20&prompt=The+ice+bear+lives+in+the&counterfactual=The+wild+camel+lives+in+the",
     "neurons?neuron=L29.ffn.860&polarity=-",
     "neurons",
-    "neurons?how=similar+to+a+neuron",
-    "neurons?how=statistics",
     "atlas",
     "steer",
     "steer?section=concepts",
@@ -40,18 +38,6 @@ WCAG = """axe.run(document, {
 
 def view(page, name):
     page.get_by_role("link", name=name, exact=True).click()
-    return settled(page)
-
-
-def click_row(page, neuron, x=100):
-    """In the first table, which draws on a canvas; what it draws is there in words for screen readers."""
-    table = page.locator("[data-testid=stDataFrame]").first
-    row = table.locator("tr", has=page.get_by_text(neuron, exact=True)).first
-    row = int(row.get_attribute("aria-rowindex"))  # 1 is the head
-    place = {"x": x, "y": 35 * (row - 0.5)}
-    table.hover(position=place)
-    page.wait_for_timeout(500)  # it takes no clicks while the page scrolls to it
-    table.click(position=place)
     return settled(page)
 
 
@@ -199,23 +185,6 @@ def test_two_tabs_at_once(chromium, address):
         page.locator("svg.stages").wait_for(timeout=120_000)
         assert animal in page.locator(".answer").first.inner_text()
         page.close()
-
-
-def fourth(page):
-    """The cells of a row that is shown, in words."""
-    row = page.locator("[data-testid=stDataFrame] tr[aria-rowindex='4']")
-    row.wait_for(state="attached")
-    return row.locator("td").all_text_contents()
-
-
-def test_a_sorted_table_opens_the_card_of_the_row_that_is_seen(chromium, address):
-    page = open_view(chromium.new_page(), address, "neurons?how=statistics")
-    before = fourth(page)
-    page.locator("[data-testid=stDataFrame]").first.click(position={"x": 75, "y": 17})
-    name = next(cell for cell in fourth(settled(page)) if cell.startswith("L"))
-    assert name not in before
-    click_row(page, name, 15).get_by_role("heading", name=name).wait_for()
-    page.close()
 
 
 def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address):

@@ -155,8 +155,7 @@ def scan(model, path, store, limit, **options):
 
 
 def same_index(a, b):
-    selected = {"class_plus", "class_minus", "sharpness"}
-    assert a.neurons.table()[[*selected]].equals(b.neurons.table()[[*selected]])
+    assert a.neurons.columns() == b.neurons.columns()
     assert a.search("bear", 60) == b.search("bear", 60)
     assert a.checksum() == b.checksum()
 
@@ -196,11 +195,11 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
         scan(model, path, parts, 40)
         parts.labels.set_manual(neuron, "a name")
         annotate(model, parts, [neuron], k=2)
-        before = parts.neurons.table(), parts.examples(neuron), parts.similar(neuron)
+        before = parts.neurons.columns(), parts.examples(neuron), parts.similar(neuron)
         with pytest.raises(Stop):
             build_index(model, read_corpus(str(path), 100), parts, k=K, on_progress=stop, engine=backwards)
         assert parts.facts.get("limit") == 40
-        assert parts.neurons.table().equals(before[0])
+        assert parts.neurons.columns() == before[0]
         assert [e.value for e in parts.examples(neuron)] == [e.value for e in before[1]]
         assert parts.similar(neuron) == before[2]
         with pytest.raises(StoreError, match="not 99"):
@@ -220,7 +219,7 @@ def test_a_first_scan_that_fails_claims_nothing(model, corpus, tmp_path, monkeyp
         with pytest.raises(InputError):
             build_index(model, read_corpus(str(tmp_path / "empty.txt")), store, k=3)
         assert store.facts.all() == {}
-        for ask in (lambda: store.search("bear"), store.neurons.table, lambda: store.similar(Neuron(0, "ffn", 1))):
+        for ask in (lambda: store.search("bear"), store.neurons.columns, lambda: store.similar(Neuron(0, "ffn", 1))):
             with pytest.raises(StoreError):
                 ask()
         scan(model, tmp_path / "c.txt", store, None)
@@ -419,10 +418,9 @@ def test_classes():
 def test_classes_of_an_index_are_those_of_its_examples(model, corpus, tmp_path):
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
-        table = store.neurons.table().set_index("name")
         for number in range(60):
             neuron = Neuron(number // 20, "ffn", number % 20)
-            for polarity, column in (("+", "class_plus"), ("-", "class_minus")):
+            for polarity in "+-":
                 examples = store.examples(neuron, polarity)
                 tokens = collections.Counter(e.token_text.strip().lower() for e in examples)
                 positions = collections.Counter(e.token for e in examples)
@@ -431,7 +429,7 @@ def test_classes_of_an_index_are_those_of_its_examples(model, corpus, tmp_path):
                     expected = "positional"
                 if len(examples) > 1 and max(tokens.values()) >= 0.9 * len(examples):
                     expected = "token detector"
-                assert store.neurons.classes(neuron)[polarity] == table.loc[str(neuron), column] == expected
+                assert store.neurons.classes(neuron)[polarity] == expected
 
 
 def test_vocabulary_without_the_model(model, corpus, tmp_path):

@@ -8,7 +8,6 @@ from icebear import Model, Neuron, build_index, open_store, read_corpus
 from icebear.actmax.index import shipped_index as module
 from icebear.actmax.index.head_norms import HeadNorms, head_means
 from icebear.concepts.passes.sites import hooks, neuron_site
-from icebear.db.search import comparisons
 from icebear.errors import StoreError
 
 MOST_BYTES = 4_000_000
@@ -46,7 +45,6 @@ def test_the_strongest_sentences_and_the_statistics_come_back(model, packed, tmp
         assert again.similar(Neuron(0, "ffn", 3)) == store.similar(Neuron(0, "ffn", 3))
         assert {hit.by for hit in again.search("bear", 60)} <= {"sentences", "weights"}
         assert again.similar(Neuron(0, "ffn", 3), by="examples") == []
-        assert (comparisons(again), comparisons(store)) == (["writes", "reads"], ["writes", "reads", "examples"])
 
 
 def test_other_texts_and_another_model_are_refused(model, packed, tmp_path):

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import logging
 import os
-import re
 import shutil
 import sqlite3
 import tempfile
@@ -14,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import LLAMA, Letters, printed, random_model
+from conftest import LLAMA, Letters, random_model
 from transformers import GPT2Config
 
 from icebear import Model, Store, annotate, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.vocabulary import direct_row, w_in_rows
 from icebear.db import search, vectors
 from icebear.db.search import nearest_by_chance
@@ -280,12 +278,6 @@ def test_what_reads_alike_in_a_gated_ffn_has_no_polarity(model, corpus, tmp_path
             for hit in hits:
                 cosine = cosines[20 * hit.neuron.layer + hit.neuron.index].item()
                 assert hit.score == pytest.approx(-cosine if hit.polarity == "-" else cosine, abs=2e-3)
-            store.controls.set({"nearest": dict.fromkeys(("writes", "reads", "examples"), (0.0, 0.0))})
-            result = describe(store, neuron)
-            named = f"{hits[0].neuron} {hits[0].polarity}".strip() + f" ({hits[0].score:.2f})"
-            assert named in re.sub("</?code>", "", result.to_html())
-            assert named in printed(card_report(result))
-            assert result.to_dict()["nearest"]["reads"][0]["polarity"] == hits[0].polarity
             assert {hit.polarity for hit in store.similar(neuron, 60, by="writes")} == {"+", "-"}
 
 
@@ -298,9 +290,9 @@ def test_a_card_does_without_what_reads_gigabytes(model, corpus, tmp_path, monke
         with monkeypatch.context() as patch:
             patch.setattr(vectors.VectorFiles, "get", None)
             quick = describe(store, neuron)
-        assert (quick.nearest, quick.projection, quick.left_out) == ({}, None, True)
+        assert (quick.projection, quick.left_out) == (None, True)
         assert quick.examples == whole.examples
-        assert (whole.left_out, describe(store, neuron, search_vectors=True).nearest) == (False, whole.nearest)
+        assert (whole.left_out, describe(store, neuron, search_vectors=True).projection) == (False, whole.projection)
         assert describe(store, neuron, model).projection.promoted[0].id == whole.projection.promoted[0].id
 
 
@@ -455,7 +447,7 @@ def test_a_scan_goes_on_however_the_paths_are_spelled(model, corpus, tmp_path, m
         assert store.facts.get("limit") == 20
 
 
-def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_path):
+def test_the_null_of_similarity_is_the_nearest_of_random_neurons(model, corpus, tmp_path):
     """Against the definition: all pairs of rows, without the neuron itself."""
     with open_store(tmp_path / "i.db", create=True) as store:
         build_index(model, corpus, store, k=K)
@@ -466,12 +458,6 @@ def test_beside_the_nearest_stands_what_random_neurons_have(model, corpus, tmp_p
         drawn = np.random.default_rng(0).choice(60, search.CHANCE_NEURONS, replace=False)
         nearest = cosines[drawn.tolist()].max(1).values.numpy()
         assert nearest_by_chance(store, "writes") == pytest.approx((np.median(nearest), nearest.max()), abs=2e-3)
-        card_ = describe(store, Neuron(1, "ffn", 3))
-        assert set(card_.nearest) == set(card_.nearest_by_chance) == {"writes", "reads", "examples"}
-        median, most = nearest_by_chance(store, "reads")
-        text = f"{median:.2f} in the median and {most:.2f} at most"
-        assert text in printed(card_report(card_)).replace("\n", " ")
-        assert text in card_.to_html()
 
 
 def test_a_flipped_bit_of_vectors_is_refused_and_mended(model, corpus, tmp_path, monkeypatch):

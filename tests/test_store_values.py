@@ -15,7 +15,7 @@ from letters import Letters
 from icebear import Concept, Model, Store, annotate, build_index, describe, open_store, read_corpus
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary import calibration
-from icebear.db.search import absent, nearest
+from icebear.db.search import absent
 from icebear.errors import IcebearError, InputError, StoreError
 from icebear.records import Meaning, Neuron
 
@@ -59,9 +59,8 @@ READERS = [
     card,
     lambda store, model: store.search("bear", 5),
     lambda store, model: absent(store, "bear"),
-    lambda store, model: [nearest(store, NEURON, 3, by) for by in ("writes", "reads", "examples")],
+    lambda store, model: [store.similar(NEURON, 3, by) for by in ("writes", "reads", "examples")],
     lambda store, model: store.vocabulary(NEURON, 3),
-    lambda store, model: store.neurons.table(),
     lambda store, model: (store.neurons.all(), store.neurons.statistic(NEURON, "max"), store.neurons.largest()),
     lambda store, model: [store.labels.name(NEURON, side) for side in "+-"],
     lambda store, model: (store.labels.manual(NEURON), store.labels.all_meanings(), store.labels.significant()),

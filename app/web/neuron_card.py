@@ -25,12 +25,12 @@ from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
-from icebear.app.web.shared import jobs, links, markdown, pictures, served, tables
+from icebear.app.web.shared import jobs, links, markdown, pictures, served
 from icebear.app.web.shared.background import SITES, Job
 from icebear.app.web.shared.header import no_store_yet, offer_small
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import both_projections
-from icebear.db.search import nearest, vocabulary_projection
+from icebear.db.search import vocabulary_projection
 from icebear.db.store import Store, open_store
 from icebear.db.vectors import LENS
 from icebear.errors import IcebearError, InputError, ModelError, StoreError
@@ -65,7 +65,7 @@ def show(name: str) -> None:
         return
     vocabulary = st.container()
     if not served.has_store():
-        no_store_yet("Sentences, statistics and similar neurons need")
+        no_store_yet("Sentences and statistics need")
     elif neuron.site in SITES:
         offer_small(f"no sentences for {neuron.site} neurons")
     else:
@@ -90,7 +90,7 @@ def check(opened: Store, neuron: Neuron) -> None:
 def words(opened: Store, neuron: Neuron, k: int) -> Projection | None:
     """Return the vocabulary of a neuron in an index, if it can say what the neuron writes: as measured in its layer, or
     else in late layers; and if its words stand out."""
-    if neuron.site in SILENT["writes"]:
+    if neuron.site in SILENT:
         return None
     ceilings = opened.facts.all().get("ceilings")
     ceiling = ceilings[neuron.layer] if ceilings and neuron.site == "ffn" else None
@@ -105,7 +105,7 @@ def _vocabulary(neuron: Neuron, polarity: str) -> None:
     """Show the part of a card that needs no index."""
     model = jobs.model()
     model.check(neuron)
-    if neuron.site not in SILENT["writes"]:
+    if neuron.site not in SILENT:
         _styled(page.projections_html(both_projections(model, neuron, EXAMPLES), polarity))
 
 
@@ -118,7 +118,7 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     card = describe(opened, neuron, reading, EXAMPLES, effect_sentences=0)
     if card.left_out:
         size = f"{opened.vectors.size() / 1e9:.0f} GB"
-        if st.button(f"Vocabulary and similar neurons (reads {size})", icon=":material/hub:", key="whole_card"):
+        if st.button(f"Vocabulary (reads {size})", icon=":material/hub:", key="whole_card"):
             card = describe(opened, neuron, reading, EXAMPLES, search_vectors=True, effect_sentences=0)
     _title(card)
     worded = None if card.left_out else words(opened, neuron, EXAMPLES)
@@ -164,8 +164,10 @@ def _title(card: Card) -> None:
 
 
 def _about(opened: Store, card: Card, polarity: str, worded: bool) -> None:
-    """Show similar neurons, statistics, and the vocabulary if the card does not begin with it."""
-    _nearest(opened, card, polarity)
+    """Show the way to the neighbors, statistics, and the vocabulary if the card does not begin with it."""
+    if not card.is_head and not opened.facts.all().get("shipped"):  # which has no vectors of sentences
+        lit = {"lit": "neighbors of a neuron", "near": str(card.neuron), "near_polarity": polarity}
+        st.button("Show its neighbors in the Atlas", key="to_atlas", on_click=links.go, args=("atlas",), kwargs=lit)
     with st.expander("Statistics" if worded or card.is_head else "Statistics and vocabulary"):
         st.caption(page.statistics_line(card))
         histogram(card.statistics)
@@ -260,22 +262,6 @@ def _own_text(card: Card) -> None:
     top = max(values, key=lambda position: abs(values[position]))
     known = f"in the index it goes from {card.statistics.min:+.2f} to {card.statistics.max:+.2f}"
     st.caption(f"{values[top]:+.2f} at {markdown.word(model.pieces(ids)[top])}; {markdown.plain(known)}.")
-
-
-def _nearest(opened: Store, card: Card, polarity: str) -> None:
-    """Show the most similar neurons of each kind at a polarity, next to what random neurons have."""
-    for by in card.nearest:
-        hits = nearest(opened, card.neuron, 5, by, polarity)
-        median, largest = card.nearest_by_chance[by]
-        if not hits:
-            st.caption(f"{page.NEAREST[by]}: none above {largest:.2f}, the largest cosine of random neurons")
-            continue
-        cosines = f"cosine {hits[0].score:.2f} to {hits[-1].score:.2f}"
-        label = f"{page.NEAREST[by]} ({cosines}; nearest of a random neuron: {median:.2f}, at most {largest:.2f})"
-        tables.neuron_pills(label, [(hit.neuron, hit.polarity) for hit in hits], f"nearest_{by}")
-    if "examples" in card.nearest and not card.is_head:
-        lit = {"lit": "neighbors of a neuron", "near": str(card.neuron), "near_polarity": polarity}
-        st.button("Show its neighbors in the Atlas", key="to_atlas", on_click=links.go, args=("atlas",), kwargs=lit)
 
 
 @st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)

@@ -1,4 +1,4 @@
-"""Neurons: a search by words, by similarity to another neuron or by statistics; and the card of one neuron."""
+"""Neurons: a search by words, and the card of one neuron."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 import re
 from typing import Any
 
-import pandas
 import streamlit as st
 from markupsafe import Markup
 
@@ -16,19 +15,16 @@ from icebear.actmax.searching import search
 from icebear.app.web import neuron_card
 from icebear.app.web.shared import links, markdown, served, tables
 from icebear.app.web.shared.header import no_store_yet
-from icebear.db.search import BY, NEAR, NO_NEURON, absence, absent, comparisons, nearest, nearest_by_chance
+from icebear.db.search import BY, NO_NEURON, absence, absent
 from icebear.db.store import Store
 from icebear.records import Example, Hit, Neuron
 
-HOW = ("words", "similar to a neuron", "statistics")
 HITS = 50
 """The results of a search."""
 PAGE_HITS = 10
 """The results that the page shows, and then adds on each click."""
 SENTENCES = 2
 """The sentences of each polarity of a result."""
-SIMILAR = 3
-"""The similar neurons of a result."""
 
 
 def show() -> None:
@@ -45,10 +41,9 @@ def show() -> None:
             neuron_card.show(name)
         return
     st.session_state["card_from"] = None
-    with left:
-        how = links.bound(st.segmented_control, "Search by", "how", HOW, default=HOW[0], required=True)
+    text = links.bound(left.text_input, "Words", "text", value="water")
     with results:
-        {"words": _words, "similar to a neuron": _similar, "statistics": _statistics}[how]()
+        _search(text)
 
 
 def _jump() -> None:
@@ -62,8 +57,8 @@ def _back() -> str:
     """Return the name of the view or search that a card came from."""
     if st.session_state.get("card_from"):
         return links.VIEWS[st.session_state["card_from"][0]].title
-    by, words = st.session_state.get("how"), st.session_state.get("text")
-    return f"Search: {markdown.plain(words)}" if words and by in (None, HOW[0]) else "Search"
+    words = st.session_state.get("text")
+    return f"Search: {markdown.plain(words)}" if words else "Search"
 
 
 def _go_back() -> None:
@@ -109,13 +104,11 @@ def _beside(*neurons: Neuron) -> None:
             neuron_card.check(opened, neuron)
             statistics, name = opened.neurons.statistics(neuron), str(neuron)
             st.button(f"**{name}**", key=f"open {name}", type="tertiary", on_click=_open, args=(name,))
-            html, _ = _content(str(opened.path), opened.changed(), name, "+")
-            st.html(html)
+            st.html(_content(str(opened.path), opened.changed(), name, "+"))
             neuron_card.histogram(statistics)
 
 
-def _words() -> None:
-    text = links.bound(st.text_input, "Words", "text", value="water")
+def _search(text: str) -> None:
     if no_store_yet("A search by words needs"):
         return
     with served.store() as opened:
@@ -129,29 +122,6 @@ def _words() -> None:
             if by_kind:
                 st.markdown(f"## {heading}")
                 _show(opened, by_kind, f"{by} {text}")
-
-
-def _similar() -> None:
-    left, middle, right = st.columns(3)
-    name = links.bound(left.text_input, "Neuron", "near", value=served.a_neuron())
-    by = links.bound(middle.selectbox, "By output (writes), input (reads) or sentences (examples)", "by", list(NEAR))
-    polarity = links.bound(right.segmented_control, "At", "near_polarity", ["+", "-"], default="+", required=True)
-    if no_store_yet("Similar neurons need"):
-        return
-    neuron = Neuron.parse(name)
-    with served.store(neuron.site) as opened:
-        neuron_card.check(opened, neuron)
-        if by not in comparisons(opened):
-            st.caption("The index that comes with icebear does not compare sentences; a larger index does.")
-            return
-        median, largest = nearest_by_chance(opened, by)
-        st.caption(
-            f"In brackets: the cosine. The most similar to a random neuron has {median:.2f}, at most {largest:.2f}."
-        )
-        hits = nearest(opened, neuron, HITS, by, polarity)
-        if not hits:
-            st.caption("No neuron is more similar than that.")
-        _show(opened, hits, f"{by} {neuron} {polarity}")
 
 
 def _show(opened: Store, hits: list[Hit], search: str) -> None:
@@ -168,45 +138,34 @@ def _show(opened: Store, hits: list[Hit], search: str) -> None:
 
 def _result(opened: Store, hit: Hit) -> None:
     """Show a neuron as a card, the side of the hit first."""
-    name, side = str(hit.neuron), hit.polarity or "+"
+    name, side = str(hit.neuron), hit.polarity
     label = opened.labels.name(hit.neuron, side)
     with st.container(border=True, key=f"result {hit}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.button(
-                f"**{name}**"
-                if hit.neuron.site == "head" or not hit.polarity
-                else f"**{name}** at {neuron_card.SIDES[side]}",
+                f"**{name}**" if hit.neuron.site == "head" else f"**{name}** at {neuron_card.SIDES[side]}",
                 key=f"open {hit}",
                 type="tertiary",
                 on_click=links.open_card,
-                args=(name, hit.polarity),
+                args=(name, side),
             )
             if label:
                 st.markdown(f"**{markdown.plain(label)}**", width="content")
             st.caption(markdown.plain(_reasons(hit)), width="content")
         words = st.session_state.get("text", "") if hit.by == "sentences" else ""
-        html, similar = _content(str(opened.path), opened.changed(), name, side, words)
-        st.html(html)
-        if similar:
-            tables.neuron_pills(
-                "Similar output (+ at positive, - at negative activation)",
-                [(Neuron.parse(name), sign) for name, sign in similar],
-                f"similar {hit}",
-            )
+        st.html(_content(str(opened.path), opened.changed(), name, side, words))
 
 
 def _reasons(hit: Hit) -> str:
     """Return why a neuron was found, in words."""
     reasons = [re.sub(r"\bexamples\b", "sentences", reason) for reason in hit.why]
-    if len(reasons) > 1 or not reasons[0].startswith("similar"):
-        reasons = [re.sub(r" \(-?[\d.]+\)$", "", reason) for reason in reasons]  # cosines of different things
-    return "; ".join(reasons)
+    return "; ".join(re.sub(r" \(-?[\d.]+\)$", "", reason) for reason in reasons)  # numbers of different things
 
 
 @st.cache_data(max_entries=500, show_spinner=False)
-def _content(path: str, changed: int, name: str, side: str, text: str = "") -> tuple[str, list[tuple[str, str]]]:
-    """Return words and sentences of a neuron, a side first, as HTML; and similar neurons with their polarity. Sentences
-    with a word of the text come before stronger ones."""
+def _content(path: str, changed: int, name: str, side: str, text: str = "") -> str:
+    """Return words and sentences of a neuron, a side first, as HTML. Sentences with a word of the text come before
+    stronger ones."""
     neuron, words = Neuron.parse(name), {*re.findall(r"\w+", text.lower())}
 
     def strongest(polarity: str) -> list[Example]:
@@ -214,54 +173,12 @@ def _content(path: str, changed: int, name: str, side: str, text: str = "") -> t
         return sorted(rows, key=lambda row: words.isdisjoint(re.findall(r"\w+", row.sentence.text.lower())))[:SENTENCES]
 
     with served.store(neuron.site) as opened:
-        projection, similar = None, []
-        if neuron.site not in SILENT["writes"] and opened.vectors.size() < LARGE:
+        projection = None
+        if neuron.site not in SILENT and opened.vectors.size() < LARGE:
             worded = neuron_card.words(opened, neuron, 15)
             projection = worded and worded.at(side)
-            hits = nearest(opened, neuron, SIMILAR, "writes", side)
-            similar = [(str(hit.neuron), hit.polarity) for hit in hits]
         order = (side, "-" if side == "+" else "+")
         sides = [(f"Sentences with {neuron_card.SIDES[s]}", strongest(s)) for s in order]
         if neuron.site == "head":
             sides = [("Sentences in which it writes most", strongest("+"))]
-    return str(neuron_card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides))), similar
-
-
-@st.cache_data(max_entries=2, show_spinner="Reading the statistics ...")
-def _table(path: str, changed: int) -> pandas.DataFrame:
-    with served.store() as opened:
-        table = opened.neurons.table().rename(columns={"name": "neuron"})
-        table["sign"] = "" if opened.by == "relevance" else (table["max"] > -table["min"]).map({True: "+", False: "-"})
-        return table
-
-
-def _statistics() -> None:
-    if no_store_yet("The neurons' statistics need"):
-        return
-    with served.store() as opened:
-        changed, by = opened.changed(), opened.by
-    table = _table(str(served.store_path()), changed)
-    left, middle, right = st.columns(3)
-    stays: dict[str, Any] = {"persist_state": "session"}
-    sites = left.multiselect("Components", sorted(set(table["site"])), key="sites", placeholder="all", **stays)
-    classes = sorted(set(table["class_plus"]))
-    kinds = middle.multiselect("Class, either sign", classes, key="kinds", placeholder="all", **stays)
-    sharpness = right.slider(
-        "Peak at least (standard deviations from the mean)", 0.0, 100.0, 0.0, key="sharpness", **stays
-    )
-    last = max(1, int(table["layer"].max()))
-    low, high = st.slider("Layers", 0, last, (0, last), key="search_layers", **stays)
-    chosen = table["layer"].between(low, high) & (table["sharpness"] >= sharpness)
-    if sites:
-        chosen &= table["site"].isin(sites)
-    if kinds:
-        chosen &= table["class_plus"].isin(kinds) | table["class_minus"].isin(kinds)
-    rows = table[chosen].sort_values("sharpness", ascending=False)
-    st.caption(f"{len(rows):,} of {len(table):,} neurons; click a column's header to sort by it.")
-    if by == "relevance":
-        st.caption(markdown.plain(page.RELMAX))
-    number = st.column_config.NumberColumn(format="%.3f")
-    formats = dict.fromkeys(("mean", "std", "min", "max", "positive"), number)
-    formats["sharpness"] = st.column_config.NumberColumn("peak (std. dev.)", format="%.3f")
-    shown = ("neuron", "layer", "site", "sharpness", "mean", "std", "min", "max", "positive", "label")
-    tables.neuron_table(rows, "statistics", sorts=True, column_order=shown, column_config=formats)
+    return str(neuron_card.STYLED.format(Markup(page.STYLE), page.result_html(projection, sides)))

@@ -16,11 +16,9 @@ from rich.text import Text
 from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import meanings
 from icebear.actmax.page import (
-    NOT_NEAR,
     RELMAX,
     attended_line,
     attended_text,
-    nearest_title,
     statistics_line,
     token_count_note,
     writes_about,
@@ -108,9 +106,6 @@ def card_report(card: icebear.Card) -> Group:
                 ">norm" if card.is_head else f">{card.by}", "sentence", examples, title, effects, card.is_head
             )
         )
-    for by, nearest in card.nearest.items():
-        names = ", ".join(f"{hit} ({hit.score:.2f})" for hit in nearest)
-        parts.append(Text(f"{nearest_title(by, card.nearest_by_chance[by])}: {names or NOT_NEAR}", "dim"))
     parts += [Text(f"Try: {card.swap}", "dim")] if card.swap else []
     return Group(*parts)
 

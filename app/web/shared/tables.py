@@ -59,11 +59,10 @@ def node_table(explanation: Explanation, key: str, columns: Sequence[str], **val
         )
 
 
-def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels: bool = False, **options: Any) -> None:
+def neuron_table(table: pandas.DataFrame, key: str, labels: bool = False, **options: Any) -> None:
     """Show a table of neurons. A click on a row opens the card of the neuron in its columns neuron and sign.
 
-    sorts: a click on a column's header sorts by it; then only a row's box opens a card. labels: add the labels of the
-    index, if it has any.
+    labels: add the labels of the index, if it has any.
     """
 
     def open_chosen() -> None:
@@ -75,9 +74,9 @@ def neuron_table(table: pandas.DataFrame, key: str, sorts: bool = False, labels:
 
     if labels:
         table = _with_labels(table)
-    st.caption("Tick a row for the neuron's card." if sorts else "Click a row for the neuron's card.")
+    st.caption("Click a row for the neuron's card.")
     # Where columns can be chosen, which means nothing here, their heads do not sort.
-    modes: list[Any] = ["single-row"] if sorts else ["single-row", "single-cell", "single-column"]
+    modes: list[Any] = ["single-row", "single-cell", "single-column"]
     formats = FORMATS | options.pop("column_config", {})
     data_table(table, key=key, on_select=open_chosen, selection_mode=modes, column_config=formats, **options)
 
