@@ -23,9 +23,10 @@ import time
 from pathlib import Path
 
 import torch
+from sentencex import segment
 
 from icebear import load_model
-from icebear.actmax.index.corpus import held_out
+from icebear.actmax.index.corpus import read_corpus
 from icebear.cache import cache_folder
 from icebear.concepts.vocabulary.lens import (
     OTHERS,
@@ -65,7 +66,8 @@ if __name__ == "__main__":
     parser.add_argument("--lens", help="A cache folder whose lens is used, instead of building one.")
     options = parser.parse_args()
     model, generator = load_model(dtype="float32", device="cpu"), random.Random(1)
-    texts = [model.token_ids(text, 64) for text in held_out(OTHERS)]
+    last = list(read_corpus("wiki-summaries").documents())[-OTHERS:]
+    texts = [model.token_ids(next(iter(segment("en", text))).strip(), 64) for _, text in last]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("models", "calibration"):
             (Path(folder) / name).symlink_to(cache_folder() / name)

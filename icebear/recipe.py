@@ -12,7 +12,7 @@ from icebear.edits import Edit, parse_edits
 from icebear.errors import InputError, RecipeError
 from icebear.values import of_type, real, shown, text_of
 
-OF_THE_WHOLE = ("side_effects", "after")
+OF_THE_WHOLE = ("outcome", "after")
 """Provenance that is measured with all edits at full strength."""
 
 

@@ -1,4 +1,4 @@
-"""Records in a recipe's provenance: how a flip was found, its outcome and side effects. Reading them needs no model."""
+"""Records in a recipe's provenance: how a flip was found, and its outcome. Reading them needs no model."""
 
 from __future__ import annotations
 
@@ -100,54 +100,6 @@ class FlipRecord(Noted):
             check_int(self.top_k, "top_k", 1, model.output_size - 1)
 
 
-@dataclass(frozen=True)
-class TokenChange:
-    """A token's probability and rank (1 is the first) after a recipe's prompt, without and with the edits; for a phrase
-    the product over its tokens, each after the ones before it, and the worst rank."""
-
-    text: str
-    before: float
-    after: float
-    rank_before: int
-    rank_after: int
-
-
-@dataclass(frozen=True)
-class SideEffects(Noted):
-    """The effect of a recipe on its prompt, and its side effects."""
-
-    key: ClassVar = "side_effects"
-    off_target_kl: float
-    """The mean KL divergence, in nats, of the edited from the plain next-token probabilities at held-out contexts."""
-    contexts: int
-    where: str
-    """The positions at which it is measured, in words."""
-    old: TokenChange | None
-    """The token that was first without the edits; None if the recipe has no prompt."""
-    new: TokenChange | None
-    """The wanted token or phrase, if there is one."""
-    perplexity: float | None
-    """The perplexity of held-out sentences without edits; None for a model that does not predict tokens."""
-    perplexity_everywhere: float | None
-    """The same with the edits at every token."""
-    repetition: float | None
-    """The share of repeated trigrams in 40 tokens after the prompt, with the edits."""
-    repetition_plain: float | None
-    range_share: dict[str, float | None]
-    """For each FFN neuron that is set: the value as a multiple of its activation range, see `Calibration.share`."""
-
-    @property
-    def warnings(self) -> list[str]:
-        over = []
-        for neuron, share in self.range_share.items():
-            if share is None:
-                over.append(f"{neuron} is set to a sign outside its activation range")
-            elif share > 1.001:  # values are rounded
-                over.append(f"{neuron} is set to {share:.1f} x the end of its activation range")
-        repeats = (self.repetition or 0) > (self.repetition_plain or 0) + 0.2
-        return over + ["the continuation repeats itself"] * repeats
-
-
 class Score(NamedTuple):
     """The AUROC of a concept on test texts with it (positive) and without (negative), with its error."""
 
@@ -197,7 +149,7 @@ class Outcome(Noted):
     """The continuation without edits."""
     edited: str | None = None
     off_target_kl: float | None = None
-    """As of `SideEffects`."""
+    """The mean KL divergence, in nats, of the edited from the plain next-token probabilities at these contexts."""
     random_off_target_kl: tuple[float, ...] = ()
     """Of the first draws."""
     old: RandomControl | None = None

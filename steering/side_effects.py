@@ -1,4 +1,4 @@
-"""Side effects of edits: the off-target KL at held-out contexts, and what else changes."""
+"""Side effects of edits: the off-target KL at held-out contexts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,10 @@ from torch import Tensor
 
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.vocabulary import calibration
-from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.recipe import Recipe
 from icebear.steering.apply import steer
-from icebear.steering.comparison import texts_under
-from icebear.steering.flipping.phrases import phrase_logits
-from icebear.steering.provenance import FlipRecord, SideEffects, TokenChange
 
 HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="utf-8").splitlines()
 """Texts of our own that no recipe is about."""
@@ -32,65 +27,10 @@ HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="ut
 CONTEXTS = 48
 CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
-GENERATED = 40
-"""Tokens of the continuation whose repetition is measured."""
-TEXTS = 4
-"""Texts of similar length that go through the model at once, which needs little padding."""
 STRONGEST = 256.0
 TRIES = 40
 Reader = Callable[[Sequence[Edit]], Tensor]
 """Reads the held-out contexts under edits: the log-probabilities (N, V) of their next tokens."""
-
-
-def side_effects(
-    model: Model,
-    recipe: Recipe,
-    texts: Sequence[str] = HELD_OUT_TEXTS,
-    perplexity_texts: Sequence[str] | None = (),
-    contexts: HeldOutContexts | None = None,
-) -> SideEffects:
-    """Measure the side effects of a recipe.
-
-    texts: texts whose beginnings are the held-out contexts.
-    perplexity_texts: sentences for the perplexity, such as `icebear.actmax.index.corpus.held_out` gives; default
-        `texts`. None leaves it out.
-    contexts: those of `texts`, if the caller has read them already.
-    """
-    recipe.check(model)
-    edits = list(recipe)
-    contexts = contexts or HeldOutContexts(model, texts)
-    everywhere = [replace(edit, where="all") for edit in edits]
-    held = token_rows(model, perplexity_texts or texts)
-    without_perplexity = model.task.labelled or perplexity_texts is None
-    flip = FlipRecord.of(recipe)
-    if flip:
-        flip.check(model)
-    prompt = flip.prompt if flip else recipe.provenance.get("prompt")
-    phrase = flip.phrase if flip and flip.top_k is None else ()
-    old = new = repetition = repetition_plain = None
-    if prompt:
-        before, after = (
-            phrase_logits(model, chosen, prompt, phrase or (0,)).softmax(-1).cpu() for chosen in ([], edits)
-        )
-        old = _change(model, (int(before[0].argmax()),), before, after)
-        new = _change(model, phrase, before, after) if phrase else None
-        if model.task.generates and model.tokenizer:
-            room = model.context_length - len(model.ids(prompt))
-            written = texts_under(model, prompt, [[], edits], min(GENERATED, room)) if room > 0 else ["", ""]
-            repetition_plain, repetition = (repeated_trigrams(model.tokens_of(text)) for text in written)
-    ranged = [edit for edit in edits if edit.op == "set" and edit.neuron.site == "ffn"]
-    return SideEffects(
-        contexts.off_target_kl(edits),
-        len(contexts.contexts),
-        _where(edits, len(contexts.contexts)),
-        old,
-        new,
-        None if without_perplexity else _perplexity(model, [], held),
-        None if without_perplexity else _perplexity(model, everywhere, held),
-        repetition,
-        repetition_plain,
-        {str(e.neuron): calibrate(model).share((e.neuron.layer, e.neuron.index), e.value) for e in ranged},
-    )
 
 
 def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
@@ -106,28 +46,9 @@ def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
     return rows
 
 
-def _change(model: Model, tokens: Sequence[int], before: Tensor, after: Tensor) -> TokenChange:
-    """Compare probabilities (S, V) without and with edits."""
-    steps = list(range(len(tokens)))
-    of_tokens = [scores[steps, list(tokens)] for scores in (before, after)]
-    pairs = zip((before, after), of_tokens, strict=True)
-    ranks = [1 + int((scores[steps] > of_token[:, None]).sum(-1).max()) for scores, of_token in pairs]
-    text = "".join(model.answer_text(token) for token in tokens)
-    return TokenChange(text, of_tokens[0].prod().item(), of_tokens[1].prod().item(), *ranks)
-
-
 def repeated_trigrams(ids: Sequence[int]) -> float:
     threes = list(zip(ids, ids[1:], ids[2:], strict=False))
     return 1 - len(set(threes)) / len(threes) if threes else 0.0
-
-
-def _perplexity(model: Model, edits: Sequence[Edit], rows: Sequence[list[int]]) -> float:
-    losses, rows = [], sorted(rows, key=len)
-    for part in model.batches(list(map(len, rows)), TEXTS):
-        part_rows = [rows[number] for number in part]
-        logs = _log_probabilities(model, edits, part_rows, list(range(max(map(len, part_rows)) - 1)), None)
-        losses += [-row_logs[range(len(ids) - 1), ids[1:]] for row_logs, ids in zip(logs, part_rows, strict=True)]
-    return float(torch.cat(losses).mean().exp())
 
 
 @torch.no_grad()
@@ -237,16 +158,6 @@ def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:
     """Return whether edits act on generated tokens, and whether they act in the prompt."""
     only = [edit.where == "generated" or edit.where.startswith("step:") for edit in edits]
     return any(only) or any(edit.where == "answer" for edit in edits), not only or not all(only)
-
-
-def _where(edits: Sequence[Edit], contexts: int) -> str:
-    writes, ends = _acting(edits)
-    parts = ["at the last token of"] * ends + [f"at {CONTINUED} generated tokens after"] * writes
-    text = f"{' and '.join(parts)} {contexts} held-out contexts"
-    elsewhere = [str(edit) for edit in edits if edit.where.startswith("position:")]
-    return text + (
-        f" ({', '.join(elsewhere)} at the last token, because the contexts have no such position)" if elsewhere else ""
-    )
 
 
 def strength_at(

@@ -3,13 +3,11 @@
 `python tests/few.py app --store ...` is `icebear app` with few of all.
 """
 
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
 
-from icebear.actmax.index.corpus import held_out
 from icebear.concepts.vocabulary import calibration
 
 FEW = {
@@ -27,13 +25,11 @@ FEW = {
     "icebear.concepts.stages.stage_measurements.RANDOM_DRAWS": 2,
     "icebear.concepts.vocabulary.lens.TEXTS": 6,
     "icebear.concepts.vocabulary.lens._CONTEXTS": WeakKeyDictionary(),
-    "icebear.actmax.index.corpus.held_out": partial(held_out, 2),
     "icebear.steering.concept.concept.TEXTS": calibration.TEXTS[::8],
     "icebear.steering.outcome.KL_DRAWS": 1,
     "icebear.steering.outcome.NEW_TOKENS": 8,
     "icebear.steering.side_effects.CONTEXTS": 6,
     "icebear.steering.side_effects.CONTINUED": 4,
-    "icebear.steering.side_effects.GENERATED": 10,
 }
 
 

@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -44,6 +43,7 @@ from icebear.claims.kinds.predictions import (
 )
 from icebear.concepts.circuits.circuit import contribution_shares
 from icebear.errors import InputError
+from icebear.steering.outcome import outcome_of
 from icebear.steering.side_effects import HeldOutContexts
 
 pytest_plugins = ["pytester"]
@@ -457,11 +457,12 @@ def test_a_kind_is_one_class_in_one_file():
 
 def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, desert, few_contexts, monkeypatch):
     monkeypatch.setattr("icebear.claims.kinds.edits.RANDOM_DRAWS", 3)
-    effects = SimpleNamespace(off_target_kl=HeldOutContexts(smol).off_target_kl(list(desert)))
-    ((what, _),) = FlipClaim.of(desert, effects)
+    outcome = outcome_of(smol, desert, HeldOutContexts(smol))
+    recipe = desert.noting(**outcome.provenance())
+    ((what, _),) = FlipClaim.of(recipe)
     claim = Claim.of(smol, what)
     assert check(smol, [claim]).passed
-    cheaper = replace(claim, what=replace(what, max_kl=effects.off_target_kl / 2))
+    cheaper = replace(claim, what=replace(what, max_kl=outcome.off_target_kl / 2))
     assert "off-target KL" in check(smol, [cheaper]).rows[0].why
     net = deepcopy(smol.net)
     with torch.no_grad():
@@ -471,12 +472,11 @@ def test_a_flip_holds_at_its_side_effects_and_breaks_without_its_neurons(smol, d
     assert row.verdict == "broken"
     assert "do not make" in row.why
     with pytest.raises(InputError, match="--to"):
-        FlipClaim.of(replace(desert, provenance={}), effects)
+        FlipClaim.of(replace(recipe, provenance={}))
 
 
 def test_verbs_refuse_a_concept_and_a_flip_that_chance_does_as_well(tiny_folder, tmp_path, monkeypatch, few_contexts):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("icebear.actmax.index.corpus.held_out", lambda *_: [])
     draw = np.random.default_rng(0)
     for name in ("with.txt", "without.txt"):
         rows = [" ".join(draw.choice(["A", "B", "C", "D", "is", "are"], 8)) for _ in range(40)]

@@ -43,9 +43,7 @@ from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import (
     HELD_OUT_TEXTS,
     HeldOutContexts,
-    SideEffects,
     repeated_trigrams,
-    side_effects,
 )
 
 RUN = CliRunner()
@@ -312,25 +310,13 @@ def test_flips_of_other_families():
 # --- price ---
 
 
-def test_the_side_effects(smol, desert, few_contexts):
-    held = ["The town lies at the mouth of a river."]
-    cost = side_effects(smol, desert, HELD_OUT_TEXTS[:1], held)
-    assert cost.perplexity_everywhere > cost.perplexity > 1
-    assert (cost.old.text, cost.old.rank_before, cost.old.rank_after) == (" Arctic", 1, 2)
-    assert (cost.new.text, cost.new.rank_after) == (" desert", 1)
-    plain = smol.predict(ICE_BEAR, cost.new.rank_before)
-    assert plain[-1].text == " desert"
-    assert plain[-1].probability == pytest.approx(cost.new.before, rel=1e-4)
-    with steer(smol, desert):
-        assert smol.probability(ICE_BEAR, " desert") == pytest.approx(cost.new.after, rel=1e-4)
-    empty = Recipe.for_model(smol, "nothing", [])
-    nothing = side_effects(smol, empty, HELD_OUT_TEXTS[:1], held)
-    assert (nothing.off_target_kl, nothing.perplexity) == (0, nothing.perplexity_everywhere)
-    assert (nothing.old, nothing.new, nothing.warnings) == (None, None, [])
-    assert nothing.perplexity == cost.perplexity != side_effects(smol, empty, HELD_OUT_TEXTS[:1]).perplexity
-    assert side_effects(smol, empty, HELD_OUT_TEXTS[:1], None).perplexity is None
+def test_no_edits_have_no_side_effects(smol, few_contexts):
+    assert HeldOutContexts(smol, HELD_OUT_TEXTS[:1]).off_target_kl([]) == 0
     with pytest.raises(InputError):
-        side_effects(smol, desert, ["a"])
+        HeldOutContexts(smol, ["a"])
+
+
+def test_repeated_trigrams():
     assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
 
 
@@ -439,10 +425,9 @@ def test_a_phrase_comes(letters, source):
     assert list(letters.answer(prompt, max_new_tokens=3).ids) != phrase
     assert list(FlipRecord.of(recipe).phrase) == phrase
     assert first_tokens(letters, recipe)["holds"]
-    cost = side_effects(letters, recipe)
-    assert cost.off_target_kl > 0
-    assert cost.new.after == pytest.approx(phrase_probability(letters, recipe, prompt, phrase))
-    assert cost.new.rank_after == 1 < cost.new.rank_before
+    outcome = outcome_of(letters, recipe, HeldOutContexts(letters))
+    assert outcome.off_target_kl > 0
+    assert outcome.control.after == pytest.approx(phrase_probability(letters, recipe, prompt, phrase))
 
 
 def test_a_phrase_goes(letters):
@@ -591,12 +576,12 @@ def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     done = RUN.invoke(main, [*words, "--save", "d.json", "--json", *of_tiny])
     assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["provenance"]["side_effects"]["off_target_kl"] > 0.01
+    assert result["provenance"]["outcome"]["off_target_kl"] > 0.01
     assert result["edits"] == json.loads((tmp_path / "d.json").read_text())["edits"]
-    assert SideEffects.of(Recipe.load("d.json")).off_target_kl == result["provenance"]["side_effects"]["off_target_kl"]
+    assert Outcome.of(Recipe.load("d.json")).off_target_kl == result["provenance"]["outcome"]["off_target_kl"]
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert result["edits"][0] in shown.stdout
-    assert "Perplexity of held-out sentences" in shown.stdout
+    assert "off-target KL" in shown.stdout
     checked = RUN.invoke(main, ["recipe", "check", "d.json", *of_tiny])
     assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)
     (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
@@ -623,9 +608,9 @@ def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     (tmp_path / "e.json").write_text(json.dumps({**result, "edits": ["L1.ffn.7*0.5"]}))
     made = RUN.invoke(main, ["recipe", "export", "e.json", "--patch", "p.safetensors", *of_tiny])
     assert "model.layers.1.mlp.down_proj.weight" in made.stderr, made.stderr
-    big = {**result["provenance"]["side_effects"], "off_target_kl": 10**400}
-    effects = ({"side_effects": one} for one in (3, {"where": 3}, big))
-    for broken in ({"flip": 3}, {"flip": {**record, "neurons": [{}]}}, {"flip": {}}, *effects):
+    big = {**result["provenance"]["outcome"], "off_target_kl": 10**400}
+    outcomes = ({"outcome": value} for value in (3, {"contexts": 3}, big))
+    for broken in ({"flip": 3}, {"flip": {**record, "neurons": [{}]}}, {"flip": {}}, *outcomes):
         (tmp_path / "b.json").write_text(json.dumps({**result, "provenance": broken}))
         wrong = RUN.invoke(main, ["recipe", "show", "b.json"])
         assert (wrong.exit_code, "cannot be read" in wrong.stderr) == (1, True)

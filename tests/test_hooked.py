@@ -42,7 +42,7 @@ from icebear.errors import InputError, ModelError
 from icebear.evaluation.baselines.all_methods import methods_of
 from icebear.models.loading import hooked
 from icebear.steering.flipping import flip as search
-from icebear.steering.side_effects import side_effects
+from icebear.steering.side_effects import HeldOutContexts
 
 OTHER = [7, 3, 1, 4, 6, 3, 2, 9]
 CAUSAL = [name for name in VARIANTS if "bidirectional" not in name and name != "one number"]
@@ -245,7 +245,7 @@ def test_flips_at_the_last_token_hold(name, made):
     with steer(model, recipe):
         assert model.predict(IDS, 1, position=-1)[0].id == order[1]
     assert {edit.where for edit in recipe} == {"last"}
-    assert side_effects(model, recipe).off_target_kl >= 0
+    assert HeldOutContexts(model).off_target_kl(list(recipe)) >= 0
 
 
 def test_words_that_neurons_of_a_model_with_outputs_promote(made):

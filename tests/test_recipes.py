@@ -23,7 +23,7 @@ def test_recipes_combine_in_any_order_and_scale_to_nothing(smol, desert):
     text = smol.generate(ICE_BEAR, max_new_tokens=6)
     half = desert * 0.5
     assert Recipe.from_json(half.to_json()).edits == half.edits
-    assert {"side_effects", "after"} & set((desert.noting(side_effects={}) * 0.5).provenance) == set()
+    assert {"outcome", "after"} & set((desert.noting(outcome={}) * 0.5).provenance) == set()
     assert len(FlipRecord.all_of(desert + other)[0].neurons) == len(desert)
     with steer(smol, desert * 0):
         assert smol.generate(ICE_BEAR, max_new_tokens=6) == text

@@ -130,15 +130,6 @@ class Seen:
         return True
 
 
-def held_out(count: int = 24) -> list[str]:
-    """Return the first sentences of the last `count` summaries of Wikipedia."""
-    need("index")
-    from sentencex import segment
-
-    last = list(_summaries("en"))[-count:]
-    return [next(iter(segment("en", text))).strip() for _, text in last]
-
-
 def sentence_id(text: str) -> int:
     """Return 62 bits of the text's SHA-256, equal in every corpus, order and version."""
     return int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8], "big") >> 2

@@ -52,7 +52,6 @@ from icebear.steering.concept.finding import FEWEST, find_concept
 from icebear.steering.flipping.flip import flip
 from icebear.steering.outcome import CONCEPT_TOKENS, STEPS, outcome_of, steer_concept
 from icebear.steering.random_edits import random_edit_control
-from icebear.steering.side_effects import side_effects
 
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000, description="The text that the model reads.")]
 Counterfactual = Annotated[str, Field(max_length=20_000, description="A prompt to compare with, of as many tokens.")]
@@ -428,7 +427,6 @@ class Tools:
             "plain": outcome.plain,
             "steered": outcome.edited,
             **outcome.to_dict(),
-            "warnings": side_effects(model, recipe, perplexity_texts=None, contexts=self.session.held_out).warnings,
             "handle": self.session.keep(
                 "recipe", recipe, {"edits": [{"edit": line} for line in lines]}, json=recipe.to_json
             ),

@@ -17,7 +17,7 @@ from icebear.models.model import Model
 from icebear.recipe import Recipe
 from icebear.steering.apply import steer
 from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
-from icebear.steering.provenance import FlipRecord, SideEffects
+from icebear.steering.provenance import FlipRecord, Outcome
 from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import HeldOutContexts
 
@@ -52,16 +52,16 @@ class FlipClaim(Kind):
         return Measured(value, control, broken_by=why)
 
     @classmethod
-    def of(cls, recipe: Recipe, effects: SideEffects) -> list[Draft]:
+    def of(cls, recipe: Recipe) -> list[Draft]:
         """Return the claim of a flip: its edits, at no more than its side effects. Raises `InputError`."""
-        record = FlipRecord.of(recipe)
+        record, outcome = FlipRecord.of(recipe), Outcome.of(recipe)
         if record is None or record.top_k is not None:
             raise InputError("A claim is about a flip to a token or phrase; give --to.")
-        if not recipe.edits:
+        if not recipe.edits or outcome is None or outcome.off_target_kl is None:
             raise InputError(
                 "A claim of a flip needs edits, and the model gives this answer without any; leave out --claim."
             )
-        most = 1.05 * effects.off_target_kl + 1e-3
+        most = 1.05 * outcome.off_target_kl + 1e-3
         return [(cls(text_of(record.prompt), record.text, recipe.edits, round(most, 6)), None)]
 
     def __str__(self) -> str:

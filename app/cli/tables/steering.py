@@ -16,7 +16,7 @@ from icebear.app.cli.tables.grid import grid, heatmap
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
-from icebear.steering.provenance import FlipRecord, Outcome, SideEffects, score_of
+from icebear.steering.provenance import FlipRecord, Outcome, score_of
 
 if TYPE_CHECKING:
     import icebear
@@ -61,7 +61,7 @@ def recipe_report(recipe: icebear.Recipe) -> Group:
 
     Raises `RecipeError` where its provenance is not as icebear writes it.
     """
-    records, effects, outcome = FlipRecord.all_of(recipe), SideEffects.of(recipe), Outcome.of(recipe)
+    records, outcome = FlipRecord.all_of(recipe), Outcome.of(recipe)
     facts = {key: value for key, value in recipe.provenance.items() if isinstance(value, str | int | float)}
     names = {"found_by": "made by", "suppress": "weakens the concept"}
     shown = {True: "yes", False: "no"}
@@ -71,8 +71,7 @@ def recipe_report(recipe: icebear.Recipe) -> Group:
         for key, value in facts.items()
     ]
     lines += [line for record in records for line in _flip_lines(record)]
-    parts = [*_edits_tables(recipe, records), *(_side_effects(effects) if effects else [])]
-    parts += outcome_lines(outcome) if outcome else []
+    parts = [*_edits_tables(recipe, records), *(outcome_lines(outcome) if outcome else [])]
     return Group(*parts, *(Text(line, "dim") for line in lines))
 
 
@@ -121,30 +120,6 @@ def outcome_lines(outcome: Outcome) -> list[Text]:
     """What the edits do beside what random edits do, and a warning where that is no evidence."""
     warning = [Text(f"Warning: {outcome.warning}", "yellow")] if outcome.warning else []
     return [Text(outcome.control_text), Text(outcome.side_effects_text), *warning]
-
-
-def _side_effects(effects: SideEffects) -> list[Table | Text]:
-    tokens = {token.text: token for token in (effects.old, effects.new) if token}
-    rows = [
-        (repr(text), f"{token.before:.3f}", str(token.rank_before), f"{token.after:.3f}", str(token.rank_after))
-        for text, token in tokens.items()
-    ]
-    names = ("next token", ">probability before", ">rank before", ">probability after", ">rank after")
-    table = grid(*names, rows=rows)
-    lines = []
-    if effects.perplexity is not None:
-        lines.append(
-            f"Perplexity of held-out sentences: {effects.perplexity:.1f} without edits, "
-            f"{effects.perplexity_everywhere:.1f} with the edits at every token"
-        )
-    if effects.repetition is not None:
-        lines.append(
-            f"Repeated trigrams in the continuation: {effects.repetition_plain:.0%} without edits, "
-            f"{effects.repetition:.0%} with edits"
-        )
-    warnings = [Text(f"Warning: {line}", "yellow") for line in effects.warnings]
-    kl = Text(f"Off-target KL (side effects; 0 is none): {effects.off_target_kl:.4f} nats {effects.where}")
-    return [kl, *([table] if rows else []), *map(Text, lines), *warnings]
 
 
 def concept_report(

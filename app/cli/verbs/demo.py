@@ -49,14 +49,13 @@ def demo(options: Options) -> None:
 
 def _run(console: Console) -> dict[str, Any]:
     """Print each step on the console; return the results, JSON-ready."""
-    from icebear.actmax.index.corpus import held_out
     from icebear.app.cli.tables.cards import card_report
     from icebear.app.cli.tables.explanations import explanation_screen
     from icebear.app.cli.tables.nodes import circuit_report
     from icebear.app.cli.tables.steering import comparison_table, recipe_report
     from icebear.steering.comparison import compare
     from icebear.steering.outcome import outcome_of
-    from icebear.steering.side_effects import HeldOutContexts, side_effects
+    from icebear.steering.side_effects import HeldOutContexts
 
     model = icebear.load_model()
     console.rule("1. Why ' Paris', and not ' Tokyo'? A few heads and neurons at the last token")
@@ -77,9 +76,7 @@ def _run(console: Console) -> dict[str, Any]:
 
     console.rule(f"4. Is it causal? One edit that makes {WANTED!r} the next token")
     recipe = icebear.flip(model, PROMPT, WANTED, source=COUNTERFACTUAL)
-    contexts = HeldOutContexts(model)
-    effects = side_effects(model, recipe, perplexity_texts=held_out(), contexts=contexts)
-    recipe = recipe.noting(**effects.provenance(), **outcome_of(model, recipe, contexts).provenance())
+    recipe = recipe.noting(**outcome_of(model, recipe, HeldOutContexts(model)).provenance())
     console.print(recipe_report(recipe))
     result = compare(model, PROMPT, recipe, 24)
     console.print(comparison_table(result))

@@ -9,7 +9,6 @@ from icebear.app.cli.options import ModelOptions, PromptOptions, lines, option, 
 from icebear.app.cli.output import claim, show
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
-from icebear.errors import DownloadError, InputError
 from icebear.models.text.chat import other_prompt
 
 
@@ -72,11 +71,10 @@ def flip(options: Options) -> None:
     from icebear.app.cli.tables.cards import labels_table
     from icebear.app.cli.tables.steering import recipe_report
     from icebear.steering.outcome import outcome_of
-    from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, side_effects, token_rows
+    from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, token_rows
 
     texts = held_out or HELD_OUT_TEXTS
     token_rows(model, texts)
-    sentences = _perplexity_texts()
     with store_if_any(options.store, model) as store, bar("flip") as advance:
         recipe = icebear.flip(
             model,
@@ -92,15 +90,12 @@ def flip(options: Options) -> None:
             not options.no_heads,
         )
         labels = significant_labels(store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe])
-    with waiting("Measuring side effects and random edits"):
-        contexts = HeldOutContexts(model, texts)
-        effects = side_effects(model, recipe, texts, sentences, contexts)
-        recipe = recipe.noting(**effects.provenance())
-        if recipe:
-            recipe = recipe.noting(**outcome_of(model, recipe, contexts).provenance())
-    if not recipe:
+    if recipe:
+        with waiting("Measuring side effects and random edits"):
+            recipe = recipe.noting(**outcome_of(model, recipe, HeldOutContexts(model, texts)).provenance())
+    else:
         click.echo("The model already answers this, so no edits are needed.", err=True)
-    document = {**recipe.to_dict(), "warnings": effects.warnings}
+    document = recipe.to_dict()
     if labels:
         document["meanings"] = [label.to_dict() for label in labels]
     show(options.json, document, recipe_report(recipe), *([labels_table(labels)] if labels else []))
@@ -110,15 +105,4 @@ def flip(options: Options) -> None:
     if options.claim:
         from icebear.claims.kinds.edits import FlipClaim
 
-        claim(options.claim, model, lambda: FlipClaim.of(recipe, effects))
-
-
-def _perplexity_texts() -> list[str]:
-    """Return sentences for the perplexity, or none, with a note, if they cannot be downloaded or split."""
-    from icebear.actmax.index.corpus import held_out
-
-    try:
-        return held_out()
-    except (DownloadError, InputError) as error:
-        click.echo(f"Perplexity is measured on the held-out contexts instead of Wikipedia. {error}", err=True)
-        return []
+        claim(options.claim, model, lambda: FlipClaim.of(recipe))
