@@ -21,12 +21,11 @@ from icebear.app.recipes import EXAMPLE_RECIPE
 from icebear.claims.check import check_claim
 from icebear.claims.claim import Claim
 from icebear.claims.kind import Kind
-from icebear.claims.kinds.edits import FlipClaim, SteerClaim
+from icebear.claims.kinds.edits import FlipClaim
 from icebear.claims.kinds.meanings import ConceptClaim
 from icebear.claims.kinds.predictions import (
     AnswerClaim,
     NecessityClaim,
-    SimilarClaim,
     SufficiencyClaim,
     most_relevant,
     of_explanation,
@@ -36,7 +35,6 @@ from icebear.claims.kinds.predictions import (
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.results.ranking import Ranking
-from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.explanation.explanation import Explanation
 from icebear.models.loading.loading import load_model
@@ -54,7 +52,6 @@ PAIRS = (
 )
 """The prompts that are compared, of one length each."""
 ANSWERS = ("The opposite of big is",)
-STEERED = ("We went to the", "The camel lives in the", "He was born in", "They sailed to the")
 DAMAGED = 12
 """The layer that is damaged."""
 GROUP, STEPS, BATCH = 64, 40, 4
@@ -71,7 +68,6 @@ def drafts(model: Model) -> list[Kind]:
         for count in (100, 1000) if prompt == PAIRS[0][0] else (1000,):
             nodes = most_relevant(relevance, "ffn", count)
             whats += [SufficiencyClaim(**about, nodes=nodes), NecessityClaim(**about, nodes=nodes)]
-        whats.append(SimilarClaim(**about, nodes=most_relevant(relevance, "ffn", 100)))
         graph = circuit(model, prompt, counterfactual=other, nodes=20)
         whats += [what for what, _ in of_graph(model, graph, None)][:2]
     whats += [AnswerClaim(prompt, model.predict(prompt, 1)[0].text) for prompt in ANSWERS]
@@ -80,7 +76,6 @@ def drafts(model: Model) -> list[Kind]:
     assert flip
     kl = HeldOutContexts(model).off_target_kl(list(recipe))
     whats.append(FlipClaim(flip.prompt, flip.text, recipe.edits, round(1.05 * kl, 4)))
-    whats.append(SteerClaim(STEERED, (Edit.parse("L29.ffn.860=60"),), ("ice", "Canada", "Arctic"), 8))
     texts = [(ROOT / "examples" / f"{name}.txt").read_text().splitlines() for name in ("music", "not-music")]
     whats += [what for what, _ in ConceptClaim.of(find_concept(model, *texts, "music"), *texts, 0)]
     return whats

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree
 
 from icebear.claims.claim import Claim
 from icebear.claims.claims_files import read_claims
@@ -31,7 +29,6 @@ class CheckedClaim:
     verdict: Verdict
     why: str
     """The reason of the verdict, in a sentence; empty if it passed."""
-    seconds: float
 
     @property
     def failed(self) -> bool:
@@ -71,20 +68,6 @@ class CheckedClaims:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
         return {"passed": self.passed, "claims": [row.to_dict() for row in self.rows]}
-
-    def to_junit(self) -> str:
-        """Return JUnit XML. Claims that cannot be measured are skipped tests."""
-        skipped = sum(row.verdict == "cannot be measured here" for row in self.rows)
-        failures = sum(row.failed for row in self.rows)
-        suite = ElementTree.Element("testsuite", name="icebear check", tests=str(len(self.rows)), errors="0")
-        suite.attrib |= {"failures": str(failures), "skipped": str(skipped)}
-        for row in self.rows:
-            names = {"classname": f"icebear.{row.claim.what.kind}", "name": _clean(str(row.claim))}
-            case = ElementTree.SubElement(suite, "testcase", {**names, "time": f"{row.seconds:.3f}"})
-            if row.verdict != "passed":
-                what = "failure" if row.failed else "skipped"
-                ElementTree.SubElement(case, what, message=_clean(f"{row.verdict}: {row.why}"))
-        return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
 @typed
@@ -129,7 +112,6 @@ def check(
 
 def check_claim(model: Model, claim: Claim) -> CheckedClaim:
     """Measure one claim again."""
-    begun = time.perf_counter()
     measured = None
     try:
         measured = claim.what.measure(model, claim.seed)
@@ -138,7 +120,7 @@ def check_claim(model: Model, claim: Claim) -> CheckedClaim:
         verdict, why = "broken", str(error)
     except IcebearError as error:
         verdict, why = "cannot be measured here", str(error)
-    return CheckedClaim(claim, model.name, model.fingerprint, measured, verdict, why, time.perf_counter() - begun)
+    return CheckedClaim(claim, model.name, model.fingerprint, measured, verdict, why)
 
 
 def _verdict(claim: Claim, now: Measured) -> tuple[Verdict, str]:
@@ -150,8 +132,3 @@ def _verdict(claim: Claim, now: Measured) -> tuple[Verdict, str]:
     if not now.control < claim.control_below:
         return "control passes too", f"The control ({what.control_is}) is {now.control:.3f}."
     return "passed", ""
-
-
-def _clean(text: str) -> str:
-    """Return a text without the control characters that XML does not have."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)

@@ -11,7 +11,6 @@ import pytest
 from icebear.concepts.vocabulary import calibration
 
 FEW = {
-    "icebear.claims.kinds.edits.TEXT_DRAWS": 1,
     "icebear.actmax.atlas.clusters.SHUFFLES": 2,
     "icebear.actmax.atlas.neighbor_map.EARLY": 5,
     "icebear.actmax.atlas.neighbor_map.LATE": 5,

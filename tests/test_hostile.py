@@ -510,9 +510,7 @@ check claims-pipe.yaml --model tiny
 check claims-tab.yaml --model tiny
 check claims-bool.yaml --model tiny
 check claims-escape.yaml --model tiny
-check claims-good.yaml --model tiny --junit folder
 check claims-good.yaml --model nan
-check claims-good.yaml --model tiny --junit none-such/where.xml
 check /dev/null --model tiny
 check socket --model tiny
 evaluate faithfulness --model tiny --out out-null --samples 2 --methods gxi --corpus text.txt

@@ -339,24 +339,6 @@ class TaskClaim(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimilarClaim(NodesClaim):
-    """This share of a model's nodes is among as many most relevant nodes in the model that is checked. The control is
-    the share of random nodes of the same layers and tokens."""
-
-    kind = "similar"
-    value_is = "share of the nodes that both models have"
-    control_is = "that of random nodes of the same layers and tokens"
-
-    def measure(self, model: Model, seed: int = 0) -> Measured:
-        sites, relevance, listed = self.recorded(model)
-        if len(sites) > 1:
-            raise InputError("The nodes that two models share are of one site; write a claim for each site.")
-        best = relevance.mask(relevance.top(len(self.nodes), sites[0], position="all"), sites[0])
-        by_chance = (listed.sum(-1) * best.sum(-1) / listed.shape[-1]).sum().item()
-        return Measured(int((listed & best).sum()) / len(self.nodes), by_chance / len(self.nodes))
-
-
-@dataclass(frozen=True, kw_only=True)
 class EdgeClaim(Explained):
     """The source contributes this share of the target's difference between both prompts, through no other neuron. The
     control is the mean absolute share of random other neurons of the source's layer and token."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from icebear.app.cli.options import ModelOptions, argument, named, option, record, verb
-from icebear.app.cli.output import show, write_page
+from icebear.app.cli.options import ModelOptions, argument, named, record, verb
+from icebear.app.cli.output import show
 from icebear.app.cli.progress import bar
 from icebear.errors import InputError
 
@@ -12,7 +12,6 @@ from icebear.errors import InputError
 class Options:
     file: str = argument(type="file")
     json: bool
-    junit: str | None = option("Write JUnit XML to this file.", type="output")
     model: ModelOptions
 
 
@@ -46,7 +45,6 @@ def check(options: Options) -> None:
         with bar("claims") as move:
             rows += check(model, group, move).rows
     result = CheckedClaims(tuple(rows))
-    write_page(options.junit, result.to_junit)
     show(options.json, {"file": options.file, **result.to_dict()}, claims_table(result))
     if not result.passed:
         raise SystemExit(1)
