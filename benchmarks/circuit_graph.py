@@ -75,7 +75,6 @@ class Circuits(Evaluation):
     """
 
     name: ClassVar = "circuits"
-    needs: ClassVar = ("evaluate", "circuits")
     samples: Pairs = 20
     seed: Seed = 0
     tasks: Tasks = "all"

@@ -85,7 +85,7 @@ class EffectsHold(Evaluation):
     """
 
     name: ClassVar = "effects"
-    needs: ClassVar = ("evaluate", "circuits")
+    needs: ClassVar = ("circuits",)
     tasks: Tasks = "all"
     samples: Pairs = 20
     seed: Seed = 0

@@ -90,7 +90,7 @@ class Evaluation:
     """A subclass has its options as fields with a `Setting` each, its help as docstring, and `parts`."""
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ("evaluate",)
+    needs: ClassVar[tuple[str, ...]] = ()
     """Optional parts of icebear (`icebear.errors`)."""
     needs_model: ClassVar[bool] = True
     """Whether it evaluates a model of the user, or makes its own; `parts` then gets None."""

@@ -94,7 +94,6 @@ EXTRAS = {
     "app": {"streamlit": "streamlit", "altair": "altair", "vl_convert": "vl-convert-python"},
     "index": {"faiss": "faiss-cpu", "sentencex": "sentencex", "datasets": "datasets"},
     "circuits": {"vl_convert": "vl-convert-python"},
-    "evaluate": {"matplotlib": "matplotlib"},
     "arrow": {"pyarrow": "pyarrow"},
     "atlas": {"openTSNE": "openTSNE"},
     "mcp": {"mcp": "mcp"},

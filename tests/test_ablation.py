@@ -197,4 +197,3 @@ def test_across_a_clause_difference_rules_find_what_carries_the_answer(smol, tmp
     lines = (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text()
     assert json.loads(run(*command)) == done
     assert (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text() == lines
-    assert (tmp_path / "a" / "across-clause" / "curves.png").exists()

@@ -500,7 +500,6 @@ def test_the_verbs(tiny_folder, few_contexts, tmp_path, monkeypatch):
 
 def test_evaluate_steering(tiny_folder, few_contexts, tmp_path, monkeypatch):
     """A small one, of a random model: tables for detection and each off-target KL, and off-target KLs as requested."""
-    monkeypatch.setattr("icebear.evaluation.report.draw", lambda *_: [])
     monkeypatch.setattr(latent_topics, "ENOUGH", {"find": 6, "choose": 4, "report": 4})
     monkeypatch.setattr(latent_topics, "FEWEST", 4)
     monkeypatch.setattr(evaluation, "read_corpus", partial(evaluation.read_corpus, limit=2000))

@@ -100,7 +100,7 @@ def identity(value):
 @pytest.fixture(scope="module")
 def once(smol, desert, desert_by_heads):
     """The model is there, and what is the same on several pages is computed once for all. Counterfactuals are tried
-    with fewer words, cards read fewer texts, circuits are run by fewer edges, and no figure is drawn."""
+    with fewer words, cards read fewer texts, circuits are run by fewer edges."""
     ways = {False: desert, True: desert_by_heads}
     found = {
         key_of(flipping.flip, smol, ICE_BEAR, " desert", source=CAMEL, heads=heads): recipe
@@ -112,7 +112,6 @@ def once(smol, desert, desert_by_heads):
         patch.setattr(counterfactuals, "RUNS", 24)
         patch.setattr(lens, "TEXTS", 6)
         patch.setattr(lens, "_CONTEXTS", WeakKeyDictionary())
-        patch.setattr("icebear.evaluation.report.draw", lambda *_: [])
         patch.setattr(writes, "writes", wraps(measured)(lambda *args: measured(*args[:4], 2)))
         patch.setattr(
             loading,

@@ -179,9 +179,8 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
         tables.append((tmp_path / folder / "table.csv").read_text())
     assert tables[0] == tables[1]
     names = {path.name for path in (tmp_path / "b").iterdir()}
-    assert names >= {"results.json", "table.csv", "table.md", "index.html", "bars.png", "bars.svg", "curves.svg"}
+    assert names >= {"results.json", "table.csv", "index.html"}
     page = (tmp_path / "b" / "index.html").read_text()
-    assert "data:image/png;base64," in page
     assert "<b>cannot" not in page
     assert len(json.loads((tmp_path / "b" / "results.json").read_text())["samples"]) == 4
     with pytest.raises(InputError):

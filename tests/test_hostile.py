@@ -590,14 +590,6 @@ def _environment(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_figures():
-    """tests/test_evaluation.py has them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("icebear.evaluation.report.draw", lambda *_: [])
-        yield
-
-
 @pytest.fixture(scope="module")
 def place(tiny_folder, tmp_path_factory):
     """A folder of files that nobody means."""

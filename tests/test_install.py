@@ -76,8 +76,7 @@ def output_of(part):
         ("index", ["index"]),
         ("index", ["demo"]),
         ("app", ["app"]),
-        ("evaluate", ["evaluate", "faithfulness", "--out", "f"]),
-        ("evaluate", ["evaluate", "groundtruth", "--out", "f"]),
+        ("circuits", ["evaluate", "steering", "--out", "f"]),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else part,
 )

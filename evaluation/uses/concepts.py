@@ -77,7 +77,7 @@ class ConceptSteering(Evaluation):
     """
 
     name: ClassVar = "steering"
-    needs: ClassVar = ("evaluate", "circuits")
+    needs: ClassVar = ("circuits",)
     concepts: Annotated[str, Setting("Separated by commas: music, sport, animals, medicine, ...", decides=False)] = (
         "all"
     )
