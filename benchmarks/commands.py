@@ -42,7 +42,7 @@ search "ice cold water" --store wiki.db
 label L29.ffn.860 "the far north" --store wiki.db
 steer {BEAR} --edit L29.ffn.860=-20 --max-new-tokens 8
 flip {BEAR} --to " desert" --source {CAMEL} --max-neurons 12 --save flip.json --unbounded
-recipe check {EXAMPLES}/ice-bear-to-desert.json
+recipe show {EXAMPLES}/ice-bear-to-desert.json
 concept find music --with {EXAMPLES}/music.txt --without {EXAMPLES}/not-music.txt --store wiki.db
 concept measure music "The band played on." --store wiki.db
 concept steer music "Yesterday I" --strength 0.5 --max-new-tokens 8 --store wiki.db

@@ -17,9 +17,9 @@ from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, flip,
 from icebear.app.cli.main import main
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.vocabulary.calibration import calibrate
-from icebear.errors import InputError
+from icebear.errors import IcebearError, InputError
 from icebear.evaluation import runner
-from icebear.evaluation.uses.flips import NEURONS, SEARCHES, FlipPair, Flips, at_random, first_tokens, flips
+from icebear.evaluation.uses.flips import NEURONS, SEARCHES, FlipPair, Flips, at_random, flips
 from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.flipping.flip import (
@@ -424,8 +424,8 @@ def test_a_phrase_comes(letters, source):
             assert list(letters.answer(prompt, max_new_tokens=3, use_cache=use_cache).ids) == phrase
     assert list(letters.answer(prompt, max_new_tokens=3).ids) != phrase
     assert list(FlipRecord.of(recipe).phrase) == phrase
-    assert first_tokens(letters, recipe)["holds"]
     outcome = outcome_of(letters, recipe, HeldOutContexts(letters))
+    assert outcome.reached
     assert outcome.off_target_kl > 0
     assert outcome.control.after == pytest.approx(phrase_probability(letters, recipe, prompt, phrase))
 
@@ -436,7 +436,7 @@ def test_a_phrase_goes(letters):
     recipe = flip(letters, prompt, suppress="".join(map(letters.text, phrase)), top_k=2)
     with steer(letters, recipe):
         assert list(letters.answer(prompt, max_new_tokens=3).ids) != phrase
-    assert first_tokens(letters, recipe)["holds"]
+    assert outcome_of(letters, recipe).reached
     assert (
         len(flip(letters, prompt, suppress="".join(map(letters.text, next_best(letters, prompt, 2, 9))), top_k=2)) == 0
     )
@@ -571,7 +571,8 @@ def test_flips_are_judged_by_ids(letters):
 def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     of_tiny = ["--model", tiny_folder, "--device", "cpu"]
-    answer = load_model(tiny_folder, device="cpu").predict("Rome is", 1)[0].text
+    model = load_model(tiny_folder, device="cpu")
+    answer = model.predict("Rome is", 1)[0].text
     words = ["flip", "Rome is", "--to", " Paris", "--source", "Paris is"]
     done = RUN.invoke(main, [*words, "--save", "d.json", "--json", *of_tiny])
     assert done.exit_code == 0, done.stderr
@@ -582,8 +583,6 @@ def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     shown = RUN.invoke(main, ["recipe", "show", "d.json"])
     assert result["edits"][0] in shown.stdout
     assert "off-target KL" in shown.stdout
-    checked = RUN.invoke(main, ["recipe", "check", "d.json", *of_tiny])
-    assert (checked.exit_code, "holds  d.json" in checked.stdout) == (0, True)
     (tmp_path / "n.txt").write_text("Good night.\n\nThe bus is late.\n")
     suppressed = RUN.invoke(
         main, ["flip", "Rome is", "--suppress", "--top-k", "2", "--held-out", "n.txt", "--save", "a.json", *of_tiny]
@@ -592,19 +591,12 @@ def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     half = RUN.invoke(main, ["recipe", "combine", "d.json", "--share", "0.5", "--save", "h.json"])
     assert half.exit_code == 0, half.stderr
     assert Recipe.load("h.json").edits[0].share == 0.5
-    for share, code in (("0.5", 1), ("1", 0)):
-        RUN.invoke(main, ["recipe", "combine", "a.json", "--share", share, "--save", "h.json"])
-        checked = RUN.invoke(main, ["recipe", "check", "h.json", "--json", *of_tiny])
-        assert (checked.exit_code, json.loads(checked.stdout)["recipes"][0]["holds"]) == (code, code == 0)
     result = json.loads((tmp_path / "d.json").read_text())
     record = result["provenance"]["flip"]
     for changes in ({"top_k": 0}, {"top_k": True}, {"phrase": []}, {"phrase": [-1]}, {"prompt": 3.5}, {"text": 4}):
         broken = {**result, "provenance": {"flip": {**record, **changes}}}
-        (tmp_path / "o.json").write_text(json.dumps(broken))
-        assert RUN.invoke(main, ["recipe", "check", "o.json", *of_tiny]).exit_code == 1
-    (tmp_path / "o.json").write_text(json.dumps({**result, "provenance": {}}))
-    other = RUN.invoke(main, ["recipe", "check", "o.json", *of_tiny])
-    assert (other.exit_code, "was not made by flip" in other.stderr) == (1, True)
+        with pytest.raises(IcebearError):
+            outcome_of(model, Recipe.from_dict(broken))
     (tmp_path / "e.json").write_text(json.dumps({**result, "edits": ["L1.ffn.7*0.5"]}))
     made = RUN.invoke(main, ["recipe", "export", "e.json", "--patch", "p.safetensors", *of_tiny])
     assert "model.layers.1.mlp.down_proj.weight" in made.stderr, made.stderr

@@ -215,7 +215,6 @@ check folder --model tiny
 check text.txt --model tiny
 rank a --model tiny --claim folder
 label L1.ffn.3 x --claim c.yaml --store good.db
-recipe check folder --model tiny
 evaluate faithfulness --model tiny --methods "" --out out
 evaluate faithfulness --model tiny --methods magic --samples 1 --out out
 evaluate faithfulness --model tiny --data deep.json --samples 1 --out out
@@ -490,9 +489,6 @@ recipe combine --save s.json
 recipe combine recipe.json recipe-other.json --save s.json
 recipe export recipe.json --patch folder --model tiny
 recipe export recipe.json --patch x.gguf --check-on "" --model tiny
-recipe check recipe.json --model tiny
-recipe check recipe.json recipe-format.json --model tiny
-recipe check --model tiny
 check claims-anchor.yaml --model tiny
 check claims-99.yaml --model tiny
 check claims-none.yaml --model tiny

@@ -14,14 +14,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from icebear.edits import Edit
-from icebear.errors import IcebearError, InputError, RecipeError
+from icebear.errors import IcebearError, InputError
 from icebear.evaluation.protocol import Evaluation, Line, Lines, Part, Setting
 from icebear.models.model import Model
 from icebear.models.text.chat import Chat
 from icebear.models.text.prompts import PromptLike, prompt_line
 from icebear.paths import read_text
 from icebear.recipe import Recipe
-from icebear.steering.apply import steer
 from icebear.steering.flipping.flip import (
     Choice,
     FlipRequest,
@@ -30,7 +29,6 @@ from icebear.steering.flipping.flip import (
 )
 from icebear.steering.flipping.last_token import Edits
 from icebear.steering.flipping.phrases import flip_holds, phrase_probability, wanted_ids
-from icebear.steering.provenance import FlipRecord
 from icebear.steering.side_effects import HeldOutContexts
 
 METRICS = {"flipped": "share of the pairs that flip"}
@@ -142,23 +140,6 @@ def _try_flip(model: Model, pair: FlipPair, search: str, max_neurons: int, conte
 
 def flips(model: Model, pair: FlipPair, edits: Sequence[Edit]) -> bool:
     return flip_holds(model, edits, pair.prompt, wanted_ids(model, pair.to, pair.prompt))
-
-
-def first_tokens(model: Model, recipe: Recipe) -> dict[str, Any]:
-    """Return the first tokens after a flip's prompt with its edits, and whether the flip holds.
-
-    Raises `RecipeError` for a recipe that no flip made.
-    """
-    record = FlipRecord.of(recipe)
-    if not record:
-        raise RecipeError(
-            f"{recipe.name!r} was not made by flip, so it has no answer to check; choose a recipe of flip."
-        )
-    record.check(model)
-    with steer(model, recipe):
-        probable = model.predict(record.prompt, record.top_k or 1)
-    holds = flip_holds(model, recipe, record.prompt, record.phrase, record.top_k)
-    return {"prompt": record.prompt, "holds": holds, "first": [vars(row) for row in probable]}
 
 
 def write_recipes(folder: Path, lines: Lines) -> None:

@@ -1,4 +1,4 @@
-"""`icebear recipe`: show saved recipes, check them, combine them, export them to other software."""
+"""`icebear recipe`: show saved recipes, combine them, export them to other software."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from icebear.errors import RecipeError
 
 @click.group(cls=Verbs)
 def recipe() -> None:
-    """Show, check and combine recipes (saved neuron edits), or export one to other software.
+    """Show and combine recipes (saved neuron edits), or export one to other software.
 
     \b
     Example:
@@ -37,34 +37,6 @@ def show_(options: Show) -> None:
 
     saved = icebear.Recipe.load(options.file)
     show(options.json, saved.to_dict(), recipe_report(saved))
-
-
-@record
-class Check:
-    files: tuple[str, ...] = argument(nargs=-1, required=True, type="file")
-    json: bool
-    model: ModelOptions
-
-
-@verb(Check, recipe)
-def check(options: Check) -> None:
-    """Run saved flips on their prompts, and check whether each still holds. The exit code is 1 if one fails.
-
-    Example:
-      icebear recipe check examples/ice-bear-to-desert.json
-    """
-    from icebear.evaluation.uses.flips import first_tokens
-
-    recipes = {file: icebear.Recipe.load(file) for file in options.files}
-    model = options.model.load()
-    rows = [{"file": file, **first_tokens(model, saved)} for file, saved in recipes.items()]
-    lines = []
-    for row in rows:
-        probable = ", ".join(f"{token['text']!r} {token['probability']:.3f}" for token in row["first"][:3])
-        lines.append(f"{'holds' if row['holds'] else 'FAILS'}  {row['file']}  {row['prompt']} → {probable}")
-    show(options.json, {**model.made_with, "recipes": rows}, *lines)
-    if not all(row["holds"] for row in rows):
-        raise SystemExit(1)
 
 
 @record
