@@ -27,7 +27,7 @@ COMMANDS = f"""
 explain {BEAR}
 explain {BEAR} --counterfactual {CAMEL}
 explain {BEAR} --contrast " desert" --units word --method cp-lrp
-explain {DOCTOR} --site head --circuit
+explain {DOCTOR} --site head
 explain --chat "Where do ice bears live?" --sources --max-new-tokens 12
 rank {BEAR} --counterfactual {CAMEL} --site ffn --top 5 --ablate
 rank {BEAR} --site head --position all --top 5

@@ -15,9 +15,6 @@ from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.circuits.circuit import circuit
-from icebear.concepts.circuits.drawing import fragment
-from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import ablation
 from icebear.concepts.nodes.random_controls import effects_on_answer, random_effects, token_removal_control
@@ -36,7 +33,7 @@ from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.explanation import sentences
-from icebear.explanation.record import CheckedCircuit, ExplainedNode, ExplainedPrediction
+from icebear.explanation.record import ExplainedNode, ExplainedPrediction
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.model import Model
 from icebear.models.objective import Token
@@ -72,15 +69,15 @@ class Explanation(ExplainedPrediction):
         store: Store | None = None,
         sizes: Sequence[int] = (),
         removal_control: RandomControl | None = None,
-        graph: Graph | None = None,
         cards: int = 0,
         effects: bool = True,
     ) -> Explanation:
         """Explain an existing relevance.
 
-        sizes: the numbers of nodes to ablate, of each site apart. graph: the circuit of the same prompts. cards: the
-            number of neurons with a card from the store. effects: whether to measure what each node does to the next
-            word. Raises `InputError` as `Relevance.top` and `ablation` do.
+        sizes: the numbers of nodes to ablate, of each site apart. cards: the number of neurons with a card from the
+            store. effects: whether to measure what each node does to the next word.
+
+        Raises `InputError` as `Relevance.top` and `ablation` do.
         """
         ranking = ranking or Ranking(site=model.main_site)
         if ranking.position is None:
@@ -107,7 +104,6 @@ class Explanation(ExplainedPrediction):
                 for size in sizes
             ),
             removal_control=removal_control,
-            circuit=CheckedCircuit.of(graph) if graph else None,
             cards=tuple(
                 describe(store, n, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons if store
             ),
@@ -124,7 +120,7 @@ class Explanation(ExplainedPrediction):
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return a self-contained HTML page. path: also write it to this file."""
-        relevance, circuit = self.relevance, self.circuit
+        relevance = self.relevance
         against = f", not {relevance.contrast_text!r}" if relevance.contrast_text else ""
         title = f"Why {relevance.target_text!r}{against}?"
         cards = [(str(card.neuron), card_fragment(card)) for card in self.cards]
@@ -135,8 +131,6 @@ class Explanation(ExplainedPrediction):
             stages=stage_fragment(self.stages, sentences.stage_notes(self)) if self.stages else "",
             title=title,
             details=cards or [(str(row.neuron), vocabulary_html(row)) for row in self.projections[:CARDS]],
-            picture=fragment(circuit.graph) if circuit else "",
-            groups=list(zip(circuit.graph.groups, circuit.without, strict=False)) if circuit else [],
         )
         html = page(title, body, STYLE + LOOK)
         if path is not None:
@@ -178,7 +172,6 @@ def explain(
     span: Span | None = None,
     top: int = 10,
     site: str | None = "ffn",
-    with_circuit: bool = False,
     store: Store | None = None,
 ) -> Explanation:
     """Explain a prediction: how the answer is computed (its stages), and the relevance of tokens and nodes.
@@ -193,8 +186,6 @@ def explain(
     site : str, optional
         The site of the nodes; None for every site. In place of ``ffn`` a model of attention only has heads, and one of
         scans only ``mixer``.
-    with_circuit : bool
-        Also compute the circuit, which needs a counterfactual and takes seconds (`icebear.circuit`).
     store : Store, optional
         An index of the model, for labels and cards.
 
@@ -206,12 +197,12 @@ def explain(
     Raises
     ------
     InputError
-        If `attribute` or `circuit` raise it.
+        If `attribute` raises it.
     """
     site = model.main_site if site == "ffn" else site
     ranking = Ranking(top, site)
     if isinstance(prompt, Relevance):
-        chosen = (target, contrast, counterfactual, base_model, span, with_circuit or None)
+        chosen = (target, contrast, counterfactual, base_model, span)
         if any(value is not None for value in chosen):
             raise InputError(
                 "A Relevance already has its target, counterfactual and method; pass only top, site and store with it."
@@ -220,33 +211,19 @@ def explain(
         return explain_relevance(model, prompt, ranking, store=store)
     compared: dict[str, Any] = {"counterfactual": counterfactual, "base_model": base_model}
     pair = {"prompt": prompt, "target": target, "contrast": contrast, "span": span, **compared}
-    relevance, graph = relevance_and_circuit(model, site, with_circuit, **pair)
+    relevance = relevance_of(model, site, **pair)
     if isinstance(relevance, list):
         raise InputError("explain takes one prompt, not several; call it for each of them.")
-    return explain_relevance(model, relevance, ranking, store=store, graph=graph)
+    return explain_relevance(model, relevance, ranking, store=store)
 
 
-def relevance_and_circuit(
-    model: Model,
-    site: str | None,
-    with_circuit: bool,
-    on_progress: OnProgress = unwatched,
-    **arguments: Any,
-) -> tuple[Relevance, Graph | None]:
-    """Return the relevance that explains the nodes of a site, and the circuit, if it is wanted.
+def relevance_of(model: Model, site: str | None, **arguments: Any) -> Relevance:
+    """Return the relevance that explains the nodes of a site.
 
     arguments: those of `attribute`, with the counterfactual and the base model. Raises `InputError`.
     """
-    graph = None
-    if with_circuit:
-        if arguments["counterfactual"] is None:
-            raise InputError("A circuit needs a counterfactual; give one.")
-        pair = {name: arguments[name] for name in ("prompt", "target", "contrast", "counterfactual", "span")}
-        graph = circuit(model, **pair, on_progress=on_progress)
-    if graph and {*stage_sites(model)} <= {*graph.relevances[0].sites}:
-        return graph.relevances[0], graph
     is_pair = arguments["counterfactual"] is not None and arguments["base_model"] is None
-    return attribute(model, **arguments, sites=_sites_of(model, site, is_pair, arguments.get("method"))), graph
+    return attribute(model, **arguments, sites=_sites_of(model, site, is_pair, arguments.get("method")))
 
 
 def _sites_of(
@@ -265,7 +242,6 @@ def explain_relevance(
     ranking: Ranking | None = None,
     *,
     store: Store | None = None,
-    graph: Graph | None = None,
     cards: int = CARDS,
     is_screen: bool = False,
     on_progress: OnProgress = unwatched,
@@ -284,7 +260,6 @@ def explain_relevance(
         ranking,
         store=store,
         removal_control=token_removal_control(model, relevance) if unstaged and next_token else None,
-        graph=graph,
         cards=cards,
         effects=stages is None or not is_screen,
     )

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from icebear.actmax.page import Card
 from icebear.concepts.answers.restoring import ExplainedChanges
-from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, GroupAblation
-from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.nodes.controls import Ablation
 from icebear.concepts.results.effects import Effects
 from icebear.concepts.results.ranking import Ranking
@@ -22,9 +20,6 @@ from icebear.records import Meaning, Projection, RandomControl, Ranked
 
 if TYPE_CHECKING:
     import pandas
-
-CIRCUIT_GROUPS = 6
-"""The number of groups of a circuit that are ablated, one at a time."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +50,6 @@ class ExplainedNode:
         return {**self.ranked.to_dict(), "token": self.token, "effect": self.effect, **words, "label": self.label}
 
 
-@dataclass(frozen=True)
-class CheckedCircuit:
-    """A circuit with the interventions that test it."""
-
-    graph: Graph
-    faithfulness: EdgeFaithfulness
-    without: tuple[GroupAblation, ...]
-    """The ablation of each of the first groups."""
-
-    @classmethod
-    def of(cls, graph: Graph, groups: int = CIRCUIT_GROUPS) -> CheckedCircuit:
-        """Test a circuit. groups: the number of groups that are ablated, one at a time."""
-        return cls(graph, graph.edge_check or graph.faithfulness(), tuple(map(graph.without, graph.groups[:groups])))
-
-    def to_dict(self) -> dict[str, Any]:
-        groups = [
-            {"group": group.name, **vars(row), "predictions": [vars(token) for token in row.predictions]}
-            for group, row in zip(self.graph.groups, self.without, strict=False)
-        ]
-        return {"circuit": self.graph.to_dict(), "faithfulness": vars(self.faithfulness), "without": groups}
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class ExplainedPrediction(Tabled):
     """The explanation of a prediction: tokens, nodes, and controls of both."""
@@ -90,7 +63,6 @@ class ExplainedPrediction(Tabled):
     """The control that removes the two tokens that contribute most."""
     silencing_control: RandomControl | None = None
     """The control that sets the first nodes to 0 (`silencing_control`)."""
-    circuit: CheckedCircuit | None = None
     cards: tuple[Card, ...] = ()
     """Cards of the first neurons, if there is a store."""
     effects: Effects | None = None
@@ -141,7 +113,6 @@ class ExplainedPrediction(Tabled):
             "ablation": [vars(row) for row in self.ablations],
             "removal_control": self.removal_control and self.removal_control.to_dict(),
             "silencing_control": self.silencing_control and self.silencing_control.to_dict(),
-            **(self.circuit.to_dict() if self.circuit else {}),
             "cards": [card.to_dict() for card in self.cards],
             "effects": self.effects and self.effects.to_dict(),
             "random_effects": list(self.random_effects),

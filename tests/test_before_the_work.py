@@ -28,7 +28,6 @@ LINES = {
     'explain "a b" --html folder': "is a directory",
     'circuit "a b" --counterfactual "c b" --png none/c.png': "no folder",
     'circuit "a b"': "--counterfactual",
-    'explain "a b" --counterfactual "c b" --circuit --site q': "--site",
     'rank "a b" --claim none/claims.yaml': "no folder",
     'flip "a b" --to c --save none/r.json': "no folder",
     "concept export music none/music.json": "no folder",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from icebear import attribute, build_index, circuit, explain, open_store, project
+from icebear import attribute, build_index, explain, open_store, project
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
@@ -51,11 +51,6 @@ def test_a_label_is_shown_only_if_it_is_significant(model, corpus, tmp_path):
     assert result.meanings == [meaning]
 
 
-def test_a_circuit_needs_a_counterfactual(model):
-    with pytest.raises(InputError):
-        explain(model, PROMPT, with_circuit=True)
-
-
 def test_several_prompts_are_refused(model):
     with pytest.raises(InputError, match="one prompt"):
         explain(model, [PROMPT, PROMPT])
@@ -66,33 +61,19 @@ def test_several_prompts_are_refused(model):
 
 @pytest.fixture
 def whole(model):
-    """With its circuit."""
-    return explain(model, PROMPT, contrast="z", counterfactual=OTHER, with_circuit=True)
-
-
-def test_the_circuit_is_the_librarys(model, whole):
-    graph = circuit(model, PROMPT, contrast="z", counterfactual=OTHER)
-    assert whole.circuit.graph.to_json() == graph.to_json()
-    assert whole.circuit.faithfulness == graph.edge_check
-    assert list(whole.circuit.without) == [graph.without(group) for group in graph.groups[:6]]
-    json.dumps(whole.to_dict(), allow_nan=False)
+    return explain(model, PROMPT, contrast="z", counterfactual=OTHER)
 
 
 def test_beside_each_claim_stands_its_control(model, whole, tmp_path):
-    """Of the words, of the edges, and of each group."""
     page = html.unescape(whole.to_html(tmp_path / "a.html"))
     assert html.unescape((tmp_path / "a.html").read_text()) == page
     unstaged = replace(whole, stages=None, removal_control=token_removal_control(model, whole.relevance))
     assert str(unstaged.removal_control) in html.unescape(unstaged.to_html())
-    assert f"as many random ones {whole.circuit.faithfulness.random_sufficiency:z.0%}" in page
-    for row in whole.circuit.without:
-        assert f"<td>{row.necessity:.0%}</td><td>{row.random_necessity:.0%}</td>" in page
 
 
 @pytest.mark.parametrize("counterfactual", [OTHER, None])
 def test_the_page_fetches_nothing_and_texts_are_texts(model, counterfactual):
-    pair = {"counterfactual": counterfactual, "with_circuit": bool(counterfactual)}
-    page = explain(model, PROMPT, contrast="z", **pair).to_html()
+    page = explain(model, PROMPT, contrast="z", counterfactual=counterfactual).to_html()
     assert len(page.encode()) < 2_000_000
     assert not re.search(r"<link|<img|@import|url\(|src=", page)
     assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg"}
@@ -106,9 +87,6 @@ def test_it_answers_to_clicks_and_fits(whole, chromium, tmp_path, width, scheme)
     requests = []
     page.on("request", lambda request: requests.append(request.url))
     page.goto((tmp_path / "a.html").as_uri())
-    node = page.locator(".circuit .node[data-id*='ffn']").first
-    node.click()
-    assert node.get_attribute("data-id").split("@")[0] in page.locator(".circuit .panel").inner_text()
     page.locator(f"a[href='#{whole.projections[0].neuron}']").first.click()
     assert page.evaluate("scrollY") > 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -112,7 +112,6 @@ def calls(made):
                 **words,
                 "top": 2,
                 "site": "ffn",
-                "with_circuit": False,
                 "store": None,
                 "span": None,
                 "base_model": None,

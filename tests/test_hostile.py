@@ -146,7 +146,7 @@ circuit --model tiny --file deep.jsonl
 explain --sources --model tiny "a" --max-new-tokens -1
 explain --sources --model tiny --chat "a"
 explain --sources --model tiny "a" --span "never said"
-explain --model tiny "a" --counterfactual b --circuit --html no/where.html
+explain --model tiny "a" --counterfactual b --html no/where.html
 index --model tiny --corpus none.txt --store new.db
 index --model tiny --corpus latin.txt --store new.db
 index --model tiny --corpus utf16.json --store new.db
@@ -268,7 +268,6 @@ explain --model tiny a --at 9223372036854775808
 explain --model tiny a --span "3:1" --target b
 explain --model tiny a --span "-1:"
 explain --model tiny a --span "0:1" --max-new-tokens 3 --sources
-explain --model tiny a --site head --circuit
 explain --model tiny a --site mixer
 explain --model tiny a --units document --json
 explain --model tiny a --position 00

@@ -145,9 +145,9 @@ def test_a_small_difference_has_no_shares(smol, few_contexts, of_the_ice_bear):
     assert ("%" in str(why.stages), "%" in str(large.stages)) == (False, True)
 
 
-def test_heads_of_a_circuit_are_explained(tiny_folder):
-    words = ["explain", "abc", "--counterfactual", "cbc", "--contrast", "b", "--site", "head", "--circuit"]
+def test_heads_are_explained(tiny_folder):
+    words = ["explain", "abc", "--counterfactual", "cbc", "--contrast", "b", "--site", "head"]
     result = CliRunner().invoke(main, [*words, "--model", tiny_folder, "--json"])
     assert result.exit_code == 0, result.output
     assert {row["neuron"].split(".")[1] for row in json.loads(result.stdout)["ranking"]} == {"head"}
-    assert CliRunner().invoke(main, [*words[:-2], "q", "--circuit", "--model", tiny_folder]).exit_code == 2
+    assert CliRunner().invoke(main, [*words[:-1], "nonsense", "--model", tiny_folder]).exit_code == 2

@@ -35,7 +35,6 @@ from icebear.db.search import BY, absence, absent
 from icebear.edits import parse_edits
 from icebear.errors import IcebearError, InputError, exhausted, need
 from icebear.explanation.explanation import (
-    CheckedCircuit,
     ExplainedNode,
     Explanation,
     explain_relevance,
@@ -294,10 +293,11 @@ class Tools:
         model, read = self.session.model, _read(prompt, chat)
         other = other_prompt(read, counterfactual)
         graph = circuit(model, read, target, contrast, counterfactual=other, nodes=nodes, on_progress=reporting(ctx))
-        checked = CheckedCircuit.of(graph, TOP_ROWS)
-        groups = checked.to_dict()["without"]
-        for row, group in zip(groups, graph.groups, strict=False):
-            row["nodes"], row["score"] = [node.id for node in group.nodes[:TOP_ROWS]], group.score
+        groups = []
+        for group in graph.groups[:TOP_ROWS]:
+            row = graph.without(group)
+            about = {"group": group.name, "nodes": [node.id for node in group.nodes[:TOP_ROWS]], "score": group.score}
+            groups.append({**about, **vars(row), "predictions": [vars(token) for token in row.predictions]})
         lists = {
             "nodes": graph.nodes_frame().to_dict("records"),
             "edges": graph.to_frame().to_dict("records"),
@@ -307,7 +307,7 @@ class Tools:
             "summary": summary(graph),
             "groups": groups,
             "ablation": vars(graph.ablation()),
-            "faithfulness": vars(checked.faithfulness),
+            "faithfulness": vars(graph.edge_check or graph.faithfulness()),
             "handle": self.session.keep("circuit", graph, lists, json=graph.to_json, html=graph.to_html),
         }
 

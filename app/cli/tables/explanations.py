@@ -13,8 +13,7 @@ from rich.text import Text
 
 from icebear.app.cli.tables.cards import labels_table
 from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
-from icebear.app.cli.tables.nodes import Words, ablation_table, groups_table, nodes_table
-from icebear.concepts.circuits.drawing import summary
+from icebear.app.cli.tables.nodes import Words, ablation_table, nodes_table
 from icebear.explanation.sentences import lines
 from icebear.lines import WIDTH, Line
 from icebear.render import normalized, visible
@@ -31,7 +30,7 @@ LONG = 240
 
 def explanation_report(explanation: icebear.Explanation, units: Table | None = None, words: Words = "effects") -> Group:
     """The prediction, the tokens (or `units`), the nodes with their labels, and the controls that were measured."""
-    relevance, circuit = explanation.relevance, explanation.circuit
+    relevance = explanation.relevance
     parts: list[Any] = [relevance_report(relevance, units)]
     if explanation.changes:
         parts += changes_tables(explanation.changes)
@@ -45,8 +44,6 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
         parts.append(ablation_table(explanation.ablations))
     if explanation.removal_control:
         parts.append(Text(str(explanation.removal_control), "dim"))
-    if circuit:
-        parts += [Text(summary(circuit.graph)), groups_table(circuit.graph, circuit.without)]
     return Group(*parts)
 
 

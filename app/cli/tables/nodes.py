@@ -17,7 +17,7 @@ from icebear.explanation.sentences import empty_shares, hardly_differs
 
 if TYPE_CHECKING:
     import icebear
-    from icebear.concepts.circuits.circuit_records import EdgeFaithfulness, GroupAblation
+    from icebear.concepts.circuits.circuit_records import EdgeFaithfulness
     from icebear.concepts.nodes.controls import Ablation
 
 Words = Literal["effects", "direct"]
@@ -83,7 +83,7 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
 def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfulness] | None) -> Group:
     """A circuit: its groups, its nodes from the last layer to the first with their largest sources, and measurements
     of nodes and edges."""
-    parts: list[Any] = [Text(summary(graph)), groups_table(graph), _tree(graph)]
+    parts: list[Any] = [Text(summary(graph)), _groups_table(graph), _tree(graph)]
     if measured:
         ablation, edges = measured
         lines = [edges_text(edges, bool(graph.edges))]
@@ -94,19 +94,9 @@ def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfuln
     return Group(*parts)
 
 
-def groups_table(graph: icebear.Graph, without: Sequence[GroupAblation] = ()) -> Table:
-    """A circuit's groups. With `without` only the first ones, each with the model's answer without it."""
+def _groups_table(graph: icebear.Graph) -> Table:
     rows = [[group.name, str(len(group.nodes)), f"{group.score:+.3f}"] for group in graph.groups]
-    if not without:
-        return grid("group", ">nodes", ">score", rows=rows, title="Groups")
-    for row, off in zip(rows, without, strict=False):
-        row += [f"{off.necessity:.0%}", f"{off.random_necessity:.0%}", repr(off.predictions[0].text)]
-    return grid(
-        *("group", ">nodes", ">score", ">necessity", ">random", "answer without"),
-        rows=rows[: len(without)],
-        title="Groups",
-        caption="random: the necessity of as many random nodes of the same layers and tokens",
-    )
+    return grid("group", ">nodes", ">score", rows=rows, title="Groups")
 
 
 def _tree(graph: icebear.Graph) -> Tree:

@@ -71,7 +71,7 @@ def recipe_report(recipe: icebear.Recipe) -> Group:
         for key, value in facts.items()
     ]
     lines += [line for record in records for line in _flip_lines(record)]
-    parts = [*_edits_tables(recipe, records), *(outcome_lines(outcome) if outcome else [])]
+    parts: list[Any] = [*_edits_tables(recipe, records), *(outcome_lines(outcome) if outcome else [])]
     return Group(*parts, *(Text(line, "dim") for line in lines))
 
 

@@ -59,13 +59,12 @@ def _run(console: Console) -> dict[str, Any]:
 
     model = icebear.load_model()
     console.rule("1. Why ' Paris', and not ' Tokyo'? A few heads and neurons at the last token")
-    explanation = icebear.explain(model, PROMPT, contrast=WANTED, counterfactual=COUNTERFACTUAL, with_circuit=True)
+    explanation = icebear.explain(model, PROMPT, contrast=WANTED, counterfactual=COUNTERFACTUAL)
     console.print(explanation_screen(explanation))
 
     console.rule("2. How do they work together?")
-    circuit = explanation.circuit
-    assert circuit is not None
-    console.print(circuit_report(circuit.graph, None))
+    graph = icebear.circuit(model, PROMPT, contrast=WANTED, counterfactual=COUNTERFACTUAL)
+    console.print(circuit_report(graph, None))
 
     console.rule(f"3. What does {HEAD} move? The sentences in which it writes most")
     with waiting("Preparing the index that comes with icebear, once"):
@@ -85,6 +84,7 @@ def _run(console: Console) -> dict[str, Any]:
     console.print(NEXT, markup=False)
     return {
         "explanation": explanation.to_dict(),
+        "circuit": graph.to_dict(),
         "card": card.to_dict(),
         "recipe": recipe.to_dict(),
         "steered": result.to_dict(),

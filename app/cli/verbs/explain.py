@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +14,6 @@ from icebear.app.cli.options import AttributionOptions, ModelOptions, exactly_on
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import store_if_any
-from icebear.errors import need
-from icebear.steps import unwatched
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.cases import Case
@@ -71,9 +68,6 @@ class Options:
         default=(),
         show_default=False,
         advanced=True,
-    )
-    circuit: bool = option(
-        "Also find the circuit of these heads and neurons. The page of --html then shows it.", advanced=True
     )
     png: str | None = option(
         "With --image: write the image with its relevance to this file.", type="output", advanced=True
@@ -167,15 +161,12 @@ def _chosen(options: Options, model: icebear.Model) -> tuple[Suggestion | None, 
 
 
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:
-    """Compute the relevance, or the circuit, and explain it."""
+    """Compute the relevance, and explain it."""
     from icebear.concepts.results.ranking import Ranking
-    from icebear.explanation.explanation import CARDS, explain_relevance, relevance_and_circuit
+    from icebear.explanation.explanation import CARDS, explain_relevance, relevance_of
 
     site = options.site or model.main_site
-    if options.circuit:
-        need("circuits")
-    with bar("edges") if options.circuit else nullcontext(unwatched) as move:
-        relevance, graph = relevance_and_circuit(model, site, options.circuit, move, **arguments)
+    relevance = relevance_of(model, site, **arguments)
     ranking = Ranking(options.top, site, position=options.position)
     has_page = bool(options.html or options.json)
     with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
@@ -184,7 +175,6 @@ def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]
             relevance,
             ranking,
             store=store,
-            graph=graph,
             cards=CARDS if has_page else 0,
             is_screen=not has_page and not options.claim,
         )
@@ -285,12 +275,8 @@ def _checked(options: Options) -> AttributionOptions:
     exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
-    if options.circuit and options.site not in (None, "ffn", "head"):
-        raise click.UsageError("--circuit draws FFN neurons and heads; leave out --site.")
     if options.task_file and not pairs:
         raise click.UsageError("--task-file looks up the heads that compute the answer; add --counterfactual.")
-    if options.circuit and pairs != 1:
-        raise click.UsageError("A circuit needs one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs > 1:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs and attribution.contrast:
