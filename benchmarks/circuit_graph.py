@@ -179,7 +179,7 @@ def _alike(graph: Graph, groups: Sequence[Sequence[Node]], effects: pandas.DataF
     if not groups:
         return dict.fromkeys(PARTS["groups"], 0.0)
     members = [torch.tensor(effects.loc[[node.id for node in nodes]].to_numpy(copy=True)) for nodes in groups]
-    _, left = recovered_shares(nodes_of(graph.model, graph.relevances[0]), [graph.mask(nodes) for nodes in groups])
+    _, left = recovered_shares(nodes_of(graph.model, graph.relevance), [graph.mask(nodes) for nodes in groups])
     return {
         "alike": fmean(map(_cosine, members)),
         "apart": _cosine(torch.stack([rows.sum(0) for rows in members])) if len(members) > 1 else 0.0,

@@ -19,14 +19,12 @@ from test_cli import RUN, main, run
 from test_differences import OTHER, pair_of
 from test_tasks import make
 from torch.autograd.functional import jacobian
-from transformers import LlamaConfig
 
 from icebear import Model, attribute, stages, steer
 from icebear.concepts.circuits import checks, drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit, graph_of
 from icebear.concepts.circuits.circuit_records import Group, Node, Remainder, Token
 from icebear.concepts.circuits.groups import grouped
-from icebear.concepts.nodes.controls import ablate
 from icebear.concepts.passes import prefix
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.stages.stage_records import WholePart
@@ -183,7 +181,7 @@ def test_contributions_are_those_of_the_reference(name, build):
 def test_contributions_sum_to_each_targets_own_difference(name):
     graph = made(name, 8, heads=name in ("llama", "gpt2", "mixtral"))
     assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-6
-    assert graph.difference[-1].item() == pytest.approx(graph.relevances[0].conservation().target)
+    assert graph.difference[-1].item() == pytest.approx(graph.relevance.conservation().target)
     for node, difference in zip(graph.nodes, graph.difference.tolist(), strict=False):
         assert difference == pytest.approx(node.activation - node.counterfactual)
     lost = graph.effect.abs().sum(-1)[[not isinstance(target, Node) for target in graph.targets]]
@@ -266,7 +264,7 @@ def test_edges_are_the_most_influential_between_tokens_and_nodes(graph):
 
 
 def test_nodes_are_the_most_relevant_and_the_rest_is_not_lost(graph):
-    ranked = graph.relevances[0].top(12, "ffn", position="all")
+    ranked = graph.relevance.top(12, "ffn", position="all")
     assert {(node.neuron, node.position) for node in graph.nodes} == {(row.neuron, row.position) for row in ranked}
     kinds = {type(source) for source in graph.sources}
     assert kinds == {Token, Node, Remainder}
@@ -293,7 +291,7 @@ def test_whole_parts_are_recomputed(name):
     """Contributions still sum to each target's difference, no edge comes from a whole part, and the model run along all
     edges is the nodes' ablation beside the whole parts."""
     few = made(name, heads=True, count=30)
-    relevance, at = few.relevances[0], few.relevances[0].predicted_at
+    relevance, at = few.relevance, few.relevance.predicted_at
     last = few.mask() & (torch.arange(len(IDS)) == at)[:, None]
     whole = (WholePart("ffn", "differing", (2,)), WholePart("attn", "differing", (2,)))
     with Double():
@@ -373,7 +371,7 @@ def test_interventions_are_what_hooks_say(graph):
     with Double():
         result = graph.interventions()
         source = graph.nodes[0]
-        held = graph.relevances[0].ffn.new_tensor(0), graph.relevances[0].activation("ffn").clone()
+        held = graph.relevance.ffn.new_tensor(0), graph.relevance.activation("ffn").clone()
         seen = {}
 
         def numbers(values):
@@ -404,25 +402,6 @@ def test_heads_are_nodes(graph):
         assert node.score == pytest.approx(node.activation - node.counterfactual, abs=1e-9)
     with Double():
         assert 0 <= result.faithfulness().edges <= len(result.edges)
-
-
-def test_several_pairs_are_their_mean():
-    small = LlamaConfig(**{**LLAMA.to_dict(), "num_hidden_layers": 2, "intermediate_size": 8})
-    model, third = calibrated(small), [5, 9, 2, 7, 1, 3, 4, 6]
-    with Double():
-        pairs = ((IDS, OTHER), (third, OTHER), ([IDS, third], [OTHER, OTHER]))
-        one, two, both = (circuit(model, x, 11, 12, counterfactual=c, nodes=128, heads=False) for x, c in pairs)
-        shares = [ablate(nodes.patchable(model, r, False), both.mask(), torch.Generator()) for r in both.relevances]
-    columns, tokens = [{n.id: at for at, n in enumerate(graph.nodes, len(IDS))} for graph in (one, two, both)], len(IDS)
-    shared = sorted(set.intersection(*map(set, columns)))
-    assert shared
-    parts = [
-        graph.contribution[-1, [*range(tokens), *(ids[name] for name in shared)]]
-        for graph, ids in zip((one, two, both), columns, strict=True)
-    ]
-    assert torch.allclose(parts[2], (parts[0] + parts[1]) / 2)
-    assert both.ablation().sufficiency == pytest.approx(sum(one.sufficiency for one in shares) / 2)
-    assert "and 1 more pair" in both.meaning
 
 
 # --- groups --------------------------------------------------------------------------------------------
@@ -475,11 +454,10 @@ def without(model, ids, nodes):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_words_are_those_of_measured_effects(name):
-    """Of each node alone, and of a group's nodes together; several pairs show those of the first."""
-    third = [5, 9, 2, 7, 1, 3, 4, 6]
+    """Of each node alone, and of a group's nodes together."""
     model = calibrated(KNOWN[name])
     with Double():
-        result = circuit(model, [IDS, third], 11, 12, counterfactual=[OTHER, third[::-1]], nodes=16, heads=True)
+        result = circuit(model, IDS, 11, 12, counterfactual=OTHER, nodes=16, heads=True)
         groups = result.groups
         plain, there = without(model, IDS, []), without(model, OTHER, [])
         likely = sorted(range(len(plain)), key=lambda id: -max(plain.softmax(-1)[id], there.softmax(-1)[id]))
@@ -489,7 +467,7 @@ def test_words_are_those_of_measured_effects(name):
             rows = []
             for node in nodes:
                 width, site = (dim, "attn") if node.neuron.site == "head" else (1, node.neuron.site)
-                values = result.relevances[0].neurons.counterfactual[site][node.neuron.layer, node.position]
+                values = result.relevance.neurons.counterfactual[site][node.neuron.layer, node.position]
                 rows.append((node.neuron, node.position, values[node.neuron.index * width :][:width]))
             effects = (plain - without(model, IDS, rows))[likely]
             return words(effects - effects.mean(), tokens)
@@ -556,8 +534,8 @@ def test_impossible_wishes_get_a_sentence(graph):
     ):
         with pytest.raises(InputError, match=says):
             circuit(model, IDS, 11, 12, **{"counterfactual": OTHER, **wish})
-    with pytest.raises(InputError, match="8"):
-        circuit(model, [IDS, IDS[:4]], 11, 12, counterfactual=[OTHER, OTHER[:4]])
+    with pytest.raises(InputError, match="each of them"):
+        circuit(model, [IDS, IDS], 11, 12, counterfactual=OTHER)
 
 
 def test_other_families_have_circuits_too(monkeypatch):
@@ -615,7 +593,7 @@ def test_the_ice_bears_circuit(smol):
 
 
 def test_a_number_that_both_prompts_give_alike_has_no_circuit(graph, monkeypatch):
-    alike = replace(graph.relevances[0], sums=replace(graph.relevances[0].sums, target=0.0))
+    alike = replace(graph.relevance, sums=replace(graph.relevance.sums, target=0.0))
     monkeypatch.setattr("icebear.concepts.circuits.circuit.attribute", lambda *args, **options: alike)
     with pytest.raises(InputError):
         circuit(graph.model, IDS, 11, 12, counterfactual=OTHER)
@@ -696,17 +674,3 @@ def test_the_command_tells_and_writes_it(tiny_folder, few_contexts, tmp_path):
         result = RUN.invoke(main, wrong)
         assert result.exit_code
         assert says in result.output
-
-
-def test_a_file_of_pairs_is_one_circuit(tiny_folder, tmp_path):
-    lines = tmp_path / "pairs.jsonl"
-    rows = [("abc", "cbc"), ("bbc", "abc")]
-    lines.write_text(
-        "".join(
-            json.dumps({"prompt": one, "counterfactual": other, "target": "a", "contrast": "b"}) + "\n"
-            for one, other in rows
-        )
-    )
-    output = json.loads(run("circuit", "--file", str(lines), "--nodes", "5", "--json", "--model", tiny_folder))
-    assert output["pairs"] == 2
-    assert len(output["nodes"]) == 5

@@ -129,7 +129,7 @@ def test_other_seeds_of_the_control_give_the_same_verdict(made, claims):
 def test_an_edge_is_that_of_the_circuit_and_breaks_without_its_source(made, relevance, about):
     graph = circuit(made, PROMPT, counterfactual=OTHER, nodes=12, heads=False)
     places = [(node.neuron, node.position) for node in graph.nodes][::-1]
-    shares = contribution_shares(made, graph.relevances[0], places)
+    shares = contribution_shares(made, graph.relevance, places)
     number = {node.id: len(graph.tokens) + len(places) - 1 - row for row, node in enumerate(graph.nodes)}
     number |= {token.id: token.position for token in graph.tokens}
     for edge in graph.edges:

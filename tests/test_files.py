@@ -254,7 +254,7 @@ def test_a_changed_circuit_is_refused(model, tmp_path):
     circuit(model, PROMPT, counterfactual=OTHER, nodes=5).save(place)
     whole = json.loads(place.read_text())
     for change in (
-        {"relevances": []},
+        {"relevance": []},
         {"nodes": whole["nodes"][1:]},
         {"made_with": {}},
         {"effect": whole["contribution"]},

@@ -71,10 +71,6 @@ rank --model tiny "a" --top 1e3
 rank --model tiny "a" --polarity x
 rank --model tiny "a" --position 17
 rank --model tiny "a" --position -17
-circuit --model tiny --file bytes.jsonl
-circuit --model tiny --file numbers.jsonl
-circuit --model tiny --file pipe
-circuit --model tiny --file empty
 rank --model tiny "a" --store text.txt
 rank --model tiny "a" --store empty
 rank --model tiny "a" --store other.db
@@ -142,7 +138,6 @@ circuit --model tiny "a" --counterfactual b --nodes 0
 circuit --model tiny "a b" --counterfactual "a"
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png folder
 circuit --model tiny "a" --counterfactual b --contrast c --nodes 4 --png /dev/full
-circuit --model tiny --file deep.jsonl
 explain --sources --model tiny "a" --max-new-tokens -1
 explain --sources --model tiny --chat "a"
 explain --sources --model tiny "a" --span "never said"
@@ -318,11 +313,6 @@ explain --model tiny --messages -dash.json
 explain --model tiny --messages socket
 explain --model tiny --messages circle-a/x.json
 explain --model tiny --messages "b\udcff.json"
-circuit --model tiny --file twice.jsonl
-circuit --model tiny --file null.jsonl
-circuit --model tiny --file prompts.jsonl --target b
-circuit --model tiny --file mixed.jsonl
-circuit --model tiny --file surrogate.jsonl
 rank --model tiny a --base-model nan
 rank --model tiny a --claim claims-anchor.yaml --ablate
 rank --model tiny a --polarity + --polarity -
@@ -331,7 +321,6 @@ rank --model tiny a --top 4294967296 --html /dev/null
 rank --model tiny a --store circle-a
 circuit --model tiny a --counterfactual "a b c" --nodes 2
 circuit --model tiny "" --counterfactual "" --nodes 2
-circuit --model tiny --file prompts.jsonl --counterfactual b
 neuron L1.ffn.3+ --model tiny
 neuron L1.ffn.3 --model tiny --base-model ""
 neuron L1.ffn.3 --top 0 --model tiny

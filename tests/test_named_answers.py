@@ -87,7 +87,7 @@ def test_an_explanation_and_a_circuit_read_the_same_prompts(model, few_contexts)
     assert why.relevance.prompt.text.endswith("bearsx")
     assert why.stages.prompt.tokens[-1] == "x"
     graph = circuit(model, "the cold bears", **names, nodes=3)
-    assert graph.relevances[0].prompt.ids == why.relevance.prompt.ids
+    assert graph.relevance.prompt.ids == why.relevance.prompt.ids
 
 
 @pytest.mark.parametrize("target", ["Paris", " Paris", "paris"])

@@ -491,7 +491,7 @@ def of_ranking(model: Model, explanation: Explanation) -> list[Draft]:
 def of_graph(model: Model, graph: Graph, ablation: Ablation | None) -> list[Draft]:
     """Return claims of the first edges of a circuit, and of all of its nodes if their ablation was measured, or if they
     are those of the stages."""
-    about = subject(model, graph.relevances[0])
+    about = subject(model, graph.relevance)
     measured = _of_ablation(ablation, tuple(map(NodeId.of, graph.nodes)), about) if ablation else []
     if graph.whole_parts:  # the sufficiency beside whole parts is what a claim of stages measures
         nodes = tuple(node.neuron for node in graph.nodes)

@@ -142,7 +142,7 @@ def interventions(graph: Wiring) -> pandas.DataFrame:
     """See `Graph.interventions`."""
     import pandas
 
-    fixed, count = FixedNeurons(graph, graph.relevances[0]), len(graph.tokens)
+    fixed, count = FixedNeurons(graph, graph.relevance), len(graph.tokens)
     changes = []
     for base in (0, 1):
         rows = [FixedPass(base), *(FixedPass(base, [token]) for token in range(count))]
@@ -189,7 +189,7 @@ def faithfulness(graph: Wiring, counts: Sequence[int | None], seed: int = 0) -> 
         by_target = _by_target(graph, edges)
         choices += [by_target, *_random_edges(graph, connected, len(edges), generator)]
         choices += (_matched_edges(graph, by_target, possible, generator) for _ in range(RANDOM_DRAWS))
-    all_edges, *measured = _mean_shares(graph, choices)
+    all_edges, *measured = _shares(graph, choices)
     total = len(connected)
     rows = zip(chosen, zip(*[iter(measured)] * (1 + 2 * RANDOM_DRAWS), strict=True), strict=True)
     return [
@@ -204,11 +204,11 @@ def enough_edges(graph: Wiring) -> tuple[int, EdgeFaithfulness]:
     recover as much, or all edges nothing."""
     counts = sorted({min(count, len(graph.edges)) for count in EDGE_COUNTS})
     edges = [_by_target(graph, graph.edges[:count]) for count in counts]
-    everything, *shares = _mean_shares(graph, [_possible(graph), *edges])
+    everything, *shares = _shares(graph, [_possible(graph), *edges])
     enough = (count for count, share in zip(counts, shares, strict=True) if share >= ENOUGH * everything)
     count = next(enough, counts[-1])
     connected, generator = _connected(graph), torch.Generator().manual_seed(0)
-    random = fmean(_mean_shares(graph, _random_edges(graph, connected, count, generator)))
+    random = fmean(_shares(graph, _random_edges(graph, connected, count, generator)))
     share, total = shares[counts.index(count)], len(connected)
     check = EdgeFaithfulness(count, total, share, random, everything)
     is_above = everything > 0 and (count == total or share - random > CHANCE * everything)
@@ -221,11 +221,6 @@ def _possible(graph: Wiring) -> Sources:
         [number for number, source in enumerate(graph.shown) if below(graph, source, target)]
         for target in graph.targets
     ]
-
-
-def _mean_shares(graph: Wiring, choices: Sequence[Sources]) -> list[float]:
-    each = [_along(graph, relevance, choices) for relevance in graph.relevances]
-    return [fmean(column) for column in zip(*each, strict=True)]
 
 
 def _connected(graph: Wiring) -> list[tuple[int, int]]:
@@ -270,9 +265,10 @@ def _matched_edges(graph: Wiring, by_target: Sources, possible: Sources, generat
     return drawn
 
 
-def _along(graph: Wiring, relevance: Relevance, choices: Sequence[Sources]) -> list[float]:
+def _shares(graph: Wiring, choices: Sequence[Sources]) -> list[float]:
     """Return the share of the difference between both prompts that each of several choices of edges recovers."""
-    fixed, count = FixedNeurons(graph, relevance), len(graph.tokens)
+    relevance, count = graph.relevance, len(graph.tokens)
+    fixed = FixedNeurons(graph, relevance)
     values: list[dict[int, Tensor]] = [{} for _ in choices]
 
     def rows(target: int) -> list[FixedPass]:

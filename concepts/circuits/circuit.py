@@ -27,7 +27,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.models.text.answer import Span
-from icebear.models.text.prompts import PromptLike, Prompts
+from icebear.models.text.prompts import PromptLike
 from icebear.steps import OnProgress, counting, unwatched
 from icebear.values import check_int, typed
 
@@ -41,11 +41,11 @@ DEFAULT_NODES = {True: 15, False: 60}
 @typed
 def circuit(
     model: Model,
-    prompt: PromptLike | Prompts,
-    target: Token | Sequence[Token] | None = None,
-    contrast: Token | Sequence[Token] | None = None,
+    prompt: PromptLike,
+    target: Token | None = None,
+    contrast: Token | None = None,
     *,
-    counterfactual: PromptLike | Prompts,
+    counterfactual: PromptLike,
     span: Span | None = None,
     position: int | Sequence[int] | None = None,
     nodes: int | None = None,
@@ -65,8 +65,7 @@ def circuit(
     model
         A model of any family with neurons.
     prompt, target, contrast, counterfactual, span, position
-        As of `attribute`; the counterfactual prompt has as many tokens as the prompt. A list of prompts with a list of
-        counterfactual prompts, all of one length, gives one circuit: scores and edges are averaged token by token.
+        As of `attribute`; the counterfactual prompt has as many tokens as the prompt.
     nodes
         The number of nodes: the most relevant (neuron, token) pairs by difference rules (largest positive relevance,
         without sinks). Default: the heads and neurons of the last token that suffice, with their whole parts
@@ -102,26 +101,25 @@ def circuit(
     heads = heads and "attn" in model.sites
     sites = tuple(map(neuron_site, choosing.node_sites(model, heads)))
     compared: dict[str, Any] = {"counterfactual": counterfactual, "span": span, "position": position, "sites": sites}
-    one_or_more: Any = attribute(model, prompt, target, contrast, **compared)  # type: ignore[arg-type, misc]
-    relevances = _comparable(one_or_more if isinstance(one_or_more, list) else [one_or_more])
-    scores = torch.stack([choosing.scored(model, relevance, heads) for relevance in relevances]).mean(0)
-    by_stages = heads and nodes is None and len(relevances) == 1
-    known = stages_set(model, relevances[0]) if by_stages else None
+    relevance = attribute(model, prompt, target, contrast, **compared)
+    _check_comparable(relevance)
+    scores = choosing.scored(model, relevance, heads)
+    known = stages_set(model, relevance) if heads and nodes is None else None
     parts: tuple[WholePart, ...] = ()
     if known:
         rows, parts = known
         chosen = choosing.mask_of(model, scores.shape, [(row.neuron, row.position) for row in rows])
     else:
-        chosen = choosing.most_relevant_nodes(relevances, scores, nodes or DEFAULT_NODES[heads])
+        chosen = choosing.most_relevant_nodes(relevance, scores, nodes or DEFAULT_NODES[heads])
     if not chosen.any():
         raise InputError(
             "No node contributes to the difference between the prompts; exchange target and contrast, or give another "
             "counterfactual."
         )
     options = {"nodes": nodes, "heads": heads, "edges": edges}
-    graph = graph_of(model, relevances, scores, chosen, heads, edges or DEFAULT_EDGES, parts, on_progress)
+    graph = graph_of(model, relevance, scores, chosen, heads, edges or DEFAULT_EDGES, parts, on_progress)
     graph = replace(graph, made_with={**graph.made_with, "options": options})
-    if edges is not None or nodes is not None or relevances[0].image:  # the check exchanges tokens
+    if edges is not None or nodes is not None or relevance.image:  # the check exchanges tokens
         return graph
     count, check = enough_edges(graph)
     return replace(graph, edge_count=count, edge_check=check)
@@ -129,7 +127,7 @@ def circuit(
 
 def graph_of(
     model: Model,
-    relevances: Sequence[Relevance],
+    relevance: Relevance,
     scores: Tensor,
     chosen: Tensor,
     heads: bool,
@@ -139,14 +137,13 @@ def graph_of(
 ) -> Graph:
     """Return the circuit of the nodes of a mask (L, T, W), with their scores (L, T, W)."""
     token_nodes = choosing.token_nodes(model, chosen)
-    values = torch.stack([choosing.node_values(relevance, token_nodes) for relevance in relevances]).mean(0)
-    on_targets = counting(on_progress, 2 * len(relevances) * (len(token_nodes) + 1))
-    each = [_edges(model, relevance, token_nodes, parts, on_targets) for relevance in relevances]
-    effect, contribution = (torch.stack(part).mean(0) for part in zip(*each, strict=True))
+    values = choosing.node_values(relevance, token_nodes)
+    on_targets = counting(on_progress, 2 * (len(token_nodes) + 1))
+    effect, contribution = _edges(model, relevance, token_nodes, parts, on_targets)
     return Graph(
         model,
-        tuple(relevances),
-        _nodes(model, relevances[0], token_nodes, scores, values),
+        relevance,
+        _nodes(model, relevance, token_nodes, scores, values),
         effect,
         contribution,
         values[0] - values[1],
@@ -157,33 +154,26 @@ def graph_of(
     )
 
 
-def _comparable(relevances: list[Relevance]) -> list[Relevance]:
-    """Return the relevance of each pair of prompts. Raises `InputError` for pairs that have no circuit."""
-    for relevance in relevances:
-        other = relevance.counterfactual
-        if other is None or len(other.prompts) != 1:
-            raise InputError("A circuit explains the difference between two prompts; give one counterfactual prompt.")
-        if relevance.contrast_phrase:
-            raise InputError("A circuit cannot use a phrase as the contrast; give one token, or no contrast.")
-        counts = len(relevance.tokens), len(other.prompts[0])
-        if other.at != "both":
-            raise InputError(
-                f"A circuit compares token by token, but the prompt has {counts[0]} tokens and the counterfactual "
-                f"{counts[1]}; give a counterfactual of {counts[0]} tokens."
-            )
-        if not relevance.conservation().target:
-            raise InputError(
-                "The explained number is the same in both prompts, so there is nothing to explain; give another "
-                "counterfactual."
-            )
-    lengths = dict.fromkeys(len(relevance.tokens) for relevance in relevances)
-    if len(lengths) > 1:
-        counted = " and ".join(map(str, lengths))
+def _check_comparable(relevance: Relevance) -> None:
+    """Raise `InputError` for a relevance that has no circuit."""
+    if isinstance(relevance, list):
+        raise InputError("A circuit is of one prompt and one counterfactual; call circuit for each of them.")
+    other = relevance.counterfactual
+    if other is None or len(other.prompts) != 1:
+        raise InputError("A circuit explains the difference between two prompts; give one counterfactual prompt.")
+    if relevance.contrast_phrase:
+        raise InputError("A circuit cannot use a phrase as the contrast; give one token, or no contrast.")
+    counts = len(relevance.tokens), len(other.prompts[0])
+    if other.at != "both":
         raise InputError(
-            f"The prompts of a circuit must have equal length, but these have {counted} tokens; give prompts of one "
-            "length."
+            f"A circuit compares token by token, but the prompt has {counts[0]} tokens and the counterfactual "
+            f"{counts[1]}; give a counterfactual of {counts[0]} tokens."
         )
-    return relevances
+    if not relevance.conservation().target:
+        raise InputError(
+            "The explained number is the same in both prompts, so there is nothing to explain; give another "
+            "counterfactual."
+        )
 
 
 def _edges(
@@ -216,7 +206,7 @@ def contribution_shares(
 ) -> Tensor:
     """Return (K + 1, T + K) the share of the difference of each of K nodes, and of the answer, that each token and node
     contributes through no other neuron but those of whole parts, by difference rules."""
-    _comparable([relevance])
+    _check_comparable(relevance)
     values = choosing.node_values(relevance, token_nodes)
     _, contribution = _edges(model, relevance, token_nodes, parts, lambda targets: None)
     difference = (values[0] - values[1])[:, None]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,25 +31,19 @@ class Graph(Wiring):
     """The circuit of an answer: its nodes and edges, what interventions say about them, and its groups and pictures."""
 
     def ablation(self, seed: int = 0) -> Ablation:
-        """Measure sufficiency and necessity of the nodes, with random controls; for several pairs their mean.
+        """Measure sufficiency and necessity of the nodes, with random controls.
 
         Whole parts are recomputed when sufficiency is measured.
         """
         generator, chosen = torch.Generator().manual_seed(seed_of(seed)), self.mask()
         recomputed = whole_mask(self.whole_parts, chosen.shape, self.model.ffn_width) if self.whole_parts else None
-        each = [
-            ablate(patchable(self.model, relevance, self.heads), chosen, generator, recomputed)
-            for relevance in self.relevances
-        ]
-        shares = [name for name in vars(each[0]) if name not in ("site", "nodes")]
-        means: dict[str, Any] = {name: fmean(getattr(ablation, name) for ablation in each) for name in shares}
-        return replace(each[0], **means)
+        return ablate(patchable(self.model, self.relevance, self.heads), chosen, generator, recomputed)
 
     def faithfulness(self, edges: int | None = None, seed: int = 0) -> EdgeFaithfulness:
         """Measure the share of the difference that edges alone recover.
 
         Node by node, upwards, each node is computed while its sources along these edges have the values computed so
-        far, and all else keeps its counterfactual value; the answer is last. For several pairs the mean.
+        far, and all else keeps its counterfactual value; the answer is last.
 
         Parameters
         ----------
@@ -62,7 +55,7 @@ class Graph(Wiring):
         return checks.faithfulness(self, [edges], seed)[0]
 
     def interventions(self) -> pandas.DataFrame:
-        """Measure each possible edge from a token or node to a node or the answer, in the first pair of prompts.
+        """Measure each possible edge from a token or node to a node or the answer.
 
         Returns
         -------
@@ -89,10 +82,11 @@ class Graph(Wiring):
         return group
 
     def without(self, group: Group | str) -> GroupAblation:
-        """Give the nodes of a group their counterfactual values while all other neurons are recomputed, in the first
-        pair of prompts. Raises `InputError`."""
+        """Give the nodes of a group their counterfactual values while all other neurons are recomputed.
+
+        Raises `InputError`."""
         mask = self.mask(self.group(group).nodes)
-        nodes = patchable(self.model, self.relevances[0], self.heads)
+        nodes = patchable(self.model, self.relevance, self.heads)
         measured = ablate(nodes, mask, torch.Generator().manual_seed(0))
         return GroupAblation(measured.necessity, measured.random_necessity, tuple(nodes.predictions(~mask)))
 
@@ -100,7 +94,7 @@ class Graph(Wiring):
         """Return edits that give the nodes of a group their counterfactual values, at their tokens; off: zero. Heads
         take their outputs after the counterfactual prompt. Raises `InputError`."""
         edits, group = [], self.group(group)
-        batch = pair_of(self.relevances[0]).batch
+        batch = pair_of(self.relevance).batch
         text, ids = "".join(token.counterfactual for token in self.tokens), tuple(batch.row_ids(1))
         source = text if self.model.tokenizer and tuple(self.model.ids(text)) == ids else ids
         for node in group.nodes:
@@ -114,7 +108,7 @@ class Graph(Wiring):
                 edits.append(Edit.from_prompt(node.neuron, source, where))
                 continue
             edits.append(Edit(node.neuron, "scale" if off else "set", 0.0 if off else node.counterfactual, where=where))
-        prompt = "".join(self.relevances[0].prompt.strings)
+        prompt = "".join(self.relevance.prompt.strings)
         return Recipe.for_model(
             self.model, f"without the group: {group.name}", edits, found_by="circuit", prompt=prompt
         )
@@ -126,7 +120,6 @@ class Graph(Wiring):
             "icebear_circuit": 1,  # the version of the format
             "prompt": [token.text for token in self.tokens],
             "counterfactual": [token.counterfactual for token in self.tokens],
-            "pairs": len(self.relevances),
             "target": self.answer.text,
             "contrast": self.answer.contrast,
             "difference": self.difference[-1].item(),

@@ -37,7 +37,7 @@ def grouped(graph: Wiring) -> tuple[Group, ...]:
     for label, node in zip(labels, graph.nodes, strict=True):
         members[label].append(node)
     token_nodes = [[(node.neuron, node.position) for node in nodes] for nodes in members.values()]
-    words = moved_words(graph.model, graph.relevances[0], token_nodes)
+    words = moved_words(graph.model, graph.relevance, token_nodes)
     groups = [
         Group(_name(graph, nodes, *moved), tuple(nodes), *moved)
         for nodes, moved in zip(members.values(), words, strict=True)
@@ -74,7 +74,7 @@ def output_profiles(graph: Wiring) -> Tensor:
             part = slice(node.neuron.index * dim, (node.neuron.index + 1) * dim)
             w_out = vocabulary.direct_rows(graph.model, "attn", layer, part)
             assert w_out is not None
-            differences = change(graph.relevances[0], "attn")[layer, node.position, part]
+            differences = change(graph.relevance, "attn")[layer, node.position, part]
             rows.append(differences.to(w_out.dtype) @ w_out.cpu())
         else:
             difference = node.activation - node.counterfactual

@@ -49,10 +49,9 @@ def patchable(model: Model, relevance: Relevance, heads: bool) -> Nodes:
     return nodes_of(model, relevance, *node_sites(model, heads))
 
 
-def most_relevant_nodes(relevances: Sequence[Relevance], scores: Tensor, count: int) -> Tensor:
+def most_relevant_nodes(relevance: Relevance, scores: Tensor, count: int) -> Tensor:
     """Return the mask (L, T, W) of the most relevant nodes: largest positive scores, without sinks and template."""
-    ranked = (set(Ranking(position="all").positions(relevance.prompt)) for relevance in relevances)
-    return most_relevant(scores, count, sorted(set.intersection(*ranked)))
+    return most_relevant(scores, count, sorted(Ranking(position="all").positions(relevance.prompt)))
 
 
 def mask_of(model: Model, shape: Sequence[int], token_nodes: Sequence[TokenNode]) -> Tensor:

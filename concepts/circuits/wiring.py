@@ -27,12 +27,11 @@ class Wiring(SavedResult, Tabled):
     """The circuit of an answer: the neurons that make it, and the direct edges between them.
 
     Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
-    nodes (K), and the remainder of each layer and token (L * T). With several pairs of prompts, all numbers are means.
+    nodes (K), and the remainder of each layer and token (L * T).
     """
 
     model: Model
-    relevances: tuple[Relevance, ...]
-    """One for each pair of prompts."""
+    relevance: Relevance
     nodes: tuple[Node, ...]
     """By layer, then token."""
     effect: Tensor
@@ -52,28 +51,27 @@ class Wiring(SavedResult, Tabled):
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
 
     def __hash__(self) -> int:
-        return hash((self.relevances, self.nodes))
+        return hash((self.relevance, self.nodes))
 
     @property
     def meaning(self) -> str:
         """What the prompt is compared with, in words."""
-        relevance, others = self.relevances[0], len(self.relevances) - 1
+        relevance = self.relevance
         if relevance.image:
             return "one image compared with another"
         counterfactual = "".join(token.counterfactual for token in self.tokens)
-        more = f" and {others} more pairs" if others else ""
-        return f"{''.join(relevance.prompt.strings)!r} compared with {counterfactual!r}{more}"
+        return f"{''.join(relevance.prompt.strings)!r} compared with {counterfactual!r}"
 
     @cached_property
     def tokens(self) -> tuple[parts.Token, ...]:
-        relevance = self.relevances[0]
+        relevance = self.relevance
         assert relevance.counterfactual is not None
         counterfactual = relevance.prompt.strings if relevance.image else relevance.counterfactual.prompts[0]
         return tuple(map(parts.Token, range(len(counterfactual)), relevance.prompt.strings, counterfactual))
 
     @cached_property
     def answer(self) -> parts.AnswerNode:
-        relevance = self.relevances[0]
+        relevance = self.relevance
         contrast = relevance.contrast.text if relevance.contrast else None
         return parts.AnswerNode(relevance.predicted_at, relevance.target_text, contrast)
 

@@ -11,7 +11,7 @@ from icebear.app.cli.options import ModelOptions, PromptOptions, answered, optio
 from icebear.app.cli.output import claim, show, write_page
 from icebear.app.cli.progress import bar, waiting
 from icebear.app.cli.stores import significant_labels, store_if_any
-from icebear.errors import InputError, need
+from icebear.errors import need
 from icebear.models.text.chat import other_prompt
 
 
@@ -29,7 +29,6 @@ class Options:
     png: str | None
     store: str
     json: bool
-    file: str | None
     at: int | None
     max_new_tokens: int = option(advanced=True)
     claim: str | None
@@ -42,31 +41,25 @@ def circuit(options: Options) -> None:
 
     The prompts are PROMPT and --counterfactual.
 
-    With --file, find one circuit for many pairs of prompts, all of the same length. Each line of the file is a JSON
-    object with a prompt, a counterfactual and, optionally, a target and a contrast.
-
     Example:
       icebear circuit "The capital of France is" --counterfactual "The capital of Japan is"
     """
     from icebear.app.cli.tables.cards import labels_table
     from icebear.app.cli.tables.nodes import circuit_report
 
-    has_prompt = options.prompt.prompt is not None or options.prompt.messages is not None
-    if has_prompt is (options.file is not None):
-        raise click.UsageError("Give exactly one of a PROMPT, --messages and --file.")
-    if has_prompt and len(options.counterfactual) != 1:
+    if len(options.counterfactual) != 1:
         raise click.UsageError(
             "A circuit needs one counterfactual prompt; give --counterfactual once, such as the same prompt with "
             "another name in it."
         )
-    prompt = options.prompt.read() if has_prompt else None
+    prompt = options.prompt.read()
     need("circuits")
     model = options.model.load()
-    pairs = _pairs(options) if options.file else _pair(model, prompt, options)
+    pair = _pair(model, prompt, options)
     how: dict[str, Any] = {"nodes": options.nodes, "heads": not options.no_heads}
     how["position"] = options.at
     with bar("edges") as move:
-        graph = icebear.circuit(model, **pairs, **how, on_progress=move)
+        graph = icebear.circuit(model, **pair, **how, on_progress=move)
     measured = None
     if options.ablate:
         with waiting("Measuring sufficiency and necessity"):
@@ -86,8 +79,6 @@ def circuit(options: Options) -> None:
     if options.claim:
         from icebear.claims.kinds.predictions import of_graph
 
-        if len(graph.relevances) > 1:
-            raise InputError("A claim is about one pair of prompts, and --file has many; leave out --claim.")
         claim(options.claim, model, lambda: of_graph(model, graph, measured and measured[0]))
 
 
@@ -98,16 +89,3 @@ def _pair(model: icebear.Model, prompt: Any, options: Options) -> dict[str, Any]
     span = None if options.span == "all" else options.span
     answers = {"target": options.target, "contrast": options.contrast}
     return {"prompt": prompt, "span": span, **answers, "counterfactual": other}
-
-
-def _pairs(options: Options) -> dict[str, Any]:
-    from icebear.concepts.answers.cases import read_cases
-
-    counterfactual = (*options.counterfactual, None)[0]
-    cases = read_cases(
-        str(options.file), target=options.target, contrast=options.contrast, counterfactual=counterfactual
-    )
-    if any(case.counterfactual is None for case in cases):
-        raise InputError(f"A prompt in {options.file} has no counterfactual; add one there, or give --counterfactual.")
-    names = ("prompt", "target", "contrast", "counterfactual")
-    return {name: [getattr(case, name) for case in cases] for name in names}
