@@ -14,7 +14,6 @@ from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import StageShares
 from icebear.concepts.stages.stages import Stages
-from icebear.concepts.stages.task_records import TaskRecord
 from icebear.convert import Tabled
 from icebear.records import Meaning, Projection, RandomControl, Ranked
 
@@ -75,8 +74,6 @@ class ExplainedPrediction(Tabled):
     """How the answer is computed, if there is a counterfactual."""
     transfers: tuple[tuple[str, StageShares], ...] = ()
     """Other prompts, and what the heads and neurons of the stages give there."""
-    task: TaskRecord | None = None
-    """A task in whose pairs the heads and neurons of the stages are looked up."""
 
     @property
     def tokens(self) -> list[dict[str, Any]]:
@@ -108,7 +105,6 @@ class ExplainedPrediction(Tabled):
         optional = {
             "stages": self.stages and self.stages.to_dict(),
             "transfers": [{"paraphrase": text, **transfer.to_dict()} for text, transfer in self.transfers],
-            "in_task": self.stages and self.task and self.task.counts((*self.stages.heads, *self.stages.neurons)),
             "meanings": [meaning.to_dict() for meaning in self.meanings],
             "ablation": [vars(row) for row in self.ablations],
             "removal_control": self.removal_control and self.removal_control.to_dict(),

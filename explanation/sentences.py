@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stage_sentences import stage_lines, transfer_text
-from icebear.concepts.stages.task_sentences import membership
 from icebear.lines import Line
 
 if TYPE_CHECKING:
@@ -119,10 +118,8 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
 
 
 def stage_notes(explanation: ExplainedPrediction) -> list[str]:
-    """Say what the heads and neurons of the stages give on other pairs, and in how many pairs of a task they are."""
-    stages, task = explanation.stages, explanation.task
-    known = [membership(stages, task)] if stages and stages.heads and task else []
-    return [transfer_text(*transfer) for transfer in explanation.transfers] + known
+    """Say what the heads and neurons of the stages give on other pairs."""
+    return [transfer_text(*transfer) for transfer in explanation.transfers]
 
 
 def effect_lines(explanation: ExplainedPrediction) -> list[Line]:

@@ -2,10 +2,8 @@
 
 import json
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from click.testing import CliRunner
 from conftest import LLAMA, random_model
 from letters import Letters
 
-from icebear import Neuron, Task, check, explain_task, stages
+from icebear import Task, check, explain_task, stages
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.claims.claim import Claim
@@ -21,8 +19,7 @@ from icebear.claims.claims_files import write_claims
 from icebear.claims.kinds.predictions import TaskClaim
 from icebear.concepts.answers.cases import read_cases
 from icebear.concepts.stages.explained_task import LEAST_PAIRS, halves
-from icebear.concepts.stages.task_records import CARRIED, TaskPair, is_head
-from icebear.concepts.stages.task_sentences import membership
+from icebear.concepts.stages.task_records import CARRIED, TaskPair
 from icebear.errors import InputError, RecipeError
 from icebear.models.model import Model
 from icebear.records import Ranked
@@ -200,7 +197,7 @@ def test_a_file_may_have_one_counterfactual_for_all(tmp_path):
     assert (first.counterfactual, second.counterfactual, first.target, second.target) == ("c", "d", 1, 0)
 
 
-def test_the_commands_explain_a_task_and_look_up_its_heads(model, tmp_path, monkeypatch):
+def test_the_command_explains_a_task(model, tmp_path, monkeypatch):
     """The numbers of a task of the real model are on the page about stages."""
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
     monkeypatch.setattr(ModelOptions, "load", lambda *_: model)
@@ -215,23 +212,3 @@ def test_the_commands_explain_a_task_and_look_up_its_heads(model, tmp_path, monk
     task = Task.load(tmp_path / "task.json")
     pair = next(pair for pair in task.compared if pair.heads)
     assert str(pair.heads[0]) in Path(tmp_path / "t.html").read_text()
-    prompts = [pair.prompt, "--counterfactual", pair.counterfactual]
-    screen = run(*prompts, "--task-file", str(tmp_path / "task.json"), "--html", str(tmp_path / "e.html"))
-    count = next(part.pairs for part in task.parts if part.neuron == pair.heads[0])
-    sentence = f"{pair.heads[0]} is in {count} of {len(task.compared)} pairs of the task"
-    assert sentence in " ".join(screen.split())
-    assert sentence in (tmp_path / "e.html").read_text()
-    refused = CliRunner().invoke(main, ["explain", "a", "--task-file", str(tmp_path / "task.json")])
-    assert refused.exit_code == 2
-
-
-def test_a_part_is_looked_up_in_a_task(task):
-    """Heads first, each with its count, then the neurons that are in most pairs."""
-    heads, neurons = ([part for part in task.parts if is_head(part.neuron) is sign] for sign in (True, False))
-    nodes = [[Ranked(part.neuron, 0, None, 0.0) for part in row[:2]] for row in (heads, neurons)]
-    unknown = Ranked(Neuron(2, "ffn", 19), 0, None, 0.0)
-    assert unknown.neuron not in [part.neuron for part in task.parts]
-    counts = task.counts([*nodes[0], *nodes[1], unknown])
-    assert list(counts.values()) == [*(part.pairs for part in (*heads[:2], *neurons[:2])), 0]
-    text = membership(SimpleNamespace(heads=nodes[0], neurons=[unknown, *nodes[1]]), task)
-    assert [int(number) for number in re.findall(r"in (\d+)", text)] == list(counts.values())[:4]

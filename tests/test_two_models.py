@@ -17,8 +17,7 @@ from transformers import LlamaConfig
 
 from icebear import ATTNLRP, Model, Neuron, attribute, load_model
 from icebear.app.cli.main import main
-from icebear.concepts.answers.cases import Case, changes_of_cases
-from icebear.concepts.answers.restoring import ExplainedChanges, Restoring
+from icebear.concepts.answers.restoring import Restoring
 from icebear.concepts.nodes.controls import ablation
 from icebear.concepts.results.diff import Diff, ranked_changes
 from icebear.concepts.weights.changed_weights import ModelPair, neuron_similarity
@@ -344,17 +343,14 @@ def test_changes_that_work_against_the_difference_are_not_restored_first(llama):
 
 def test_the_mean_over_prompts(llama):
     base = edited(llama, trained)
-    cases = [Case(IDS, 1, 2), Case(IDS[:5], 1, 2), Case(IDS, 1, 2, OTHER)]
     with pytest.raises(InputError, match="attribute"):
-        ExplainedChanges.of(k=3)
-    diffs = [attribute(llama, case.prompt, 1, 2, base_model=base, counterfactual=case.counterfactual) for case in cases]
+        Restoring.of()
+    pairs = [(IDS, None), (IDS[:5], None), (IDS, OTHER)]
+    diffs = [attribute(llama, prompt, 1, 2, base_model=base, counterfactual=other) for prompt, other in pairs]
     restoring = Restoring.of(*diffs)
     assert sum(one.caused.sum().item() for one in restoring.changes) == pytest.approx(
         sum(diff.caused_total for diff in diffs) / 3, abs=1e-5
     )
-    changes = changes_of_cases(llama, base, cases, 4)
-    assert (changes.prompts, len(changes.changes)) == (3, 4)
-    assert list(changes.changes) == restoring.top(4)
 
 
 @pytest.fixture

@@ -1,17 +1,14 @@
-"""Many prompts: their cases, read from a file, and what fine-tuning changed for them."""
+"""Many prompts: their cases, read from a file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from icebear.concepts.answers.restoring import ExplainedChanges
-from icebear.concepts.attribution.attribute import attribute
 from icebear.errors import InputError
-from icebear.models.model import Model
 from icebear.models.objective import Token
 from icebear.paths import read_text
 from icebear.values import one_of
@@ -25,25 +22,6 @@ class Case:
     target: Token | None = None
     contrast: Token | None = None
     counterfactual: Any = None
-
-
-def changes_of_cases(model: Model, base_model: Model, cases: Sequence[Case], k: int = 10) -> ExplainedChanges:
-    """Explain which changed weights matter for some prompts: the mean over the prompts of what they caused.
-
-    k: the number of changes that are listed.
-    """
-    alone = [case for case in cases if case.counterfactual is None]
-    compared = [case for case in cases if case.counterfactual is not None]
-    options: dict[str, Any] = {"base_model": base_model, "sites": ()}
-    diffs: list[Any] = []
-    if alone:  # in one call, which compares the weights once
-        prompts, targets, contrasts = (
-            [getattr(case, name) for case in alone] for name in ("prompt", "target", "contrast")
-        )
-        diffs += attribute(model, prompts, targets, contrasts, **options)
-    for case in compared:
-        diffs.append(attribute(model, **vars(case), **options))
-    return ExplainedChanges.of(*diffs, k=k)
 
 
 def read_cases(path: str | Path, has_counterfactuals: bool = False, **defaults: Any) -> list[Case]:

@@ -39,21 +39,20 @@ class ExplainedChanges:
     """The changes that caused most, and how much of the difference restoring changes undoes."""
 
     total: float
-    """The mean difference over the prompts."""
-    prompts: int
+    """The difference."""
     changes: tuple[Change, ...]
     restorations: tuple[Restoration, ...]
 
     @classmethod
-    def of(cls, *diffs: Diff, k: int = 10, sizes: Sequence[int] = SIZES) -> ExplainedChanges:
+    def of(cls, diff: Diff, k: int = 10, sizes: Sequence[int] = SIZES) -> ExplainedChanges:
         """Rank the first k changes, and restore changes."""
-        restoring = Restoring.of(*diffs)
+        restoring = Restoring.of(diff)
         number, base = restoring.ends
-        return cls(number - base, len(diffs), tuple(restoring.top(k)), tuple(restoring.restorations(sizes)))
+        return cls(number - base, tuple(restoring.top(k)), tuple(restoring.restorations(sizes)))
 
     def to_dict(self) -> dict[str, Any]:
         rows = {"changes": [row.to_dict() for row in self.changes], "restorations": list(map(vars, self.restorations))}
-        return {"total": self.total, "prompts": self.prompts, **rows}
+        return {"total": self.total, **rows}
 
 
 class Restoring:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from icebear.convert import Saved, Tabled
 from icebear.errors import InputError
 from icebear.models.text.prompts import prompt_line
-from icebear.records import Neuron, Ranked, TokenScore
+from icebear.records import Neuron, TokenScore
 
 if TYPE_CHECKING:
     import pandas
@@ -110,11 +110,6 @@ class TaskRecord(Saved, Tabled):
     def neurons(self) -> list[Neuron]:
         """The FFN neurons of the shared set."""
         return [part.neuron for part in self.parts if part.shared and not is_head(part.neuron)]
-
-    def counts(self, nodes: Sequence[Ranked]) -> dict[str, int]:
-        """Return in how many pairs each of these heads and neurons is."""
-        known = {part.neuron: part.pairs for part in self.parts}
-        return {str(node.neuron): known.get(node.neuron, 0) for node in nodes}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the heads and neurons as a pandas table. `to_arrow` returns an Arrow table."""

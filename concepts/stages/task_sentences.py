@@ -15,7 +15,6 @@ from icebear.concepts.stages.task_records import CARRIED, is_head
 from icebear.lines import Line
 
 if TYPE_CHECKING:
-    from icebear.concepts.stages.stage_records import StageShares
     from icebear.concepts.stages.task_records import TaskPart, TaskRecord
 
 LISTED_PARTS = 10
@@ -134,16 +133,3 @@ def task_lines(task: TaskRecord) -> list[Line]:
         *shown,
         *([Line(f"        and {more} others")] if more else []),
     ]
-
-
-def membership(stages: StageShares, task: TaskRecord) -> str:
-    """Say in how many pairs of a task the heads of a single pair are, and its neurons that are in most."""
-    heads, counts = task.counts(stages.heads), task.counts(stages.neurons)
-    neurons = sorted(((name, count) for name, count in counts.items() if count), key=lambda row: -row[1])
-    (name, count), *others = heads.items()
-    text = f"{name} is in {count} of {len(task.compared)} pairs of the task"
-    text += "".join(f", {name} in {count}" for name, count in others)
-    if not counts:
-        return f"{text}."
-    listed = ", ".join(f"{name} in {count}" for name, count in neurons[:NAMED_NEURONS])
-    return f"{text}; of the {len(counts)} FFN neurons, {listed or 'none is in a pair'}."

@@ -46,13 +46,7 @@ class Options:
     json: bool
     file: str | None = option(
         "Read many prompts from this file instead of PROMPT, and show which heads and neurons they share; each line is "
-        "a JSON object with a prompt, a counterfactual and, optionally, target and contrast. With --base-model: show "
-        "what fine-tuning changed for these prompts.",
-        type="file",
-        advanced=True,
-    )
-    task_file: str | None = option(
-        "Say in how many pairs of a task each head and neuron is. The file is what --file prints with --json.",
+        "a JSON object with a prompt, a counterfactual and, optionally, target and contrast.",
         type="file",
         advanced=True,
     )
@@ -90,18 +84,15 @@ def explain(options: Options) -> None:
       icebear explain --chat "Where do ice bears live?" --span "the Arctic" --units sentence
     """
     if options.file:
-        return (_explain_task if options.attribution.base_model is None else _explain_file)(options.file, options)
+        return _explain_task(options.file, options)
     attribution = _checked(options)
-    task = icebear.Task.load(options.task_file) if options.task_file else None
     model, arguments = attribution.arguments(options.model)
-    if task:
-        model.check_made(task.made_with["model"], str(options.task_file))
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
 
     chosen, about = _chosen(options, model)
     if chosen:
         arguments["counterfactual"] = chosen.text
-    explanation = replace(_explained(options, model, arguments), task=task)
+    explanation = _explained(options, model, arguments)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
@@ -217,14 +208,14 @@ def _explain_task(file: str, options: Options) -> None:
     """Explain what the pairs of prompts of a file share."""
     if not _only_named(options, "file target contrast counterfactual html json claim"):
         raise click.UsageError(
-            "--file can be combined only with --target, --contrast, one --counterfactual, --html, --json and --claim, "
-            "or with --base-model; leave out PROMPT and the other options."
+            "--file can be combined only with --target, --contrast, one --counterfactual, --html, --json and --claim; "
+            "leave out PROMPT and the other options."
         )
     from icebear.app.cli.tables.explanations import screen
     from icebear.concepts.stages.explained_task import check_count
     from icebear.concepts.stages.task_sentences import task_lines
 
-    cases = _cases(file, options, has_counterfactuals=True)
+    cases = _cases(file, options)
     check_count(len(cases), file)
     model = options.model.load()
     with bar("pairs") as move:
@@ -237,8 +228,8 @@ def _explain_task(file: str, options: Options) -> None:
         claim(options.claim, model, lambda: TaskClaim.of(model, task))
 
 
-def _cases(file: str, options: Options, has_counterfactuals: bool = False) -> list[Case]:
-    """Read the prompts of a file. Raises `UsageError` for more counterfactuals than one for all of them."""
+def _cases(file: str, options: Options) -> list[Case]:
+    """Read the pairs of a file. Raises `UsageError` for more counterfactuals than one for all of them."""
     from icebear.concepts.answers.cases import read_cases
 
     attribution = options.attribution
@@ -246,26 +237,7 @@ def _cases(file: str, options: Options, has_counterfactuals: bool = False) -> li
         raise click.UsageError("--file replaces PROMPT; give at most one --counterfactual.")
     other = next(iter(attribution.counterfactual), None)
     values = {"target": attribution.target, "contrast": attribution.contrast, "counterfactual": other}
-    return read_cases(file, has_counterfactuals, **values)
-
-
-def _explain_file(file: str, options: Options) -> None:
-    """Explain what fine-tuning changed for the prompts of a file."""
-    attribution = options.attribution
-    from icebear.app.cli.tables.explanations import changes_tables
-    from icebear.concepts.answers.cases import changes_of_cases
-
-    cases = _cases(file, options)
-    base, model = options.model.load(attribution.base_model), options.model.load()
-    with waiting("Measuring changes"):
-        changes = changes_of_cases(model, base, cases, options.top)
-    document = {**model.made_with, "base_model": base.name, "file": file, **changes.to_dict()}
-    show(
-        options.json,
-        document,
-        f"Mean difference over {len(cases)} prompts: {changes.total:+.3f}",
-        *changes_tables(changes),
-    )
+    return read_cases(file, has_counterfactuals=True, **values)
 
 
 def _checked(options: Options) -> AttributionOptions:
@@ -275,8 +247,6 @@ def _checked(options: Options) -> AttributionOptions:
     exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
     if options.png and not attribution.image:
         raise click.UsageError("--png draws the relevance of an image; give --image.")
-    if options.task_file and not pairs:
-        raise click.UsageError("--task-file looks up the heads that compute the answer; add --counterfactual.")
     if options.sources and pairs > 1:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs and attribution.contrast:
