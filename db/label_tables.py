@@ -116,9 +116,8 @@ def _checked(record: Any) -> dict[str, Any]:
         thresholds, examples, _ = with_types(
             (record[name] for name in ("thresholds", "examples", "label")), dict, dict, dict
         )
-        optional = ("responsiveness", "purity", "similar_sentences", "other_neuron", "train")
-        known = [record[name] for name in optional if record[name] is not None]
-        numbers = [*known, record["share"], record["token_mean"], record["auroc"]["token"], *thresholds.values()]
+        known = [record[name] for name in ("other_neuron", "train") if record[name] is not None]
+        numbers = [*known, record["token_mean"], record["auroc"]["token"], *thresholds.values()]
         with_types(numbers, *[float | int] * len(numbers))
         with_types([record["sentences"]["test"]], int)
         for row in (row for rows in examples.values() for row in rows):

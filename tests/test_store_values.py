@@ -110,7 +110,6 @@ RECORD = {
     "thresholds": {"circular_shift": 0.6, "other_neuron": 0.7},
     "sentences": {"test": 300},
     "auroc": {"token": 0.9},
-    **dict.fromkeys(["responsiveness", "purity", "share", "similar_sentences"], 0.5),
     **dict.fromkeys(["other_neuron", "train", "token_mean"], 0.5),
 }
 

@@ -123,8 +123,6 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
     others = other_labels(known["labels"], side, chosen)
     record = {
         **CONVERTER.unstructure(chosen),
-        **scores.responsiveness(label, test, by),
-        "similar_sentences": scores.similar_sentences_auroc(label, test, by),
         "token_mean": scores.token_mean_baseline([side.fired["train"], side.fired["validation"]], test)["token"],
         "auroc": scores.label_auroc(label, test),
         "other_neuron": score_parts(others[0], by, side.fired).test if others else None,

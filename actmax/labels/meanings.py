@@ -59,7 +59,7 @@ def label_title(meaning: Meaning | None) -> str:
 
 
 def measured(meaning: Meaning) -> list[str]:
-    """Return one line for the score, one for the activation as a predictor of the label, and one for the controls."""
+    """Return one line for the score, and one for the controls."""
     record, by = meaning.record, meaning.by
     if not record:
         return []
@@ -68,10 +68,7 @@ def measured(meaning: Meaning) -> list[str]:
     return [
         f"AUROC of the label for {POSITIVES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
         f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} test sentences.",
-        f"AUROC of the activation for the label: {_number(record['responsiveness'])}, average precision "
-        f"{_number(record['purity'])}; the label is true of {record['share']:.1%} of the {by}s.",
-        f"AUROC against the most similar non-activating sentences: {_number(record['similar_sentences'])}; another "
-        f"neuron's label of the same kind: {_number(record['other_neuron'])}; on train documents: "
+        f"Another neuron's label of the same kind: {_number(record['other_neuron'])}; on train documents: "
         f"{_number(record['train'])}; by token: {record['auroc']['token']:.2f}; upper baseline (table of the mean "
         f"activation of each token): {record['token_mean']:.2f}.",
     ]

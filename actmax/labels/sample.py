@@ -90,8 +90,6 @@ class Sample:
 
         self.topics: dict[tuple[str, ...], np.ndarray] = {}
         """The words of a topic -> its cosine with each sentence (S,)."""
-        self.alike = np.zeros((0, 0))
-        """(S, S) the cosines between sentences."""
         self.seen: dict[Any, Any] = {}
         """What candidates of every neuron share, such as label -> `icebear.actmax.labels.scores.label_truth`."""
 
@@ -161,7 +159,7 @@ def distinctive(items: Iterable[Any], background: Counter, total: int, k: int) -
 
 
 def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Sample]:
-    """Return a sample for each part, with the similarity of its sentences to each topic, and to each other.
+    """Return a sample for each part, with the similarity of its sentences to each topic.
 
     Sentences are drawn by their ids, which are hashes, so all neurons share them. The topics of a store are made once:
     k-means clusters of the vectors of train sentences.
@@ -194,7 +192,6 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
         vectors = _unit(store, [sentence.id for sentence in sample.sentences])
         centers = np.array(topics["centers"], dtype=np.float32).reshape(-1, vectors.shape[1])  # of no topic, too
         sample.topics = dict(zip(map(tuple, topics["words"]), (vectors @ centers.T).T, strict=True))
-        sample.alike = vectors @ vectors.T
     return samples
 
 

@@ -19,15 +19,6 @@ SHORTER = 0.01
 """The margin that each item of a label after the first must add."""
 SMOOTHING = 2.0
 """The number of pseudo-counts at the overall mean in the table of token means."""
-NEAREST = 3
-"""The number of similar sentences for each activating one."""
-
-
-def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Return the mean precision at each positive item, by decreasing score; ties keep their order."""
-    hits = positive[np.argsort(-scores, kind="stable")].astype(bool)
-    ranks = np.flatnonzero(hits) + 1
-    return float((np.arange(1, len(ranks) + 1) / ranks).mean()) if len(ranks) else math.nan
 
 
 @dataclass(frozen=True)
@@ -109,18 +100,6 @@ def label_auroc(label: Label, fired: TopActivations) -> dict[str, float]:
     }
 
 
-def responsiveness(label: Label, fired: TopActivations, unit: str) -> dict[str, float | None]:
-    """Return the AUROC of the activation for the label, its average precision (FADE's purity), and the share of units
-    where the label is true."""
-    values, positive = _answers(label, fired, unit)
-    able = 0 < positive.sum() < len(positive)
-    return {
-        "responsiveness": auroc(values, positive) if able else None,
-        "purity": average_precision(values, positive) if able else None,
-        "share": float(positive.mean()),
-    }
-
-
 def responds(label: Label, fired: TopActivations, unit: str) -> bool:
     """Return whether the activation tends to be larger where the label is true."""
     _, positive = _answers(label, fired, unit)
@@ -152,28 +131,6 @@ def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations)
         "token": auroc(means[sample.counted], fired.tokens),
         "sentence": auroc(sample.means(means), fired.sentences),
     }
-
-
-def similar_sentences_auroc(label: Label, fired: TopActivations, unit: str) -> float | None:
-    """Return the AUROC of the label for activating sentences against the most similar non-activating ones.
-
-    None if there are no such sentences.
-    """
-    sample = fired.sample
-    active = np.zeros(len(fired.means), dtype=bool)
-    active[sample.sentence[sample.counted][fired.tokens]] = True
-    activating = active if unit == "token" else fired.sentences
-    idle = ~active & (fired.means < np.median(fired.means)) & ~fired.sentences
-    if not idle.any() or not activating.any():
-        return None
-    order = np.argsort(-sample.alike[activating][:, idle], axis=1, kind="stable")[:, :NEAREST]
-    likest = np.unique(np.flatnonzero(idle)[order])
-    if unit == "token":
-        true, _, _ = label_truth(label, sample)
-        among = fired.tokens | np.isin(sample.sentence[sample.counted], likest)
-        return auroc(true[among], fired.tokens[among])
-    among = np.union1d(np.flatnonzero(activating), likest)
-    return auroc(kinds.of(label).degree(label, sample)[among], activating[among])
 
 
 @dataclass(frozen=True)
