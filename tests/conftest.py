@@ -364,9 +364,8 @@ def environment(folder, monkeypatch):
 
 @pytest.fixture
 def no_stages(monkeypatch):
-    """Stages and suggestions take seconds."""
+    """Stages and counterfactuals take seconds."""
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
-    monkeypatch.setattr("icebear.concepts.answers.counterfactuals.suggest_counterfactuals", lambda *arguments: [])
     monkeypatch.setattr("icebear.concepts.answers.counterfactuals.chosen_counterfactual", lambda *arguments: None)
 
 

@@ -347,19 +347,6 @@ def test_one_token_and_an_unknown_family(environment, no_stages):
     jobs._load.clear()
 
 
-def test_counterfactuals_are_suggested_and_one_is_taken(environment, no_stages, monkeypatch):
-    suggestion = Suggestion((), CAMEL, "camel", "bear", " desert", 0.25, 1.2)
-    monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda model, prompt: [suggestion])
-    page = fine(visit(prompt="The wild bear lives in the"))
-    assert not page.get("button_group")  # nothing is computed unasked
-    page.get_by_key("suggest").click().run()
-    deadline = time.monotonic() + 20
-    while not page.get("button_group") and time.monotonic() < deadline:
-        page.run()
-    page.get_by_key("suggestion").set_value(suggestion.text).run()
-    assert fine(page).get_by_key("counterfactual").value == suggestion.text
-
-
 @pytest.fixture
 def chosen(environment, no_stages, monkeypatch):
     """The texts that icebear chooses by prompt; others have none. No prompt is chosen for twice in the tests."""

@@ -48,13 +48,10 @@ def test_the_ice_bear_moves_to_the_desert(chromium, address):
 
 
 def test_an_answer_changes(chromium, address):
-    """By a suggestion; stopped, and found again; its edits can be edited."""
-    page = open_view(chromium.new_page(), address, "steer?tokens=4&prompt=The+ice+bear+lives+in+the")
-    page.get_by_role("button", name="Suggest prompts").click(timeout=120_000)
-    page.locator("button", has_text="(answer:").first.click(timeout=120_000)
-    settled(page)
-    assert page.get_by_label("Source prompt").input_value().strip()
-    page.get_by_role("button", name="Change the answer").last.click()
+    """Stopped, and found again; its edits can be edited."""
+    query = "steer?tokens=4&prompt=The+ice+bear+lives+in+the&counterfactual=The+camel+lives+in+the"
+    page = open_view(chromium.new_page(), address, query)
+    page.get_by_role("button", name="Change the answer").last.click(timeout=120_000)
     page.get_by_role("button", name="Stop").click(timeout=30_000)
     page.get_by_test_id("stAlert").wait_for(timeout=30_000)
     settled(page).get_by_role("button", name="Change the answer").last.click()

@@ -276,7 +276,6 @@ def test_where_nothing_can_be_exchanged_nothing_is_suggested(smol):
 def test_a_prompt_alone_is_compared_with_a_good_suggestion(smol, few_tried, few_contexts, monkeypatch):
     prompt = "The capital of France is"
     (first,) = suggest_counterfactuals(smol, prompt, 1)
-    monkeypatch.setattr(counterfactuals, "suggest_counterfactuals", lambda *_: [first])
     assert first.score >= GOOD_SCORE
     assert chosen_counterfactual(smol, prompt) == first
     document = json.loads(run("explain", prompt, "--json"))

@@ -281,7 +281,7 @@ explain --model tiny "\n\n\n"
 explain --model tiny "شكرا \u2067 לילה" --target "ש"
 explain --model tiny -- --help
 explain --model tiny - --json
-explain --model tiny a --suggest 3 --store none.db
+explain --model tiny a --store none.db
 explain --model nan a
 explain --model nan a --json --target b
 explain --model tiny a --dtype float16 --attention flash_attention_9

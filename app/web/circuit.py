@@ -12,7 +12,6 @@ import pandas
 import streamlit as st
 
 from icebear.app.web.shared import (
-    counterfactuals,
     explanations,
     gallery,
     jobs,
@@ -59,7 +58,7 @@ ACTIONS = {"card": "Open its card", "steer": "Steer: set to the counterfactual"}
 
 def show() -> None:
     prompt, counterfactual, slots = question.prompts()
-    offered, bar = st.container(), st.container(horizontal=True)
+    bar = st.container(horizontal=True)
     with bar:
         options = _settings()
     example = gallery.known(prompt, counterfactual)
@@ -71,11 +70,8 @@ def show() -> None:
         return
     need("circuits")
     jobs.model()
-    with offered:
-        if not counterfactual:
-            st.info("A circuit explains a difference: choose a counterfactual prompt, or write one.")
-        counterfactuals.offer(prompt, counterfactual)
     if not counterfactual:
+        st.info("A circuit explains a difference: write a counterfactual prompt.")
         return
     graph = jobs.awaited(_started, *request, stops=True)
     with bar:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,12 +32,6 @@ class Options:
     sources: bool = option(
         "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
         "earlier words."
-    )
-    suggest: int | None = option(
-        "Suggest this many counterfactual prompts.",
-        type="count",
-        default=None,
-        show_default=False,
     )
     no_counterfactual: bool = option("Choose no counterfactual for a PROMPT alone.")
     store: str
@@ -110,13 +103,6 @@ def explain(options: Options) -> None:
         parts, reports = _sources(model, arguments)
         document |= parts
         tables += reports
-    if options.suggest:
-        text = str(attribution.prompt.prompt)
-        suggestions = icebear.suggest_counterfactuals(model, text, options.suggest)
-        document["suggestions"] = list(map(vars, suggestions))
-        tables += [_command(text, suggestion, options.model.model) for suggestion in suggestions]
-        if suggestions:
-            tables.insert(-len(suggestions), "\nCompare with another prompt:")
     show(options.json, document, *tables)
     if options.claim:
         from icebear.claims.kinds.predictions import of_explanation
@@ -134,7 +120,7 @@ def _is_alone(options: Options, model: icebear.Model) -> bool:
     """Return whether nothing but a text is explained, so that a comparison may be chosen for it."""
     from icebear.concepts.stages.stages import stage_sites
 
-    supported = "prompt top suggest store html json claim paraphrase max_new_tokens"
+    supported = "prompt top store html json claim paraphrase max_new_tokens"
     return _only_named(options, supported) and bool(stage_sites(model))
 
 
@@ -197,13 +183,6 @@ def _sources(model: icebear.Model, arguments: dict[str, Any]) -> tuple[dict[str,
     return document, [probabilities(answer), origins_report(origins), matrix_report(sentences)]
 
 
-def _command(text: str, suggestion: Suggestion, model_name: str) -> str:
-    """Return the command that compares with a suggested prompt, and the answer to it."""
-    loading = ["--model", model_name] if named("model") else []
-    command = shlex.join(["icebear", "explain", text, "--counterfactual", suggestion.text, *loading])
-    return f"{command}  # {suggestion.answer!r} {suggestion.probability:.2f}"
-
-
 def _explain_task(file: str, options: Options) -> None:
     """Explain what the pairs of prompts of a file share."""
     if not _only_named(options, "file target contrast counterfactual html json claim"):
@@ -251,6 +230,4 @@ def _checked(options: Options) -> AttributionOptions:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs and attribution.contrast:
         raise click.UsageError("--sources takes --counterfactual or --contrast, not both.")
-    if options.suggest and (attribution.image or prompt.chat or prompt.system or prompt.messages):
-        raise click.UsageError("--suggest needs a PROMPT alone; leave out --image, --messages, --chat and --system.")
     return replace(attribution, span="all") if options.sources and attribution.span is None else attribution

@@ -1,8 +1,6 @@
-"""The field for a counterfactual prompt, what icebear fills it with, and suggestions for it."""
+"""The field for a counterfactual prompt, and what icebear fills it with."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import streamlit as st
 
@@ -10,9 +8,6 @@ from icebear.app.web.shared import jobs, links, markdown, served
 from icebear.app.web.shared.background import Job
 from icebear.explanation.sentences import chosen_sentence
 from icebear.models.text.chat import Chat
-
-if TYPE_CHECKING:
-    from icebear.concepts.answers.counterfactuals import Suggestion
 
 WAYS = "write another one, or empty the field for none"
 
@@ -27,7 +22,7 @@ def field(prompt: str, default: str, label: str) -> str | None:
     """Draw the field; None if it is empty. Once after a prompt was typed, icebear fills it, unless a person does; the
     page ends here while it looks for a counterfactual."""
     job = _chosen(prompt)
-    hint = "Choose a suggestion, or write a prompt with the same number of tokens"
+    hint = "Write a prompt with the same number of tokens"
     options = {"value": default, "placeholder": hint, "on_change": _decide}
     counterfactual = links.bound(st.text_input, label, "counterfactual", **options) or None
     if job:
@@ -79,56 +74,3 @@ def _choosing(name: str, prompt: str) -> Job:
         return row.text if row else None
 
     return Job("Looking for a prompt to compare with", work)
-
-
-def offer(prompt: str, counterfactual: str | None) -> None:
-    """Suggest three counterfactuals, unless a person has chosen one; a click chooses one."""
-    if counterfactual and not _is_chosen(prompt, counterfactual):
-        return
-    names = {
-        row.text: f"{row.word.strip()} for {row.instead_of.strip()} (answer: {row.answer.strip()})"
-        for row in rows(prompt)
-        if row.text != counterfactual
-    }
-
-    def take() -> None:
-        st.session_state["counterfactual"] = st.session_state["suggestion"] or ""
-
-    if names:
-        label = "Compare with"
-        st.pills(
-            label, list(names), format_func=lambda text: markdown.plain(names[text]), key="suggestion", on_change=take
-        )
-
-
-def rows(prompt: str) -> list[Suggestion]:
-    """Return prompts with another answer, which a click asks for; the page says if there is none yet."""
-    if isinstance(markdown.read_prompt(prompt), Chat):
-        return []
-
-    def ask() -> None:
-        st.session_state["suggested"] = prompt
-
-    if st.session_state.get("suggested") != prompt:
-        st.button("Suggest prompts", key="suggest", type="tertiary", icon=":material/lightbulb:", on_click=ask)
-        return []
-    job = jobs.current(_started, served.model_name(), prompt)
-    if not jobs.is_done(job):
-        return []
-    if not job.result:
-        st.caption("No suggestion has the same number of tokens and another answer; write one.")
-    return job.result or []
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _started(name: str, prompt: str) -> Job:
-    """Return the job that finds suggestions, for all visitors."""
-    loading = jobs.loading()
-
-    def work(job: Job) -> list[Suggestion]:
-        model = loading.outcome()
-        from icebear.concepts.answers.counterfactuals import suggest_counterfactuals
-
-        return suggest_counterfactuals(model, prompt)
-
-    return Job("Looking for prompts to compare with", work)

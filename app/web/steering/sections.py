@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.web.shared import counterfactuals, links, question, served
+from icebear.app.web.shared import links, question, served
 from icebear.app.web.steering import concepts, edit_neurons, flips
 
 
 def _flip() -> None:
     label = "Source prompt (optional): one that the model continues with this word"
     prompt, source, slots = question.prompts(label)
-    offered = st.container()
     answers = question.answers(prompt, source)
     to = question.contrast(slots[1], answers, "The word it should say") or answers.contrast or ""
-    with offered:
-        counterfactuals.offer(prompt, source)
     with st.container(horizontal=True):
         slot = st.container(width="content")
         with st.popover("Advanced", icon=":material/tune:"):

@@ -12,7 +12,7 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from icebear.app.web.shared import counterfactuals, gallery, jobs, links, markdown, pictures, question, served
+from icebear.app.web.shared import gallery, jobs, links, markdown, pictures, question, served
 from icebear.app.web.shared.bars import Bar, bars
 from icebear.app.web.shared.question import Request, live
 from icebear.concepts.stages.stage_picture import on_paper, stage_fragment
@@ -39,7 +39,6 @@ RATHER = Markup("<span>not <i>{}</i></span>")
 def show() -> None:
     """Show an example from its file if these are its prompts, which needs no model; else what is measured."""
     prompt, counterfactual, slots = question.prompts()
-    offered = st.container()
     example = gallery.known(prompt, counterfactual)
     answers = question.answers(prompt, counterfactual)
     target, contrast = question.target(slots[0], answers), question.contrast(slots[1], answers)
@@ -60,8 +59,6 @@ def show() -> None:
             begun = live().tokens(request) if live().is_short(request) else None
         if begun:
             _page(request, begun, partial(live().staged, request, begun), None)
-    with offered:
-        counterfactuals.offer(prompt, counterfactual)
     gallery.show()
 
 
