@@ -301,32 +301,14 @@ def test_details_and_method(environment, no_stages):
     fine(page)
 
 
-def test_a_base_model_is_compared(first_visit, tiny_folder, tmp_path, monkeypatch, no_stages):
-    """One neuron's W_out row is changed, so that it is the only cause, and restoring it undoes everything."""
-    changed = loading.load_model(tiny_folder, dtype="float32", device="cpu")
-    with torch.no_grad():
-        changed.net.model.layers[2].mlp.down_proj.weight[:, 7] *= 3
-    changed.net.save_pretrained(tmp_path / "tuned")
-    changed.tokenizer.save_pretrained(tmp_path / "tuned")
-    set_up(monkeypatch, model=str(tmp_path / "tuned"), base_model=tiny_folder)
-    page = fine(visit(prompt="Paris is", fine_tuning_open="true"))
-    rows, restored = (frame.value for frame in page.dataframe)
-    assert list(rows["changed row"]) == ["L2.ffn.7 w_out"]
-    assert restored["undone"][0] == pytest.approx(100, abs=0.1)  # percent
-    assert "Base model" in text(page)
-
-
-def test_a_base_model_that_does_not_load_is_tried_again_and_the_model_stays(
-    first_visit, tiny_folder, tmp_path, monkeypatch, no_stages
-):
-    base = str(tmp_path / "none")
-    set_up(monkeypatch, model=tiny_folder, base_model=base)
-    page = visit(prompt="Paris is", fine_tuning_open="true")
-    assert base in page.error[0].value.replace("\\", "")
+def test_a_model_that_does_not_load_is_tried_again(first_visit, tmp_path, monkeypatch, no_stages):
+    name = str(tmp_path / "none")
+    set_up(monkeypatch, model=name)
+    page = visit(prompt="Paris is")
+    assert name in page.error[0].value.replace("\\", "")
     assert not page.exception
-    model, failed = jobs.loading(), shared().loads[json.dumps({**served.model_settings(), "model": base})]
-    assert jobs.loading(base) is not failed
-    assert jobs.loading() is model
+    failed = shared().loads[json.dumps(served.model_settings())]
+    assert jobs.loading() is not failed
 
 
 def test_what_was_typed_stays(environment, no_stages):

@@ -36,7 +36,6 @@ SETTINGS = (
 @record
 class Options:
     store: str = option(type="file")
-    base_model: str | None
     port: int = option("Port on this machine.", 8501, type=click.IntRange(1, 65535), advanced=True)
     model: ModelOptions
 
@@ -49,9 +48,7 @@ def app(options: Options) -> None:
       icebear app --store wiki.db
     """
     need("app")
-    os.environ["ICEBEAR_APP"] = json.dumps(
-        {"store": options.store, "base_model": options.base_model, **asdict(options.model)}
-    )
+    os.environ["ICEBEAR_APP"] = json.dumps({"store": options.store, **asdict(options.model)})
     _serve(options.port)
 
 

@@ -29,9 +29,9 @@ def _load(model: str, **options: Any) -> Job:
     return background.loading(model, **options)
 
 
-def loading(name: str | None = None) -> Job:
-    """Return the job that loads, or has loaded, a model of all visitors: the named one, or the one to explain."""
-    options = {**served.model_settings(), "model": name or served.model_name()}
+def loading() -> Job:
+    """Return the job that loads, or has loaded, the model of all visitors."""
+    options = served.model_settings()
     if _load(**options).error:
         _load.clear(**options)  # to try again
     job = shared().loads[json.dumps(options)] = _load(**options)
@@ -51,11 +51,6 @@ def loaded(opened: Store) -> Model | None:
 def model() -> Model:
     """Return the model that all visitors share; the page waits until it is loaded."""
     return waited(loading())
-
-
-def base_model() -> Model:
-    """Return the base model that all visitors share, loaded as the model is."""
-    return waited(loading(served.base_name()))
 
 
 def waited(job: Job, stops: bool = False) -> Any:

@@ -21,15 +21,11 @@ def settings() -> dict[str, Any]:
 
 
 def model_settings() -> dict[str, Any]:
-    return {name: value for name, value in settings().items() if name not in ("store", "base_model")}
+    return {name: value for name, value in settings().items() if name != "store"}
 
 
 def model_name() -> str:
     return settings()["model"]
-
-
-def base_name() -> str | None:
-    return settings().get("base_model")
 
 
 def a_neuron() -> str:

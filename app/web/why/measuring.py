@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
 
-import pandas
 import streamlit as st
 
-from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared import explanations, jobs, links, markdown, served
 from icebear.app.web.shared.explanations import explained
 from icebear.app.web.shared.question import Answers, Request
 from icebear.app.web.steering import flips
@@ -21,7 +18,7 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stages import Stages
 from icebear.explanation import sentences
-from icebear.explanation.explanation import Explanation, explain, saved_tokens
+from icebear.explanation.explanation import saved_tokens
 from icebear.explanation.saved import SavedExplanation
 from icebear.records import Neuron
 
@@ -115,49 +112,6 @@ def details(request: Request) -> None:
     relevance = relevance_of(request)
     if relevance.sites:
         ranked_neurons.show(relevance, request.prompt)
-
-
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _compared(
-    name: str, base: str, prompt: str, counterfactual: str | None, target: str | None, contrast: str | None
-) -> Job:
-    """Return the job that explains the difference between two models, for all visitors."""
-    model, read = jobs.model(), markdown.read_prompt(prompt)
-    options: dict[str, Any] = {"base_model": jobs.base_model()}
-    options["target"], options["contrast"] = explanations.completed(prompt, target, contrast)
-    options["counterfactual"] = markdown.read_prompt(counterfactual) if counterfactual else None
-    return Job("Comparing with the base model", lambda job: explain(model, read, **options))
-
-
-def fine_tuning(request: Request) -> None:
-    """Show the answers of the model and its base model, and the weights that make the difference."""
-    names, answers = (served.model_name(), served.base_name() or ""), (request.target, request.contrast)
-    explanation: Explanation = jobs.awaited(
-        _compared, *names, request.prompt, request.counterfactual, *answers, stops=True
-    )
-    relevance, changes = explanation.relevance, explanation.changes
-    compared = relevance.counterfactual
-    assert compared is not None
-    predictions = relevance.predictions, compared.predictions
-    for slot, title, name, likely in zip(st.columns(2), ("Model", "Base model"), names, predictions, strict=True):
-        listed = ", ".join(f"{token.text!r} {token.number}" for token in likely[:3])
-        slot.markdown(f"**{title}** {markdown.plain(name)}: {markdown.plain(listed)}")
-    st.caption(markdown.plain(f"{relevance.conservation_text()}."))
-    if changes is None:
-        st.info("Both models give the same number here, so there is no difference to explain.")
-        return
-    st.markdown("## Weights that caused the difference")
-    causes = [{"changed row": str(change), "caused": change.caused} for change in changes.changes]
-    tables.data_table(pandas.DataFrame(causes), column_config={"caused": tables.SIGNED})
-    st.markdown("## What restoring them undoes")
-    st.caption(
-        "The share of the difference that is undone when the first changed rows take the base model's weights, beside "
-        "as many rows with the largest norms of their change."
-    )
-    restored = [
-        {"rows": row.changes, "undone": row.undone, "largest norms": row.largest} for row in changes.restorations
-    ]
-    tables.data_table(pandas.DataFrame(restored), shares=["undone", "largest norms"])
 
 
 def method(request: Request) -> None:

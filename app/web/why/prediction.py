@@ -111,10 +111,7 @@ def _switch(request: Request, contrast: str | None, recorded: dict[str, Any] | N
 
 
 def _folded(request: Request) -> None:
-    titles = {"details": "Details", "method": "Method"}
-    if served.base_name():
-        titles = {"fine_tuning": "What fine-tuning changed", **titles}
-    for name, title in titles.items():
+    for name, title in (("details", "Details"), ("method", "Method")):
         box = st.expander(title, key=f"{name}_open", bind="query-params")
         if box.open:
             with box:
