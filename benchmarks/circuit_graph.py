@@ -34,7 +34,7 @@ from icebear.models.model import Model
 EDGE_COUNTS = (30, 100, 300, 1000)
 """Numbers of edges that a graph is run by."""
 READINGS = {"effect": ("effect", "one_sided"), "contribution": ("contribution", "two_sided")}
-"""The columns of `Graph.interventions` with a prediction, and with the measurement that judges it."""
+"""The columns of `interventions` with a prediction, and with the measurement that judges it."""
 PARTS: dict[str, dict[str, str]] = {
     "edges": {
         "pearson": "median [quartiles] of the correlation with direct interventions, of edges from neurons",
@@ -125,7 +125,7 @@ def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     )
     default = circuit(model, pair.prompt, target, contrast, counterfactual=pair.counterfactual)
     shown = {"nodes": len(default.nodes), **vars(default.edge_check)}
-    measured = graph.interventions()
+    measured = interventions(graph)
     rows = zip((f"{count} edges" for count in EDGE_COUNTS), checks.faithfulness(graph, EDGE_COUNTS), strict=True)
     return {
         **vars(pair),
@@ -137,8 +137,42 @@ def check_circuit(model: Model, pair: Pair, nodes: int = 60) -> dict[str, Any]:
     }
 
 
+def interventions(graph: Graph) -> pandas.DataFrame:
+    """Measure each possible edge from a token or node to a node or the answer.
+
+    ``effect`` and ``contribution`` are predictions. ``one_sided`` is the change of the target when the source alone
+    takes its counterfactual value while all other neurons are fixed; ``two_sided`` is the mean of that and of the same
+    from the counterfactual prompt to the prompt.
+    """
+    fixed, count = checks.FixedNeurons(graph, graph.relevance), len(graph.tokens)
+    changes = []
+    for base in (0, 1):
+        rows = [checks.FixedPass(base), *(checks.FixedPass(base, [token]) for token in range(count))]
+        for number in range(len(graph.nodes)):
+            rows.append(checks.FixedPass(base, nodes={number: fixed.value(number, 1 - base)}))
+        activations, answers = fixed.run(rows)
+        values = [activations[number] @ probe.direction for number, probe in enumerate(fixed.nodes)]
+        numbers = torch.stack([*values, answers], 1)  # (1 + sources, K + 1)
+        changes.append((numbers[0] - numbers[1:]) * (1 - 2 * base))
+    one_sided, two_sided = changes[0], (changes[0] + changes[1]) / 2
+    edges = [
+        {
+            "source": source.id,
+            "target": target.id,
+            "effect": graph.effect[number, row].item(),
+            "contribution": graph.contribution[number, row].item(),
+            "one_sided": one_sided[row, number].item(),
+            "two_sided": two_sided[row, number].item(),
+        }
+        for row, source in enumerate(graph.shown)
+        for number, target in enumerate(graph.targets)
+        if checks.below(graph, source, target)
+    ]
+    return pandas.DataFrame(edges)
+
+
 def between(edges: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the rows of `Graph.interventions` whose source is a neuron."""
+    """Return the rows of `interventions` whose source is a neuron."""
     return edges[~edges.source.str.startswith("token")]
 
 

@@ -20,6 +20,7 @@ from test_differences import OTHER, pair_of
 from test_tasks import make
 from torch.autograd.functional import jacobian
 
+from benchmarks.circuit_graph import interventions
 from icebear import Model, attribute, stages, steer
 from icebear.concepts.circuits import checks, drawing, edges, nodes
 from icebear.concepts.circuits.circuit import circuit, graph_of
@@ -369,7 +370,7 @@ def test_edges_that_random_ones_equal_are_not_shown(few_contexts):
 def test_interventions_are_what_hooks_say(graph):
     """One source exchanged, all other neurons held at their values in the prompt, by the test's own hooks."""
     with Double():
-        result = graph.interventions()
+        result = interventions(graph)
         source = graph.nodes[0]
         held = graph.relevance.ffn.new_tensor(0), graph.relevance.activation("ffn").clone()
         seen = {}
@@ -555,12 +556,12 @@ def test_other_families_have_circuits_too(monkeypatch):
                 assert graph.ablation().nodes == 8
         if name == "vit":
             with pytest.raises(InputError):
-                graph.interventions()
+                interventions(graph)
         else:
             with Double():
                 whole = replace(graph, edge_count=10_000).faithfulness()
                 assert whole.sufficiency == pytest.approx(whole.all_edges, abs=1e-6), name  # later tokens count as well
-                measured = graph.interventions()
+                measured = interventions(graph)
             measured = measured[~measured.source.str.startswith("token")]
             assert measured.effect.corr(measured.one_sided) > 0.9, name
 
@@ -584,7 +585,7 @@ def test_the_ice_bears_circuit(smol):
     result = circuit(smol, "The ice bear lives in the", " Arctic", **pair, nodes=10, heads=False)
     assert len(result.nodes) == 10
     assert (result.difference - result.contribution.sum(-1)).abs().max() < 1e-3
-    measured = result.interventions()
+    measured = interventions(result)
     measured = measured[~measured.source.str.startswith("token")]
     assert measured.effect.corr(measured.one_sided) > 0.97
     relevance = attribute(smol, "The ice bear lives in the", " Arctic", **pair)

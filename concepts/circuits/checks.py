@@ -1,4 +1,4 @@
-"""Checks of a graph's edges by interventions: each edge alone, and the whole graph run along its edges.
+"""Checks of a graph's edges by interventions: the whole graph run along its edges.
 
 All checks are forward passes with fixed neurons: every neuron where edges stop keeps its value in one of the prompts,
 or takes a given value. A node is read before it is fixed. Whole parts are recomputed.
@@ -29,8 +29,6 @@ from icebear.errors import InputError
 from icebear.values import check_int, seed_of
 
 if TYPE_CHECKING:
-    import pandas
-
     from icebear.concepts.circuits.wiring import Wiring
 
 TOKENS_PER_PASS = 256
@@ -136,37 +134,6 @@ class FixedNeurons:
         with input_hooks(self.model, read), hooks(self.model, site_layers, fix):
             answers = forward(self.model, Logits(objective), [])
         return seen, answers.float().cpu()
-
-
-def interventions(graph: Wiring) -> pandas.DataFrame:
-    """See `Graph.interventions`."""
-    import pandas
-
-    fixed, count = FixedNeurons(graph, graph.relevance), len(graph.tokens)
-    changes = []
-    for base in (0, 1):
-        rows = [FixedPass(base), *(FixedPass(base, [token]) for token in range(count))]
-        for number in range(len(graph.nodes)):
-            rows.append(FixedPass(base, nodes={number: fixed.value(number, 1 - base)}))
-        activations, answers = fixed.run(rows)
-        values = [activations[number] @ probe.direction for number, probe in enumerate(fixed.nodes)]
-        numbers = torch.stack([*values, answers], 1)  # (1 + sources, K + 1)
-        changes.append((numbers[0] - numbers[1:]) * (1 - 2 * base))
-    one_sided, two_sided = changes[0], (changes[0] + changes[1]) / 2
-    edges = [
-        {
-            "source": source.id,
-            "target": target.id,
-            "effect": graph.effect[number, row].item(),
-            "contribution": graph.contribution[number, row].item(),
-            "one_sided": one_sided[row, number].item(),
-            "two_sided": two_sided[row, number].item(),
-        }
-        for row, source in enumerate(graph.shown)
-        for number, target in enumerate(graph.targets)
-        if below(graph, source, target)
-    ]
-    return pandas.DataFrame(edges)
 
 
 def below(graph: Wiring, source: Token | Node, target: Node | AnswerNode) -> bool:

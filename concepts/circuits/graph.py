@@ -54,18 +54,6 @@ class Graph(Wiring):
         """
         return checks.faithfulness(self, [edges], seed)[0]
 
-    def interventions(self) -> pandas.DataFrame:
-        """Measure each possible edge from a token or node to a node or the answer.
-
-        Returns
-        -------
-        pandas.DataFrame
-            A row an edge. ``effect`` and ``contribution`` are predictions. ``one_sided`` is the change of the target
-            when the source alone takes its counterfactual value while all other neurons are fixed; ``two_sided`` is
-            the mean of that and of the same from the counterfactual prompt to the prompt.
-        """
-        return checks.interventions(self)
-
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Similar nodes (`icebear.concepts.circuits.groups`), the groups with the largest score first."""
