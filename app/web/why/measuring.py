@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import streamlit as st
@@ -12,7 +11,6 @@ from icebear.app.web.shared.explanations import explained
 from icebear.app.web.shared.question import Answers, Request
 from icebear.app.web.steering import flips
 from icebear.app.web.why import ranked_neurons
-from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import StageRecord
@@ -24,10 +22,6 @@ from icebear.records import Neuron
 
 LONG_TOKENS = 512
 """The largest number of tokens of a prompt that is explained without a question."""
-TIMED_TOKENS = 64
-"""Tokens of a longer prompt that are timed for the question."""
-PEAK = {False: 5, True: 15}
-"""The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
 
 
 def answers(prompt: str, counterfactual: str | None) -> Answers:
@@ -43,10 +37,7 @@ def is_short(request: Request) -> bool:
     ids = jobs.model().ids(markdown.read_prompt(request.prompt))
     if len(ids) <= LONG_TOKENS or st.session_state.get("whole") == request.prompt:
         return True
-    seconds, size = _cost(tuple(ids), request.counterfactual is not None)
-    duration = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
-    cost = f"about {duration} and {size:.1f} GB of memory"
-    st.info(f"{len(ids):,} tokens: {cost}. Explain the last {LONG_TOKENS} instead?")
+    st.info(f"{len(ids):,} tokens take long and much memory. Explain the last {LONG_TOKENS} instead?")
     with st.container(horizontal=True):
         part = jobs.model().tokenizer.decode(ids[-LONG_TOKENS:], skip_special_tokens=True)
         shorten = partial(st.session_state.update, prompt=part, counterfactual="")
@@ -54,17 +45,6 @@ def is_short(request: Request) -> bool:
         explain_all = partial(st.session_state.update, whole=request.prompt)
         st.button("Explain all of it", key="whole_prompt", on_click=explain_all)
     return False
-
-
-@st.cache_data(max_entries=16, show_spinner="Estimating how long this takes ...")
-def _cost(ids: tuple[int, ...], compared: bool) -> tuple[float, float]:
-    """Return about how many seconds an explanation takes, and how many GB, from that of a part of the prompt."""
-    part, begun = list(ids[:TIMED_TOKENS]), time.monotonic()
-    target, contrast = (token.id for token in jobs.model().predict(part, 2))
-    other = [*part[:-1], part[0]] if compared else None
-    relevance = attribute(jobs.model(), part, target, contrast, counterfactual=other)
-    scale = len(ids) / TIMED_TOKENS
-    return (time.monotonic() - begun) * scale, PEAK[compared] * relevance.neurons.nbytes * scale / 1e9
 
 
 def relevance_of(request: Request) -> Relevance:
