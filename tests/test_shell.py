@@ -11,11 +11,8 @@ from contextlib import suppress
 
 import pytest
 from click.testing import CliRunner
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
 import icebear
-from icebear.app.cli.completion import Completions
 from icebear.app.cli.main import main
 
 RUN = CliRunner()
@@ -57,25 +54,6 @@ def test_a_command_that_fails_ends_no_other(line, tiny_folder):
     assert ran.exit_code == 1
     assert len(list(documents(ran.stdout))) == 1
     assert "Traceback" not in ran.stderr
-
-
-@pytest.mark.parametrize(
-    ("typed", "wanted"),
-    [
-        ("expl", {"explain"}),
-        ("concept fi", {"find"}),
-        ("rank A --abla", {"--ablate"}),
-        ("rank A --by pos", {"positive"}),
-        ("neuron L1.he", {"L1.head."}),
-        ("neuron L1.head.", {"L1.head.0", "L1.head.1", "L1.head.2", "L1.head.3"}),
-        ("steer A --recipe recipe.", {"json"}),
-    ],
-)
-def test_words_are_completed(typed, wanted, llama, tmp_path, monkeypatch):
-    (tmp_path / "recipe.json").touch()
-    monkeypatch.chdir(tmp_path)
-    found = Completions(main, llama).get_completions(Document(typed), CompleteEvent())
-    assert {each.text for each in found} == wanted
 
 
 def test_ctrl_c_ends_the_command_and_not_the_shell(tiny_folder, tmp_path):

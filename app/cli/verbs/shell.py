@@ -30,9 +30,9 @@ class Options:
 def shell(options: Options) -> None:
     """Run one command after another without the wait: the model stays loaded.
 
-    Commands are typed as in any terminal, with or without the word icebear. Tab completes commands, options, files
-    and neurons. Ctrl-C ends a command, Ctrl-D or exit the shell. Options of the model hold for all commands that do
-    not name others. Lines of a file are read as commands, too.
+    Commands are typed as in any terminal, with or without the word icebear. Ctrl-C ends a command, Ctrl-D or exit the
+    shell. Options of the model hold for all commands that do not name others. Lines of a file are read as commands,
+    too.
 
     Example:
       icebear shell
@@ -44,27 +44,23 @@ def shell(options: Options) -> None:
     models = context.ensure_object(dict)
     model = options.model.load()
     defaults = _default_map(group, {name: value for name, value in vars(options.model).items() if named(name)})
-    typed = _typed(group, model) if sys.stdin.isatty() else iter(sys.stdin)
+    typed = _typed(model) if sys.stdin.isatty() else iter(sys.stdin)
     with interruptible():
         succeeded = [_run(group, line, models, defaults) for line in typed]
     if not (sys.stdin.isatty() or all(succeeded)):
         sys.exit(1)
 
 
-def _typed(group: click.Group, model: icebear.Model) -> Iterator[str]:
+def _typed(model: icebear.Model) -> Iterator[str]:
     """Yield lines as they are typed, until the end."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory
     from prompt_toolkit.output import create_output
 
-    from icebear.app.cli.completion import Completions
-
     click.echo(f"{model.name} is loaded. Type a command; help lists them; exit or Ctrl-D ends the shell.", err=True)
     session: PromptSession[str] = PromptSession(
         "icebear> ",
         history=FileHistory(str(cache_folder() / "shell-history")),
-        completer=Completions(group, model),
-        complete_while_typing=False,
         output=create_output(unfiltered(sys.stderr)),
     )
     while True:
