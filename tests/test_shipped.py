@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import LLAMA, random_model
 
+from benchmarks import pack_index
 from icebear import Model, Neuron, build_index, open_store, read_corpus
 from icebear.actmax.index import shipped_index as module
 from icebear.actmax.index.head_norms import HeadNorms, head_means
@@ -19,8 +20,8 @@ def packed(model, corpus, tmp_path):
     (tmp_path / "lower.txt").write_text((tmp_path / "c.txt").read_text().lower())
     corpus = read_corpus(str(tmp_path / "lower.txt"))
     with open_store(tmp_path / "a.db", create=True) as store:
-        build_index(model, corpus, store, k=module.EXAMPLES + 3)
-        module.pack(store, tmp_path / "a.npz")
+        build_index(model, corpus, store, k=pack_index.EXAMPLES + 3)
+        pack_index.pack(store, tmp_path / "a.npz")
     return tmp_path / "a.npz"
 
 
@@ -31,7 +32,7 @@ def test_the_strongest_sentences_and_the_statistics_come_back(model, packed, tmp
         assert again.made_with()["index"]["shipped"]
         for row in store.database.execute("SELECT layer, site, idx FROM neurons").fetchall():
             neuron = Neuron(*row)
-            kept = None if neuron.site == "head" else module.EXAMPLES
+            kept = None if neuron.site == "head" else pack_index.EXAMPLES
             for polarity in "+-":
                 before, after = store.examples(neuron, polarity, kept), again.examples(neuron, polarity)
                 assert [(e.sentence, e.token) for e in after] == [(e.sentence, e.token) for e in before]

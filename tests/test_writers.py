@@ -53,8 +53,6 @@ ALLOWED = {
     "actmax/index/corpus.py make": "inside such a folder",
     "evaluation/runner.py finished": "cuts a last line off that was only partly written",
     "db/sqlite.py rows": "asks whether the folder can be written; the file has no name",
-    "actmax/index/shipped_index.py pack": "to the path of `written`",
-    "actmax/index/shipped_index.py _save": "numpy, to the file of `pack`",
     "actmax/atlas/saved_map.py save_map": "numpy, to the path of `written`",
     "db/vectors.py save": "faiss, to the path of `written`",
     "app/cli/main.py _unwritable": "/dev/null in the place of a stdout that nobody reads",

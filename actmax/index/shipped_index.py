@@ -1,7 +1,7 @@
 """The index that comes with icebear for a preset: its strongest sentences, as numbers without text.
 
-Packing takes them from a store. Unpacking reads the texts from the corpus again, and makes a store in the cache that
-lacks only what needs more than the model's weights: the vectors of sentences.
+`benchmarks/pack_index.py` takes them from a store. Unpacking reads the texts from the corpus again, and makes a store
+in the cache that lacks only what needs more than the model's weights: the vectors of sentences.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,18 +24,13 @@ from icebear.db.search import KURTOSIS
 from icebear.db.sqlite import VERSION
 from icebear.db.store import Store, complete_facts, open_store
 from icebear.errors import StoreError
-from icebear.paths import written
 from icebear.records import Sentence
 
 if TYPE_CHECKING:
     from icebear.models.model import Model
 
 FOLDER = Path(__file__).with_name("shipped")
-EXAMPLES = 6
-"""The number of sentences of each side of a neuron; heads, which are few, have all."""
 STATISTICS = ("mean", "std", "min", "max", "positive")
-OF_VECTORS = ("center", "spread", "ceilings", "typical")
-"""Facts that are made with the vectors."""
 CONTROLS = (MEASURED, KURTOSIS)
 """Measurements of the model alone, which take longer than all the rest."""
 
@@ -92,50 +86,6 @@ def _packed(name: str) -> Path:
     return FOLDER / f"{Path(name).name}.npz"
 
 
-def pack(store: Store, path: Path) -> None:
-    """Write the strongest sentences of a finished index of `wiki-summaries`, and all statistics."""
-    facts = {name: fact for name, fact in store.facts.all().items() if name not in OF_VECTORS}
-    documents = {title: number for number, (title, _) in enumerate(_documents(facts))}
-    sentences = list(store.sentences.starting_at(0))  # in order of id
-    columns = store.neurons.columns()
-    examples = store.example_tables.columns()
-    examples = examples[(examples.rank < EXAMPLES) | (examples.key >= 2 * store.neurons.count())]
-    if any("".join(s.tokens) != s.text[: sum(map(len, s.tokens))] for s in sentences):
-        raise StoreError("The tokens of this index are not parts of its texts, so that they cannot be packed.")
-    about = {
-        "facts": {**facts, "k": EXAMPLES, "shipped": True},
-        **{name: store.controls.get(name) for name in CONTROLS},
-    }
-    with written(path, StoreError) as part, part.open("wb") as file:
-        _save(
-            file,
-            about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-            ids=np.frombuffer(_digest(sentences), np.uint8),
-            documents=np.array([documents[s.title] for s in sentences], np.uint16),
-            starts=np.array([s.start for s in sentences], np.uint16),
-            lengths=np.array([s.end - s.start for s in sentences], np.uint16),
-            tokens=np.array([len(s.tokens) for s in sentences], np.uint16),
-            letters=np.array([len(token) for s in sentences for token in s.tokens], np.uint8),
-            histogram=np.array([json.loads(row) for row in columns["histogram"]], np.uint16),
-            statistics=np.array([columns[name] for name in STATISTICS], np.float16),
-            layers=np.array(columns["layer"], np.uint16),
-            sites=np.array(columns["site"]),
-            indices=np.array(columns["idx"], np.uint16),
-            example_counts=np.bincount(examples.key, minlength=2 * len(columns["id"])).astype(np.uint8),
-            example_sentences=np.searchsorted([s.id for s in sentences], examples.sentence).astype(np.uint16),
-            example_tokens=examples.token.astype(np.uint8),
-            example_values=examples.activation.astype(np.float16),
-        )
-
-
-def _save(file: IO[bytes], **arrays: np.ndarray[Any, Any]) -> None:
-    """Write an .npz file that bzip2 makes an eighth smaller than numpy does."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_BZIP2) as packed:
-        for name, array in arrays.items():
-            with packed.open(f"{name}.npy", "w") as part:
-                np.lib.format.write_array(part, array)
-
-
 def unpack(packed: Path, model: Model, path: Path) -> None:
     """Make the store of a packed index. Raises `StoreError` if model or corpus are not those that it was made of."""
     from icebear.actmax.index.classes import ensure_classes
@@ -148,7 +98,7 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
     if facts["fingerprint"] != model.fingerprint:
         raise StoreError(f"The index that comes with icebear is of other weights than {model.name}; run icebear index.")
     sentences = list(_sentences(arrays, facts))
-    if _digest(sentences) != arrays["ids"].tobytes():
+    if digest(sentences) != arrays["ids"].tobytes():
         raise StoreError(f"The index that comes with icebear is of other texts; run icebear index --store {path}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_store(path, create=True) as store, store.exclusively():
@@ -159,12 +109,12 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
         ensure_classes(store)
 
 
-def _documents(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def documents_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     return read_corpus(facts["corpus"], language=facts["language"], column=facts["column"]).source()
 
 
 def _sentences(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator[Sentence]:
-    documents, letters = dict(enumerate(_documents(facts))), iter(arrays["letters"].tolist())
+    documents, letters = dict(enumerate(documents_of(facts))), iter(arrays["letters"].tolist())
     spans = (arrays[name].tolist() for name in ("documents", "starts", "lengths", "tokens"))
     for number, start, length, count in zip(*spans, strict=True):
         title, text = documents.get(number, ("", ""))  # the digest tells
@@ -174,7 +124,7 @@ def _sentences(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> Iterator
         yield Sentence(sentence_id(text), text, title, start, start + length, tokens)
 
 
-def _digest(sentences: list[Sentence]) -> bytes:
+def digest(sentences: list[Sentence]) -> bytes:
     return hashlib.sha256(b"".join(s.id.to_bytes(8, "big") for s in sentences)).digest()
 
 
