@@ -82,7 +82,7 @@ def drafts(model: Model) -> list[Kind]:
     whats.append(FlipClaim(flip.prompt, flip.text, recipe.edits, round(1.05 * kl, 4)))
     whats.append(SteerClaim(STEERED, (Edit.parse("L29.ffn.860=60"),), ("ice", "Canada", "Arctic"), 8))
     texts = [(ROOT / "examples" / f"{name}.txt").read_text().splitlines() for name in ("music", "not-music")]
-    whats += [what for what, _ in ConceptClaim.of(find_concept(model, *texts, "music"), *texts, 0)]
+    whats += [what for what, _ in ConceptClaim.of(find_concept(model, *texts, "music"))]
     return whats
 
 
