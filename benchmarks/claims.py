@@ -77,7 +77,7 @@ def drafts(model: Model) -> list[Kind]:
     kl = HeldOutContexts(model).off_target_kl(list(recipe))
     whats.append(FlipClaim(flip.prompt, flip.text, recipe.edits, round(1.05 * kl, 4)))
     texts = [(ROOT / "examples" / f"{name}.txt").read_text().splitlines() for name in ("music", "not-music")]
-    whats += [what for what, _ in ConceptClaim.of(find_concept(model, *texts, "music"), *texts, 0)]
+    whats += [what for what, _ in ConceptClaim.of(find_concept(model, *texts, "music"))]
     return whats
 
 

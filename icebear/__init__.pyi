@@ -74,5 +74,8 @@ from .steering.apply import steer as steer
 from .steering.concept.concept import Concept as Concept
 from .steering.concept.finding import find_concept as find_concept
 from .steering.flipping.flip import flip as flip
+from .steering.monitor.fitting import monitor as monitor
+from .steering.monitor.monitor import Monitor as Monitor
+from .steering.monitor.watching import watching as watching
 from .steering.random_edits import random_edit_control as random_edit_control
 from .steering.weight_patch import apply_patch as apply_patch

@@ -165,7 +165,7 @@ def test_a_concept_separates_texts_and_breaks_without_its_neurons():
 
     examples, others = texts(True), texts(False)
     concept = find_concept(model, examples, others, "song", sites=("ffn",), max_neurons=1)
-    ((what, _),) = ConceptClaim.of(concept, examples, others, 0)
+    ((what, _),) = ConceptClaim.of(concept)
     assert isinstance(what, ConceptClaim)
     chosen = {*what.examples, *what.others}
     assert len(chosen) == sum(concept.provenance["tested_on"])
@@ -243,6 +243,8 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
         "flip": {"prompt": "a", "to": " b", "edits": ["L1.ffn.3=-20@last"], "max_kl": 1},
         "label": {"store": "a.db", "neuron": "L1.ffn.3", "polarity": "-", "text": "zebra", "by": "token"}
         | {"label": {"kind": label.kind, "where": label.where, "items": [[" zebra"]]}},
+        "monitor": {"name": "x", "unit": "token", "threshold": 1.5, "false_positive_rate": 0.03}
+        | {"neurons": [part], "vector": None, "examples": ["a b"], "others": ["c d"]},
         "relevance": {"prompt": "a", "token": 2, "text": "x", "target": 7},
         "sufficiency": {"prompt": "a", "nodes": ["L1.ffn.3@2"], "target": " x"},
         "necessity": {"prompt": "a", "nodes": ["L1.head.3@2"], "contrast": " y"},

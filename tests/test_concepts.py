@@ -32,10 +32,11 @@ from icebear.evaluation.protocol import named
 from icebear.evaluation.uses import concepts as evaluation
 from icebear.records import Neuron, RandomControl
 from icebear.steering import outcome
-from icebear.steering.concept import finding, reading
+from icebear.steering.concept import reading
 from icebear.steering.concept.concept import nearest
 from icebear.steering.concept.finding import universal
-from icebear.steering.concept.reading import read, stream_means, vector_added
+from icebear.steering.concept.reading import read, vector_added
+from icebear.steering.concept.texts import prepared
 from icebear.steering.outcome import concept_outcome, steer_concept
 from icebear.steering.provenance import Outcome
 from icebear.steering.random_edits import random_edits
@@ -93,7 +94,7 @@ def test_a_planted_concept_is_found_exactly(results):
 
 def test_nothing_is_chosen_on_the_texts_that_test(model, results):
     """With others in their place, of the wrong kind, it is the same concept with another score."""
-    _, _, parts = finding.prepared(texts(80, True), texts(80, False), 0)
+    _, _, parts = prepared(texts(80, True), texts(80, False), 0)
     rows = [texts(80, kind) for kind in (True, False)]
     wrong = [texts(80, not kind, 1) for kind in (True, False)]
     swapped = [
@@ -183,7 +184,7 @@ def test_a_value_is_what_a_slow_reference_gives(model, results):
 
 
 def test_the_unit_is_a_standard_deviation_of_the_others(model, results):
-    rows, positive, part = finding.prepared(texts(80, True), texts(80, False), 0)
+    rows, positive, part = prepared(texts(80, True), texts(80, False), 0)
     rank = [text for text, with_, number in zip(rows, positive, part, strict=True) if number == 0 and not with_]
     values = [one.value for one in results.measures(model, rank)]
     assert np.mean(values) == pytest.approx(0, abs=1e-4)
@@ -542,7 +543,7 @@ def _embedded(model, prompt):
 
 def test_streams_are_means_behind_each_layer(model):
     rows = texts(3, True)
-    results = stream_means(model, rows)
+    results = read(model, rows, ()).stream
     for row, text in zip(results, rows, strict=True):
         reference = model.net.transformer.h[0](_embedded(model, text))[0, 1:].mean(0)
         np.testing.assert_allclose(row[0], reference.detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -47,7 +47,8 @@ from icebear.models.text.prompts import PromptLike
 from icebear.records import Neuron, RandomControl
 from icebear.steering.comparison import compare
 from icebear.steering.concept.concept import Concept
-from icebear.steering.concept.finding import FEWEST, find_concept
+from icebear.steering.concept.finding import find_concept
+from icebear.steering.concept.texts import FEWEST
 from icebear.steering.flipping.flip import flip
 from icebear.steering.outcome import CONCEPT_TOKENS, STEPS, outcome_of, steer_concept
 from icebear.steering.random_edits import random_edit_control

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
+from math import sqrt
 from statistics import fmean
 from typing import Any, Literal
 
@@ -20,9 +21,11 @@ from icebear.db.store import open_store
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Meaning, Neuron
-from icebear.steering.concept.concept import Concept, ConceptNeuron
-from icebear.steering.concept.finding import prepared
+from icebear.steering.concept.concept import Concept
+from icebear.steering.concept.detectors import ConceptNeuron, ConceptVector
 from icebear.steering.concept.reading import read
+from icebear.steering.monitor.monitor import Monitor
+from icebear.steering.monitor.text_values import Unit, interval, text_values
 
 OTHERS = 8
 """Random neurons that a label is scored on."""
@@ -107,12 +110,55 @@ class ConceptClaim(Kind):
         return Measured(score, fmean(random) if random else 0.5, error)
 
     @classmethod
-    def of(cls, concept: Concept, examples: Sequence[str], others: Sequence[str], seed: int) -> list[Draft]:
-        """Return the claim of a concept on the texts that test it."""
-        texts, positive, part = prepared(examples, others, seed)
-        tested = [number for number in range(len(texts)) if part[number] == 2]
-        with_it, without = (tuple(texts[i] for i in tested if bool(positive[i]) is kind) for kind in (True, False))
-        return [(cls(concept.name, concept.parts, with_it, without), None)]
+    def of(cls, concept: Concept) -> list[Draft]:
+        """Return the claim of a concept on the texts that test it. Raises `InputError` if there are none."""
+        return [(cls(concept.name, concept.parts, *tests_of(concept)), None)]
 
     def __str__(self) -> str:
         return f"{self.name} by {len(self.parts)} neurons on {len(self.examples)} and {len(self.others)} texts"
+
+
+@dataclass(frozen=True)
+class MonitorClaim(Kind):
+    """A monitor flags this share of `examples`, texts with its concept that did not find it. The control is the share
+    of `others`, texts without the concept, that it flags. It breaks the claim if it is surely larger than
+    `false_positive_rate`, the upper limit of the monitor."""
+
+    name: str
+    unit: Unit
+    threshold: float
+    false_positive_rate: float
+    neurons: tuple[ConceptNeuron, ...]
+    examples: tuple[str, ...]
+    others: tuple[str, ...]
+    vector: ConceptVector | None = None
+    kind = "monitor"
+    value_is = "share of texts with the concept that are flagged"
+    control_is = "that of texts without it"
+
+    def measure(self, model: Model, seed: int = 0) -> Measured:
+        if not (self.examples and self.others and (self.vector or self.neurons)):
+            raise InputError("A claim of a monitor needs a detector, and texts with and without the concept; add them.")
+        detector = self.vector or self.neurons
+        flagged = text_values(model, [detector], [*self.examples, *self.others], self.unit)[0] > self.threshold
+        with_it, without = flagged[: len(self.examples)], flagged[len(self.examples) :]
+        value, control = float(with_it.mean()), float(without.mean())
+        why = ""
+        if interval(int(without.sum()), len(without))[0] > self.false_positive_rate:
+            why = f"It flags {control:.2g} of texts without the concept, more than {self.false_positive_rate:.2g}."
+        return Measured(value, control, sqrt(value * (1 - value) / len(with_it)), why)
+
+    @classmethod
+    def of(cls, monitor: Monitor, concept: Concept) -> list[Draft]:
+        """Return the claim of a monitor on the texts that test its concept. Raises `InputError` if there are none."""
+        numbers = monitor.name, monitor.unit, monitor.threshold, monitor.interval[1]
+        return [(cls(*numbers, monitor.neurons, *tests_of(concept), monitor.vector), None)]
+
+    def __str__(self) -> str:
+        return f"{self.name} above {self.threshold:.2f} in a {self.unit}"
+
+
+def tests_of(concept: Concept) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if concept.texts is None:
+        raise InputError(f"The concept {concept.name!r} has no texts to claim; find it again from texts.")
+    return concept.texts.tests()

@@ -26,8 +26,8 @@ from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
-from icebear.steering.concept.finding import parts_of, ranked, separation, universal
-from icebear.steering.concept.reading import neurons_of, read, stream_means, vector_added
+from icebear.steering.concept.finding import logistic, parts_of, ranked, separation, universal
+from icebear.steering.concept.reading import neurons_of, read, vector_added
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
 from icebear.values import stable_hash
 
@@ -116,7 +116,6 @@ class Ground:
     def __init__(self, model: Model, topics: TopicSentences) -> None:
         self.model, self.topics, neurons = model, topics, neurons_of(model, ("ffn",))
         self.others = {part: read(model, topics.others[part], neurons) for part in PARTS}
-        self.streams = {part: stream_means(model, topics.others[part]) for part in PARTS}  # part -> (S, L, D)
         self.contexts = HeldOutContexts(model, HELD_OUT_TEXTS).contexts
         self.plain = next_log_probabilities(model, self.contexts, nullcontext)  # (P, V) after the contexts
 
@@ -150,7 +149,7 @@ class ConceptData:
             without = "report" if part == "silent" else part
             means = np.concatenate([seen.means, others[without].means])
             self.x[part] = (means - self.centre) / np.where(self.spread > 0, self.spread, 1)
-            self.stream[part] = np.concatenate([stream_means(model, texts[part]), ground.streams[without]])
+            self.stream[part] = np.concatenate([seen.stream, others[without].stream])
             self.positive[part] = np.arange(len(means)) < len(seen.means)
         with_it = seen_in["find"]
         self.seen = replace(find, low=np.minimum(with_it.low, find.low), high=np.maximum(with_it.high, find.high))
@@ -166,13 +165,7 @@ class ConceptData:
         return separation(self.stream["find"][:, layer], self.positive["find"])
 
     def logistic(self, layer: int) -> np.ndarray:
-        """Return the weights (D,) of a logistic model of the residual stream, in the units of the stream."""
-        from sklearn.linear_model import LogisticRegression
-
-        x = self.stream["find"][:, layer]
-        spread = x.std(0) + 1e-6
-        model = LogisticRegression(C=0.01, class_weight="balanced", max_iter=2000)
-        return model.fit((x - x.mean(0)) / spread, self.positive["find"]).coef_[0] / spread
+        return logistic(self.stream["find"][:, layer], self.positive["find"])
 
 
 def detection(data: ConceptData) -> dict[str, dict[str, float]]:

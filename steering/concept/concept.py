@@ -10,15 +10,22 @@ import numpy as np
 from markupsafe import Markup
 
 from icebear.concepts.vocabulary.calibration import TEXTS
-from icebear.convert import CONVERTER, Saved, Tabled
+from icebear.convert import Saved, Tabled
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.recipe import Recipe
-from icebear.records import POLARITIES, Neuron
 from icebear.render import page, render
-from icebear.steering.concept.reading import counts, read, see_each
+from icebear.steering.concept.detectors import (
+    DETECTORS,
+    ConceptNeuron,
+    ConceptVector,
+    Detector,
+    contributions,
+)
+from icebear.steering.concept.reading import counts, read
+from icebear.steering.concept.texts import ConceptTexts
 from icebear.steering.provenance import score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
 from icebear.steps import OnProgress, unwatched
@@ -26,6 +33,9 @@ from icebear.values import POSITIVE, one_of, real, several, typed
 
 if TYPE_CHECKING:
     import pandas
+
+SHUFFLED = "shuffled labels"
+RANDOM = "random neurons"
 
 
 @dataclass(frozen=True)
@@ -53,35 +63,12 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class ConceptNeuron:
-    """A neuron of a concept."""
+class ControlDetector:
+    """Neurons and vectors that the same texts fit by chance, which a monitor is compared with."""
 
-    neuron: Neuron
-    polarity: str
-    """``+`` or ``-``: the sign of its activation, relative to the mean, where the concept is present."""
-    weight: float
-    mean: float
-    """The mean over the texts without the concept of the neuron's mean activation in each; `std` is its deviation,
-    or that over all texts if the neuron is constant there."""
-    std: float
-    max_activation: float
-    """The largest activation of this polarity in all texts; for ``-`` the smallest activation."""
-
-    def __post_init__(self) -> None:
-        one_of(self.polarity, "polarity", POLARITIES)
-        if self.neuron.site == "head":
-            raise InputError(f"{self.neuron} is a whole head, and a concept consists of neurons; leave it out.")
-        real(self.weight, f"The weight of {self.neuron}", 0)
-        for name in ("mean", "max_activation"):
-            real(getattr(self, name), f"The {name} of {self.neuron}")
-        real(self.std, f"The standard deviation of {self.neuron}", POSITIVE)
-
-    @property
-    def sign(self) -> int:
-        return 1 if self.polarity == "+" else -1
-
-    def to_dict(self) -> dict[str, Any]:
-        return CONVERTER.unstructure(self)
+    name: str
+    parts: tuple[ConceptNeuron, ...]
+    vectors: tuple[ConceptVector, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +84,11 @@ class Concept(Saved, Tabled):
     model_name: str
     model_fingerprint: str
     provenance: dict[str, Any] = field(default_factory=dict)
+    vectors: tuple[ConceptVector, ...] = ()
+    """The residual stream's detectors of the same concept, one for each fit; empty for a concept that was made by
+    hand."""
+    texts: ConceptTexts | None = None
+    controls: tuple[ControlDetector, ...] = ()
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -182,20 +174,26 @@ class Concept(Saved, Tabled):
         self.check_usable(model)
         rows = [model.ids(text) for text in several(texts)]
         counted = [counts(model, ids) for ids in rows]
-        values = [np.zeros(len(ids)) for ids in rows]
-        centre = np.array([part.mean for part in self.parts])
-        weights = np.array([part.sign * part.weight / part.std for part in self.parts])
-
-        def see(row: int, columns: np.ndarray, activations: np.ndarray) -> None:
-            values[row][counted[row]] += (activations - centre[columns]) @ weights[columns]
-
-        see_each(model, rows, [part.neuron for part in self.parts], see)
         measured = []
-        for ids, positions, measures in zip(rows, counted, values, strict=True):
-            excluded = tuple(sorted(set(range(len(ids))) - set(positions)))
-            mean = float(measures[positions].mean())
-            measured.append(Measured(self.name, model.pieces(ids), tuple(measures.tolist()), mean, excluded))
+        (every,) = contributions(model, [self.parts], rows)
+        for ids, positions, parts in zip(rows, counted, every, strict=True):
+            excluded = sorted(set(range(len(ids))) - set(positions))
+            values = parts.sum(1, dtype=np.float64)
+            values[excluded] = 0
+            mean = float(values[positions].mean())
+            measured.append(Measured(self.name, model.pieces(ids), tuple(values.tolist()), mean, tuple(excluded)))
         return measured
+
+    def detector(self, kind: str) -> Detector:
+        """Return the neurons (``neurons``) or the vector of a fit (``means``, ``logistic``). Raises `InputError` if it
+        has none."""
+        if kind == "neurons":
+            return self.parts
+        vectors = {vector.fit: vector for vector in self.vectors}
+        if kind not in vectors:
+            one_of(kind, "detector", DETECTORS)
+            raise InputError(f"The concept {self.name!r} has no vector; find it again from texts with find_concept.")
+        return vectors[kind]
 
     def recipe(
         self,

@@ -1,23 +1,28 @@
 """`find_concept`: find the few neurons that separate texts with a concept from texts without it.
 
-Neurons are ranked, and as few of the first as are enough are chosen on other texts.
+Neurons are ranked, and as few of the first as are enough are chosen on other texts. Vectors of the residual stream are
+fitted on the same texts as the neurons; their layer is chosen on the same other texts.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc, auroc_error
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.steering.concept.concept import Concept, ConceptNeuron
+from icebear.steering.concept.concept import RANDOM, SHUFFLED, Concept, ControlDetector
+from icebear.steering.concept.detectors import ConceptNeuron, ConceptVector, Fit
 from icebear.steering.concept.reading import Read, neurons_of, read
+from icebear.steering.concept.texts import ConceptTexts, prepared
 from icebear.steps import OnProgress, unwatched
-from icebear.values import check_int, seed_of, several, text_of, typed
+from icebear.values import check_int, seed_of, several, typed
 
 SIZES = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 70, 100)
 CANDIDATES = 300
@@ -29,11 +34,8 @@ TOLERANCE = 0.01
 UNIVERSAL_NEURONS = 0.001
 """A universal neuron is among this share of the largest activations, in `UNIVERSAL_TEXTS` of all texts (CNA)."""
 UNIVERSAL_TEXTS = 0.8
-FEWEST = 16
-"""The minimum number of texts of each kind; with fewer, too few are left to test on."""
-PARTS = (0.5, 0.75)
-"""Half of the texts of each kind rank and weigh neurons, a quarter chooses among sets, a quarter tests the chosen."""
 MAX_NEURONS = 20
+RANDOM_SETS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +52,7 @@ class Choice:
 
 
 def separation(x: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """(N,) differences of means, in standard deviations of the others; x (S, N) is standardized by those."""
+    """(N,) differences of means; of neurons x (S, N) is standardized by the others."""
     return x[positive].mean(0) - x[~positive].mean(0)
 
 
@@ -121,7 +123,8 @@ def find_concept(
     """Find the fewest neurons that separate `examples` from `others` nearly as well as the best set that is tried.
 
     Half of the texts of each kind rank neurons, by the difference of their mean activations; a quarter chooses how many
-    and their weights, a quarter tests the result.
+    and their weights, a quarter tests the result. The same parts fit two vectors of the residual stream, choose their
+    layers, and test them.
 
     Parameters
     ----------
@@ -160,11 +163,49 @@ def find_concept(
         raise InputError(f"A concept needs at least one site; choose from {', '.join(model.sites)}.")
     texts, positive, part = prepared(examples, others, seed)
     seen = read(model, texts, neurons_of(model, sites), on_progress)
+    chosen = fitted(seen, positive, part, max_neurons, seed)
+    count = int(positive.sum())  # the texts with it come first
+    provenance = {**chosen.provenance, "sites": list(sites), "seed": seed, "made_with": model.made_with}
+    found_in = ConceptTexts(tuple(texts[:count]), tuple(texts[count:]), seed)
+    by_chance = controls(seen, positive, part, chosen, seed)
+    return Concept(name, chosen.parts, model.name, model.fingerprint, provenance, chosen.vectors, found_in, by_chance)
+
+
+def controls(
+    seen: Read, positive: np.ndarray, part: np.ndarray, chosen: Fitted, seed: int
+) -> tuple[ControlDetector, ...]:
+    """Return detectors that are fitted like the chosen with the labels of the texts shuffled in each part, and sets of
+    random neurons of the same layers, weighed by the same texts."""
+    draw, labels = np.random.default_rng(seed), positive.copy()
+    for number in range(3):
+        rows = np.flatnonzero(part == number)
+        labels[rows] = draw.permutation(labels[rows])
+    shuffled = fitted(seen, labels, part, len(chosen.parts), seed)
+    rank, by_layer = np.flatnonzero(part == 0), by_site_layer(seen.neurons)
+    x, centre, spread = standardized(seen.means, positive, rank)
+    weights, safe = separation(x[rank], positive[rank]), np.where(spread > 0, spread, 1)
+    layers = [by_layer[chosen_part.neuron.site, chosen_part.neuron.layer] for chosen_part in chosen.parts]
+    sets = [np.array([draw.choice(columns) for columns in layers]) for _ in range(RANDOM_SETS)]
+    random = [parts_of(seen, columns, weights[columns], centre, safe) for columns in sets]
+    return ControlDetector(SHUFFLED, shuffled.parts, shuffled.vectors), *(
+        ControlDetector(RANDOM, row) for row in random
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Detectors of a concept, fitted to some texts."""
+
+    parts: tuple[ConceptNeuron, ...]
+    vectors: tuple[ConceptVector, ...]
+    provenance: dict[str, Any]
+
+
+def fitted(seen: Read, positive: np.ndarray, part: np.ndarray, max_neurons: int, seed: int) -> Fitted:
+    """Fit detectors to texts. positive: which texts (S,) have the concept. part: as of `prepared`."""
     rank, *tests = (np.flatnonzero(part == number) for number in range(3))
     without = rank[~positive[rank]]
-    centre, spread = seen.means[without].mean(0), seen.means[without].std(0)
-    spread = np.where(spread > 0, spread, seen.means[rank].std(0))  # of a neuron that is active with the concept only
-    x = (seen.means - centre) / np.where(spread > 0, spread, 1)
+    x, centre, spread = standardized(seen.means, positive, rank)
     everywhere = universal(seen.means[without])
     order, weights = ranked(x[rank], positive[rank], everywhere | (spread == 0))
     learn, choosing, last = ((x[rows], positive[rows]) for rows in (rank, *tests))
@@ -185,11 +226,48 @@ def find_concept(
         "universal": [str(seen.neurons[column]) for column in np.flatnonzero(everywhere)],
         "examples": int(positive.sum()),
         "others": int((~positive).sum()),
-        "sites": list(sites),
-        "seed": seed,
-        "made_with": model.made_with,
     }
-    return Concept(name, parts, model.name, model.fingerprint, provenance)
+    return Fitted(parts, vectors_of(seen.stream, positive, part), provenance)
+
+
+def standardized(
+    means: np.ndarray, positive: np.ndarray, rank: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return activations (S, N) standardized over the texts of `rank` without the concept, and their means and
+    standard deviations (N,)."""
+    without = rank[~positive[rank]]
+    centre, spread = means[without].mean(0), means[without].std(0)
+    spread = np.where(spread > 0, spread, means[rank].std(0))  # of a neuron that is active with the concept only
+    return (means - centre) / np.where(spread > 0, spread, 1), centre, spread
+
+
+def vectors_of(stream: np.ndarray, positive: np.ndarray, part: np.ndarray) -> tuple[ConceptVector, ...]:
+    """Return a vector of each fit, after the layer with the best AUROC on the validation texts.
+
+    stream: means (S, L, D). positive: which texts have the concept. part: as of `prepared`.
+    """
+    learn, choosing, last = (part == number for number in range(3))
+    fits: dict[Fit, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"means": separation, "logistic": logistic}
+    vectors = []
+    for name, fit in fits.items():
+        tried = [fit(stream[learn, layer], positive[learn]) for layer in range(stream.shape[1])]
+        scores = [auroc(stream[choosing, layer] @ vector, positive[choosing]) for layer, vector in enumerate(tried)]
+        layer = int(np.argmax(scores))
+        values = stream[:, layer] @ tried[layer]
+        without = values[learn & ~positive]
+        tested = auroc(values[last], positive[last])
+        numbers = float(without.mean()), float(without.std()) or 1.0, tested
+        vectors.append(ConceptVector(name, layer, tuple(tried[layer].tolist()), *numbers))
+    return tuple(vectors)
+
+
+def logistic(x: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """Return the weights (D,) of a logistic model of x (S, D), in the units of x."""
+    from sklearn.linear_model import LogisticRegression
+
+    spread = x.std(0) + 1e-6
+    model = LogisticRegression(C=0.01, class_weight="balanced", max_iter=2000)
+    return model.fit((x - x.mean(0)) / spread, positive).coef_[0] / spread
 
 
 def parts_of(
@@ -202,25 +280,3 @@ def parts_of(
         numbers = (abs(weight), float(centre[column]), float(spread[column]), float(end[column]))
         parts.append(ConceptNeuron(seen.neurons[column], polarity, *numbers))
     return tuple(sorted(parts, key=lambda part: -part.weight))
-
-
-def prepared(examples: Sequence[str], others: Sequence[str], seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the different texts of both kinds, which of them have the concept, and the random part of each: 0 to rank,
-    1 to choose, 2 to test on. Raises `InputError`."""
-    checked = [[text_of(text).strip() for text in several(texts)] for texts in (examples, others)]
-    kinds = [list(dict.fromkeys(filter(None, texts))) for texts in checked]
-    both = set(kinds[0]) & set(kinds[1])
-    if both:
-        raise InputError(
-            f"{len(both)} texts are in both lists (with the concept, and without it), such as {min(both)[:40]!r}; "
-            "remove them from one list."
-        )
-    if min(map(len, kinds)) < FEWEST:
-        raise InputError(
-            f"A concept needs at least {FEWEST} different texts with it and as many without; there are {len(kinds[0])} "
-            f"and {len(kinds[1])}, so add more."
-        )
-    generator = np.random.default_rng(seed)
-    parts = [np.digitize(generator.permutation(len(texts)) / len(texts), PARTS) for texts in kinds]
-    positive = np.repeat([True, False], [len(kinds[0]), len(kinds[1])])
-    return [*kinds[0], *kinds[1]], positive, np.concatenate(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,10 @@ from icebear.models.model import Model
 from icebear.records import Neuron
 from icebear.steps import OnProgress, unwatched
 
+Reading = Callable[[list[int]], AbstractContextManager[None]]
+"""Makes the hooks of a pass over the rows with these numbers."""
+See = Callable[[int, np.ndarray, np.ndarray], None]
+
 BATCH = 16
 LONGEST = 256
 """Longer texts are truncated after this many tokens."""
@@ -25,7 +29,7 @@ LONGEST = 256
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Activations of N neurons in S texts, over the tokens that count (see `counts`)."""
+    """Activations of N neurons in S texts, and the residual stream, over the tokens that count (see `counts`)."""
 
     neurons: tuple[Neuron, ...]
     means: np.ndarray
@@ -33,6 +37,8 @@ class Read:
     low: np.ndarray
     """(N,) the smallest of all texts."""
     high: np.ndarray
+    stream: np.ndarray
+    """(S, L, D) means of the residual stream after each layer."""
 
 
 def neurons_of(model: Model, sites: Sequence[str]) -> tuple[Neuron, ...]:
@@ -49,30 +55,40 @@ def read(
 ) -> Read:
     """Run one forward pass over each text. Raises `InputError` for a text in which no token counts."""
     rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
+    counted = [counts(model, ids) for ids in rows]
     means = np.zeros((len(texts), len(neurons)), dtype=np.float32)
     low, high = np.full(len(neurons), np.inf), np.full(len(neurons), -np.inf)
+    streams: list[list[np.ndarray]] = [[] for _ in rows]
 
     def see(row: int, columns: np.ndarray, values: np.ndarray) -> None:
         means[row, columns] = values.mean(0)
         low[columns] = np.minimum(low[columns], values.min(0))
         high[columns] = np.maximum(high[columns], values.max(0))
 
-    see_each(model, rows, neurons, see, on_progress)
-    return Read(tuple(neurons), means, low, high)
+    def see_stream(part: list[int], layer: int, x: Tensor) -> None:
+        values = x.cpu().numpy()
+        for row, number in enumerate(part):
+            streams[number].append(values[row, counted[number]].mean(0))
+
+    @contextmanager
+    def reading(part: list[int]) -> Iterator[None]:
+        layers = range(model.layers)
+        with seeing(model, rows, neurons, see)(part), stream_hooks(model, layers, partial(see_stream, part)):
+            yield
+
+    run(model, rows, reading, on_progress)
+    return Read(tuple(neurons), means, low, high, np.array(streams))
 
 
-@torch.no_grad()
-def see_each(
-    model: Model,
-    rows: Sequence[list[int]],
-    neurons: Sequence[Neuron],
-    see: Callable[[int, np.ndarray, np.ndarray], None],
-    on_progress: OnProgress = unwatched,
-) -> None:
+def see_each(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: See) -> None:
     """Call `see(row, columns, values (T, n))` for each row of token ids and each layer's part of the neurons, with the
     activations at the tokens that count."""
-    if not neurons:
-        return
+    if neurons:
+        run(model, rows, seeing(model, rows, neurons, see))
+
+
+def seeing(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], see: See) -> Reading:
+    """Return the hooks of `see_each`, for `run`."""
     columns = {layer: np.array(numbers) for layer, numbers in by_site_layer(neurons).items()}
     indices = {layer: torch.tensor([neurons[number].index for number in columns[layer]]) for layer in columns}
     counted = [counts(model, ids) for ids in rows]
@@ -83,13 +99,32 @@ def see_each(
         for row, number in enumerate(part):
             see(number, layer_columns, values[row, counted[number]])
 
+    return lambda part: hooks(model, columns, partial(visit, part))
+
+
+@torch.no_grad()
+def run(model: Model, rows: Sequence[list[int]], reading: Reading, on_progress: OnProgress = unwatched) -> None:
+    """Run one forward pass over each row of token ids, in batches, each inside `reading(numbers of its rows)`."""
     done = 0
     with model.lock:
         for part in batches(model, rows):
-            with hooks(model, columns, partial(visit, part)):
+            with reading(part):
                 model.final_stream(model.read([rows[number] for number in part]))
             done += len(part)
             on_progress(done, len(rows))
+
+
+@contextmanager
+def stream_hooks(model: Model, layers: Iterable[int], see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call `see(layer, residual stream after it (B, T, D))` in every forward pass."""
+
+    def visit(layer: int, module: Any, args: Any, output: Any) -> None:
+        see(layer, (output[0] if isinstance(output, tuple) else output).detach().float())
+
+    with ExitStack() as undo:
+        for layer in layers:
+            undo.callback(model.layer_modules[layer].register_forward_hook(partial(visit, layer)).remove)
+        yield
 
 
 def batches(model: Model, rows: Sequence[list[int]]) -> list[list[int]]:
@@ -111,28 +146,6 @@ def counts(model: Model, ids: Sequence[int]) -> list[int]:
             "sentences."
         )
     return positions
-
-
-@torch.no_grad()
-def stream_means(model: Model, texts: Sequence[str]) -> np.ndarray:
-    """(S, L, D) means of the residual stream after each layer, over the tokens that count."""
-    rows = [model.token_ids(text, min(LONGEST, model.context_length)) for text in texts]
-    means: dict[int, np.ndarray] = {}
-    seen: list[np.ndarray] = []
-
-    def keep(module: Any, args: Any, output: Any) -> None:
-        seen.append((output[0] if isinstance(output, tuple) else output).float().cpu().numpy())
-
-    with model.lock, ExitStack() as undo:
-        for module in model.layer_modules:
-            undo.callback(module.register_forward_hook(keep).remove)
-        for part in batches(model, rows):
-            seen.clear()
-            model.final_stream(model.read([rows[number] for number in part]))
-            for row, number in enumerate(part):
-                positions = counts(model, rows[number])
-                means[number] = np.stack([x[row, positions].mean(0) for x in seen])
-    return np.stack([means[number] for number in range(len(rows))])
 
 
 def vector_added(model: Model, layer: int, vector: Tensor) -> Callable[[], AbstractContextManager[None]]:

@@ -22,8 +22,14 @@ if TYPE_CHECKING:
     import icebear
     from icebear.steering.comparison import Comparison
     from icebear.steering.concept.concept import Measured
+    from icebear.steering.concept.detectors import ConceptVector
+    from icebear.steering.monitor.monitor import Monitor, Passage, Verdict
 
 DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
+RATES = (
+    "Each detector has the threshold that the same negatives give it. Random neurons: mean of 5 sets of as many of the "
+    "same layers. Shuffled labels: found like the monitor with the labels of the texts shuffled. Chance is AUROC 0.5."
+)
 EDITS = (
     "alone: the probability of the wanted token with this edit alone. raises, lowers: the likely next words that this "
     "edit alone makes more and less likely."
@@ -134,8 +140,53 @@ def concept_report(
     return Group(
         grid("neuron", "sign", ">weight", "label", rows=rows, title=title),
         *(Text(line, "dim") for line in provenance_lines(concept)),
+        *(Text(_vector_line(vector), "dim") for vector in concept.vectors),
         *(Text(f"shares {share:.0%} of the neurons with {name}") for name, share in similar),
     )
+
+
+def _vector_line(vector: ConceptVector) -> str:
+    name = {"means": "difference of means", "logistic": "logistic model"}[vector.fit]
+    return f"residual stream after layer {vector.layer}, {name}: AUROC {vector.auroc:.3f} on the same test texts"
+
+
+def monitor_report(monitor: Monitor) -> Group:
+    """The rates of a monitor, beside the controls; what is a reason for doubt is said first."""
+    percent = lambda rate: f"{100 * rate:.0f} %"  # noqa: E731
+    rows = [
+        (
+            "" if row.texts == before else row.texts,
+            row.detector,
+            percent(row.true_positive_rate),
+            percent(row.false_positive_rate),
+            f"{row.auroc:.2f}",
+            f"{row.positives}, {row.negatives}",
+        )
+        for row, before in zip(monitor.rates, ["", *(row.texts for row in monitor.rates)], strict=False)
+    ]
+    names = ("texts", "detector", ">true positives", ">false positives", ">AUROC", ">texts with, without")
+    table = grid(*names, rows=rows, caption=RATES)
+    return Group(*map(Text, monitor.about), *([table] if rows else []))
+
+
+def verdicts_report(verdicts: Sequence[Verdict]) -> Group:
+    """Texts with the value of a monitor at each token, and what it flags."""
+    parts: list[Any] = []
+    for verdict in verdicts:
+        counted = [number for number, value in enumerate(verdict.values) if not value]
+        title = Text.assemble(
+            (f"{verdict.monitor} ", "bold"), f"{verdict.value:+.2f}", f" (flagged above {verdict.threshold:.2f})"
+        )
+        parts += [title, Padding(heatmap(verdict.tokens, list(verdict.values), counted), (0, 2))]
+        parts += [Text(flag_line(verdict.monitor, flag), "yellow") for flag in verdict.flags]
+    return Group(*parts)
+
+
+def flag_line(name: str, flag: Passage) -> str:
+    """What a monitor flags, and by which neurons."""
+    by = ", ".join(f"{neuron} ({value:+.1f})" for neuron, value in flag.neurons)
+    words = visible(" ".join(flag.text.split()))
+    return f"flagged by {name}, {flag.value:+.2f}: {words!r}{f' by {by}' if by else ''}"
 
 
 def provenance_lines(concept: icebear.Concept) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,9 +20,14 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.constrain import Constrain
 
+    from icebear.steering.monitor.monitor import Verdict
+
+OnTokens = Callable[[list[int]], None]
+
 HELP = """/why WORDS [| CONTRAST]          show the tokens and neurons that contributed to words of the last answer
 /why WORDS | CONTRAST | MESSAGE  show how the first word is computed, compared with the answer to another message
 /from                            show how much of it came from the context, the question and its own words
+/monitors                        show what --monitor read in the last message and its answer, token by token
 /save FILE                       save the conversation as JSON, for --messages
 /quit                            stop"""
 
@@ -33,6 +40,11 @@ class Options:
     max_new_tokens: int
     temperature: float
     seed: int
+    monitor: tuple[str, ...] = option(
+        "Read each message and each answer with a monitor of icebear concept monitor.", type="file", multiple=True
+    )
+    stop_on: bool = option("End an answer when a monitor flags it.")
+    steer_on: str | None = option("Steer with this recipe from the token on that a monitor flags.", type="file")
     json: bool
     model: ModelOptions
 
@@ -48,6 +60,10 @@ def chat(options: Options) -> None:
     """
     if options.messages and options.system is not None:
         raise click.UsageError("--messages has its own system message; omit --system.")
+    if (options.stop_on or options.steer_on) and not options.monitor:
+        raise click.UsageError("--stop-on and --steer-on need a monitor; give --monitor FILE.")
+    monitors = [icebear.Monitor.load(path) for path in options.monitor]
+    recipe = icebear.Recipe.load(options.steer_on) if options.steer_on else None
     start = [] if options.system is None else [{"role": "system", "content": options.system}]
     chat = Chat.read(options.messages) if options.messages else None
     messages = list(chat.messages) if chat else start
@@ -61,13 +77,17 @@ def chat(options: Options) -> None:
             markup=False,
         )
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "seed")}
-    conversation = _Conversation(model, console, sampling, messages, template)
+    conversation = _Conversation(model, console, sampling, messages, template, monitors, recipe, options.stop_on)
+    conversation.check()
     while (line := _line()) is not None and line != "/quit":
         try:
             conversation.read(line)
         except IcebearError as error:  # such as for a phrase that the answer does not have
             click.echo(f"icebear: {error}", err=True)
-    show(options.json, {"messages": list(map(dict, conversation.messages)), "template": template})
+    document = {"messages": list(map(dict, conversation.messages)), "template": template}
+    if monitors:
+        document["verdicts"] = [verdict.to_dict() for verdict in conversation.verdicts]
+    show(options.json, document)
 
 
 def _line() -> str | None:
@@ -84,10 +104,23 @@ class _Conversation:
     sampling: dict[str, Any]
     messages: list[Any]
     template: dict[str, Any]
+    monitors: list[icebear.Monitor]
+    recipe: icebear.Recipe | None
+    stop_on: bool
     last: icebear.Answer | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+    """Of all messages and answers, in order."""
+
+    def check(self) -> None:
+        """Raise `IcebearError` for a monitor or recipe of another model, before the first message."""
+        for monitor in self.monitors:
+            monitor.check(self.model)
+        if self.recipe:
+            self.recipe.check(self.model)
 
     def read(self, line: str) -> None:
         from icebear.app.cli.tables.explanations import origins_report
+        from icebear.app.cli.tables.steering import verdicts_report
 
         command, _, rest = line.partition(" ")
         if not line.startswith("/"):
@@ -105,6 +138,8 @@ class _Conversation:
             self.console.print(self._compared(*words, other) if other else self._why(*words))
         elif command == "/from":
             self.console.print(origins_report(icebear.source_breakdown(self.model, self._answer())))
+        elif command == "/monitors":
+            self.console.print(verdicts_report(self.verdicts[-2 * len(self.monitors) :]))
         else:
             raise InputError(f"{command} is not a command; type /help for a list.")
 
@@ -120,9 +155,37 @@ class _Conversation:
                 shown = text
 
         prompt = Chat([*self.messages, {"role": "user", "content": message}], self.template)
-        self.last = self.model.answer(prompt, on_token=show, **self.sampling)
+        if self.monitors:
+            self.last = self._watched(prompt, message, show)
+        else:
+            self.last = self.model.answer(prompt, on_token=show, **self.sampling)
+            self.console.print()
         self.messages = list(self.last.chat.messages)
+
+    def _watched(self, prompt: Chat, message: str, on_token: OnTokens) -> icebear.Answer:
+        """Answer while the monitors read, and print what they flag in the message and in the answer."""
+        from icebear.app.cli.tables.steering import flag_line
+        from icebear.steering.monitor.watching import read_message
+
+        verdicts = read_message(self.model, self.monitors, message)
+        flags = [(verdict.monitor, flag) for verdict in verdicts for flag in verdict.flags]
+        self._print(f"Your message: {flag_line(*flag)}" for flag in flags)
+        with ExitStack() as stack:
+            log = stack.enter_context(icebear.watching(self.model, self.monitors))
+            if self.recipe:
+                stack.enter_context(icebear.steer(self.model, self.recipe, when=lambda: log.flagged))
+            sampling = {**self.sampling, "stopping_criteria": [log] if self.stop_on else []}
+            answer = self.model.answer(prompt, on_token=on_token, **sampling)
         self.console.print()
+        written = [verdict for text in log.texts for verdict in text.values()]
+        self.verdicts += [*verdicts, *written]
+        flagged = [(verdict.monitor, flag) for verdict in written for flag in verdict.flags]
+        self._print(f"The answer: {flag_line(*flag)}" for flag in flagged)
+        return answer
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.console.print(line, style="yellow", markup=False, highlight=False)
 
     def _answer(self) -> icebear.Answer:
         if self.last is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import click
 
@@ -87,7 +88,7 @@ def find(options: Find) -> None:
     if options.claim:
         from icebear.claims.kinds.meanings import ConceptClaim
 
-        claim(options.claim, model, lambda: ConceptClaim.of(result, *texts, options.seed))
+        claim(options.claim, model, lambda: ConceptClaim.of(result))
 
 
 @record
@@ -214,6 +215,61 @@ def steer(options: Steer) -> None:
     measured = {"plain": outcome.control.before, "steered": outcome.control.after}
     document = {**result.to_dict(), "recipe": recipe.to_dict(), "measured": measured}
     show(options.json, document, comparison_table(result), steered_line(this, recipe), *outcome_lines(outcome))
+
+
+@record
+class Watch:
+    name: str = argument()
+    negatives: str = option(
+        "File of texts without the concept that did not find it, one per line: at least 122 for --fpr 0.01, 23 for "
+        "0.05.",
+        type="file",
+        required=True,
+    )
+    fpr: float = option("False positive rate: the share of texts without the concept that may be flagged.", 0.01)
+    unit: Literal["sentence", "token", "message"] = option("What is flagged.", "sentence")
+    detector: Literal["neurons", "means", "logistic"] = option(
+        "neurons, or a vector of the residual stream: means (difference of means) or logistic.", "neurons"
+    )
+    shift: tuple[tuple[str, str], ...] = option(
+        "Two files of texts with and without the concept, of another domain or language, to measure the monitor on.",
+        type=click.Path(dir_okay=False),
+        nargs=2,
+        multiple=True,
+    )
+    claim: str | None
+    save: str | None
+    store: str = option(type="file")
+    json: bool
+    model: ModelOptions
+
+
+@verb(Watch, concept)
+def monitor(options: Watch) -> None:
+    """Set a threshold of a concept by texts without it, and measure how often texts with and without it are flagged.
+
+    The table compares it with a bag of words, random neurons and shuffled labels, on held-out texts, on texts five
+    times longer, and without the words that speak most for the concept. icebear chat --monitor reads the saved file.
+
+    Example:
+      icebear concept monitor music --negatives negatives.txt --fpr 0.05 --save music.monitor.json
+    """
+    from icebear.app.cli.tables.steering import monitor_report
+
+    this, negatives = _read(options.name, options.store), lines(options.negatives)
+    shifts = {Path(with_it).stem: (lines(with_it), lines(without)) for with_it, without in options.shift}
+    model = options.model.load()
+    with bar("texts") as move:
+        result = icebear.monitor(
+            model, this, negatives, options.fpr, options.unit, options.detector, shifts, on_progress=move
+        )
+    if options.save:
+        result.save(options.save, overwrite=True)
+    show(options.json, result.to_dict(), monitor_report(result))
+    if options.claim:
+        from icebear.claims.kinds.meanings import MonitorClaim
+
+        claim(options.claim, model, lambda: MonitorClaim.of(result, this))
 
 
 @record

@@ -24,7 +24,8 @@ from icebear.recipe import Recipe
 from icebear.render import heatmap
 from icebear.steering.comparison import Comparison
 from icebear.steering.concept.concept import Concept
-from icebear.steering.concept.finding import FEWEST, find_concept
+from icebear.steering.concept.finding import find_concept
+from icebear.steering.concept.texts import FEWEST
 from icebear.steering.outcome import CONCEPT_TOKENS, steer_concept
 from icebear.steering.provenance import Outcome, score_of
 from icebear.steering.side_effects import HeldOutContexts

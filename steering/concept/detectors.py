@@ -1,0 +1,151 @@
+"""Detectors of a concept: neurons with weights, or a vector of the residual stream, read at each token.
+
+Both are linear in what they read. The value of a token is the sum of their contributions, in standard deviations of the
+texts without the concept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from icebear.concepts.passes.sites import by_site_layer, hooks
+from icebear.convert import CONVERTER
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.records import POLARITIES, Neuron
+from icebear.steering.concept.reading import run, stream_hooks
+from icebear.steps import OnProgress, unwatched
+from icebear.values import POSITIVE, one_of, real
+
+Fit = Literal["means", "logistic"]
+DETECTORS = ("neurons", *get_args(Fit))
+See = Callable[[Any, Tensor], None]
+"""Called with the columns of a detector's contributions, and the contributions (B, T, n)."""
+
+
+@dataclass(frozen=True)
+class ConceptNeuron:
+    """A neuron of a concept."""
+
+    neuron: Neuron
+    polarity: str
+    """``+`` or ``-``: the sign of its activation, relative to the mean, where the concept is present."""
+    weight: float
+    mean: float
+    """The mean over the texts without the concept of the neuron's mean activation in each; `std` is its deviation,
+    or that over all texts if the neuron is constant there."""
+    std: float
+    max_activation: float
+    """The largest activation of this polarity in all texts; for ``-`` the smallest activation."""
+
+    def __post_init__(self) -> None:
+        one_of(self.polarity, "polarity", POLARITIES)
+        if self.neuron.site == "head":
+            raise InputError(f"{self.neuron} is a whole head, and a concept consists of neurons; leave it out.")
+        real(self.weight, f"The weight of {self.neuron}", 0)
+        for name in ("mean", "max_activation"):
+            real(getattr(self, name), f"The {name} of {self.neuron}")
+        real(self.std, f"The standard deviation of {self.neuron}", POSITIVE)
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.polarity == "+" else -1
+
+    def to_dict(self) -> dict[str, Any]:
+        return CONVERTER.unstructure(self)
+
+
+@dataclass(frozen=True)
+class ConceptVector:
+    """A vector of the residual stream, whose product with the stream after a layer detects a concept."""
+
+    fit: Fit
+    """The difference of the means of texts with and without the concept, in standard deviations; or the weights of a
+    logistic model."""
+    layer: int
+    vector: tuple[float, ...] = field(repr=False)
+    mean: float
+    """The mean of the product over the texts without the concept, and its standard deviation."""
+    std: float
+    auroc: float
+    """On the test texts, which chose neither the vector nor the layer."""
+
+    def __post_init__(self) -> None:
+        real(self.mean, "The mean of a vector")
+        real(self.std, "The standard deviation of a vector", POSITIVE)
+        for number in self.vector:
+            real(number, "A number of a vector")
+
+
+Detector = tuple[ConceptNeuron, ...] | ConceptVector
+
+
+def contributing(model: Model, detector: Detector, see: See) -> AbstractContextManager[None]:
+    """Make a context in which `see` is called in every forward pass, once for each layer that is read."""
+    if isinstance(detector, ConceptVector):
+        return _stream(model, detector, see)
+    columns = by_site_layer(part.neuron for part in detector)
+
+    def column(rows: list[int], name: str) -> Tensor:
+        return torch.tensor([float(getattr(detector[row], name)) for row in rows], device=model.device)
+
+    numbers = {}
+    for layer, rows in columns.items():
+        indices = torch.tensor([detector[row].neuron.index for row in rows], device=model.device)
+        weight = column(rows, "sign") * column(rows, "weight") / column(rows, "std")
+        numbers[layer] = rows, indices, column(rows, "mean"), weight
+
+    def visit(site: str, layer: int, x: Tensor) -> None:
+        rows, indices, mean, weight = numbers[site, layer]
+        see(rows, (x.detach()[..., indices].float() - mean) * weight)
+
+    return hooks(model, columns, visit)
+
+
+def _stream(model: Model, detector: ConceptVector, see: See) -> AbstractContextManager[None]:
+    vector = torch.tensor(detector.vector, device=model.device)
+
+    def visit(layer: int, stream: Tensor) -> None:
+        if stream.shape[-1] != len(vector):
+            raise InputError(
+                f"The vector of this concept has {len(vector)} numbers, and {model.name} needs {stream.shape[-1]}; "
+                "use the model that it was found in."
+            )
+        see([0], ((stream @ vector - detector.mean) / detector.std)[..., None])
+
+    return stream_hooks(model, [detector.layer], visit)
+
+
+def size_of(detector: Detector) -> int:
+    return 1 if isinstance(detector, ConceptVector) else len(detector)
+
+
+def contributions(
+    model: Model, detectors: Sequence[Detector], rows: Sequence[list[int]], on_progress: OnProgress = unwatched
+) -> list[list[np.ndarray]]:
+    """Return for each detector, for each row of token ids, the contributions (T, n) at its tokens; n neurons, or 1 for
+    a vector. All detectors are read in the same passes."""
+    values = [[np.zeros((len(ids), size_of(detector)), dtype=np.float32) for ids in rows] for detector in detectors]
+
+    def see(of: list[np.ndarray], part: list[int], columns: list[int], x: Tensor) -> None:
+        array = x.cpu().numpy()
+        for row, number in enumerate(part):
+            of[number][:, columns] = array[row, : len(rows[number])]
+
+    @contextmanager
+    def reading(part: list[int]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for detector, of in zip(detectors, values, strict=True):
+                stack.enter_context(contributing(model, detector, partial(see, of, part)))
+            yield
+
+    run(model, rows, reading, on_progress)
+    return values

@@ -1,0 +1,187 @@
+"""`with watching(model, monitors) as log:` reads each token that the model writes, and flags it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.steering.concept.detectors import contributing, size_of
+from icebear.steering.monitor.monitor import Monitor, Passage, Verdict
+from icebear.steering.token_tracker import TokenTracker
+from icebear.values import several, typed
+
+OnFlag = Callable[[str, Passage], Any]
+"""Called with the name of the monitor and what it flags."""
+
+
+@dataclass
+class WatchedText:
+    """A text that the model writes, as far as it was read; the last token of a generation is not read."""
+
+    ids: list[int] = field(default_factory=list)
+    parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """Monitor -> contributions (n,) at each token."""
+    flagged: dict[str, int] = field(default_factory=dict)
+    """Monitor -> the end of the last passage that was reported."""
+
+
+class Log:
+    """What monitors read while a model generates. It is also a stopping criterion of `generate`: it ends a text that is
+    flagged."""
+
+    def __init__(self, model: Model, monitors: Iterable[Monitor], on_flag: OnFlag | None = None) -> None:
+        self._model, self._on_flag = model, on_flag
+        self.monitors = {monitor.name: monitor for monitor in monitors}
+        self._texts: list[WatchedText] = []
+        self._running: list[WatchedText] = []  # the rows of the running generation
+        self._pass: dict[str, Tensor] = {}  # monitor -> contributions (B, T, n) of the running pass
+        self._special = model.special_ids()
+
+    @property
+    def texts(self) -> list[dict[str, Verdict]]:
+        """Monitor -> verdict, for each text that was written, in order; the rows of a batch are in its order."""
+        return [
+            {name: self._verdict(monitor, text) for name, monitor in self.monitors.items()}
+            for text in self._texts
+            if any(token not in self._special for token in text.ids)
+        ]
+
+    @property
+    def flagged(self) -> bool:
+        """Whether a passage was flagged so far."""
+        return any(text.flagged for text in self._texts)
+
+    def __call__(self, ids: Tensor, scores: Any = None, **_: Any) -> Tensor:
+        """Return which rows of a batch (B,) are flagged, so that `generate` ends them."""
+        ends = [bool(text.flagged) for text in self._running] or [False] * len(ids)
+        return torch.tensor(ends, device=ids.device)
+
+    def begin(self, rows: int) -> None:
+        self._running = [WatchedText(parts={name: [] for name in self.monitors}) for _ in range(rows)]
+        self._texts += self._running
+
+    def see(self, name: str, columns: Any, x: Tensor) -> None:
+        """Take contributions (B, T, n) of a pass."""
+        if name not in self._pass:
+            self._pass[name] = x.new_zeros((*x.shape[:2], size_of(self.monitors[name].detector)))
+        self._pass[name][..., columns] = x
+
+    def end_pass(self, where: TokenTracker) -> None:
+        """Add the tokens of a pass that the model wrote, and report what they complete."""
+        arrays = {name: x.cpu().numpy() for name, x in self._pass.items()}
+        self._pass = {}
+        written = where.position[0] >= where.prompt_length[0][:, None]
+        for row, column in written.nonzero().tolist():
+            text = self._running[row]
+            text.ids.append(int(where.ids[0][row, column]))
+            for name, array in arrays.items():
+                text.parts[name].append(array[row, column])
+        if written.any():
+            self.report(ended=False)
+
+    def report(self, ended: bool) -> None:
+        """Report passages that were not reported; a sentence or message that may go on, only at the end."""
+        for text in self._running:
+            for name, monitor in self.monitors.items():
+                for passage in self._completed(monitor, text, ended):
+                    text.flagged[name] = passage.stop
+                    if self._on_flag:
+                        self._on_flag(name, passage)
+
+    def _completed(self, monitor: Monitor, text: WatchedText, ended: bool) -> list[Passage]:
+        if not text.ids or (monitor.unit == "message" and not ended):
+            return []
+        if monitor.unit == "token" and not ended and text.parts[monitor.name][-1].sum() <= monitor.threshold:
+            return []
+        going_on = len(text.ids) if ended or monitor.unit == "token" else len(text.ids) - 1
+        flags = self._verdict(monitor, text).flags
+        return [flag for flag in flags if text.flagged.get(monitor.name, 0) < flag.stop <= going_on]
+
+    def _verdict(self, monitor: Monitor, text: WatchedText) -> Verdict:
+        counted = [position for position, token in enumerate(text.ids) if token not in self._special]
+        return monitor.judge(self._model.pieces(text.ids), np.array(text.parts[monitor.name]), counted)
+
+
+def read_message(model: Model, monitors: Iterable[Monitor], message: str) -> list[Verdict]:
+    """Return the verdicts of a message to the model, read alone like the texts that set the threshold; none for a
+    message of a single token."""
+    ids = model.ids(message)
+    readable = any(token not in model.special_ids() for token in ids[1:])
+    return [monitor.measure(model, message) for monitor in monitors] if readable else []
+
+
+class _Watching(TokenTracker):
+    """Tells the log when a generation begins and ends."""
+
+    def __init__(self, model: Model, log: Log) -> None:
+        super().__init__(model)
+        self.log = log
+
+    def _generate(self, generate: Callable, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("num_beams", 1) > 1:
+            raise InputError("Monitors cannot read a beam search (num_beams above 1), which changes what is written.")
+        prompt = kwargs.get("input_ids", inputs)
+        if prompt is not None:
+            self.log.begin(len(prompt) * int(kwargs.get("num_return_sequences", 1)))
+        try:
+            return super()._generate(generate, inputs, *args, **kwargs)
+        finally:
+            self.log.report(ended=True)
+
+
+@typed
+@contextmanager
+def watching(model: Model, monitors: Monitor | Iterable[Monitor], on_flag: OnFlag | None = None) -> Iterator[Log]:
+    """Read with monitors what the model generates inside the context.
+
+    Parameters
+    ----------
+    model
+        The model of the monitors; it must be causal.
+    monitors
+        One or several, with different names.
+    on_flag
+        Called with (the monitor's name, `Passage`) when a passage is flagged: a token at once, a sentence when the next
+        one begins, a message at its end. An exception that it raises ends the generation.
+
+    Yields
+    ------
+    Log
+        `Log.texts` has the verdicts. ``model.answer(prompt, stopping_criteria=[log])`` ends an answer that is flagged.
+
+    Raises
+    ------
+    InputError
+        For a monitor of another model, two of one name, or a model that is not causal.
+    """
+    rows = several(monitors)
+    for row in rows:
+        row.check(model)
+    if len({row.name for row in rows}) < len(rows):
+        raise InputError("Two monitors have the same name; save one of them with another name.")
+    if not (model.task.is_causal and model.task.generates):
+        raise InputError(f"{model.name} does not continue a prompt; measure texts with Monitor.measure.")
+    log = Log(model, rows, on_flag)
+    where = _Watching(model, log)
+
+    @contextmanager
+    def reading() -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(where.following())
+            for row in rows:
+                stack.enter_context(contributing(model, row.detector, partial(log.see, row.name)))
+            ended = lambda *_: log.end_pass(where) if where.prompt_columns else None  # noqa: E731
+            stack.callback(model.net.register_forward_hook(ended).remove)
+            yield
+
+    with model.lock.yielding(reading):
+        yield log
