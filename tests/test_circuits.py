@@ -297,7 +297,7 @@ def test_whole_parts_are_recomputed(name):
     whole = (WholePart("ffn", "differing", (2,)), WholePart("attn", "differing", (2,)))
     with Double():
         scores = nodes.scored(few.model, relevance, True)
-        graph, stopped = (graph_of(few.model, [relevance], scores, last, True, 10_000, x) for x in (whole, ()))
+        graph, stopped = (graph_of(few.model, relevance, scores, last, True, 10_000, x) for x in (whole, ()))
         measured, ablation = graph.faithfulness(), graph.ablation()
     assert 0 < len(graph.nodes) < 30
     assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-8
@@ -329,7 +329,7 @@ def test_the_least_enough_edges_are_shown(graph, monkeypatch, everything, shares
     """Unless random ones recover as much, or all nothing."""
     rest = [0.6 if everything == 0.8 else everything] * (len(checks.EDGE_COUNTS) - 4)
     measured = iter([[everything, *shares.values(), *rest], [random] * checks.RANDOM_DRAWS])
-    monkeypatch.setattr(checks, "_mean_shares", lambda *_: next(measured))
+    monkeypatch.setattr(checks, "_shares", lambda *_: next(measured))
     hundred = replace(graph, edge_count=100)
     count, check = checks.enough_edges(hundred)
     assert (count, check.edges) == (min(shown, len(hundred.edges)), min(checked, len(hundred.edges)))

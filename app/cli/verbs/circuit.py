@@ -22,7 +22,11 @@ class Options:
     contrast: str | None
     counterfactual: tuple[str, ...]
     span: str | None
-    nodes: int | None = option(show_default="the heads and neurons that explain shows")
+    nodes: int | None = option(
+        "Number of nodes (a node is a head or a neuron at a token) in the circuit.",
+        type="count",
+        show_default="the heads and neurons that explain shows",
+    )
     no_heads: bool = option("Take only FFN neurons as nodes.")
     ablate: bool
     html: str | None
