@@ -17,9 +17,9 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.errors import ModelError
 
 RUN = CliRunner()
-OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--nodes", "--store"}
+OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--store"}
 """What these may be, and are by default, is a verb's own."""
-OWN_HELP = {"--site", "--samples", "--suppress", "--words", "--top", "--no-heads", "--png", "--file"}
+OWN_HELP = {"--site", "--samples", "--suppress", "--words", "--top", "--no-heads", "--png"}
 """The help of these differs: verbs take different sites, count, suppress and draw different things."""
 
 
