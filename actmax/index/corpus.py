@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from icebear.cache import cache_folder, ensure, extract_from_wheels, hub_reachable, sha256
 from icebear.errors import InputError, UnknownName, need
 from icebear.paths import check_text, existing, kind, local, opened
@@ -76,13 +78,13 @@ class Corpus:
     def sentences(self, counts: Counter[str] | None = None) -> Iterator[Sentence]:
         """Yield each distinct sentence once, in document order, and count what is omitted in `counts`.
 
-        The memory for duplicates is about 70 bytes per sentence.
+        The memory for duplicates is 14 bytes per sentence (see `Seen`), a hundredth of the index.
         """
         need("index")
         from sentencex import segment
 
         counts = Counter() if counts is None else counts
-        seen: set[int] = set()
+        seen = Seen()
         for title, text in self.documents():
             counts["documents"] += 1
             text = text.encode(errors="replace").decode()  # replaces half of a surrogate pair
@@ -101,12 +103,31 @@ class Corpus:
                     counts["too long"] += 1
                     continue
                 identity = sentence_id(sentence)
-                if identity in seen:
+                if not seen.add(identity):
                     counts["duplicates"] += 1
                     continue
-                seen.add(identity)
                 counts["sentences"] += 1
                 yield Sentence(identity, sentence, title, start, start + len(sentence))
+
+
+class Seen:
+    """A growing set of 62-bit numbers, sorted except for the last ones, with a seventh of the memory of a set."""
+
+    def __init__(self) -> None:
+        self.sorted = np.zeros(0, dtype=np.int64)
+        self.last: set[int] = set()
+
+    def add(self, number: int) -> bool:
+        """Add a number and return whether it is new."""
+        index = np.searchsorted(self.sorted, number)
+        if number in self.last or (index < len(self.sorted) and self.sorted[index] == number):
+            return False
+        self.last.add(number)
+        if len(self.last) > max(4096, len(self.sorted) // 16):
+            self.sorted = np.append(self.sorted, np.fromiter(self.last, dtype=np.int64))
+            self.sorted.sort()
+            self.last = set()
+        return True
 
 
 def sentence_id(text: str) -> int:
