@@ -149,11 +149,11 @@ def _of_neighbors(opened: Store, slot: Any) -> list[str]:
 def _of_prompt(opened: Store, slot: Any) -> list[str]:
     """Return the most relevant sides of the question that the views share, of the sites of the map."""
     prompt, counterfactual, slots = question.prompts()
+    if not question.live().is_short(prompt, counterfactual):
+        return []
     known = question.answers(prompt, counterfactual)
     answers = question.target(slots[0], known), question.contrast(slots[1], known)
     request = question.Request(prompt, counterfactual, *answers, None)
-    if not question.live().is_short(request):
-        return []
     relevance = question.live().relevance_of(request)
     rows = relevance.top(RANKED, position="all" if counterfactual else "last")
     sites = opened.facts.get("sites")

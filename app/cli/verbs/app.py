@@ -16,6 +16,7 @@ import click
 from icebear.app.cli.options import ModelOptions, option, record, verb
 from icebear.app.cli.output import log_to_stderr
 from icebear.errors import InputError, need
+from icebear.paths import check_model_path
 from icebear.stopping import SIGNALS
 
 SETTINGS = (
@@ -49,6 +50,8 @@ def app(options: Options) -> None:
       icebear app --store wiki.db
     """
     need("app")
+    for name in filter(None, (options.model.model, options.base_model)):
+        check_model_path(name)
     os.environ["ICEBEAR_APP"] = json.dumps(
         {"store": options.store, "base_model": options.base_model, **asdict(options.model)}
     )

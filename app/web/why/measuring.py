@@ -34,19 +34,21 @@ PEAK = {False: 5, True: 15}
 
 
 def answers(prompt: str, counterfactual: str | None) -> Answers:
-    """Return the probable answers, and which ones are explained if none is chosen."""
+    """Return the probable answers, and which ones are explained if none is chosen; a long prompt is asked about."""
+    if not is_short(prompt, counterfactual):
+        st.stop()
     likely = explanations.predicted(served.model_name(), prompt)
     others = explanations.predicted(served.model_name(), counterfactual) if counterfactual else []
     contrast = others[0].text if others and others[0].id != likely[0].id else None
     return Answers(likely, others, likely[0].text, contrast)
 
 
-def is_short(request: Request) -> bool:
+def is_short(prompt: str, counterfactual: str | None) -> bool:
     """Return whether to explain the prompt at once; else offer to explain a part of it."""
-    ids = jobs.model().ids(markdown.read_prompt(request.prompt))
-    if len(ids) <= LONG_TOKENS or st.session_state.get("whole") == request.prompt:
+    ids = jobs.model().ids(markdown.read_prompt(prompt))
+    if len(ids) <= LONG_TOKENS or st.session_state.get("whole") == prompt:
         return True
-    seconds, size = _cost(tuple(ids), request.counterfactual is not None)
+    seconds, size = _cost(tuple(ids), counterfactual is not None)
     duration = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
     cost = f"about {duration} and {size:.1f} GB of memory"
     st.info(f"{len(ids):,} tokens: {cost}. Explain the last {LONG_TOKENS} instead?")
@@ -54,7 +56,7 @@ def is_short(request: Request) -> bool:
         part = jobs.model().tokenizer.decode(ids[-LONG_TOKENS:], skip_special_tokens=True)
         shorten = partial(st.session_state.update, prompt=part, counterfactual="")
         st.button(f"Explain the last {LONG_TOKENS} tokens", key="shorten", type="primary", on_click=shorten)
-        explain_all = partial(st.session_state.update, whole=request.prompt)
+        explain_all = partial(st.session_state.update, whole=prompt)
         st.button("Explain all of it", key="whole_prompt", on_click=explain_all)
     return False
 
