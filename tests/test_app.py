@@ -29,7 +29,7 @@ from serving import serving, started
 
 from icebear import attribute, explain, stages, steer
 from icebear.app.web.shared import counterfactuals as boxes
-from icebear.app.web.shared import gallery, jobs, markdown, pictures, served
+from icebear.app.web.shared import background, gallery, jobs, markdown, pictures, served
 from icebear.app.web.shared.background import Job, Shared, shared
 from icebear.app.web.why import measuring
 from icebear.concepts.answers import counterfactuals
@@ -226,6 +226,49 @@ def test_work_that_no_page_shows_ends_and_starts_anew():
     job.join(10)
     assert isinstance(job.error, IcebearError)
     assert begun[1].outcome() is None
+
+
+def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
+    """For a page that is drawn, and for a job that a visitor waits for; then it goes on. It can be stopped meanwhile."""
+    steps, shown, done = [0], threading.Event(), threading.Event()
+
+    def read(job):
+        while not done.is_set():
+            steps[0] += 1
+            job.step(0, 1)
+
+    def watch(job):
+        job.enter("one")
+        shown.wait(20)
+
+    def at_most(count, seconds):
+        before, deadline = steps[0], time.monotonic() + seconds
+        while steps[0] - before <= count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return steps[0] - before <= count
+
+    job = Job("Reading", read)
+    assert not at_most(1, 10)
+    with background.drawing():
+        assert at_most(1, 0.3)
+        assert job.doing == background.PAUSED
+    assert not at_most(1, 10)
+    assert job.doing == "Reading"
+    Job("Explaining", watch)
+    assert at_most(2, 0.3)
+    job.enter("two")  # who waits for this one
+    assert not at_most(2, 10)
+    job.abandon("two")
+    shown.set()
+    assert isinstance(pytest.raises(IcebearError, job.outcome).value, IcebearError)
+
+
+def test_a_page_that_is_drawn_is_waited_for(environment, monkeypatch):
+    waits = []
+    monkeypatch.setattr(gallery, "show", lambda: waits.append(background.anyone_waits()))
+    fine(visit())
+    assert waits == [True]
+    assert not background.anyone_waits()
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def app(options: Options) -> None:
       icebear app --store wiki.db
     """
     need("app")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else a pass is 5 times slower while another process computes
     os.environ["ICEBEAR_APP"] = json.dumps(
         {"store": options.store, "base_model": options.base_model, **asdict(options.model)}
     )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import streamlit as st
 from streamlit import runtime
@@ -40,10 +41,11 @@ LARGE_INDEX = 3000
 SITES = ("ffn", "attn", "head")
 """What the app indexes: all that it ranks and links to."""
 BATCH = 4
-"""Sentences that an index reads at once: whoever waits for the model gets it between two batches."""
+"""Sentences that an index reads at once: between two batches it makes way for a person."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
 
+PAUSED = "paused while a page is drawn"
 STOPPED = "Stopped. Change the settings, or start again."
 
 log = logging.getLogger("icebear.app")
@@ -64,13 +66,39 @@ def drawn() -> None:
         timer.start()
 
 
-running: WeakSet[Job] = WeakSet()
+PAUSE = 0.05
+"""Seconds between two looks at whether work that makes way may go on."""
+CALM = 1.0
+"""Seconds in which nobody waited before it goes on: a page, its work and the page with the result follow in less."""
+
+page_threads: set[int] = set()
+"""The threads that draw a page, which a person waits for."""
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Inside, this thread draws a page, and work that nobody waits for makes way at its next step."""
+    page_threads.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        page_threads.discard(threading.get_ident())
+
+
+def running() -> list[Job]:
+    """Return the jobs that have not ended."""
+    return [thread for thread in threading.enumerate() if isinstance(thread, Job)]
+
+
+def anyone_waits() -> bool:
+    """Return whether a person waits, for a page or for a job."""
+    return bool(page_threads) or any(job.is_awaited for job in running())
 
 
 @atexit.register
 def stop_all() -> None:
     """End all work before Python ends, which must not happen in the middle of an operation."""
-    jobs = list(running)
+    jobs = running()
     for job in jobs:
         job.stop()
     for job in jobs:
@@ -94,7 +122,6 @@ class Job(threading.Thread):
         """The visitors who ended their wait, until they are told so."""
         self._waiting: set[str] = set()
         self._work = work
-        running.add(self)
         self.start()
 
     def run(self) -> None:
@@ -117,6 +144,11 @@ class Job(threading.Thread):
         """How far the work is, from 0 to 1."""
         return self._watch() if self._watch else self._share
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a visitor whose page is open waits for the result."""
+        return any(map(_is_open, list(self._waiting)))
+
     def outcome(self) -> Any:
         """Wait for the result, and return it. Raises the error, if there is one."""
         self.join()
@@ -133,13 +165,13 @@ class Job(threading.Thread):
         """End the wait of a visitor; the work ends if nobody else waits."""
         self._waiting.discard(visitor)
         self.left.add(visitor)
-        if not any(map(_is_open, self._waiting)):
+        if not self.is_awaited:
             self.stop()
 
     def abandon(self, visitor: str) -> None:
         """Count a visitor no more, whose page shows something else; the work ends if nobody else waits."""
         self._waiting.discard(visitor)
-        if self.is_alive() and not self.stopped and not any(map(_is_open, self._waiting)):
+        if self.is_alive() and not self.stopped and not self.is_awaited:
             self.abandoned = True
             self.stop()
 
@@ -148,8 +180,16 @@ class Job(threading.Thread):
         self.stopped = True
 
     def step(self, done: float, total: float) -> None:
-        """Report progress, from the work. Raises `IcebearError` if it was stopped."""
-        self._share = done / total
+        """Report progress, from the work; pause if only others are waited for. Raises `IcebearError` if it was stopped."""
+        self._share, doing, busy = done / total, self.doing, -math.inf
+        while not (self.stopped or self.is_awaited):
+            if anyone_waits():
+                busy = time.monotonic()
+            elif time.monotonic() - busy > CALM:
+                break
+            self.doing = PAUSED
+            time.sleep(PAUSE)
+        self.doing = doing
         self.check()
 
     def check(self) -> None:
@@ -316,20 +356,26 @@ class Reading:
     all_letters: int
     sentences: int = 0
     letters: int = 0
-    begun: tuple[float, int] | None = None
-    """The time at which the scan began or resumed, and the letters until then."""
+    read_before: int | None = None
+    """The letters that were read when the scan began or resumed."""
+    worked: float = 0.0
+    """Seconds of the scan without its pauses."""
+    since: float = field(default_factory=time.monotonic)
 
     def batch(self, batch: Sequence[Sentence]) -> None:
         """Count the sentences of a batch, and say how long the others take."""
         self.sentences += len(batch)
         self.letters += sum(len(sentence.text) for sentence in batch)
-        self.begun = since, before = self.begun or (time.monotonic(), self.letters)
         left = ""
-        if self.letters > before:
-            seconds = (time.monotonic() - since) * (self.all_letters - self.letters) / (self.letters - before)
+        if self.read_before is None:
+            self.read_before = self.letters
+        else:
+            self.worked += time.monotonic() - self.since
+            seconds = self.worked * (self.all_letters - self.letters) / (self.letters - self.read_before)
             left = f", {time_left(seconds)}"
         self.job.doing = f"{self.sentences:,} of {self.all_sentences:,} sentences read{left}"
         self.job.step(self.letters, self.all_letters)
+        self.since = time.monotonic()
 
 
 def time_left(seconds: float) -> str:
