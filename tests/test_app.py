@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib.util
+import itertools
 import json
 import re
 import shlex
@@ -28,13 +29,13 @@ from few import FEW
 from serving import serving, started
 
 from icebear import attribute, explain, stages, steer
-from icebear.app.web.shared import counterfactuals as boxes
 from icebear.app.web.shared import background, gallery, jobs, markdown, pictures, served
+from icebear.app.web.shared import counterfactuals as boxes
 from icebear.app.web.shared.background import Job, Shared, shared
 from icebear.app.web.why import measuring
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
-from icebear.concepts.stages.stage_picture import on_paper, stage_picture
+from icebear.concepts.stages.stage_picture import APART, LINE_HEIGHT, arrows, on_paper, stage_picture
 from icebear.concepts.stages.stage_sentences import headline
 from icebear.errors import IcebearError
 from icebear.explanation.explanation import saved_stages, saved_tokens
@@ -42,6 +43,7 @@ from icebear.explanation.saved import SavedExplanation
 from icebear.explanation.sentences import chosen_sentence
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
+from icebear.records import Neuron
 from icebear.render import heatmap
 
 ROOT = Path(__file__).parent.parent
@@ -171,6 +173,17 @@ def test_a_long_prompt_asks_first(environment, no_stages, monkeypatch):
     assert "heat answer" in text(fine(page))
 
 
+@pytest.mark.parametrize("name", gallery.NAMES)
+def test_arrows_and_names_of_heads_stand_apart_in_the_order_of_layers(name):
+    drawn = arrows(gallery.example(name).explanation.stages)
+    assert [arrow.name for arrow in drawn] == sorted(
+        (arrow.name for arrow in drawn), key=lambda head: -Neuron.parse(head).layer
+    )
+    for upper, lower in itertools.pairwise(drawn):
+        assert lower.y - upper.y > APART - 1e-6
+        assert lower.name_y - upper.name_y > LINE_HEIGHT - 1e-6
+
+
 def test_work_stops_between_two_operations():
     begun = threading.Event()
 
@@ -229,7 +242,7 @@ def test_work_that_no_page_shows_ends_and_starts_anew():
 
 
 def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
-    """For a page that is drawn, and for a job that a visitor waits for; then it goes on. It can be stopped meanwhile."""
+    """For a page that is drawn, and for a job that a visitor waits for; then it goes on, or is stopped."""
     steps, shown, done = [0], threading.Event(), threading.Event()
 
     def read(job):
@@ -260,7 +273,8 @@ def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
     assert not at_most(2, 10)
     job.abandon("two")
     shown.set()
-    assert isinstance(pytest.raises(IcebearError, job.outcome).value, IcebearError)
+    with pytest.raises(IcebearError):
+        job.outcome()
 
 
 def test_a_page_that_is_drawn_is_waited_for(environment, monkeypatch):

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -42,6 +42,8 @@ SITES = ("ffn", "attn", "head")
 """What the app indexes: all that it ranks and links to."""
 BATCH = 4
 """Sentences that an index reads at once: between two batches it makes way for a person."""
+LETTERS = 80
+"""As many letters take as long as a sentence without letters, in a batch of four (smollm2-135m)."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
 
@@ -113,6 +115,8 @@ class Job(threading.Thread):
         super().__init__(daemon=True)  # ends with the server, in the middle of anything: what it writes survives that
         self.what = self.doing = doing
         self._share, self._watch = 0.0, watch
+        self.clock: tuple[float, float] | None = None
+        """The time of the first step, later by all pauses, and its share; None: the next step is the first."""
         self.result: Any = None
         self.error: IcebearError | None = None
         self.stopped = False
@@ -179,9 +183,17 @@ class Job(threading.Thread):
         """End the work at its next step, or its next operation on tensors."""
         self.stopped = True
 
-    def step(self, done: float, total: float) -> None:
-        """Report progress, from the work; pause if only others are waited for. Raises `IcebearError` if it was stopped."""
-        self._share, doing, busy = done / total, self.doing, -math.inf
+    def step(self, done: float, total: float, doing: str | None = None) -> None:
+        """Report progress, from the work; pause if only others are awaited. Raises `IcebearError` if it was stopped.
+
+        doing: what is done; how long the rest takes is added, by the speed since the first step.
+        """
+        self._share, now, busy = done / total, time.monotonic(), -math.inf
+        since, before = self.clock = self.clock if self.clock and self.clock[1] <= self._share else (now, self._share)
+        if doing is not None:
+            left = (now - since) * (1 - self._share) / (self._share - before) if self._share > before else None
+            self.doing = doing if left is None else f"{doing}, about {duration(left)} left"
+        doing = self.doing
         while not (self.stopped or self.is_awaited):
             if anyone_waits():
                 busy = time.monotonic()
@@ -189,7 +201,7 @@ class Job(threading.Thread):
                 break
             self.doing = PAUSED
             time.sleep(PAUSE)
-        self.doing = doing
+        self.doing, self.clock = doing, (since + time.monotonic() - now, before)
         self.check()
 
     def check(self) -> None:
@@ -330,11 +342,12 @@ def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
     from icebear.models.loading.encoder import default_encoder
 
     sentences = list(corpus.sentences())
-    reading = Reading(job, len(sentences), sum(len(sentence.text) for sentence in sentences))
+    reading = Reading(job, len(sentences), letters(sentences))
     with open_store(path, create=True) as store:
         shards = store.scan.shards() if path.exists() else {}
         done = [number * index.SHARD for number, size in shards.items() if size == index.SHARD]
         reading.batch([sentence for start in done for sentence in sentences[start : start + index.SHARD]])
+        job.clock = None  # what was read before took no time
 
         def on_shard(done: int, total: int) -> None:
             if done == total:
@@ -356,29 +369,19 @@ class Reading:
     all_letters: int
     sentences: int = 0
     letters: int = 0
-    read_before: int | None = None
-    """The letters that were read when the scan began or resumed."""
-    worked: float = 0.0
-    """Seconds of the scan without its pauses."""
-    since: float = field(default_factory=time.monotonic)
 
     def batch(self, batch: Sequence[Sentence]) -> None:
         """Count the sentences of a batch, and say how long the others take."""
         self.sentences += len(batch)
-        self.letters += sum(len(sentence.text) for sentence in batch)
-        left = ""
-        if self.read_before is None:
-            self.read_before = self.letters
-        else:
-            self.worked += time.monotonic() - self.since
-            seconds = self.worked * (self.all_letters - self.letters) / (self.letters - self.read_before)
-            left = f", {time_left(seconds)}"
-        self.job.doing = f"{self.sentences:,} of {self.all_sentences:,} sentences read{left}"
-        self.job.step(self.letters, self.all_letters)
-        self.since = time.monotonic()
+        self.letters += letters(batch)
+        self.job.step(self.letters, self.all_letters, f"{self.sentences:,} of {self.all_sentences:,} sentences read")
 
 
-def time_left(seconds: float) -> str:
-    """Return about how long something takes yet."""
-    minutes = round(seconds / 60)
-    return f"about {minutes} minute{'s' if minutes > 1 else ''} left" if minutes else "less than a minute left"
+def letters(sentences: Sequence[Sentence]) -> int:
+    """Return by how many letters the time goes in which sentences are read."""
+    return sum(LETTERS + len(sentence.text) for sentence in sentences)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words."""
+    return f"{max(10, round(seconds, -1)):.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
