@@ -14,6 +14,7 @@ import weakref
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -275,6 +276,36 @@ def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
     shown.set()
     with pytest.raises(IcebearError):
         job.outcome()
+
+
+def test_the_rest_is_said_to_take_as_long_as_the_steps_so_far_without_pauses(monkeypatch):
+    now, ends = [0.0], threading.Event()
+
+    def sleep(_):
+        now[0] += 1000
+        background.page_threads.clear()
+
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    job = Job("Reading", lambda _: ends.wait(20))
+    now[0] = 500
+    job.step(10, 100, "a tenth")
+    assert job.doing == "a tenth"
+    now[0] += 60
+    background.page_threads.add(1)
+    job.step(20, 100, "a fifth")
+    assert job.doing == f"a fifth, about {background.duration(80 * 60 / 10)} left"
+    assert now[0] > 1000
+    now[0] += 60
+    job.step(30, 100, "more")
+    assert job.doing == f"more, about {background.duration(70 * 60 / 10)} left"
+    ends.set()
+    job.join(10)
+
+
+@pytest.mark.parametrize("seconds", [10, 14, 44, 89, 90, 149, 400, 9000])
+def test_times_are_said_within_a_factor_of_one_and_a_half(seconds):
+    number, unit = background.duration(seconds).split()
+    assert 1 / 1.5 < int(number) * {"seconds": 1, "minutes": 60}[unit] / seconds < 1.5
 
 
 def test_a_page_that_is_drawn_is_waited_for(environment, monkeypatch):

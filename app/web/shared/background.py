@@ -44,6 +44,8 @@ BATCH = 4
 """Sentences that an index reads at once: between two batches it makes way for a person."""
 LETTERS = 80
 """As many letters take as long as a sentence without letters, in a batch of four (smollm2-135m)."""
+LETTERS_AFTER = 170_000
+"""As many letters take as long as all that follows the reading of the small index (smollm2-135m)."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
 
@@ -374,7 +376,11 @@ class Reading:
         """Count the sentences of a batch, and say how long the others take."""
         self.sentences += len(batch)
         self.letters += letters(batch)
-        self.job.step(self.letters, self.all_letters, f"{self.sentences:,} of {self.all_sentences:,} sentences read")
+        self.job.step(
+            self.letters,
+            self.all_letters + LETTERS_AFTER,
+            f"{self.sentences:,} of {self.all_sentences:,} sentences read",
+        )
 
 
 def letters(sentences: Sequence[Sentence]) -> int:
