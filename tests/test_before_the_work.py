@@ -47,6 +47,7 @@ LINES = {
     'explain "a b" --task-file cases.jsonl': "--counterfactual",
     "atlas --prompts t": "Line 1 of t",
     "atlas --prompts cases.jsonl --against cases.jsonl": "at least 4",
+    "atlas --prompts four.txt --store none.db": "icebear index --store none.db",
     "atlas --against cases.jsonl": "--prompts",
 }
 
@@ -57,6 +58,7 @@ def test_a_mistake_is_found_before_a_model_is_loaded(tmp_path, monkeypatch, line
     (tmp_path / "folder").mkdir()
     (tmp_path / "t").write_text("one text\n")
     (tmp_path / "cases.jsonl").write_text('{"prompt": "a"}')
+    (tmp_path / "four.txt").write_text("a text\n" * 4)
     monkeypatch.setattr(ModelOptions, "load", lambda *_: pytest.fail("loads a model"))
     result = CliRunner().invoke(main, shlex.split(line))
     assert result.exit_code in (1, 2), repr(result.exception)

@@ -46,9 +46,7 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         clicks = "What a click on a word of the conversation chooses."
         st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks", help=clicks)
-        other = (
-            "Another word that the model could have written there; the bars then say what speaks for one of the two."
-        )
+        other = "Another word that could stand there; the bars then say what speaks for one of the two."
         contrast = links.bound(st.text_input, "Rather than (optional)", "rather", width=200, help=other)
     text, answer = _answer(chat, turn)
     with account:

@@ -55,6 +55,7 @@ document.currentScript?.remove()</script>"""
 then each field of it. A live region has the progress, and arrow keys move through a heatmap."""
 
 
+@background.drawing()
 def main() -> None:
     view = links.navigation()
     st.set_page_config(f"{view.title} - icebear", ICON, layout="wide", initial_sidebar_state="collapsed")

@@ -10,7 +10,7 @@ import pandas
 import streamlit as st
 
 from icebear.app.web.shared import explanations, jobs, links, markdown, served, tables
-from icebear.app.web.shared.background import Job
+from icebear.app.web.shared.background import Job, duration
 from icebear.app.web.shared.explanations import explained
 from icebear.app.web.shared.question import Answers, Request
 from icebear.app.web.steering import flips
@@ -49,8 +49,7 @@ def is_short(prompt: str, counterfactual: str | None) -> bool:
     if len(ids) <= LONG_TOKENS or st.session_state.get("whole") == prompt:
         return True
     seconds, size = _cost(tuple(ids), counterfactual is not None)
-    duration = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
-    cost = f"about {duration} and {size:.1f} GB of memory"
+    cost = f"about {duration(seconds)} and {size:.1f} GB of memory"
     st.info(f"{len(ids):,} tokens: {cost}. Explain the last {LONG_TOKENS} instead?")
     with st.container(horizontal=True):
         part = jobs.model().tokenizer.decode(ids[-LONG_TOKENS:], skip_special_tokens=True)

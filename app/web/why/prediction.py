@@ -18,6 +18,7 @@ from icebear.app.web.shared.question import Request, live
 from icebear.concepts.stages.stage_picture import on_paper, stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stage_sentences import headline
+from icebear.errors import IcebearError
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
