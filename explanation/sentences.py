@@ -11,6 +11,7 @@ from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stage_sentences import stage_lines, transfer_text
 from icebear.lines import Line
+from icebear.render import characters
 
 if TYPE_CHECKING:
     from icebear.concepts.nodes.controls import Ablation
@@ -26,6 +27,8 @@ NAMED_SHARE = 0.95
 """Tokens are named until their shares sum to this."""
 NAMED_TOKENS = 3
 """The largest number of tokens that are named."""
+ALL = 1.05
+"""A larger share is called all, because no more than all can be accounted for."""
 
 
 def tokens_sentence(relevance: Relevance) -> str:
@@ -48,23 +51,27 @@ def _unranked(relevance: Relevance) -> str:
 
 
 def _accounting(relevance: Relevance) -> str:
-    compared, values = relevance.counterfactual is not None, relevance.tokens.tolist()
-    left_out = () if compared else {*relevance.prompt.sinks, *relevance.prompt.template}
-    positions = [position for position in range(len(values)) if position not in left_out]
-    total = relevance.sums.target if compared else sum(values[position] for position in positions)
-    order = sorted(positions, key=lambda position: -values[position] * (1 if total > 0 else -1))
+    compared, prompt = relevance.counterfactual is not None, relevance.prompt
+    left_out = set() if compared else {*prompt.sinks, *prompt.template}
+    parts = [part for part in characters(prompt.strings) if not left_out.issuperset(part)]
+    values = [sum(relevance.tokens[position].item() for position in part) for part in parts]
+    total = relevance.sums.target if compared else sum(values)
+    if len(prompt.strings) == 1:
+        return "The prompt has a single token, so there is nothing to choose from."
+    order = sorted(range(len(parts)), key=lambda row: -values[row] * (1 if total > 0 else -1))
     named, share = [], 0.0
-    for position in order[:NAMED_TOKENS]:
-        if share >= NAMED_SHARE or not total or values[position] / total <= 0:
+    for row in order[:NAMED_TOKENS]:
+        if share >= NAMED_SHARE or not total or values[row] / total <= 0:
             break
-        named.append(position)
-        share += values[position] / total
+        named.append(row)
+        share += values[row] / total
     if not named:
         return "No token stands out."
-    words = [repr(relevance.prompt.strings[position]) for position in sorted(named)]
+    words = [repr("".join(prompt.strings[position] for position in parts[row])) for row in sorted(named)]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     explained = "the difference" if compared else "the relevance of the tokens"
-    return f"{listed} account{'s' if len(words) == 1 else ''} for {share:.0%} of {explained}."
+    much = f"{share:.0%} of {explained}" if share <= ALL else f"all of {explained}, and others work against it"
+    return f"{listed} account{'s' if len(words) == 1 else ''} for {much}."
 
 
 def margins_sentence(relevance: Relevance) -> str:

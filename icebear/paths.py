@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from icebear.errors import IcebearError, InputError
+from icebear.errors import IcebearError, InputError, ModelError
 from icebear.values import shown, stable_hash
 
 STALE = 3600
@@ -239,3 +239,17 @@ def encoding_of(data: bytes) -> str | None:
     if controls > len(data) / 1000:
         return None
     return "CP1252" if not any(byte in data for byte in b"\x81\x8d\x8f\x90\x9d") else "ISO-8859-1"
+
+
+def check_model_path(name: str) -> None:
+    """Raise `ModelError` for a path that cannot be a model's folder or .gguf file; a hub id or preset is none."""
+    path = local(name)
+    if path.suffix.lower() == ".gguf":
+        return
+    if path.is_file():
+        raise ModelError(f"{name} is a file; give the folder of a model, or a .gguf file.")
+    is_path = name.startswith((".", "~")) or path.is_absolute() or path.is_symlink()
+    if is_path and not path.exists():
+        raise ModelError(f"There is no folder {name}; check the path.")
+    if is_path and not any(path.glob("*.json")):
+        raise ModelError(f"The folder {name} has no model, because it has no config.json; check the path.")

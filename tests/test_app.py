@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib.util
+import itertools
 import json
 import re
 import shlex
@@ -13,6 +14,7 @@ import weakref
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -28,13 +30,13 @@ from few import FEW
 from serving import serving, started
 
 from icebear import attribute, explain, stages, steer
+from icebear.app.web.shared import background, gallery, jobs, markdown, pictures, served
 from icebear.app.web.shared import counterfactuals as boxes
-from icebear.app.web.shared import gallery, jobs, markdown, pictures, served
 from icebear.app.web.shared.background import Job, Shared, shared
 from icebear.app.web.why import measuring
 from icebear.concepts.answers import counterfactuals
 from icebear.concepts.answers.counterfactuals import Suggestion
-from icebear.concepts.stages.stage_picture import on_paper, stage_picture
+from icebear.concepts.stages.stage_picture import APART, LINE_HEIGHT, arrows, on_paper, stage_picture
 from icebear.concepts.stages.stage_sentences import headline
 from icebear.errors import IcebearError
 from icebear.explanation.explanation import saved_stages, saved_tokens
@@ -42,6 +44,7 @@ from icebear.explanation.saved import SavedExplanation
 from icebear.explanation.sentences import chosen_sentence
 from icebear.models.loading import loading
 from icebear.models.parts.families import FAMILIES
+from icebear.records import Neuron
 from icebear.render import heatmap
 
 ROOT = Path(__file__).parent.parent
@@ -171,6 +174,17 @@ def test_a_long_prompt_asks_first(environment, no_stages, monkeypatch):
     assert "heat answer" in text(fine(page))
 
 
+@pytest.mark.parametrize("name", gallery.NAMES)
+def test_arrows_and_names_of_heads_stand_apart_in_the_order_of_layers(name):
+    drawn = arrows(gallery.example(name).explanation.stages)
+    assert [arrow.name for arrow in drawn] == sorted(
+        (arrow.name for arrow in drawn), key=lambda head: -Neuron.parse(head).layer
+    )
+    for upper, lower in itertools.pairwise(drawn):
+        assert lower.y - upper.y > APART - 1e-6
+        assert lower.name_y - upper.name_y > LINE_HEIGHT - 1e-6
+
+
 def test_work_stops_between_two_operations():
     begun = threading.Event()
 
@@ -226,6 +240,80 @@ def test_work_that_no_page_shows_ends_and_starts_anew():
     job.join(10)
     assert isinstance(job.error, IcebearError)
     assert begun[1].outcome() is None
+
+
+def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
+    """For a page that is drawn, and for a job that a visitor waits for; then it goes on, or is stopped."""
+    steps, shown, done = [0], threading.Event(), threading.Event()
+
+    def read(job):
+        while not done.is_set():
+            steps[0] += 1
+            job.step(0, 1)
+
+    def watch(job):
+        job.enter("one")
+        shown.wait(20)
+
+    def at_most(count, seconds):
+        before, deadline = steps[0], time.monotonic() + seconds
+        while steps[0] - before <= count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return steps[0] - before <= count
+
+    job = Job("Reading", read)
+    assert not at_most(1, 10)
+    with background.drawing():
+        assert at_most(1, 0.3)
+        assert job.doing == background.PAUSED
+    assert not at_most(1, 10)
+    assert job.doing == "Reading"
+    Job("Explaining", watch)
+    assert at_most(2, 0.3)
+    job.enter("two")  # who waits for this one
+    assert not at_most(2, 10)
+    job.abandon("two")
+    shown.set()
+    with pytest.raises(IcebearError):
+        job.outcome()
+
+
+def test_the_rest_is_said_to_take_as_long_as_the_steps_so_far_without_pauses(monkeypatch):
+    now, ends = [0.0], threading.Event()
+
+    def sleep(_):
+        now[0] += 1000
+        background.page_threads.clear()
+
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    job = Job("Reading", lambda _: ends.wait(20))
+    now[0] = 500
+    job.step(10, 100, "a tenth")
+    assert job.doing == "a tenth"
+    now[0] += 60
+    background.page_threads.add(1)
+    job.step(20, 100, "a fifth")
+    assert job.doing == f"a fifth, about {background.duration(80 * 60 / 10)} left"
+    assert now[0] > 1000
+    now[0] += 60
+    job.step(30, 100, "more")
+    assert job.doing == f"more, about {background.duration(70 * 60 / 10)} left"
+    ends.set()
+    job.join(10)
+
+
+@pytest.mark.parametrize("seconds", [10, 14, 44, 89, 90, 149, 400, 9000])
+def test_times_are_said_within_a_factor_of_one_and_a_half(seconds):
+    number, unit = background.duration(seconds).split()
+    assert 1 / 1.5 < int(number) * {"seconds": 1, "minutes": 60}[unit] / seconds < 1.5
+
+
+def test_a_page_that_is_drawn_is_waited_for(environment, monkeypatch):
+    waits = []
+    monkeypatch.setattr(gallery, "show", lambda: waits.append(background.anyone_waits()))
+    fine(visit())
+    assert waits == [True]
+    assert not background.anyone_waits()
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ LINES = {
     "explain --file cases.jsonl": "Line 1 of cases.jsonl",
     "atlas --prompts t": "Line 1 of t",
     "atlas --prompts cases.jsonl --against cases.jsonl": "at least 4",
+    "atlas --prompts four.txt --store none.db": "icebear index --store none.db",
     "atlas --against cases.jsonl": "--prompts",
 }
 
@@ -55,6 +56,7 @@ def test_a_mistake_is_found_before_a_model_is_loaded(tmp_path, monkeypatch, line
     (tmp_path / "folder").mkdir()
     (tmp_path / "t").write_text("one text\n")
     (tmp_path / "cases.jsonl").write_text('{"prompt": "a"}')
+    (tmp_path / "four.txt").write_text("a text\n" * 4)
     monkeypatch.setattr(ModelOptions, "load", lambda *_: pytest.fail("loads a model"))
     result = CliRunner().invoke(main, shlex.split(line))
     assert result.exit_code in (1, 2), repr(result.exception)

@@ -1,13 +1,14 @@
 """Chats on the command line: answers, spans, and why."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 from conftest import printed
 from test_chat import MODELS
 
-from icebear import Chat, Model, attribute, explain
+from icebear import Chat, Concept, Model, attribute, explain, monitor
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.tables.explanations import explanation_screen
@@ -118,3 +119,28 @@ def test_a_conversation_in_the_terminal(qwen, tmp_path):
     again = run("chat", "--messages", str(file), "--json", "--max-new-tokens", "2", input="Why?\n")
     assert len(json.loads(again.stdout[again.stdout.index("{") :])["messages"]) == 6
     assert "There is no answer yet" in run("chat", input="/from\n/save x\n").stderr
+
+
+def test_a_monitor_reads_messages_and_answers_and_ends_what_it_flags(qwen, tmp_path):
+    concept = Concept.of(qwen, "loud", {("L0.ffn.3", "+"): 1.0, ("L1.ffn.5", "-"): 1.0})
+    quiet = monitor(qwen, concept, [f"Text {number} is about a bear." for number in range(23)], 0.05, "token")
+    files = {name: str(tmp_path / f"{name}.json") for name in ("quiet", "loud")}
+    replace(quiet, threshold=1e6).save(files["quiet"])
+    replace(quiet, threshold=-1e6).save(files["loud"])
+
+    def chat(*words):
+        options = ("--max-new-tokens", "6", "--json", *words)
+        shown = run("chat", *options, input=f"{QUESTION}\n/quit\n").stdout
+        return json.loads(shown[shown.index("{\n") :])
+
+    plain, calm = chat(), chat("--monitor", files["quiet"], "--stop-on")
+    assert calm["messages"] == plain["messages"]
+    message, answer = calm["verdicts"]
+    assert "".join(message["tokens"]).endswith(QUESTION)
+    assert not message["flagged"]
+    assert message["value"] == max(message["values"])
+    assert plain["messages"][-1]["content"].startswith("".join(answer["tokens"]))
+    ended = chat("--monitor", files["loud"], "--stop-on")
+    assert all(verdict["flagged"] for verdict in ended["verdicts"])
+    assert len(ended["verdicts"][1]["tokens"]) == 1
+    assert run("chat", "--stop-on", code=2)

@@ -21,7 +21,7 @@ import icebear
 from icebear.app.cli.progress import waiting
 from icebear.errors import InputError, nearest
 from icebear.models.text.chat import Chat, other_prompt
-from icebear.paths import check_writable, local, read_text
+from icebear.paths import check_model_path, check_writable, local, read_text
 from icebear.records import SITES_AND_HEADS
 from icebear.values import LAST_SEED, one_of
 
@@ -240,6 +240,7 @@ class ModelOptions:
         loaded = click.get_current_context().ensure_object(dict)
         key = (name, *self.arguments.items())
         if key not in loaded:
+            check_model_path(name)
             with waiting(f"Loading {name}"):
                 model = icebear.load_model(name, **self.arguments)
             for oldest in [*loaded][:-1]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import streamlit as st
@@ -16,7 +15,7 @@ from icebear.actmax.atlas.atlas_page import part
 from icebear.actmax.atlas.saved_map import map_path, save_map, saved_drawing
 from icebear.actmax.searching import search
 from icebear.app.web.shared import header, links, markdown, question, served
-from icebear.app.web.shared.background import Job, shared, time_left
+from icebear.app.web.shared.background import Job, shared
 from icebear.db.search import NO_NEURON, absence, absent, has_words, nearest_by_chance
 from icebear.db.store import Store, open_store
 from icebear.records import Neuron
@@ -75,23 +74,17 @@ def _offer(opened: Store) -> None:
     if job and job.error:
         st.info(markdown.message(job.error))
     st.markdown(
-        "The map is drawn once, which takes about two minutes for a small model, and kept beside the index. Meanwhile "
-        "you can use the app."
+        "The map is drawn once, and kept beside the index. Meanwhile you can use the app; the top of the page says how "
+        "long it takes."
     )
     begin = partial(shared().begin, key, "Drawing the map", partial(_draw, opened.path))
     st.button("Draw the map", type="primary", key="draw_map", on_click=begin)
 
 
 def _draw(path: Path, job: Job) -> None:
-    begun = monotonic()
-
-    def step(done: int, total: int) -> None:
-        job.doing = time_left((monotonic() - begun) * (total - done) / done)
-        job.step(done, total)
-
     job.doing = "reading the index"
     with open_store(path) as opened:
-        save_map(opened, atlas(opened, on_progress=step))
+        save_map(opened, atlas(opened, on_progress=lambda done, total: job.step(done, total, f"{done}%")))
 
 
 def _map(drawing: bytes, sides: list[str] | None) -> None:
@@ -149,11 +142,11 @@ def _of_neighbors(opened: Store, slot: Any) -> list[str]:
 def _of_prompt(opened: Store, slot: Any) -> list[str]:
     """Return the most relevant sides of the question that the views share, of the sites of the map."""
     prompt, counterfactual, slots = question.prompts()
+    if not question.live().is_short(prompt, counterfactual):
+        return []
     known = question.answers(prompt, counterfactual)
     answers = question.target(slots[0], known), question.contrast(slots[1], known)
     request = question.Request(prompt, counterfactual, *answers, None)
-    if not question.live().is_short(request):
-        return []
     relevance = question.live().relevance_of(request)
     rows = relevance.top(RANKED, position="all" if counterfactual else "last")
     sites = opened.facts.get("sites")

@@ -44,8 +44,10 @@ def show(chat: Chat, turn: int, span: tuple[int, int]) -> SourceBreakdown:
     """Say in a sentence and in bars what the words come from. Return the account."""
     account = st.container()
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks")
-        contrast = links.bound(st.text_input, "Rather than (optional)", "rather", width=200)
+        clicks = "What a click on a word of the conversation chooses."
+        st.segmented_control("Select", [WORD, ALTERNATIVE], default=WORD, required=True, key="clicks", help=clicks)
+        other = "Another word that could stand there; the bars then say what speaks for one of the two."
+        contrast = links.bound(st.text_input, "Rather than (optional)", "rather", width=200, help=other)
     text, answer = _answer(chat, turn)
     with account:
         request = (served.model_name(), text, turn, answer.token_range(span), contrast.strip() or None)

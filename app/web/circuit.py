@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from importlib.resources import files
 from textwrap import shorten
-from time import monotonic
 from typing import Any
 
 import pandas
@@ -137,13 +136,7 @@ def _started(
     loaded, read, compared = jobs.model(), markdown.read_prompt(prompt), markdown.read_prompt(counterfactual)
 
     def find(job: Job) -> Graph:
-        begun, words = monotonic(), explanations.completed(prompt, target, contrast)
-
-        def step(done: int, total: int) -> None:
-            job.step(done, total)
-            left = (monotonic() - begun) * (total - done) / done
-            job.doing = "Finding the circuit" + (f": about {left:.0f} s left" if left > 2 else "")
-
+        words, step = explanations.completed(prompt, target, contrast), partial(job.step, doing=job.what)
         graph = circuit(loaded, read, *words, counterfactual=compared, nodes=nodes, heads=heads, on_progress=step)
         job.doing = "Naming its groups"
         assert graph.groups  # computed here, not while the page is drawn

@@ -8,7 +8,7 @@ from pathlib import Path
 import streamlit as st
 
 from icebear.app.web.shared import background, header, jobs, links, markdown
-from icebear.errors import IcebearError, exhausted
+from icebear.errors import IcebearError, StoreError, exhausted
 
 ICON = Path(__file__).with_name("icon.svg")
 """A file of ours: for an emoji or a Material icon the browser asks a foreign host."""
@@ -39,6 +39,8 @@ PAGE_SCRIPT = """<script>if (!history.oneStep) {
   setInterval(() => {
     const text = document.querySelector("[data-testid=stProgress]")?.innerText ?? (status.textContent && "Done.");
     if (status.textContent !== text) status.textContent = text;
+    for (const code of document.querySelectorAll("[role=dialog] code"))
+      if (code.textContent.includes("yourscript")) code.textContent = "icebear app";
   }, 3000);
   addEventListener("keydown", (event) => {
     const side = {ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling"}[event.key];
@@ -53,6 +55,7 @@ document.currentScript?.remove()</script>"""
 then each field of it. A live region has the progress, and arrow keys move through a heatmap."""
 
 
+@background.drawing()
 def main() -> None:
     view = links.navigation()
     st.set_page_config(f"{view.title} - icebear", ICON, layout="wide", initial_sidebar_state="collapsed")
@@ -66,6 +69,8 @@ def main() -> None:
             st.error(markdown.message(trouble))
         view.run()
         jobs.end_unwatched()
+    except StoreError as error:  # only a command makes a named index again
+        st.error(markdown.plain(str(error)))
     except IcebearError as error:
         st.error(markdown.message(error))
     except Exception as error:  # a view must not take the app with it

@@ -47,8 +47,6 @@ TOP_WORDS = 5
 STYLED = Markup('<style>{}</style><div class="card">{}</div>')
 LATE = 2 / 3
 """Above this share of the layers the logit lens predicts effects in the default model (docs/limits.md)."""
-LABEL_TIMES = {"smollm2-135m": ", which takes about a minute, and two for the first label of an index"}
-"""On two cores."""
 SIDES = {"+": "positive activation (+)", "-": "negative activation (-)"}
 
 
@@ -296,7 +294,7 @@ def _suggesting(neuron: Neuron) -> None:
                 _labelling.clear(*request)
             _labelling(*request).left.discard(jobs.visitor())
             st.session_state["labelling"] = request
-        st.caption(f"The model reads {sum(SENTENCES.values()):,} sentences{LABEL_TIMES.get(served.model_name(), '')}.")
+        st.caption(f"The model reads {sum(SENTENCES.values()):,} sentences.")
     if st.session_state.get("labelling") == request and jobs.is_done(jobs.current(_labelling, *request)):
         st.caption("No label passed its test.")
 

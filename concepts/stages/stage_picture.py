@@ -14,8 +14,8 @@ COLUMN_WIDTH = 68
 """The width of a token's column, in pixels."""
 ROW_HEIGHT = 30
 """The height of a layer's row, in pixels."""
-APART = 6
-"""Pixels between two heads of one layer."""
+APART = 7
+"""Pixels between two arrows at least."""
 LINE_HEIGHT = 13
 """Pixels between the names of two heads."""
 SHOWN_SHARE = 0.05
@@ -34,7 +34,7 @@ class Arrow:
     """The column of the token, and of the last token; columns count from 0."""
     target: float
     y: float
-    """Pixels from the last layer's row down; arrows of one layer stand apart."""
+    """Pixels from the last layer's row down, lower where arrows of higher layers are."""
     name_y: float
 
 
@@ -49,9 +49,9 @@ def arrows(stages: StageRecord) -> list[Arrow]:
     high = ROW_HEIGHT * (len(stages.trace.layers) - 1)
     result: list[Arrow] = []
     for head in heads:
-        beside = sum(known.layer == head.layer for known in heads[: len(result)])  # heads of the same layer
-        y = high * (1 - head.layer / top) + APART * beside
-        name_y = max(y, result[-1].name_y + LINE_HEIGHT) if result else y
+        y = name_y = high * (1 - head.layer / top)
+        if result:
+            y, name_y = max(y, result[-1].y + APART), max(y, result[-1].name_y + LINE_HEIGHT)
         result.append(Arrow(str(head), titles.get(head, ""), source, last, y, name_y))
     return result
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from icebear.concepts.stages.stage_records import OVERSHOOT, SMALL
 from icebear.lines import Line
+from icebear.render import characters
 
 if TYPE_CHECKING:
     from icebear.concepts.stages.stage_records import Answers, Control, StageRecord, StageShares, Swap, WholePart
@@ -173,7 +174,8 @@ def whole_texts(tokens: Sequence[str], parts: Sequence[WholePart]) -> list[str]:
 
 
 def tokens_text(tokens: Sequence[str], positions: Sequence[int]) -> str:
-    quoted = [repr(tokens[position]) for position in positions]
+    groups = [[position for position in group if position in positions] for group in characters(tokens)]
+    quoted = [repr("".join(tokens[position] for position in group)) for group in groups if group]
     if len(quoted) > 4:
         return f"the {len(quoted)} tokens from {quoted[0]} to {quoted[-1]}"
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"

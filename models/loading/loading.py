@@ -22,7 +22,7 @@ from icebear.models.loading.conversion import converted, fetch
 from icebear.models.loading.presets import PRESETS
 from icebear.models.model import Model
 from icebear.models.tasks import TASKS, ModelTask, auto_class_of, task_of
-from icebear.paths import local
+from icebear.paths import check_model_path, local
 from icebear.values import shown, text_of
 
 
@@ -76,11 +76,7 @@ def load_model(
     path = str(local(name))
     name = path if str(name).startswith("~") else str(name)  # a hub id is no path
     gguf = name.lower().endswith(".gguf")
-    if not gguf and os.path.isfile(name):
-        raise ModelError(f"{name} is a file; give the folder of a model, or a .gguf file.")
-    is_path = Path(name).is_absolute() or name.startswith(".") or os.path.islink(name)
-    if is_path and not gguf and not os.path.exists(name):
-        raise ModelError(f"There is no folder {name}; check the path.")
+    check_model_path(name)
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
     with explained(name):
         read = _reader(source)

@@ -257,7 +257,7 @@ def vectors_of(stream: np.ndarray, positive: np.ndarray, part: np.ndarray) -> tu
         without = values[learn & ~positive]
         tested = auroc(values[last], positive[last])
         numbers = float(without.mean()), float(without.std()) or 1.0, tested
-        vectors.append(ConceptVector(name, layer, tuple(tried[layer].tolist()), *numbers))
+        vectors.append(ConceptVector(name, layer, tuple(float(f"{x:.7g}") for x in tried[layer]), *numbers))
     return tuple(vectors)
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from icebear.concepts.attribution.request import note_space
 from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import likely_ids
@@ -210,6 +211,8 @@ def flip_by(request: FlipRequest) -> Recipe:
     """Return the recipe of `flip`."""
     model, prompt, store = request.model, request.prompt, request.store
     wanted = _wanted(request)
+    if isinstance(request.to, str) and model.task.generates:
+        note_space(model, prompt, request.to)
     if store:
         store.check(model.fingerprint, model.name)
     state = _start(request, wanted)

@@ -124,7 +124,8 @@ class Monitor(Saved):
     @property
     def about(self) -> list[str]:
         """Say in sentences how often it flags texts with and without the concept, what a bag of words does first."""
-        of = f"after layer {self.vector.layer}, {self.vector.fit}" if self.vector else f"{len(self.neurons)} neurons"
+        count = f"{len(self.neurons)} neuron{'s' * (len(self.neurons) != 1)}"
+        of = f"residual stream after layer {self.vector.layer}, {self.vector.fit}" if self.vector else count
         low, high = (f"{100 * limit:.2g}" for limit in self.interval)
         lines = [
             f"{self.name} ({of}; a {self.unit} is flagged above {self.threshold:.2f}) flags {self.false_positives} of "

@@ -80,6 +80,8 @@ def _audit(options: Options, prompts: str) -> None:
     from icebear.app.cli.tables.maps import audit_report
 
     groups = read_groups(prompts, options.against)
+    with icebear.open_store(options.store) as store:
+        store.facts.get("finished")  # raises before the model is loaded
     model = options.model.load()
     with icebear.open_store(options.store) as store, waiting("Drawing the map"):
         store.check(model.fingerprint, model.name)

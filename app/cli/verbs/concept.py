@@ -252,7 +252,7 @@ def monitor(options: Watch) -> None:
     times longer, and without the words that speak most for the concept. icebear chat --monitor reads the saved file.
 
     Example:
-      icebear concept monitor music --negatives negatives.txt --fpr 0.05 --save music.monitor.json
+      icebear concept monitor examples/music.json --negatives examples/everyday.txt --fpr 0.05
     """
     from icebear.app.cli.tables.steering import monitor_report
 

@@ -14,6 +14,7 @@ from icebear.app.cli.stores import store_if_any
 from icebear.errors import InputError
 
 SIZES = (100, 1000)
+HEAD_SIZES = (1, 2, 5, 10)
 """Numbers of nodes that --ablate measures in addition to --top."""
 
 
@@ -57,8 +58,8 @@ def rank(options: Options) -> None:
     With --counterfactual, rank by the contribution to the difference between two prompts. With several
     counterfactuals, all results are means over them. With --base-model, show which weights caused the difference
     between the predictions of two models, and through which neurons. --ablate measures sufficiency and necessity of
-    three sets of nodes (neurons at a token) of each site: the first 100, the first 1,000 and the first --top nodes.
-    Significant labels in the store are shown.
+    three sets of nodes (neurons at a token) of each site: the first 100, the first 1,000 and the first --top nodes; of
+    heads, the first 1, 2, 5 and 10. Significant labels in the store are shown.
 
     Example:
       icebear rank "The ice bear lives in the" --counterfactual "The wild camel lives in the" --site ffn --top 5
@@ -72,7 +73,7 @@ def rank(options: Options) -> None:
         raise click.UsageError("--ablate works only for ffn, attn and head; leave out --site for the first two.")
     position: Any = options.position or ("all" if compared else "last")
     sinks, template = options.include_sinks, options.include_template
-    sizes = sorted({options.top, *SIZES}) if options.ablate else []
+    sizes = sorted({options.top, *(HEAD_SIZES if options.site == "head" else SIZES)}) if options.ablate else []
     everything = options.ablate or options.polarity or sinks or template
     model, arguments = attribution.arguments(options.model)
     from icebear.app.cli.tables.explanations import explanation_report

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import streamlit as st
 from streamlit import runtime
@@ -40,10 +41,15 @@ LARGE_INDEX = 3000
 SITES = ("ffn", "attn", "head")
 """What the app indexes: all that it ranks and links to."""
 BATCH = 4
-"""Sentences that an index reads at once: whoever waits for the model gets it between two batches."""
+"""Sentences that an index reads at once: between two batches it makes way for a person."""
+LETTERS = 80
+"""As many letters take as long as a sentence without letters, in a batch of four (smollm2-135m)."""
+LETTERS_AFTER = 170_000
+"""As many letters take as long as all that follows the reading of the small index (smollm2-135m)."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
 
+PAUSED = "paused while a page is drawn"
 STOPPED = "Stopped. Change the settings, or start again."
 
 log = logging.getLogger("icebear.app")
@@ -64,13 +70,39 @@ def drawn() -> None:
         timer.start()
 
 
-running: WeakSet[Job] = WeakSet()
+PAUSE = 0.05
+"""Seconds between two looks at whether work that makes way may go on."""
+CALM = 1.0
+"""Seconds in which nobody waited before it goes on: a page, its work and the page with the result follow in less."""
+
+page_threads: set[int] = set()
+"""The threads that draw a page, which a person waits for."""
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Inside, this thread draws a page, and work that nobody waits for makes way at its next step."""
+    page_threads.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        page_threads.discard(threading.get_ident())
+
+
+def running() -> list[Job]:
+    """Return the jobs that have not ended."""
+    return [thread for thread in threading.enumerate() if isinstance(thread, Job)]
+
+
+def anyone_waits() -> bool:
+    """Return whether a person waits, for a page or for a job."""
+    return bool(page_threads) or any(job.is_awaited for job in running())
 
 
 @atexit.register
 def stop_all() -> None:
     """End all work before Python ends, which must not happen in the middle of an operation."""
-    jobs = list(running)
+    jobs = running()
     for job in jobs:
         job.stop()
     for job in jobs:
@@ -85,6 +117,8 @@ class Job(threading.Thread):
         super().__init__(daemon=True)  # ends with the server, in the middle of anything: what it writes survives that
         self.what = self.doing = doing
         self._share, self._watch = 0.0, watch
+        self.clock: tuple[float, float] | None = None
+        """The time of the first step, later by all pauses, and its share; None: the next step is the first."""
         self.result: Any = None
         self.error: IcebearError | None = None
         self.stopped = False
@@ -94,7 +128,6 @@ class Job(threading.Thread):
         """The visitors who ended their wait, until they are told so."""
         self._waiting: set[str] = set()
         self._work = work
-        running.add(self)
         self.start()
 
     def run(self) -> None:
@@ -117,6 +150,11 @@ class Job(threading.Thread):
         """How far the work is, from 0 to 1."""
         return self._watch() if self._watch else self._share
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a visitor whose page is open waits for the result."""
+        return any(map(_is_open, list(self._waiting)))
+
     def outcome(self) -> Any:
         """Wait for the result, and return it. Raises the error, if there is one."""
         self.join()
@@ -133,13 +171,13 @@ class Job(threading.Thread):
         """End the wait of a visitor; the work ends if nobody else waits."""
         self._waiting.discard(visitor)
         self.left.add(visitor)
-        if not any(map(_is_open, self._waiting)):
+        if not self.is_awaited:
             self.stop()
 
     def abandon(self, visitor: str) -> None:
         """Count a visitor no more, whose page shows something else; the work ends if nobody else waits."""
         self._waiting.discard(visitor)
-        if self.is_alive() and not self.stopped and not any(map(_is_open, self._waiting)):
+        if self.is_alive() and not self.stopped and not self.is_awaited:
             self.abandoned = True
             self.stop()
 
@@ -147,9 +185,25 @@ class Job(threading.Thread):
         """End the work at its next step, or its next operation on tensors."""
         self.stopped = True
 
-    def step(self, done: float, total: float) -> None:
-        """Report progress, from the work. Raises `IcebearError` if it was stopped."""
-        self._share = done / total
+    def step(self, done: float, total: float, doing: str | None = None) -> None:
+        """Report progress, from the work; pause if only others are awaited. Raises `IcebearError` if it was stopped.
+
+        doing: what is done; how long the rest takes is added, by the speed since the first step.
+        """
+        self._share, now, busy = done / total, time.monotonic(), -math.inf
+        since, before = self.clock = self.clock if self.clock and self.clock[1] <= self._share else (now, self._share)
+        if doing is not None:
+            left = (now - since) * (1 - self._share) / (self._share - before) if self._share > before else None
+            self.doing = doing if left is None else f"{doing}, about {duration(left)} left"
+        doing = self.doing
+        while not (self.stopped or self.is_awaited):
+            if anyone_waits():
+                busy = time.monotonic()
+            elif time.monotonic() - busy > CALM:
+                break
+            self.doing = PAUSED
+            time.sleep(PAUSE)
+        self.doing, self.clock = doing, (since + time.monotonic() - now, before)
         self.check()
 
     def check(self) -> None:
@@ -290,11 +344,12 @@ def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
     from icebear.models.loading.encoder import default_encoder
 
     sentences = list(corpus.sentences())
-    reading = Reading(job, len(sentences), sum(len(sentence.text) for sentence in sentences))
+    reading = Reading(job, len(sentences), letters(sentences))
     with open_store(path, create=True) as store:
         shards = store.scan.shards() if path.exists() else {}
         done = [number * index.SHARD for number, size in shards.items() if size == index.SHARD]
         reading.batch([sentence for start in done for sentence in sentences[start : start + index.SHARD]])
+        job.clock = None  # what was read before took no time
 
         def on_shard(done: int, total: int) -> None:
             if done == total:
@@ -316,23 +371,23 @@ class Reading:
     all_letters: int
     sentences: int = 0
     letters: int = 0
-    begun: tuple[float, int] | None = None
-    """The time at which the scan began or resumed, and the letters until then."""
 
     def batch(self, batch: Sequence[Sentence]) -> None:
         """Count the sentences of a batch, and say how long the others take."""
         self.sentences += len(batch)
-        self.letters += sum(len(sentence.text) for sentence in batch)
-        self.begun = since, before = self.begun or (time.monotonic(), self.letters)
-        left = ""
-        if self.letters > before:
-            seconds = (time.monotonic() - since) * (self.all_letters - self.letters) / (self.letters - before)
-            left = f", {time_left(seconds)}"
-        self.job.doing = f"{self.sentences:,} of {self.all_sentences:,} sentences read{left}"
-        self.job.step(self.letters, self.all_letters)
+        self.letters += letters(batch)
+        self.job.step(
+            self.letters,
+            self.all_letters + LETTERS_AFTER,
+            f"{self.sentences:,} of {self.all_sentences:,} sentences read",
+        )
 
 
-def time_left(seconds: float) -> str:
-    """Return about how long something takes yet."""
-    minutes = round(seconds / 60)
-    return f"about {minutes} minute{'s' if minutes > 1 else ''} left" if minutes else "less than a minute left"
+def letters(sentences: Sequence[Sentence]) -> int:
+    """Return by how many letters the time goes in which sentences are read."""
+    return sum(LETTERS + len(sentence.text) for sentence in sentences)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words."""
+    return f"{max(10, round(seconds, -1)):.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"

@@ -16,9 +16,6 @@ from icebear.errors import StoreError
 WHAT_FOR = (
     "An index holds, for each neuron, the sentences that activate it most. Cards, search and labels are made from it."
 )
-TIMES = {"smollm2-135m": ("about 4 minutes", "about 40 minutes")}
-"""Of the small and of the larger index, on two cores."""
-UNKNOWN_TIME = ("minutes for a small model, hours for one of billions of parameters", "ten times as long")
 
 
 def show() -> None:
@@ -66,11 +63,10 @@ def _about(ready: bool) -> None:
         job = shared().builds.get(served.named_store())
         _outcome(job)
         if not (job and job.is_alive()):
-            time = TIMES.get(served.model_name(), UNKNOWN_TIME)[1]
             st.caption(
                 f"A larger one is written to {markdown.plain(str(served.named_store().absolute()))}. You can stop it."
             )
-            _button(f"Build a larger index ({LARGE_INDEX:,} articles, {time})", "build_larger", served.named_store())
+            _button(f"Build a larger index ({LARGE_INDEX:,} articles)", "build_larger", served.named_store())
 
 
 @st.fragment(run_every=1.0)
@@ -109,11 +105,10 @@ def _offer(where: str) -> None:
         st.caption("It is being built; the progress is at the top of the page, and the page then updates itself.")
         return
     _outcome(job)
-    time = TIMES.get(served.model_name(), UNKNOWN_TIME)[0]
     st.markdown(WHAT_FOR)
     st.markdown(
-        f"The model reads {SMALL_INDEX} Wikipedia summaries, which takes {time}. Meanwhile you can use the app, and "
-        "you can stop and continue. The index stays on this computer, and is built only once."
+        f"The model reads {SMALL_INDEX} Wikipedia summaries, and soon says how long that takes. Meanwhile you can use "
+        "the app, and you can stop and continue. The index stays on this computer, and is built only once."
     )
     _button("Continue" if job else "Build the index", f"build_small_{where}", None)
     st.caption(markdown.plain(f"It is written to {cache_folder()}."))

@@ -147,9 +147,7 @@ def doing(job: Job) -> str:
         lock = load.result and load.result.lock
         if lock and job.ident and lock.is_waiting(job.ident):
             return next(
-                # A thread that ended may have had the same number.
-                (f"Waiting for: {o.what}" for o in list(running) if o.ident == lock.holder and o.is_alive()),
-                "Waiting for another tab",
+                (f"Waiting for: {o.what}" for o in running() if o.ident == lock.holder), "Waiting for another tab"
             )
     return job.doing
 

@@ -76,6 +76,8 @@ def watch(wanted: Wanted) -> None:
     job = started(*wanted)
     if jobs.is_done(job):
         show(job.result, wanted)
+    elif not jobs.is_awaited(job):
+        st.button("Search again", key="search_again", on_click=resume, args=(wanted,))
 
 
 def _searched(

@@ -25,24 +25,26 @@ LONG_TOKENS = 512
 
 
 def answers(prompt: str, counterfactual: str | None) -> Answers:
-    """Return the probable answers, and which ones are explained if none is chosen."""
+    """Return the probable answers, and which ones are explained if none is chosen; a long prompt is asked about."""
+    if not is_short(prompt, counterfactual):
+        st.stop()
     likely = explanations.predicted(served.model_name(), prompt)
     others = explanations.predicted(served.model_name(), counterfactual) if counterfactual else []
     contrast = others[0].text if others and others[0].id != likely[0].id else None
     return Answers(likely, others, likely[0].text, contrast)
 
 
-def is_short(request: Request) -> bool:
+def is_short(prompt: str, counterfactual: str | None) -> bool:
     """Return whether to explain the prompt at once; else offer to explain a part of it."""
-    ids = jobs.model().ids(markdown.read_prompt(request.prompt))
-    if len(ids) <= LONG_TOKENS or st.session_state.get("whole") == request.prompt:
+    ids = jobs.model().ids(markdown.read_prompt(prompt))
+    if len(ids) <= LONG_TOKENS or st.session_state.get("whole") == prompt:
         return True
     st.info(f"{len(ids):,} tokens take long and much memory. Explain the last {LONG_TOKENS} instead?")
     with st.container(horizontal=True):
         part = jobs.model().tokenizer.decode(ids[-LONG_TOKENS:], skip_special_tokens=True)
         shorten = partial(st.session_state.update, prompt=part, counterfactual="")
         st.button(f"Explain the last {LONG_TOKENS} tokens", key="shorten", type="primary", on_click=shorten)
-        explain_all = partial(st.session_state.update, whole=request.prompt)
+        explain_all = partial(st.session_state.update, whole=prompt)
         st.button("Explain all of it", key="whole_prompt", on_click=explain_all)
     return False
 

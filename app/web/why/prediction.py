@@ -18,6 +18,7 @@ from icebear.app.web.shared.question import Request, live
 from icebear.concepts.stages.stage_picture import on_paper, stage_fragment
 from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stage_sentences import headline
+from icebear.errors import IcebearError
 from icebear.explanation.saved import SavedExplanation
 from icebear.models.text.chat import Chat
 from icebear.recipe import Recipe
@@ -39,7 +40,17 @@ RATHER = Markup("<span>not <i>{}</i></span>")
 def show() -> None:
     """Show an example from its file if these are its prompts, which needs no model; else what is measured."""
     prompt, counterfactual, slots = question.prompts()
+    try:
+        _explained(prompt, counterfactual, slots)
+    except IcebearError as error:
+        st.error(markdown.message(error))
+    gallery.show()
+
+
+def _explained(prompt: str, counterfactual: str | None, slots: Any) -> None:
     example = gallery.known(prompt, counterfactual)
+    if not example and not live().is_short(prompt, counterfactual):
+        return
     answers = question.answers(prompt, counterfactual)
     target, contrast = question.target(slots[0], answers), question.contrast(slots[1], answers)
     method = st.session_state.get("method") or st.query_params.get("method")
@@ -55,11 +66,9 @@ def show() -> None:
         if jobs.loading().is_alive():
             _loading()
     else:
-        with st.container():  # one element, measured or not, so that what follows keeps its place
-            begun = live().tokens(request) if live().is_short(request) else None
-        if begun:
-            _page(request, begun, partial(live().staged, request, begun), None)
-    gallery.show()
+        with st.container():  # one element, so that what follows keeps its place
+            begun = live().tokens(request)
+        _page(request, begun, partial(live().staged, request, begun), None)
 
 
 @st.fragment(run_every=1.0)
@@ -168,7 +177,7 @@ def _switched_off(request: Request, stages: StageRecord) -> list[Neuron]:
         parts[f"{len(neurons)} FFN neuron{'s' * (len(neurons) > 1)}"] = neurons
     if not parts or stages.prompt.target is None:
         return []
-    st.caption("A part that is switched off takes its counterfactual value.")
+    st.caption(markdown.plain(f"As after “{request.counterfactual}”: a part that is off takes its value there."))
     key = f"{request.prompt} {request.counterfactual}"
     off = [node for name, nodes in parts.items() if not st.toggle(name, True, f"{name} {key}") for node in nodes]
     if off:

@@ -15,6 +15,8 @@ SITES = {"MLP and attention": None, "MLP": "ffn", "attention": "attn", "attentio
 """As they are named in links -> the site that is ranked."""
 COLORS = [hexadecimal(NEGATIVE), "#ffffff", hexadecimal(POSITIVE)]
 """From the most negative number to the most positive one."""
+LEVEL = 12
+"""As many names of columns have room beside each other."""
 
 
 def show(relevance: Relevance, prompt: str) -> None:
@@ -68,10 +70,11 @@ def _map(relevance: Relevance) -> None:
     rows = table.rename_axis("layer").reset_index().melt("layer", var_name=across, value_name="relevance")
     largest = rows["relevance"].abs().max() or 1.0
     scale = alt.Scale(domain=[-largest, 0, largest], range=COLORS, interpolate="rgb")
+    axis = alt.Axis(labelAngle=0) if len(names) <= LEVEL else alt.Axis()
     chart = alt.Chart(rows, title=f"{title} (attention sinks ignored)", height=330).mark_rect()
     pictures.chart(
         chart.encode(
-            x=alt.X(f"{across}:N", sort=names, title=None if across == "token" else across),
+            x=alt.X(f"{across}:N", sort=names, title=None if across == "token" else across, axis=axis),
             y=alt.Y("layer:O", sort="descending", title="layer", axis=alt.Axis(labelOverlap=True)),
             color=alt.Color("relevance:Q", scale=scale, legend=alt.Legend(orient="bottom", format="+.2f", title=None)),
             tooltip=["layer", across, alt.Tooltip("relevance:Q", format="+.4f")],
