@@ -27,7 +27,7 @@ from icebear.records import Neuron
 
 LONG_TOKENS = 512
 """The largest number of tokens of a prompt that is explained without a question."""
-TIMED_TOKENS = 64
+TIMED_TOKENS = 128
 """Tokens of a longer prompt that are timed for the question."""
 PEAK = {False: 5, True: 15}
 """The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
@@ -63,10 +63,11 @@ def is_short(prompt: str, counterfactual: str | None) -> bool:
 @st.cache_data(max_entries=16, show_spinner="Estimating how long this takes ...")
 def _cost(ids: tuple[int, ...], compared: bool) -> tuple[float, float]:
     """Return about how many seconds an explanation takes, and how many GB, from that of a part of the prompt."""
-    part, begun = list(ids[:TIMED_TOKENS]), time.monotonic()
-    target, contrast = (token.id for token in jobs.model().predict(part, 2))
-    other = [*part[:-1], part[0]] if compared else None
-    relevance = attribute(jobs.model(), part, target, contrast, counterfactual=other)
+    target, contrast = (token.id for token in jobs.model().predict(list(ids[:TIMED_TOKENS]), 2))
+    for count in (8, TIMED_TOKENS):  # the first one is slower than all that follow
+        part, begun = list(ids[:count]), time.monotonic()
+        other = [*part[:-1], part[0]] if compared else None
+        relevance = attribute(jobs.model(), part, target, contrast, counterfactual=other)
     scale = len(ids) / TIMED_TOKENS
     return (time.monotonic() - begun) * scale, PEAK[compared] * relevance.neurons.nbytes * scale / 1e9
 
