@@ -434,6 +434,22 @@ def typed(page, prompt):
     return fine(page).get_by_key("counterfactual").value
 
 
+def test_recent_prompts_are_chosen_again(environment, no_stages, chosen):
+    page = fine(visit())
+    for prompt in ("The wild bear lives in the", "The ice bear ate the"):
+        typed(page, prompt)
+    assert page.get_by_key("again").options == ["The ice bear ate the", "The wild bear lives in the"]
+    page.get_by_key("again").set_value("The wild bear lives in the").run()
+    assert fine(page).get_by_key("prompt").value == "The wild bear lives in the"
+    assert page.get_by_key("again").options[0] == "The wild bear lives in the"
+
+
+def test_the_examples_stay_below_an_error(environment):
+    page = visit(prompt="The ice bear", counterfactual="The ice bear")
+    assert page.error
+    assert page.get_by_key("example_0")
+
+
 def says_chosen(page, counterfactual):
     return markdown.plain(chosen_sentence(counterfactual, boxes.WAYS)) in text(page)
 

@@ -238,6 +238,11 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
+def test_the_pages_can_be_read():
+    """Words outside of blocks, of all pages."""
+    assert sum(len(BLOCK.sub("", page.read_text()).split()) for page in PAGES) <= 28_000
+
+
 def test_the_readme_shows_the_screen_of_its_page():
     """Which runs the command that the README then only parses."""
     shown = [block.code for block in blocks(ROOT / "docs" / "explain.md") if block.language == "text"]

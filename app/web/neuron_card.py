@@ -183,7 +183,7 @@ def histogram_chart(statistics: NeuronStatistics) -> alt.LayerChart:
     """Return the bins of a neuron, also those that only its smallest and its largest activation are in."""
     names = [f"{low:g} to {high:g}" for low, high in pairwise((-inf, *HISTOGRAM_EDGES, inf))]
     bins = {bisect_right(HISTOGRAM_EDGES, value): value for value in (statistics.min, statistics.max)}
-    ends = [{"activation": names[bin], "end": f"{value:+.2f}"} for bin, value in bins.items()]
+    ends = [{"activation": names[bin], "end": f"{value:+z.2f}"} for bin, value in bins.items()]
     used = [*bins, *(bin for bin, count in enumerate(statistics.histogram) if count)]
     rows = [
         {"activation": names[bin], "sentences": statistics.histogram[bin], "negative": bin < len(names) // 2}
@@ -258,8 +258,8 @@ def _own_text(card: Card) -> None:
     shown = [values.get(position, 0.0) for position in range(len(ids))]
     st.html(markdown.HEAT.format(heatmap(list(model.pieces(ids)), shown, template=left_out)))
     top = max(values, key=lambda position: abs(values[position]))
-    known = f"in the index it goes from {card.statistics.min:+.2f} to {card.statistics.max:+.2f}"
-    st.caption(f"{values[top]:+.2f} at {markdown.word(model.pieces(ids)[top])}; {markdown.plain(known)}.")
+    known = f"in the index it goes from {card.statistics.min:+z.2f} to {card.statistics.max:+z.2f}"
+    st.caption(f"{values[top]:+z.2f} at {markdown.word(model.pieces(ids)[top])}; {markdown.plain(known)}.")
 
 
 @st.cache_data(show_spinner="Measuring what it writes at its sentences ...", max_entries=1000)

@@ -13,6 +13,7 @@ from icebear.errors import SameAnswer
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 from icebear.records import TokenScore
+from icebear.render import visible
 
 BySite = dict[str, Tensor]
 """site -> (L, P, N) numbers of neurons at the recorded positions."""
@@ -96,7 +97,7 @@ def _same_answer(model: Model, answer: int, logits_x: Tensor, logits_c: Tensor) 
     others = {token.id: token.text for tokens in likely for token in tokens if token.id != answer}
     named = {id: text for id, text in others.items() if text.isprintable() and model.reads_back(id)} or others
     gains = logits_c.softmax(-1) - logits_x.softmax(-1)
-    lists = [", ".join(f"{token.text!r} {token.number}" for token in tokens) for tokens in likely]
+    lists = [", ".join(f"{visible(repr(token.text))} {token.number}" for token in tokens) for tokens in likely]
     contrast = named[max(named, key=lambda id: gains[id].item())]
     return SameAnswer(model.answer_text(answer), (lists[0], lists[1]), contrast)
 

@@ -10,12 +10,16 @@ from icebear.explanation.sentences import chosen_sentence
 from icebear.models.text.chat import Chat
 
 WAYS = "write another one, or empty the field for none"
+RECENT = 8
+"""The prompts of a visit that are kept to choose again."""
 
 
 def forget() -> None:
     """What was chosen for another prompt does not fit the one that is typed, for which icebear chooses; a callback."""
     st.session_state.update(counterfactual="", target=None, contrast=None, switch=False)
-    st.session_state["typed"] = st.session_state["prompt"]
+    typed = st.session_state["typed"] = st.session_state["prompt"]
+    before = [prompt for prompt in st.session_state.get("recent", []) if prompt != typed]
+    st.session_state["recent"] = [typed, *before][:RECENT]
 
 
 def field(prompt: str, default: str, label: str) -> str | None:

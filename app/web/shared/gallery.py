@@ -13,7 +13,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from icebear.app.example import MODEL
-from icebear.app.web.shared import links, markdown, served
+from icebear.app.web.shared import counterfactuals, links, markdown, served
 from icebear.explanation.saved import SavedExplanation
 from icebear.render import heatmap
 
@@ -62,6 +62,7 @@ def known(prompt: str, counterfactual: str | None) -> Example | None:
 def show() -> None:
     """Offer every example; a click shows it in place of what is shown."""
     st.markdown("## Examples")
+    st.caption("icebear shows which parts of a language model gave its answer, and lets you change them.")
     columns = st.columns(3)
     for number, shown in enumerate(map(example, NAMES)):
         with columns[number % 3].container(border=True):
@@ -69,6 +70,16 @@ def show() -> None:
             st.html(markdown.HEAT.format(_picture(shown.explanation)))
             st.caption(markdown.plain(shown.about))
             st.button(f"Show: {shown.title}", key=f"example_{number}", on_click=_take, args=(shown,))
+    recent = st.session_state.get("recent", [])
+    if recent:
+        st.pills("Your recent prompts", recent, format_func=markdown.plain, key="again", on_change=_again)
+
+
+def _again() -> None:
+    prompt = st.session_state["again"]
+    if prompt:
+        st.session_state.update(prompt=prompt, again=None)
+        counterfactuals.forget()
 
 
 def verdict(example: Example) -> None:

@@ -61,7 +61,7 @@ def _neurons(relevance: Relevance, prompt: str) -> None:
 def _map(relevance: Relevance) -> None:
     """Show the relevance of each layer, by token or by attention head, as a heatmap."""
     sites = ["ffn", "attn", "heads"]
-    site = st.segmented_control("Map", sites, default="ffn", required=True, key="map", persist_state="session")
+    site = links.bound(st.segmented_control, "Map", "map", sites, default="ffn", required=True)
     across, title = ("head", "attention heads") if site == "heads" else ("token", f"{site} by layer and token")
     table = relevance_map(relevance, site)
     if table.empty:
