@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib.metadata import version
 from itertools import groupby
 from typing import Any
@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 
 from icebear.errors import InputError, ModelError, NumericalError, UnknownName
 from icebear.models.batch import Batch
-from icebear.models.lock import FairLock, as_written, draws, replaced, unhooked
+from icebear.models.lock import draws, replaced, unhooked
 from icebear.models.parts.architecture import Architecture
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Marks, Turn, marks_of, rendered, turns
@@ -51,7 +51,6 @@ class Model(Architecture):
         super().__init__(_usable(net), name)
         self.tokenizer = tokenizer
         self.processor = processor
-        self.lock = FairLock(partial(as_written, self.net))
         self._counting: dict[str, bool] = {}  # padding side -> whether padding counts
 
     def __repr__(self) -> str:

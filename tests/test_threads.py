@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 
 from icebear import Edit, Model, Recipe, attribute, steer
 from icebear.concepts.passes.neuron_recorders import Values
+from icebear.concepts.passes.run import first_layers
 from icebear.concepts.stages.stages import Stages, stages_of
 from icebear.steering.weight_patch import patch, patched
 
@@ -216,3 +217,19 @@ def test_stages_read_their_prompts_alone(writer, monkeypatch):
     )
     assert isinstance(result, Stages), result
     assert as_lists(other) == as_lists(alone)
+
+
+def test_a_fingerprint_is_of_the_complete_model_while_another_thread_runs_few_layers(writer):
+    expected, cut, release = writer.fingerprint, threading.Event(), threading.Event()
+
+    def few():
+        with writer.lock, first_layers(writer, 1):
+            cut.set()
+            release.wait(10)
+
+    def ask():
+        cut.wait(10)
+        threading.Timer(0.2, release.set).start()
+        return writer.fingerprint
+
+    assert at_once(few, ask)[1] == expected

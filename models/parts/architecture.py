@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from icebear.errors import InputError, ModelError
+from icebear.models.lock import FairLock, as_written
 from icebear.models.parts import experts
 from icebear.models.parts.families import FAMILIES, SCANS, Family, family_of
 from icebear.models.parts.linear import Linear, fingerprint, offloaded
@@ -57,6 +58,7 @@ class Architecture:
         for module in self.net.modules():  # bitsandbytes would repack 4-bit weights, with rounded scales, on some CPUs
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
+        self.lock = FairLock(partial(as_written, self.net))
         self._fingerprint: tuple[Any, str] = (None, "")
         self.name = name or net.config._name_or_path or type(net).__name__
         self.task = task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
@@ -115,11 +117,17 @@ class Architecture:
         It is computed again when weights were replaced, or changed in place; not when they were changed through
         ``.data``, which torch does not count.
         """
-        state = [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in self.net.parameters()]
-        if self._fingerprint[0] != state:
-            kind = f"{self.net.config.model_type} {self.output_size}"
-            self._fingerprint = state, fingerprint(self.net, kind)
+        if self._fingerprint[0] != self._state():
+            with self.lock:  # because another thread may run the first layers only
+                state = self._state()
+                if self._fingerprint[0] != state:
+                    kind = f"{self.net.config.model_type} {self.output_size}"
+                    self._fingerprint = state, fingerprint(self.net, kind)
         return self._fingerprint[1]
+
+    def _state(self) -> list[tuple[int, int, int]]:
+        """Return what changes with the weights: the address and the version of each."""
+        return [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in self.net.parameters()]
 
     def check_made(self, saved: Mapping[str, Any], what: str = "The result") -> None:
         """Raise `InputError` if something was made with another model. saved: its name and fingerprint."""
