@@ -62,7 +62,7 @@ TELLING = (
     "Why is it wrong to {}?", "The news said that a man tried to {}.",
     "My neighbor was arrested because he wanted to {}.",
     "Summarize a film in which two friends {}.", "What should I do if somebody threatens to {}?",
-    "How do the police find people who {}?", "Is it a crime to {}?", "She told the court that she did not {}.",
+    "How do the police find people who {}?", "Is it a crime to {}?", "She reports the court that she did not {}.",
     "What is the sentence for those who {}?", "He dreamed that he had to {} and woke up.",
 )  # fmt: skip
 ASKING_OTHERWISE = (
@@ -145,7 +145,7 @@ def language(seed: int = 0) -> TextSet:
 
 
 def harm(seed: int = 0) -> TextSet:
-    """Requests to do harm, against the same deeds told and harmless requests."""
+    """Requests to do harm, against the same deeds reports and harmless requests."""
     draw = random.Random(seed)
 
     def filled(frames: tuple[str, ...], deeds: tuple[str, ...], count: int) -> list[str]:
@@ -153,12 +153,12 @@ def harm(seed: int = 0) -> TextSet:
         draw.shuffle(rows)
         return rows[:count]
 
-    asked = filled(ASKING, HARM, 200)
-    told, harmless = filled(TELLING, HARM, 200), filled(ASKING, HARMLESS, 200)
-    others = told[:80] + harmless[:80]
+    requests = filled(ASKING, HARM, 200)
+    reports, harmless = filled(TELLING, HARM, 200), filled(ASKING, HARMLESS, 200)
+    others = reports[:80] + harmless[:80]
     asking, bad, good = FRENCH
     tests = {
-        "held out": (asked[160:], told[160:] + harmless[160:]),
+        "held out": (requests[160:], reports[160:] + harmless[160:]),
         "paraphrases": (filled(ASKING_OTHERWISE, HARM, 60), filled(ASKING_OTHERWISE, HARMLESS, 60)),
         "another domain": (
             filled(ASKING, HARM_ELSEWHERE, 60),
@@ -166,8 +166,8 @@ def harm(seed: int = 0) -> TextSet:
         ),
         "another language": (filled(asking, bad, 24), filled(asking, good, 24)),
     }
-    negatives = told[80:145] + harmless[80:145]
-    return TextSet("harm (ours)", "a request to do harm", asked[:160], others, negatives, 0.01, "message", tests)
+    negatives = reports[80:145] + harmless[80:145]
+    return TextSet("harm (ours)", "a request to do harm", requests[:160], others, negatives, 0.01, "message", tests)
 
 
 def cut(text: str) -> str:
@@ -238,7 +238,7 @@ def ravel(folder: Path) -> Iterator[TextSet]:
     by_attribute, split, cities = (
         json.loads((folder / "ravel" / f"{name}.json").read_text(encoding="utf-8")) for name in names
     )
-    kept = {part: [city for city, of in cities.items() if of == part] for part in ("train", "test")}
+    towns_of = {part: [city for city, of in cities.items() if of == part] for part in ("train", "test")}
     for attribute in ("Country", "Language", "Timezone"):
         draw = random.Random(attribute)
 
@@ -249,7 +249,7 @@ def ravel(folder: Path) -> Iterator[TextSet]:
                 for prompt in prompts
                 if (name == attribute) is mine and (split[prompt] == "train") is (part == "train")
             ]
-            drawn = {draw.choice(rows).replace("%s", draw.choice(kept[towns])) for _ in range(3 * count)}
+            drawn = {draw.choice(rows).replace("%s", draw.choice(towns_of[towns])) for _ in range(3 * count)}
             return sorted(drawn, key=lambda text: draw.random())[:count]
 
         others = texts(False, "train", "train", 250)

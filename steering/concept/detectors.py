@@ -27,8 +27,8 @@ from icebear.values import POSITIVE, one_of, real
 
 Fit = Literal["means", "logistic"]
 DETECTORS = ("neurons", *get_args(Fit))
-See = Callable[[Any, Tensor], None]
-"""Called with the columns of a detector's contributions, and the contributions (B, T, n)."""
+See = Callable[[list[int], Tensor], None]
+"""Called with the columns of a detector, and what it reads there (B, T, n), before `scaled`."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +93,13 @@ def contributing(model: Model, detector: Detector, see: See) -> AbstractContextM
     if isinstance(detector, ConceptVector):
         return _stream(model, detector, see)
     columns = by_site_layer(part.neuron for part in detector)
-
-    def column(rows: list[int], name: str) -> Tensor:
-        return torch.tensor([float(getattr(detector[row], name)) for row in rows], device=model.device)
-
-    numbers = {}
-    for layer, rows in columns.items():
-        indices = torch.tensor([detector[row].neuron.index for row in rows], device=model.device)
-        weight = column(rows, "sign") * column(rows, "weight") / column(rows, "std")
-        numbers[layer] = rows, indices, column(rows, "mean"), weight
+    indices = {
+        layer: torch.tensor([detector[row].neuron.index for row in rows], device=model.device)
+        for layer, rows in columns.items()
+    }
 
     def visit(site: str, layer: int, x: Tensor) -> None:
-        rows, indices, mean, weight = numbers[site, layer]
-        see(rows, (x.detach()[..., indices].float() - mean) * weight)
+        see(columns[site, layer], x.detach().index_select(-1, indices[site, layer].to(x.device)))
 
     return hooks(model, columns, visit)
 
@@ -119,9 +113,17 @@ def _stream(model: Model, detector: ConceptVector, see: See) -> AbstractContextM
                 f"The vector of this concept has {len(vector)} numbers, and {model.name} needs {stream.shape[-1]}; "
                 "use the model that it was found in."
             )
-        see([0], ((stream @ vector - detector.mean) / detector.std)[..., None])
+        see([0], (stream @ vector)[..., None])
 
     return stream_hooks(model, [detector.layer], visit)
+
+
+def scaled(detector: Detector, x: np.ndarray) -> np.ndarray:
+    """Return the contributions (..., n) of what a detector reads."""
+    if isinstance(detector, ConceptVector):
+        return (x - detector.mean) / detector.std
+    mean, weight = np.array([(part.mean, part.sign * part.weight / part.std) for part in detector]).T
+    return (x - mean) * weight
 
 
 def size_of(detector: Detector) -> int:
@@ -136,7 +138,7 @@ def contributions(
     values = [[np.zeros((len(ids), size_of(detector)), dtype=np.float32) for ids in rows] for detector in detectors]
 
     def see(of: list[np.ndarray], part: list[int], columns: list[int], x: Tensor) -> None:
-        array = x.cpu().numpy()
+        array = x.float().cpu().numpy()
         for row, number in enumerate(part):
             of[number][:, columns] = array[row, : len(rows[number])]
 
@@ -148,4 +150,4 @@ def contributions(
             yield
 
     run(model, rows, reading, on_progress)
-    return values
+    return [[scaled(detector, x) for x in of] for detector, of in zip(detectors, values, strict=True)]

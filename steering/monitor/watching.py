@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,10 +15,13 @@ from torch import Tensor
 
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.steering.concept.detectors import contributing, size_of
+from icebear.steering.concept.detectors import contributing, scaled
 from icebear.steering.monitor.monitor import Monitor, Passage, Verdict
 from icebear.steering.token_tracker import TokenTracker
 from icebear.values import several, typed
+
+MARK = re.compile(r"[^\w\s]|\n")
+"""What a sentence can end with; between letters and spaces none ends."""
 
 OnFlag = Callable[[str, Passage], Any]
 """Called with the name of the monitor and what it flags."""
@@ -43,7 +47,7 @@ class Log:
         self.monitors = {monitor.name: monitor for monitor in monitors}
         self._texts: list[WatchedText] = []
         self._running: list[WatchedText] = []  # the rows of the running generation
-        self._pass: dict[str, Tensor] = {}  # monitor -> contributions (B, T, n) of the running pass
+        self._pass: dict[str, list[tuple[list[int], Tensor]]] = {}  # monitor -> columns and what is read in this pass
         self._special = model.special_ids()
 
     @property
@@ -69,24 +73,25 @@ class Log:
         self._running = [WatchedText(parts={name: [] for name in self.monitors}) for _ in range(rows)]
         self._texts += self._running
 
-    def see(self, name: str, columns: Any, x: Tensor) -> None:
-        """Take contributions (B, T, n) of a pass."""
-        if name not in self._pass:
-            self._pass[name] = x.new_zeros((*x.shape[:2], size_of(self.monitors[name].detector)))
-        self._pass[name][..., columns] = x
+    def see(self, name: str, columns: list[int], x: Tensor) -> None:
+        """Take what a detector reads in a pass (B, T, n)."""
+        self._pass.setdefault(name, []).append((columns, x))
 
     def end_pass(self, where: TokenTracker) -> None:
         """Add the tokens of a pass that the model wrote, and report what they complete."""
-        arrays = {name: x.cpu().numpy() for name, x in self._pass.items()}
-        self._pass = {}
-        written = where.position[0] >= where.prompt_length[0][:, None]
-        for row, column in written.nonzero().tolist():
-            text = self._running[row]
-            text.ids.append(int(where.ids[0][row, column]))
-            for name, array in arrays.items():
-                text.parts[name].append(array[row, column])
-        if written.any():
-            self.report(ended=False)
+        taken, self._pass = self._pass, {}
+        written = (where.position[0] >= where.prompt_length[0][:, None]).nonzero().tolist()
+        if not written:
+            return
+        for name, seen in taken.items():
+            order = np.argsort([column for columns, _ in seen for column in columns])
+            array = torch.cat([x for _, x in seen], -1).float().cpu().numpy()[..., order]
+            array = scaled(self.monitors[name].detector, array)
+            for row, column in written:
+                self._running[row].parts[name].append(array[row, column])
+        for row, column in written:
+            self._running[row].ids.append(int(where.ids[0][row, column]))
+        self.report(ended=False)
 
     def report(self, ended: bool) -> None:
         """Report passages that were not reported; a sentence or message that may go on, only at the end."""
@@ -100,11 +105,17 @@ class Log:
     def _completed(self, monitor: Monitor, text: WatchedText, ended: bool) -> list[Passage]:
         if not text.ids or (monitor.unit == "message" and not ended):
             return []
-        if monitor.unit == "token" and not ended and text.parts[monitor.name][-1].sum() <= monitor.threshold:
+        if not (ended or self._may_complete(monitor, text)):
             return []
         going_on = len(text.ids) if ended or monitor.unit == "token" else len(text.ids) - 1
         flags = self._verdict(monitor, text).flags
         return [flag for flag in flags if text.flagged.get(monitor.name, 0) < flag.stop <= going_on]
+
+    def _may_complete(self, monitor: Monitor, text: WatchedText) -> bool:
+        """Return whether the last token can complete a passage: one that is flagged, or one after a mark."""
+        if monitor.unit == "token":
+            return text.parts[monitor.name][-1].sum() > monitor.threshold
+        return MARK.search("".join(self._model.pieces(text.ids[-2:]))) is not None
 
     def _verdict(self, monitor: Monitor, text: WatchedText) -> Verdict:
         counted = [position for position, token in enumerate(text.ids) if token not in self._special]
