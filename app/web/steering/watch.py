@@ -17,49 +17,36 @@ from icebear.steering.monitor.fitting import fewest, monitor
 from icebear.steering.monitor.monitor import CONTROLS_TEXT, Monitor
 from icebear.steering.monitor.text_values import UNITS
 
-FALSE_POSITIVE_RATES = (0.01, 0.05)
 EVERYDAY = files("icebear.app.web.steering").joinpath("examples", "everyday.txt")
-COLUMNS_OF_RATES = {
-    "true_positive_rate": "true positives",
-    "false_positive_rate": "false positives",
-    "auroc": "AUROC",
-    "positives": "texts with",
-    "negatives": "texts without",
-}
+NO_TEXTS = (
+    "This link or file has only the neurons of the concept. They make a monitor; to compare it with controls, find the "
+    "concept again from its texts."
+)
+SHARES = ("true positives", "false positives")
 
 
 def show(concept: Concept) -> None:
-    """Draw the fields of a monitor, and the last one that they made."""
+    """Draw the fields of a monitor, and the last one that was made of the concept."""
     st.markdown("## Watch")
     st.caption("A monitor flags texts with the concept. Texts without it set its threshold.")
     if not concept.texts:
-        st.caption(
-            "This link or file has only the neurons of the concept. They make a monitor, but to compare it with "
-            "controls, find the concept again from its texts."
-        )
-    settings = (concept, *_fields(concept))
-    negatives, fpr = settings[1:3]
-    few = len(negatives) < fewest(fpr)
+        st.caption(NO_TEXTS)
     with st.container(horizontal=True):
-        start: dict[str, Any] = {
-            "on_click": _start,
-            "args": settings,
-            "disabled": few,
-            "help": f"Write at least {fewest(fpr)} texts." if few else None,
-        }
-        st.button("Set the threshold", type="primary", key="set_threshold", **start)
+        fpr = _choice("False positive rate", [0.01, 0.05], "watch_fpr", format_func="{:.0%}".format)
+        unit = _choice("What is flagged", list(UNITS), "watch_unit")
+        detectors = ["neurons", *(vector.fit for vector in concept.vectors)]
+        detector = _choice("Detector", detectors, "watch_detector", help="means, logistic: of the residual stream")
+    label = "Texts without the concept, like those that the monitor will read (one a line)"
+    negatives = lines(st, label, "watch_negatives", fewest(fpr))
+    settings = (concept, negatives, fpr, unit, detector)
+    with st.container(horizontal=True):
+        few = len(negatives) < fewest(fpr)
+        name = "Set the threshold"
+        st.button(name, type="primary", key="set_threshold", disabled=few, on_click=_start, args=settings)
         st.button("Try an example: everyday sentences", key="everyday", icon=":material/chat:", on_click=_everyday)
     made_with, job = st.session_state.get("threshold", (settings, None))
-    if job is None or job.abandoned or made_with[0] != concept:
-        return
-    try:
-        result = jobs.waited(job, stops=True)
-    except IcebearError as error:  # such as for a text that found the concept; the rest of the page stays
-        st.error(markdown.message(error))
-        return
-    if made_with != settings:
-        st.caption("The monitor below was made with other settings; set the threshold again.")
-    _result(result)
+    if job and not job.abandoned and made_with[0] == concept:
+        _show(job, made_with == settings)
 
 
 def lines(slot: Any, label: str, key: str, least: int) -> list[str]:
@@ -70,57 +57,47 @@ def lines(slot: Any, label: str, key: str, least: int) -> list[str]:
     return texts
 
 
-def _fields(concept: Concept) -> tuple[list[str], float, str, str]:
-    """Return the texts without the concept, the rate, the unit and the detector."""
-    choices: dict[str, Any] = {"required": True, "persist_state": "session"}
-    with st.container(horizontal=True):
-        fpr = st.segmented_control(
-            "False positive rate",
-            FALSE_POSITIVE_RATES,
-            format_func="{:.0%}".format,
-            default=0.01,
-            key="watch_fpr",
-            **choices,
-        )
-        unit = st.segmented_control("What is flagged", list(UNITS), default="sentence", key="watch_unit", **choices)
-        detector = st.segmented_control(
-            "Detector",
-            ["neurons", *(vector.fit for vector in concept.vectors)],
-            default="neurons",
-            key="watch_detector",
-            help="means, logistic: a vector of the residual stream, by the difference of means or a logistic model",
-            **choices,
-        )
-    label = "Texts without the concept, like those that the monitor will read (one a line)"
-    return lines(st, label, "watch_negatives", fewest(fpr)), fpr, unit, detector
+def _choice(label: str, options: list, key: str, **more: Any) -> Any:
+    return st.segmented_control(
+        label, options, default=options[0], key=key, required=True, persist_state="session", **more
+    )
 
 
 def _everyday() -> None:
     st.session_state.update(watch_negatives=EVERYDAY.read_text(encoding="utf-8"), watch_fpr=0.05)
 
 
-def _start(concept: Concept, negatives: list[str], fpr: float, unit: str, detector: str) -> None:
+def _start(*settings: Any) -> None:
     loading = jobs.loading()
 
     def work(job: Job) -> Monitor:
+        concept, negatives, fpr, unit, detector = settings
         return monitor(loading.outcome(), concept, negatives, fpr, unit, detector, on_progress=job.step)
 
-    st.session_state["threshold"] = (concept, negatives, fpr, unit, detector), Job("Reading the texts", work)
+    st.session_state["threshold"] = settings, Job("Reading the texts", work)
 
 
-def _result(result: Monitor) -> None:
-    most_important, *others = map(markdown.plain, result.about)
+def _show(job: Job, is_current: bool) -> None:
+    """Show the monitor that a job makes, with its rates beside controls."""
+    try:
+        result: Monitor = jobs.waited(job, stops=True)
+    except IcebearError as error:  # such as for a text that found the concept; the rest of the page stays
+        st.error(markdown.message(error))
+        return
     with st.container(key="monitor_result"):
+        if not is_current:
+            st.caption("This monitor was made with other settings; set the threshold again.")
+        most_important, *others = map(markdown.plain, result.about)
         st.markdown(f"**{most_important}** {' '.join(others)}")
         if result.rates:
-            table = pandas.DataFrame(result.rates).rename(columns=COLUMNS_OF_RATES)
+            table = pandas.DataFrame(result.rates)
+            table.columns = ["texts", "detector", *SHARES, "AUROC", "texts with", "texts without"]
             formats = {"AUROC": st.column_config.NumberColumn(format="%.2f")}
-            tables.data_table(table, len(table), shares=("true positives", "false positives"), column_config=formats)
+            tables.data_table(table, len(table), shares=SHARES, column_config=formats)
             st.caption(CONTROLS_TEXT)
         with st.container(horizontal=True):
-            st.button(
-                "Use it in the chat", icon=":material/visibility:", key="use_monitor", on_click=_use, args=(result,)
-            )
+            icon = ":material/visibility:"
+            st.button("Use it in the chat", icon=icon, key="use_monitor", on_click=_use, args=(result,))
             pictures.downloads("monitor", {"json": result.to_json})
     markdown.into_view("monitor_result", result.about)
 
