@@ -258,6 +258,8 @@ def test_texts_with_a_concept_and_without_it_become_a_monitor(first_visit, few_c
     page.get_by_key("watch_unit").set_value("message").run()
     assert "other settings" in text(fine(page))
     link = {name: "".join(page.query_params[name]) for name in ("concept", "section")}
+    page.query_params["concept"] = link["concept"].replace('"my concept"', '"renamed"')  # has no vectors
+    assert fine(page.run()).get_by_key("watch_detector").value == "neurons"
     other = fine(visit("steer", **link))
     assert "only the neurons" in text(other)
     other.get_by_key("everyday").click().run()

@@ -36,7 +36,7 @@ def show(concept: Concept) -> None:
         unit = _choice("What is flagged", list(UNITS), "watch_unit")
         detectors = ["neurons", *(vector.fit for vector in concept.vectors)]
         detector = _choice("Detector", detectors, "watch_detector", help="means, logistic: of the residual stream")
-    label = "Texts without the concept, like those that the monitor will read (one a line)"
+    label = "Texts without the concept, of the kind that the monitor will read (one a line)"
     negatives = lines(st, label, "watch_negatives", fewest(fpr))
     settings = (concept, negatives, fpr, unit, detector)
     with st.container(horizontal=True):
