@@ -111,5 +111,7 @@ def _show(monitor: Monitor, verdict: Verdict, key: str) -> None:
             tables.neuron_pills("Neurons that contribute most", pairs, key)
     else:
         st.caption(f"{name}: {verdict.value:+.2f}, {limit}")
-    tokens = heatmap(list(verdict.tokens), list(verdict.values), full_color=verdict.threshold)
+    values = list(verdict.values)
+    full_color = 2 * max([verdict.threshold, *map(abs, values)])  # at half of it any text has a contrast of 4.5
+    tokens = heatmap(list(verdict.tokens), values, full_color=full_color)
     st.html(STRIP.format(tokens))
