@@ -89,12 +89,18 @@ def visible(token: str) -> str:
     return token.replace("\n", "⏎").replace("\t", "⇥").replace("\ufffd", PART) or "∅"
 
 
-def heatmap(tokens: list[str], values: list[float], sinks: Sequence[int] = (), template: Sequence[int] = ()) -> Markup:
+def heatmap(
+    tokens: list[str],
+    values: list[float],
+    sinks: Sequence[int] = (),
+    template: Sequence[int] = (),
+    full_color: float = 0.0,
+) -> Markup:
     """Return tokens on the color of their relevance; those of one character stand together, with their largest value.
 
     The value appears on hover, and on the token that has the focus; sinks have a dotted outline, the tokens of a chat
-    template are gray."""
-    shares, rows = normalized(values, set(template)), []
+    template are gray. full_color: the value of the darkest color, unless the largest one is larger."""
+    shares, rows = normalized([*values, full_color], set(template)), []
     for positions in characters(tokens):
         largest = max(positions, key=lambda position: abs(values[position]))
         rows.append((largest, "".join(tokens[position] for position in positions), values[largest], shares[largest]))

@@ -43,6 +43,7 @@ from icebear.explanation.explanation import saved_stages, saved_tokens
 from icebear.explanation.saved import SavedExplanation
 from icebear.explanation.sentences import chosen_sentence
 from icebear.models.loading import loading
+from icebear.models.lock import FairLock
 from icebear.models.parts.families import FAMILIES
 from icebear.records import Neuron
 from icebear.render import heatmap
@@ -276,6 +277,21 @@ def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
     shown.set()
     with pytest.raises(IcebearError):
         job.outcome()
+
+
+def test_work_that_has_the_model_goes_on(monkeypatch):
+    """The page that it would make way for may wait for the model."""
+    model = SimpleNamespace(lock=FairLock())
+    monkeypatch.setattr(background.shared(), "loads", {"model": SimpleNamespace(result=model)})
+
+    def read(job):
+        with model.lock:
+            job.step(1, 2)
+
+    with background.drawing():
+        job = Job("Reading", read)
+        job.join(20)
+        assert not job.is_alive()
 
 
 def test_the_rest_is_said_to_take_as_long_as_the_steps_so_far_without_pauses(monkeypatch):

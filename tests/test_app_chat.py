@@ -1,16 +1,22 @@
 """Chat in the app."""
 
+import json
 import re
+import shutil
 from html import unescape
+from pathlib import Path
 
 import pytest
-from appview import fine, shown, text, visit
+from appview import fine, set_up, shown, text, visit
+from streamlit.runtime.scriptrunner_utils.exceptions import StopException
 
-from icebear import Chat, attribute, circuit, source_breakdown, steer
+from icebear import Chat, Monitor, Neuron, attribute, circuit, load_model, source_breakdown, steer, watching
 from icebear.app.web import circuit as circuits
 from icebear.app.web.shared import words
 from icebear.models.text.answer import answer_of
 from icebear.render import heatmap
+from icebear.steering.concept.detectors import ConceptNeuron
+from icebear.steering.monitor.watching import read_message
 
 FEW_NODES = {"nodes": 5, "heads": False}
 
@@ -214,3 +220,119 @@ def test_a_template_is_grey_and_does_not_count():
     assert "rgba(33,102,172,1.00)" in html
     assert "100.0000 (template)" in html
     assert "&lt;b&gt;" in html
+
+
+# --- monitors -------------------------------------------------------------------------------------------
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+
+
+@pytest.fixture
+def chatty(first_visit, tiny_folder, tmp_path, monkeypatch):
+    """The small model, with a template."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "chatty")
+    (Path(folder) / "chat_template.jinja").write_text(TEMPLATE)
+    set_up(monkeypatch, model=str(folder))
+    return load_model(str(folder))
+
+
+def monitor_of(model, name, threshold, unit="token"):
+    """Of two neurons, by hand."""
+    parts = tuple(
+        ConceptNeuron(Neuron(layer, "ffn", 3), sign, 1.0, 0.0, 0.01, 1.0) for layer, sign in ((0, "+"), (1, "-"))
+    )
+    return Monitor(name, unit, threshold, 0.05, 23, 0, parts, None, model.name, model.fingerprint)
+
+
+def upload(page, text):
+    page.file_uploader[0].set_value(("m.json", text.encode(), "application/json")).run()
+    return page
+
+
+def strips(page):
+    """The heatmaps of the page, as lists of tokens with their values."""
+    heats = [str(part.proto.body) for part in page.html if 'class="heat"' in str(part.proto.body)]
+    return [list(map(float, re.findall(r'title="\d+: ([-+.\d]+)', heat))) for heat in heats]
+
+
+def test_what_a_monitor_says_stands_below_each_message(chatty):
+    """As in Python, also with edits; it stays when the next message comes, and what is in a message is text."""
+    monitor, edits = monitor_of(chatty, "<b>loud</b>", 0.001), "L0.ffn.3=4"
+    page = fine(visit("steer", section="edits", edits=edits, prompt="a"))
+    page.query_params["length"] = "5"
+    page = upload(fine(shown(page, "chat")), monitor.to_json())
+    asked = ("<i>ice</i> **bear**", "Rome")
+    page.chat_input[0].set_value(asked[0]).run()
+    page.get_by_key("edited").set_value(True).run()
+    page.chat_input[0].set_value(asked[1]).run()
+    messages = conversation(fine(page)).messages
+    read = [read_message(chatty, [monitor], message)[0] for message in asked]
+    with watching(chatty, monitor) as plain:
+        chatty.answer(Chat(messages[:1]), 5)
+    with steer(chatty, [edits]), watching(chatty, monitor) as edited:
+        assert chatty.answer(Chat(messages[:3]), 5).text == messages[3]["content"]
+    written = [log.texts[0]["<b>loud</b>"] for log in (plain, edited)]
+    values = [list(verdict.values) for pair in zip(read, written, strict=True) for verdict in pair]
+    assert len(strips(page)) == 4
+    for on_page, expected in zip(strips(page), values, strict=True):
+        assert on_page == pytest.approx(expected, abs=1e-3)
+    said = text(page)
+    assert "&lt;i&gt;" in said
+    assert r"**Flagged by \<b\>loud\<\/b\>**" in said
+    assert "<i>ice" not in said
+    flagged = next(row for row in page.get("button_group") if row.label.startswith("Neurons"))
+    assert {option.content for option in flagged.proto.options} <= {"L0.ffn.3 +", "L1.ffn.3 -"}
+    page.get_by_key("chosen_monitors").set_value([]).run()
+    assert not strips(fine(page))
+
+
+def test_an_answer_ends_when_it_is_flagged(chatty):
+    page = fine(visit("chat", chat=output_of("Say yes."), length="6"))
+    upload(page, monitor_of(chatty, "loud", -1e6).to_json())
+    page.get_by_key("stop_when_flagged").set_value(True).run()
+    page.get_by_key("ask").click().run()
+    assert len(conversation(fine(page)).messages[1]["ids"]) == 2  # by the pass that reads the one before
+    assert list(map(len, strips(page)[1:])) == [1]
+
+
+def test_an_answer_that_somebody_ended_keeps_what_was_read(chatty, monkeypatch):
+    page = fine(visit("chat", chat=output_of("Say yes."), length="6"))
+    upload(page, monitor_of(chatty, "loud", 0.0).to_json())
+
+    def ended(model, chat, on_token, **options):
+        """As Streamlit ends a run."""
+
+        def stop(ids):
+            on_token(ids)
+            if len(ids) == 3:
+                raise StopException
+
+        return answer(model, chat, on_token=stop, **options)
+
+    answer = type(chatty).answer
+    with monkeypatch.context() as stopping:
+        stopping.setattr(type(chatty), "answer", ended)
+        page.get_by_key("ask").click().run()
+    assert len(conversation(fine(page.run())).messages[1]["ids"]) == 3
+    assert len(strips(page)[1]) == 2  # the last token was not read
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_fingerprint": "0" * 8}, "was made in"),
+        ({"neurons": [{"neuron": "L99.ffn.3"}]}, "L99"),
+        ({"threshold": "high"}, "not a float"),
+    ],
+)
+def test_a_foreign_monitor_is_refused_in_a_sentence(chatty, change, reason):
+    data = monitor_of(chatty, "loud", 0.0).to_dict()
+    data["neurons"] = [data["neurons"][0] | row for row in change.pop("neurons", [{}])]
+    page = upload(fine(visit("chat")), json.dumps(data | change))
+    assert not page.exception
+    assert reason in page.error[0].value.replace("\\", "")
+    assert "monitors" not in page.session_state
+    upload(page, "[1, 2")
+    assert "JSON" in page.error[0].value
+    upload(page, monitor_of(chatty, "loud", 0.0).to_json())
+    assert list(fine(page).session_state["monitors"]) == ["loud"]

@@ -9,10 +9,10 @@ import pytest
 from appview import fine, text, visit
 from conftest import CAMEL, ICE_BEAR
 
-from icebear import Concept
-from icebear.app.web.shared import markdown, served
+from icebear import Concept, monitor
+from icebear.app.web.shared import jobs, markdown, served
 from icebear.app.web.shared.background import STOPPED
-from icebear.app.web.steering import concepts
+from icebear.app.web.steering import concepts, watch
 from icebear.app.web.steering.flips import differences, started
 from icebear.steering import outcome
 from icebear.steering.comparison import compare, texts_under
@@ -156,12 +156,13 @@ def test_differences_are_marked_and_text_stays_text():
 
 
 def examples():
-    return [(Path(__file__).parent.parent / "examples" / name).read_text() for name in ("music.txt", "not-music.txt")]
+    names = ("music.txt", "not-music.txt", "everyday.txt")
+    return [(Path(__file__).parent.parent / "examples" / name).read_text() for name in names]
 
 
 def test_the_examples_in_the_package_are_those_in_the_examples_folder():
     inside = [concepts.EXAMPLES.joinpath(name).read_text() for name in ("music.txt", "not-music.txt")]
-    assert inside == examples()
+    assert [*inside, watch.EVERYDAY.read_text()] == examples()
 
 
 def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, generator):
@@ -183,7 +184,9 @@ def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, gene
     assert "AUROC" in shown
     assert "rgba(" in shown
     assert set(page.dataframe[0].value.columns) >= {"neuron", "sign", "weight"}
-    positive, negative = Concept.from_json("".join(page.query_params["concept"])).provenance["means"]
+    link = Concept.from_json("".join(page.query_params["concept"]))
+    assert (link.vectors, link.texts, link.controls) == ((), None, ())
+    positive, negative = link.provenance["means"]
     assert positive > negative
     assert all(f"{value:+.2f}</span>" in shown for value in (positive, negative))
     page.get_by_key("measured").set_value("i").run()
@@ -196,7 +199,8 @@ def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, gene
     assert markdown.plain("(20 draws, seed 0)") in steered
     link = {name: "".join(page.query_params[name]) for name in ("concept", "run", "section", "measured")}
     reopened = text(fine(visit("steer", **link, kl="0.1")))
-    assert reopened.partition("AUROC")[2] == steered.partition("AUROC")[2]
+    (neurons_only,) = (line for line in reopened.splitlines() if line.startswith("This link or file has only"))
+    assert reopened.partition("AUROC")[2].replace(f"{neurons_only}\n", "") == steered.partition("AUROC")[2]
     page.get_by_key("suppress").set_value(True).run()
     assert "other settings" in text(fine(page))
     page.get_by_key("concept_edit").click().run()
@@ -205,7 +209,7 @@ def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, gene
 
 def test_a_concept_that_is_not_there_is_not_found(first_visit):
     """Of the same texts on both sides, shuffled: an error, and no steering."""
-    lines = "\n".join(examples()).splitlines()
+    lines = "\n".join(examples()[:2]).splitlines()
     random.Random(1).shuffle(lines)
     page = fine(visit("steer", section="concepts"))
     page.get_by_key("concept_with").set_value("\n".join(lines[:40])).run()
@@ -215,3 +219,50 @@ def test_a_concept_that_is_not_there_is_not_found(first_visit):
     assert not page.exception
     with pytest.raises(KeyError):
         page.get_by_key("steer_concept")
+
+
+def test_texts_with_a_concept_and_without_it_become_a_monitor(first_visit, few_contexts, generator):
+    """The same as in Python; a text that found the concept is refused, and of a link only the neurons are a monitor."""
+    page = fine(visit("steer", section="concepts", measured="ice snow cold"))
+    cold, others, negatives = (
+        [" ".join(generator.choices(words.split(), k=6)) for _ in range(count)]
+        for words, count in (("ice snow cold", 30), ("sand sun hot", 30), ("sand sun hot dry", 60))
+    )
+    negatives = [text for text in dict.fromkeys(negatives) if text not in others][:25]
+    page.get_by_key("concept_with").set_value("\n".join(cold)).run()
+    page.get_by_key("concept_without").set_value("\n".join(others)).run()
+    page.get_by_key("find_concept").click().run()
+    assert "only the neurons" not in text(fine(page))
+    page.get_by_key("watch_negatives").set_value("\n".join([*negatives, others[0]])).run()
+    assert "26 of at least 122" in text(page)
+    assert page.get_by_key("set_threshold").disabled
+    page.get_by_key("watch_fpr").set_value(0.05).run()
+    assert "26 of at least 23" in text(page)
+    page.get_by_key("set_threshold").click().run()
+    assert "found the concept" in page.error[0].value
+    assert page.get_by_key("steer_concept")  # one bad text removes nothing
+    page.get_by_key("watch_negatives").set_value("\n".join(negatives)).run()
+    page.get_by_key("watch_detector").set_value("means").run()
+    page.get_by_key("set_threshold").click().run()
+    shown = text(fine(page))
+    (concept,) = page.session_state["concepts"].values()
+    expected = monitor(jobs.loading().outcome(), concept, negatives, 0.05, detector="means")
+    result = page.session_state["threshold"][1].result
+    assert result == expected
+    assert all(markdown.plain(sentence) in shown for sentence in expected.about)
+    table = page.dataframe[-1].value
+    assert list(table["detector"]) == [row.detector for row in expected.rates]
+    assert list(table["true positives"]) == pytest.approx(
+        [100 * row.true_positive_rate for row in expected.rates], abs=0.05
+    )
+    page.get_by_key("watch_unit").set_value("message").run()
+    assert "other settings" in text(fine(page))
+    link = {name: "".join(page.query_params[name]) for name in ("concept", "section")}
+    page.query_params["concept"] = link["concept"].replace('"my concept"', '"renamed"')  # has no vectors
+    assert fine(page.run()).get_by_key("watch_detector").value == "neurons"
+    other = fine(visit("steer", **link))
+    assert "only the neurons" in text(other)
+    other.get_by_key("everyday").click().run()
+    other.get_by_key("set_threshold").click().run()
+    assert "was not measured" in text(fine(other))
+    assert other.session_state["threshold"][1].result.neurons == concept.parts

@@ -65,7 +65,7 @@ def test_an_answer_changes(chromium, address):
     page.close()
 
 
-def test_a_concept_is_found_and_steered(chromium, address):
+def test_a_concept_is_found_steered_and_watched(chromium, address):
     page = open_view(chromium.new_page(), address, "steer?section=concepts")
     page.get_by_role("button", name="Try an example: music").click()
     page.get_by_text("AUROC").first.wait_for(timeout=120_000)
@@ -75,6 +75,13 @@ def test_a_concept_is_found_and_steered(chromium, address):
     assert "music: 1 neuron" in main(other)
     assert other.locator("mark").all_inner_texts() == settled(page).locator("mark").all_inner_texts()
     other.context.close()
+    page.get_by_role("button", name="Try an example: everyday sentences").click()
+    settled(page).get_by_role("button", name="Set the threshold").click()
+    page.get_by_role("button", name="Use it in the chat").click(timeout=120_000)
+    box = page.get_by_test_id("stChatInputTextArea")
+    box.fill("Tell me about a guitar.")
+    box.press("Enter")
+    page.get_by_text("Flagged by music").first.wait_for(timeout=60_000)
     page.close()
 
 

@@ -90,7 +90,8 @@ def test_the_wheel_has_its_packages_and_their_files(wheel):
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"icebear"}
     data = "app/recipes/ice-bear-to-desert.json app/web/shared/words.js app/web/shared/words.css app/web/icon.svg "
-    data += "app/web/steering/examples/music.txt app/web/steering/examples/not-music.txt __init__.pyi py.typed "
+    data += "app/web/steering/examples/music.txt app/web/steering/examples/not-music.txt "
+    data += "app/web/steering/examples/everyday.txt __init__.pyi py.typed "
     data += "concepts/answers/common.txt evaluation/data/words.json db/schema.sql concepts/vocabulary/calibration.txt "
     data += "actmax/labels/categories.toml evaluation/data/topics.json steering/held_out.txt app/cli/options.json "
     data += "AGENTS.md"

@@ -3,6 +3,7 @@
 import random
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -153,6 +154,15 @@ def test_what_cannot_hold_is_refused(model, concept, made):
 def test_a_file_gives_the_same_monitor(model, made, tmp_path):
     made.save(tmp_path / "m.json")
     assert Monitor.load(tmp_path / "m.json") == made
+
+
+def test_texts_of_nothing_but_keywords_are_left_out(model):
+    """Without them no text with the concept is left, and no rate."""
+    of_keywords = list(map(" ".join, combinations(SONGS[0][:7], 2)))
+    concept = find_concept(model, of_keywords, texts(40, False), "song", sites=("ffn",))
+    result = monitor(model, concept, texts(23, False, 1), 0.05)
+    assert {row.texts for row in result.rates} == {HELD_OUT, "five times longer"}
+    assert Monitor.from_json(result.to_json()) == result
 
 
 def test_longer_texts_have_five_parts_and_keywords_go():

@@ -13,7 +13,7 @@ import streamlit as st
 from markupsafe import Markup
 from streamlit.delta_generator import DeltaGenerator
 
-from icebear.app.web import chat_sources
+from icebear.app.web import chat_monitors, chat_sources
 from icebear.app.web.shared import jobs, links, markdown, pictures, words
 from icebear.app.web.steering import edit_neurons
 from icebear.edits import parse_edits
@@ -122,7 +122,7 @@ def _send(text: str | None = None) -> None:
 
 
 def _forget() -> None:
-    for key in ("writing", "earlier"):
+    for key in ("writing", "earlier", "verdicts"):
         st.session_state.pop(key, None)
     links.to_url(chat=None)
     _unselect()
@@ -146,6 +146,8 @@ def _before_the_first_message() -> None:
     reason = _no_template()  # the model was waited for
     if reason:
         slot.info(markdown.message(reason))
+    else:
+        chat_monitors.choose()
 
 
 def _no_template() -> str | None:
@@ -175,6 +177,7 @@ def _tools(chat: Chat) -> dict[str, Any]:
                 st.number_input, "Temperature", "temperature", 0.0, 5.0, 0.0, 0.1, help="0: greedy"
             )
             seed = links.bound(st.number_input, "Seed", "seed", 0, 2**31, 0, disabled=not temperature)
+        chat_monitors.choose()
         pictures.downloads("chat", {"json": chat.to_json})
     if len(chat.to_json(None)) > links.LINK:
         st.caption("This conversation is too long for a link; download it as JSON to share it.")
@@ -210,6 +213,7 @@ def _messages(
                 st.caption(markdown.plain(role))
             colored = [(piece, value, value / darkest) for piece, value in colors[number]]
             _message(chat, number, span if number == turn else None, colored, live)
+            chat_monitors.strip(chat, number)
 
 
 def _message(
@@ -248,8 +252,9 @@ def _answer(slot: DeltaGenerator, chat: Chat, options: dict[str, Any]) -> None:
         shown.html(TEXT.format(text))
 
     try:
-        with steer(loaded, edit_neurons.in_raw_units(parse_edits(options.pop("edits")))):
-            answer = loaded.answer(chat, on_token=on_token, **options)
+        edits = edit_neurons.in_raw_units(parse_edits(options.pop("edits")))
+        with steer(loaded, edits), chat_monitors.reading(loaded, chat) as stopping:
+            answer = loaded.answer(chat, on_token=on_token, **options, **stopping)
     except IcebearError as error:
         shown.error(markdown.message(error))
         return

@@ -106,12 +106,11 @@ def seeing(model: Model, rows: Sequence[list[int]], neurons: Sequence[Neuron], s
 def run(model: Model, rows: Sequence[list[int]], reading: Reading, on_progress: OnProgress = unwatched) -> None:
     """Run one forward pass over each row of token ids, in batches, each inside `reading(numbers of its rows)`."""
     done = 0
-    with model.lock:
-        for part in batches(model, rows):
-            with reading(part):
-                model.final_stream(model.read([rows[number] for number in part]))
-            done += len(part)
-            on_progress(done, len(rows))
+    for part in batches(model, rows):
+        with model.lock, reading(part):
+            model.final_stream(model.read([rows[number] for number in part]))
+        done += len(part)
+        on_progress(done, len(rows))
 
 
 @contextmanager

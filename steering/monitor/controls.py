@@ -55,10 +55,11 @@ def measured(
     bag = BagOfWords.fit([texts[row] for row in np.flatnonzero(part < 2)], positive[part < 2])
     removed = bag.keywords()
     with_it, without = map(list, of.tests())
+    cut = without_words(with_it, removed), without_words(without, removed)
     rows: dict[str, Texts] = {
         HELD_OUT: (with_it, without),
         LONGER: longer(with_it, without),
-        WITHOUT_KEYWORDS: (without_words(with_it, removed), without_words(without, removed)),
+        **({WITHOUT_KEYWORDS: cut} if all(cut) else {}),
         **{name: (list(examples), list(others)) for name, (examples, others) in shifts.items()},
     }
     names, detectors, known = zip(*scored, strict=True)

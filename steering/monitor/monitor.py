@@ -22,6 +22,11 @@ from icebear.values import real, several, typed
 NEURONS_NAMED = 5
 HELD_OUT = "held-out texts"
 BAG = "bag of words"
+CONTROLS_TEXT = (
+    "Each detector has the threshold that the same negatives give it. Random neurons: mean of 5 sets of as many of the "
+    "same layers. Shuffled labels: found like the monitor with the labels of the texts shuffled. Chance is AUROC 0.5."
+)
+"""What is said below a table of rates."""
 AS_GOOD = 0.01
 """A control whose AUROC is at most this much lower does as well."""
 
@@ -148,6 +153,8 @@ class Monitor(Saved):
                 f"The monitor {self.name!r} was made in {self.model_name} ({self.model_fingerprint}), not in "
                 f"{model.name} ({model.fingerprint}); load {self.model_name}, or make the monitor again."
             )
+        for part in self.neurons:
+            model.check(part.neuron)
 
     def measure(self, model: Model, text: PromptLike) -> Verdict:
         """Read a text. Raises `InputError` for a text without a token that counts, and for another model."""

@@ -16,6 +16,7 @@ from icebear.app.cli.tables.grid import grid, heatmap
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
+from icebear.steering.monitor.monitor import CONTROLS_TEXT
 from icebear.steering.provenance import FlipRecord, Outcome, score_of
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from icebear.steering.monitor.monitor import Monitor, Passage, Verdict
 
 DEVIATIONS = "Standard deviations over the texts without the concept; a text's value is the mean over its tokens."
-RATES = (
-    "Each detector has the threshold that the same negatives give it. Random neurons: mean of 5 sets of as many of the "
-    "same layers. Shuffled labels: found like the monitor with the labels of the texts shuffled. Chance is AUROC 0.5."
-)
 EDITS = (
     "alone: the probability of the wanted token with this edit alone. raises, lowers: the likely next words that this "
     "edit alone makes more and less likely."
@@ -165,7 +162,7 @@ def monitor_report(monitor: Monitor) -> Group:
         for row, before in zip(monitor.rates, ["", *(row.texts for row in monitor.rates)], strict=False)
     ]
     names = ("texts", "detector", ">true positives", ">false positives", ">AUROC", ">texts with, without")
-    table = grid(*names, rows=rows, caption=RATES)
+    table = grid(*names, rows=rows, caption=CONTROLS_TEXT)
     return Group(*map(Text, monitor.about), *([table] if rows else []))
 
 

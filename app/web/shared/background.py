@@ -196,7 +196,7 @@ class Job(threading.Thread):
             left = (now - since) * (1 - self._share) / (self._share - before) if self._share > before else None
             self.doing = doing if left is None else f"{doing}, about {duration(left)} left"
         doing = self.doing
-        while not (self.stopped or self.is_awaited):
+        while not (self.stopped or self.is_awaited or self._has_a_model()):
             if anyone_waits():
                 busy = time.monotonic()
             elif time.monotonic() - busy > CALM:
@@ -205,6 +205,10 @@ class Job(threading.Thread):
             time.sleep(PAUSE)
         self.doing, self.clock = doing, (since + time.monotonic() - now, before)
         self.check()
+
+    def _has_a_model(self) -> bool:
+        """Return whether it has the lock of a model, for which the page may wait that it would make way for."""
+        return any(load.result and load.result.lock.holder == self.ident for load in list(shared().loads.values()))
 
     def check(self) -> None:
         if self.stopped:

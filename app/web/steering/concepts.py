@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -15,7 +16,7 @@ from icebear.app.example import PROMPT
 from icebear.app.web.shared import jobs, links, markdown, pictures, question, served, tables
 from icebear.app.web.shared.background import Job
 from icebear.app.web.shared.bars import Bar, bars
-from icebear.app.web.steering import flips
+from icebear.app.web.steering import flips, watch
 from icebear.app.web.steering.edit_neurons import download, last_result
 from icebear.db.search import with_and_without
 from icebear.errors import IcebearError, InputError
@@ -52,6 +53,7 @@ def show() -> None:
         with right:
             _measure(concept)
         _steer(concept)
+        watch.show(concept)
     else:
         with st.expander("The neurons that were tried"):
             _neurons(concept)
@@ -91,8 +93,8 @@ def _examples() -> None:
             label = "Or words: sentences of the index with one of them, and others"
             st.text_input(label, placeholder="food bread soup meat fruit", key="concept_words", on_change=_from_words)
     left, right = st.columns(2)
-    positive = _lines(left, "Positive examples (one a line)", "concept_with")
-    negative = _lines(right, "Negative examples, otherwise similar (one a line)", "concept_without")
+    positive = watch.lines(left, "Positive examples (one a line)", "concept_with", FEWEST)
+    negative = watch.lines(right, "Negative examples, otherwise similar (one a line)", "concept_without", FEWEST)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("Name", "my concept", key="concept_name", width=240)
         most = st.number_input("Neurons at most", 1, 100, 20, key="concept_most", width=160)
@@ -105,13 +107,6 @@ def _examples() -> None:
             "help": why,
         }
         st.button("Find", type="primary", key="find_concept", **start)
-
-
-def _lines(slot: Any, label: str, key: str) -> list[str]:
-    text = slot.text_area(label, key=key, height=160, persist_state="session")
-    lines = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-    slot.caption(f"{len(lines)} of at least {FEWEST}")
-    return lines
 
 
 def _music() -> None:
@@ -179,14 +174,17 @@ def _take_stored() -> None:
 
 
 def _take(concept: Concept, name: str | None = None) -> None:
-    """Put a concept into the URL, without its search if it is long; name: its name in the index, if it is longer."""
-    record = concept.to_dict()
+    """Put a concept into the URL, without what only a monitor needs, and without its search if it is long; the session
+    keeps all of it. name: its name in the index, for the URL if it is longer."""
+    record = replace(concept, vectors=(), texts=None, controls=()).to_dict()
     text = _json(record)
     if len(text) > links.LINK:
         short = ("auroc", "error", "tested_on", "means", "found_by")
         record["provenance"] = {key: record["provenance"].get(key) for key in short}
         text = _json(record)
-    links.to_url(concept=text if len(text) <= links.LINK or name is None else name)
+    text = text if len(text) <= links.LINK or name is None else name
+    st.session_state.setdefault("concepts", {})[text] = concept
+    links.to_url(concept=text)
 
 
 def _json(record: dict[str, Any]) -> str:
@@ -198,6 +196,9 @@ def _chosen() -> Concept | None:
     text = links.from_url("concept")
     if not text:
         return None
+    known = st.session_state.get("concepts", {})
+    if text in known:
+        return known[text]
     if text.startswith("{"):
         return Concept.from_json(text)
     if text not in _names():
