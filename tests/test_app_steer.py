@@ -53,6 +53,14 @@ def test_a_flip(environment, few_all, monkeypatch):
     assert page.get_by_key("edits").value == "\n".join(swaps)
 
 
+def test_the_flip_of_an_example_is_recorded(environment, monkeypatch):
+    """It needs no search and no model."""
+    monkeypatch.setattr("icebear.app.web.steering.flips.started", lambda *wanted: pytest.fail("searches"))
+    shown = text(fine(visit("steer")))
+    assert "the model say" in shown
+    assert "Side effects are" in shown
+
+
 def test_steer(environment, few_all):
     page = fine(visit("steer", section="edits", tokens="3"))
     page.get_by_key("example_recipe").click().run()

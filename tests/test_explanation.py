@@ -5,8 +5,10 @@ import html
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from icebear import attribute, build_index, explain, open_store, project
 from icebear.concepts.nodes.random_controls import token_removal_control
@@ -150,3 +152,18 @@ def test_hostile_words_stay_text(explanation):
     page = renamed(explanation, "\"'</title></svg><script>alert({})</script>\x00\x1b\ud800".format).to_html()
     assert "<script" not in page
     assert "svg>" not in page
+
+
+def test_sentences_name_characters_and_no_more_than_all():
+    """A letter and its mark are one, whose shares are added; more than all cannot be accounted for."""
+
+    def said(values, strings):
+        prompt = SimpleNamespace(strings=strings, sinks=(), template=(), ids=strings)
+        sums = SimpleNamespace(target=sum(values))
+        relevance = SimpleNamespace(prompt=prompt, tokens=torch.tensor(values), sums=sums, counterfactual=None)
+        return tokens_sentence(relevance)
+
+    assert said([0.0, 0.1, 0.4, 0.5, 0.0], ["x", "a", "q", "\u0301", " b"]).startswith("'a' and 'q\u0301' account")
+    assert "100%" in said([0.5, 0.5], ["a", " b"])
+    assert "%" not in said([2.0, -1.0], ["a", " b"])
+    assert "single token" in said([1.0], ["a"])

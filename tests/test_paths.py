@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from icebear import Concept, attribute
 from icebear.app.cli.output import write_page
 from icebear.edits import parse_edits
-from icebear.errors import InputError, RecipeError
-from icebear.paths import existing, local, read_text, write_file
+from icebear.errors import InputError, ModelError, RecipeError
+from icebear.paths import check_model_path, existing, local, read_text, write_file
 from icebear.recipe import Recipe
 
 
@@ -100,3 +100,14 @@ def test_names_that_are_none():
     for name in ("", "a\0b", "n" * 300, 7, None):
         with pytest.raises(InputError):
             local(name)
+
+
+def test_a_path_that_is_no_model_is_found_before_torch_is_imported(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    for name in ("missing", "empty", "file"):
+        with pytest.raises(ModelError):
+            check_model_path(str(tmp_path / name))
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    for name in (str(tmp_path / "empty"), str(tmp_path / "missing.gguf"), "smollm2-135m", "org/name"):
+        check_model_path(name)

@@ -246,17 +246,17 @@ def read_activations(
     order = sorted(range(len(sample.ids)), key=lambda number: len(sample.ids[number]))
     parts = model.batches([len(sample.ids[number]) for number in order], BATCH)
     batches = [[order[index] for index in part] for part in parts]
-    with ExitStack() as stack:
-        stack.enter_context(model.lock)
-        stack.enter_context(torch.no_grad())
-        if model.task.stacks == 1:
-            stack.enter_context(first_layers(model, 1 + max(neuron.layer for neuron in neurons)))
-        heads = neurons[0].site == "head"
-        if heads:
-            stack.enter_context(eager(model))
-        for part in batches:
+    heads = neurons[0].site == "head"
+    for part in batches:
+        with ExitStack() as stack:  # for each batch, so that nobody waits longer
+            stack.enter_context(model.lock)
+            stack.enter_context(torch.no_grad())
+            if model.task.stacks == 1:
+                stack.enter_context(first_layers(model, 1 + max(neuron.layer for neuron in neurons)))
+            if heads:
+                stack.enter_context(eager(model))
             (_attended if heads else _fired)(model, sample, neurons, part, activations)
-            advance(len(part))
+        advance(len(part))
     return activations
 
 

@@ -17,7 +17,7 @@ class Options:
 
 @verb(Options)
 def check(options: Options) -> None:
-    """Measure the claims of FILE again. The exit code is 1 if one is broken.
+    """Measure the claims of FILE again, and print each number then and now. The exit code is 1 if one is broken.
 
     FILE is made by --claim of explain, rank, circuit, flip, label and concept find. Without --model, each claim is
     checked in the model that it names, or in the default model if it names none. With --model, all claims are checked

@@ -32,7 +32,7 @@ class Options:
 
 @verb(Options)
 def steer(options: Options) -> None:
-    """Generate text after PROMPT, once without and once with edited neurons.
+    """Generate text after PROMPT, once without and once with edited neurons, and show the likely next tokens of both.
 
     Example:
       icebear steer "The ice bear lives in the" --edit "L29.ffn.860=-20" --max-new-tokens 10

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
-from icebear.app.web.shared import links, question, served
+from icebear.app.web.shared import gallery, links, question, served
 from icebear.app.web.steering import concepts, edit_neurons, flips
+from icebear.recipe import Recipe
 
 
 def _flip() -> None:
@@ -18,6 +19,11 @@ def _flip() -> None:
         with st.popover("Advanced", icon=":material/tune:"):
             most = links.bound(st.number_input, "Edits at most", "most", 1, 50, flips.MOST)
             unbounded = links.bound(st.toggle, "Allow activations outside each neuron's usual range", "unbounded")
+    example = gallery.known(prompt, source)
+    recorded = example and to.strip() == (example.explanation.contrast or "").strip()
+    if example and recorded and most == flips.MOST and not unbounded:
+        flips.show(Recipe.from_dict(example.flip))
+        return
     request = (served.model_name(), prompt, to, source, most, unbounded)
     why = None if to.strip() else "Write the word that the model should say."
     if slot.button("Change the answer", type="primary", key="flip", disabled=not to.strip(), help=why):
