@@ -167,7 +167,7 @@ def test_recipes(tmp_path):
 def test_models_devices_and_dtypes(tmp_path):
     fails("rank", PROMPT, "--model", "smollm2-135", message="'smollm2-135m'")
     fails("rank", PROMPT, "--model", "none.gguf", message="none.gguf")
-    fails("rank", PROMPT, "--model", str(tmp_path), message="could not be loaded")
+    fails("rank", PROMPT, "--model", str(tmp_path), message="config.json")
     fails("rank", PROMPT, "--dtype", "float8_e4m3fn", message="float8_e4m3fn")
     fails("rank", PROMPT, "--dtype", "flaot32", message="'float32'")
     fails("rank", PROMPT, "--device", "tpu", message="one of: ")

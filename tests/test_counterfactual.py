@@ -27,6 +27,7 @@ from icebear.concepts.methods.multipliers import alignment
 from icebear.errors import InputError, SameAnswer
 from icebear.evaluation.baselines.attention import AttentionRollout
 from icebear.explanation.sentences import tokens_sentence
+from icebear.render import visible
 
 SITES = ("ffn", "attn")
 
@@ -348,7 +349,8 @@ def test_the_same_answer_to_both_prompts_gives_both_lists_and_a_command(tiny_fol
         with pytest.raises(SameAnswer) as raised:
             attribute(model, prompt, counterfactual=other, method=method)
         assert raised.value.contrast == best.text
-        assert all(f"{token.text!r} {token.number}" in str(raised.value) for tokens in lists for token in tokens)
+        listed = [f"{visible(repr(token.text))} {token.number}" for tokens in lists for token in tokens]
+        assert all(token in str(raised.value) for token in listed)
     options = ["rank", prompt, "--counterfactual", other, "--model", tiny_folder, "--device", "cpu"]
     refused = CliRunner().invoke(main, options)
     assert refused.exit_code == 1
