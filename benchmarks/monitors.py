@@ -83,8 +83,9 @@ def table(out: Path) -> pandas.DataFrame:
         [{"set": line["set"], "concept": line["concept"], **rate} for line in lines for rate in line["rates"]]
     )
     groups = frame.groupby(["set", "texts", "detector"], sort=False)
-    result = groups[["auroc", "true_positive_rate", "false_positive_rate"]].mean()
-    result["error"] = groups["auroc"].sem()
+    names = {"true_positive_rate": "true positives", "false_positive_rate": "false positives"}
+    result = groups[["auroc", *names]].mean().rename(columns=names)
+    result.insert(1, "auroc ±", groups["auroc"].sem())
     result["concepts"] = groups.size()
     return result.reset_index().round(3)
 
@@ -98,7 +99,7 @@ def main() -> None:
     options.out.mkdir(exist_ok=True)
     path = options.out / "lines.jsonl"
     if options.table:
-        print(table(options.out).to_csv(index=False))
+        print(table(options.out).to_csv(index=False), end="")
         return
     done = {(line["set"], line["concept"]) for line in map(json.loads, path.open())} if path.exists() else set()
     model = load_model()

@@ -16,7 +16,6 @@ from icebear.app.cli.tables.grid import grid, heatmap
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
-from icebear.steering.monitor.monitor import CONTROLS_TEXT
 from icebear.steering.provenance import FlipRecord, Outcome, score_of
 
 if TYPE_CHECKING:
@@ -149,6 +148,8 @@ def _vector_line(vector: ConceptVector) -> str:
 
 def monitor_report(monitor: Monitor) -> Group:
     """The rates of a monitor, beside the controls; what is a reason for doubt is said first."""
+    from icebear.steering.monitor.monitor import CONTROLS_TEXT  # which needs torch
+
     percent = lambda rate: f"{100 * rate:.0f} %"  # noqa: E731
     rows = [
         (
