@@ -245,7 +245,7 @@ def test_work_that_no_page_shows_ends_and_starts_anew():
 
 def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
     """For a page that is drawn, and for a job that a visitor waits for; then it goes on, or is stopped."""
-    steps, shown, done = [0], threading.Event(), threading.Event()
+    steps, entered, shown, done = [0], threading.Event(), threading.Event(), threading.Event()
 
     def read(job):
         while not done.is_set():
@@ -254,6 +254,7 @@ def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
 
     def watch(job):
         job.enter("one")
+        entered.set()
         shown.wait(20)
 
     def at_most(count, seconds):
@@ -262,14 +263,21 @@ def test_work_that_nobody_waits_for_makes_way_at_its_next_step():
             time.sleep(0.01)
         return steps[0] - before <= count
 
+    def wait_until(holds):
+        deadline = time.monotonic() + 10
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
     job = Job("Reading", read)
     assert not at_most(1, 10)
     with background.drawing():
         assert at_most(1, 0.3)
-        assert job.doing == background.PAUSED
+        wait_until(lambda: job.doing == background.PAUSED)
     assert not at_most(1, 10)
     assert job.doing == "Reading"
     Job("Explaining", watch)
+    assert entered.wait(10)
     assert at_most(2, 0.3)
     job.enter("two")  # who waits for this one
     assert not at_most(2, 10)
