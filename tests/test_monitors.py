@@ -21,6 +21,7 @@ from icebear.steering.monitor.controls import BagOfWords, longer, without_words
 from icebear.steering.monitor.fitting import fewest
 from icebear.steering.monitor.monitor import BAG, HELD_OUT
 from icebear.steering.monitor.text_values import interval, text_values, threshold_of
+from icebear.steering.monitor.watching import read_message
 
 PROMPT = "the ice bear"
 
@@ -278,6 +279,15 @@ def test_monitors_of_one_name_beams_and_other_models_are_refused(model, made):
         model.generate(PROMPT, 4, num_beams=2)
     with pytest.raises(InputError, match="made in"), watching(model, replace(made, model_fingerprint="x")):
         pass
+
+
+def test_a_message_is_read_by_all_monitors_as_by_each(model, concept, made):
+    means = replace(monitor(model, concept, texts(130, False, 1), 0.01, detector="means"), name="means")
+    text = texts(1, True)[0]
+    verdicts = read_message(model, [made, means], text)
+    for verdict, alone in zip(verdicts, (made, means), strict=True):
+        np.testing.assert_allclose(verdict.values, alone.measure(model, text).values, atol=1e-5)
+    assert read_message(model, [made], COMMON[0]) == []
 
 
 # --- claims ---------------------------------------------------------------------------------------------

@@ -133,11 +133,15 @@ def batches(model: Model, rows: Sequence[list[int]]) -> list[list[int]]:
     return [[order[index] for index in part] for part in parts]
 
 
-def counts(model: Model, ids: Sequence[int]) -> list[int]:
-    """Return the positions that count: all but the first, which is a sink, and special tokens. Raises `InputError`
-    where there are none."""
+def positions_that_count(model: Model, ids: Sequence[int]) -> list[int]:
+    """Return all positions but the first, which is a sink, and those of special tokens."""
     special = model.special_ids()
-    positions = [position for position, token in enumerate(ids) if position and token not in special]
+    return [position for position, token in enumerate(ids) if position and token not in special]
+
+
+def counts(model: Model, ids: Sequence[int]) -> list[int]:
+    """Return the positions that count. Raises `InputError` where there are none."""
+    positions = positions_that_count(model, ids)
     if not positions:
         text = "".join(model.pieces(ids))
         raise InputError(

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.steering.concept.detectors import contributing, scaled
+from icebear.steering.concept.detectors import contributing, contributions, scaled
+from icebear.steering.concept.reading import positions_that_count
 from icebear.steering.monitor.monitor import Monitor, Passage, Verdict
 from icebear.steering.token_tracker import TokenTracker
 from icebear.values import several, typed
@@ -125,9 +126,15 @@ class Log:
 def read_message(model: Model, monitors: Iterable[Monitor], message: str) -> list[Verdict]:
     """Return the verdicts of a message to the model, read alone like the texts that set the threshold; none for a
     message of a single token."""
-    ids = model.ids(message)
-    readable = any(token not in model.special_ids() for token in ids[1:])
-    return [monitor.measure(model, message) for monitor in monitors] if readable else []
+    ids, monitors = model.ids(message), list(monitors)
+    for monitor in monitors:
+        monitor.check(model)
+    counted = positions_that_count(model, ids)
+    if not (counted and monitors):
+        return []
+    every = contributions(model, [monitor.detector for monitor in monitors], [ids])
+    pieces = model.pieces(ids)
+    return [monitor.judge(pieces, parts, counted) for monitor, (parts,) in zip(monitors, every, strict=True)]
 
 
 class _Watching(TokenTracker):

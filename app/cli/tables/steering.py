@@ -171,11 +171,11 @@ def verdicts_report(verdicts: Sequence[Verdict]) -> Group:
     """Texts with the value of a monitor at each token, and what it flags."""
     parts: list[Any] = []
     for verdict in verdicts:
-        counted = [number for number, value in enumerate(verdict.values) if not value]
+        excluded = [number for number, value in enumerate(verdict.values) if not value]
         title = Text.assemble(
             (f"{verdict.monitor} ", "bold"), f"{verdict.value:+.2f}", f" (flagged above {verdict.threshold:.2f})"
         )
-        parts += [title, Padding(heatmap(verdict.tokens, list(verdict.values), counted), (0, 2))]
+        parts += [title, Padding(heatmap(verdict.tokens, list(verdict.values), excluded), (0, 2))]
         parts += [Text(flag_line(verdict.monitor, flag), "yellow") for flag in verdict.flags]
     return Group(*parts)
 
