@@ -42,6 +42,7 @@ from .concepts.vocabulary.projection import project as project
 from .db.store import Store as Store
 from .db.store import open_store as open_store
 from .edits import Edit as Edit
+from .edits import VectorEdit as VectorEdit
 from .errors import IcebearError as IcebearError
 from .errors import InputError as InputError
 from .errors import MissingRule as MissingRule
@@ -78,4 +79,3 @@ from .steering.monitor.fitting import monitor as monitor
 from .steering.monitor.monitor import Monitor as Monitor
 from .steering.monitor.watching import watching as watching
 from .steering.random_edits import random_edit_control as random_edit_control
-from .steering.weight_patch import apply_patch as apply_patch

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_origin
 
 from cattrs import Converter
 
-from icebear.edits import Edit
+from icebear.edits import AnyEdit, Edit, VectorEdit
 from icebear.errors import IcebearError, InputError, RecipeError, need
 from icebear.paths import local, read_text, write_file
 from icebear.records import Neuron
@@ -42,6 +42,9 @@ def converter() -> Converter:
     for record in (Neuron, Edit):
         result.register_structure_hook(record, lambda value, kind: kind.parse(value))
         result.register_unstructure_hook(record, str)
+    result.register_structure_hook(
+        AnyEdit, lambda value, _: Edit.parse(value) if isinstance(value, str) else result.structure(value, VectorEdit)
+    )
     result.register_structure_hook_factory(lambda kind: get_origin(kind) in (tuple, list), _sequence)
     return result
 

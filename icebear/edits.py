@@ -1,13 +1,14 @@
-"""Edits of neurons and their notation: ``L29.ffn.860*0``, ``L24.ffn.559+2std@last``, ``L23.head.4<-"A"@last``."""
+"""Edits of neurons and their notation (``L29.ffn.860*0``, ``L24.ffn.559+2std@last``, ``L23.head.4<-"A"@last``), and
+vectors that are added to the residual stream."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, overload
 
 from icebear.errors import InputError
 from icebear.records import Neuron, as_neuron
@@ -79,10 +80,7 @@ class Edit:
         object.__setattr__(self, "neuron", as_neuron(self.neuron))
         one_of(self.op, "kind of edit", (*SYMBOLS, "swap"))
         one_of(self.unit, "unit of an edit", UNITS)
-        ranges = {"value": (), "decay": (0, 1), "share": (0, 1)}
-        for name, limits in ranges.items():  # as plain floats, for text and JSON
-            checked = real(getattr(self, name), f"The {name} of an edit of {self.neuron}", *limits)
-            object.__setattr__(self, name, checked)
+        _as_floats(self, {"value": (), "decay": (0, 1), "share": (0, 1)})
         if self.unit and self.op == "scale":
             raise InputError(
                 f"The edit of {self.neuron} scales by a number, which cannot be in units of {self.unit}; leave out "
@@ -95,13 +93,16 @@ class Edit:
             )
         if self.source is not None:
             _check_source(self.source)
-        where = self.where if isinstance(self.where, str) else ""
-        ordered = _WHERE.fullmatch(where) and all(low <= high for low, high in _bounds(where))
-        if not (where in TOKEN_GROUPS or ordered):
-            raise InputError(
-                f"{shown(self.where)} is not a place for an edit; use one such as {'; '.join(TOKEN_GROUPS)}; "
-                "position:0,3-5; step:0-2."
-            )
+        _check_where(self.where)
+
+    @property
+    def layer(self) -> int:
+        return self.neuron.layer
+
+    @property
+    def target(self) -> Neuron:
+        """What is edited."""
+        return self.neuron
 
     @classmethod
     def from_prompt(cls, neuron: Neuron | str, prompt: SwapSource, where: str = "last") -> Edit:
@@ -170,6 +171,70 @@ class Edit:
         return replace(self, value=self.value * unit_value, unit="")
 
 
+@dataclass(frozen=True)
+class VectorEdit:
+    """A vector that is added to the residual stream after a layer.
+
+    Parameters
+    ----------
+    layer : int
+    vector : tuple of float
+        As long as the hidden size.
+    where : str
+    decay : float
+    share : float
+        As of `Edit`.
+
+    Raises
+    ------
+    InputError
+        If a value is not possible.
+    """
+
+    layer: int
+    vector: tuple[float, ...] = field(repr=False)
+    where: str = "all"
+    decay: float = 1.0
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_int(self.layer, "The layer of a vector", 0)
+        numbers = tuple(real(number, "A number of a vector") for number in several(self.vector))
+        object.__setattr__(self, "vector", numbers)
+        _as_floats(self, {"decay": (0, 1), "share": (0, 1)})
+        _check_where(self.where)
+
+    @property
+    def target(self) -> str:
+        return f"the residual stream after layer {self.layer}"
+
+    def __str__(self) -> str:
+        return f"a vector of length {self.share * math.hypot(*self.vector):.4g} in {self.target}"
+
+    def in_raw_units(self, statistic: Any) -> VectorEdit:
+        return self
+
+
+AnyEdit = Edit | VectorEdit
+
+
+def _as_floats(edit: AnyEdit, ranges: Mapping[str, tuple[float, ...]]) -> None:
+    """Check numbers of an edit, and keep them as plain floats, for text and JSON."""
+    for name, limits in ranges.items():
+        number = real(getattr(edit, name), f"The {name} of an edit of {edit.target}", *limits)
+        object.__setattr__(edit, name, number)
+
+
+def _check_where(where: Any) -> None:
+    text = where if isinstance(where, str) else ""
+    ordered = _WHERE.fullmatch(text) and all(low <= high for low, high in _bounds(text))
+    if not (text in TOKEN_GROUPS or ordered):
+        raise InputError(
+            f"{shown(where)} is not a place for an edit; use one such as {'; '.join(TOKEN_GROUPS)}; "
+            "position:0,3-5; step:0-2."
+        )
+
+
 def _source(text: str) -> SwapSource:
     try:
         prompt = json.loads(text)
@@ -187,9 +252,13 @@ def _check_source(source: SwapSource) -> None:
         check_int(token, "A token id of a swap's prompt", 0)
 
 
-def parse_edits(edits: Edit | str | Iterable[Edit | str]) -> list[Edit]:
+@overload
+def parse_edits(edits: Edit | str | Iterable[Edit | str]) -> list[Edit]: ...
+@overload
+def parse_edits(edits: AnyEdit | str | Iterable[AnyEdit | str]) -> list[AnyEdit]: ...
+def parse_edits(edits: Any) -> Any:
     """Return one or several edits, given as records or text. Raises `InputError`."""
-    return [edit if isinstance(edit, Edit) else Edit.parse(edit) for edit in several(edits)]
+    return [edit if isinstance(edit, AnyEdit) else Edit.parse(edit) for edit in several(edits)]
 
 
 def _bounds(where: str) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from icebear.convert import Saved
-from icebear.edits import Edit, parse_edits
+from icebear.edits import AnyEdit, Edit, parse_edits
 from icebear.errors import InputError, RecipeError
 from icebear.values import of_type, real, shown, text_of
 
@@ -23,7 +23,7 @@ class Recipe(Saved):
     Parameters
     ----------
     name : str
-    edits : tuple of Edit or str
+    edits : tuple of Edit, VectorEdit or str
     model_name : str
     model_fingerprint : str
         The model must have this fingerprint.
@@ -37,7 +37,7 @@ class Recipe(Saved):
     """
 
     name: str
-    edits: tuple[Edit, ...]
+    edits: tuple[AnyEdit, ...]
     model_name: str
     model_fingerprint: str
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -49,14 +49,25 @@ class Recipe(Saved):
         if not isinstance(self.provenance, dict):
             raise InputError(f"The provenance of a recipe is a dict, not {shown(self.provenance)}.")
 
-    def __iter__(self) -> Iterator[Edit]:
+    def __iter__(self) -> Iterator[AnyEdit]:
         return iter(self.edits)
+
+    @property
+    def neuron_edits(self) -> list[Edit]:
+        """The edits. Raises `RecipeError` if one of them adds a vector, which is no neuron."""
+        edits = [edit for edit in self.edits if isinstance(edit, Edit)]
+        if len(edits) < len(self.edits):
+            raise RecipeError(
+                f"The recipe {self.name!r} adds a vector to the residual stream, and this needs edits of neurons; use "
+                "steer, or icebear steer --recipe."
+            )
+        return edits
 
     def __len__(self) -> int:
         return len(self.edits)
 
     @classmethod
-    def for_model(cls, model: Any, name: str, edits: Iterable[Edit | str], **provenance: Any) -> Recipe:
+    def for_model(cls, model: Any, name: str, edits: Iterable[AnyEdit | str], **provenance: Any) -> Recipe:
         of_type(model, "model", {"Model"})
         provenance = {**provenance, "made_with": model.made_with}
         return cls(name, tuple(parse_edits(edits)), model.name, model.fingerprint, provenance)
@@ -78,14 +89,14 @@ class Recipe(Saved):
             raise RecipeError(
                 f"{self.name!r} and {other.name!r} are for different models; combine recipes of one model."
             )
-        shared = {edit.neuron for edit in self.edits} & {edit.neuron for edit in other.edits}
+        shared = {str(edit.target) for edit in self.edits} & {str(edit.target) for edit in other.edits}
         if shared:
-            names = ", ".join(map(str, sorted(shared)))
+            names = ", ".join(sorted(shared))
             raise RecipeError(
                 f"{self.name!r} and {other.name!r} both edit {names}, so their order would matter; combine recipes "
                 "that edit different neurons."
             )
-        edits = tuple(sorted(self.edits + other.edits, key=lambda edit: edit.neuron))
+        edits = tuple(sorted(self.edits + other.edits, key=lambda edit: (edit.layer, str(edit.target))))
         name = " + ".join(sorted((self.name, other.name)))
         parts = sorted((self.provenance, other.provenance), key=lambda part: json.dumps(part, sort_keys=True))
         return Recipe(name, edits, self.model_name, self.model_fingerprint, {"parts": parts})
@@ -102,4 +113,5 @@ class Recipe(Saved):
                 f"{model.name} ({model.fingerprint}); load {self.model_name}."
             )
         for edit in self.edits:
-            model.check(edit.neuron)
+            if isinstance(edit, Edit):
+                model.check(edit.neuron)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.run import Logits, forward
-from icebear.concepts.passes.sites import hooks, neuron_site
-from icebear.edits import Edit, SwapSource, last_position, parse_edits
+from icebear.concepts.passes.sites import check_vector, hooks, neuron_site, stream_hooks
+from icebear.edits import AnyEdit, Edit, SwapSource, VectorEdit, last_position, parse_edits
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
@@ -32,7 +32,7 @@ _READING: ContextVar[bool] = ContextVar("reading", default=False)
 @contextmanager
 def steer(
     model: Model,
-    edits: Recipe | Edit | str | Iterable[Edit | str],
+    edits: Recipe | AnyEdit | str | Iterable[AnyEdit | str],
     statistic: Statistic | None = None,
     trace: bool = False,
     prompt_tokens: int | None = None,
@@ -47,7 +47,7 @@ def steer(
     Parameters
     ----------
     edits
-        A recipe, or edits (``L29.ffn.860*0``), one or several.
+        A recipe, or edits (``L29.ffn.860*0``, or a `VectorEdit`), one or several.
     statistic
         ``statistic(neuron, unit)`` returns a neuron's recorded ``max`` or ``std`` for edits in those units; see
         `Store`.
@@ -68,7 +68,7 @@ def steer(
     Raises
     ------
     InputError
-        For an edit of a neuron or token that the model does not have, or a unit without `statistic`.
+        For an edit of a neuron, layer or token that the model does not have, or a unit without `statistic`.
     RecipeError
         For a recipe of another model.
     """
@@ -78,34 +78,59 @@ def steer(
         prompt_tokens = check_int(prompt_tokens, "The number of the prompt's tokens")
     rows = None if rows is None else [check_int(row, "A row of the batch", 0) for row in several(rows)]
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
-    most = torch.finfo(model.dtype).max
-    for edit in wanted:
-        model.check(edit.neuron)
-        real(edit.value, f"In {model.dtype_name} the value of an edit of {edit.neuron}", -most, most)
-    swapped = _swapped_values(model, wanted)
+    of_neurons, of_vectors = _checked(model, wanted)
+    swapped = _swapped_values(model, of_neurons)
     acts: list[Act] = []
     where = TokenTracker(model, prompt_tokens, rows)
     by_site_layer: dict[tuple[str, int], list[Edit]] = {}
-    for edit in wanted:
-        by_site_layer.setdefault((neuron_site(edit.neuron.site), edit.neuron.layer), []).append(edit)
+    for edit in of_neurons:
+        by_site_layer.setdefault((neuron_site(edit.neuron.site), edit.layer), []).append(edit)
+
+    def is_on() -> bool:
+        return not _READING.get() and (when is None or when())
 
     def visit(site: str, layer: int, x: Tensor) -> Tensor:
-        for edit in by_site_layer[site, layer] if not _READING.get() and (when is None or when()) else ():
+        for edit in by_site_layer[site, layer] if is_on() else ():
             x = _apply(edit, x, where, model.head_dim, swapped.get(edit), acts if trace else None)
+        return x
+
+    def visit_stream(layer: int, x: Tensor) -> Tensor:
+        for edit in of_vectors if is_on() else ():
+            x = _added(model, edit, x, where, acts if trace else None) if edit.layer == layer else x
         return x
 
     @contextmanager
     def edited() -> Iterator[None]:
-        with where.following(), hooks(model, by_site_layer, visit):
+        layers = {edit.layer for edit in of_vectors}
+        with where.following(), hooks(model, by_site_layer, visit), stream_hooks(model, layers, visit_stream):
             yield
 
     with model.lock.yielding(edited):
         yield acts
-    idle = [edit for edit in wanted if edit not in where.acted and edit.where.startswith(("position", "step"))]
+    _warn_of_idle(wanted, where)
+
+
+def _warn_of_idle(edits: Iterable[AnyEdit], where: TokenTracker) -> None:
+    idle = [edit for edit in edits if edit not in where.acted and edit.where.startswith(("position", "step"))]
     if idle and where.ran:
         logging.getLogger("icebear").warning(
             "%s acted at no token, because no text was that long; check its position.", " and ".join(map(str, idle))
         )
+
+
+def _checked(model: Model, edits: Iterable[AnyEdit]) -> tuple[list[Edit], list[VectorEdit]]:
+    """Return the edits of neurons and the vectors, if the model has their neurons and layers."""
+    of_neurons, of_vectors = [], []
+    most = torch.finfo(model.dtype).max
+    for edit in edits:
+        if isinstance(edit, Edit):
+            model.check(edit.neuron)
+            real(edit.value, f"In {model.dtype_name} the value of an edit of {edit.neuron}", -most, most)
+            of_neurons.append(edit)
+        else:
+            check_int(edit.layer, f"The layer of a vector in {model.name}", 0, model.layers - 1)
+            of_vectors.append(edit)
+    return of_neurons, of_vectors
 
 
 def _swapped_values(model: Model, edits: Iterable[Edit]) -> dict[Edit, Tensor]:
@@ -153,3 +178,12 @@ def _apply(
     if trace is not None:
         trace.extend(where.acts_of(edit, acts, old, new))
     return torch.cat((x[..., : columns.start], new, x[..., columns.stop :]), dim=-1)
+
+
+def _added(model: Model, edit: VectorEdit, x: Tensor, where: TokenTracker, trace: list[Act] | None) -> Tensor:
+    check_vector(model, edit.vector, x)
+    acts, strength = where.acting(edit, x)  # (B, T, 1)
+    new = x + torch.where(acts, strength, 0) * torch.tensor(edit.vector, dtype=x.dtype, device=x.device)
+    if trace is not None:
+        trace.extend(where.acts_of(edit, acts, x, new))
+    return new

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from icebear.edits import Edit
+from icebear.edits import AnyEdit
 from icebear.models.model import Model
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts, prompt_json
 from icebear.recipe import Recipe
@@ -54,7 +54,7 @@ class Comparison:
 def compare(
     model: Model,
     prompt: PromptLike,
-    edits: Recipe | Sequence[Edit | str],
+    edits: Recipe | Sequence[AnyEdit | str],
     max_new_tokens: int,
     statistic: Statistic | None = None,
     temperature: float = 0.0,
@@ -102,7 +102,7 @@ def compare(
 def texts_under(
     model: Model,
     prompt: PromptLike,
-    each: Sequence[Recipe | Sequence[Edit | str]],
+    each: Sequence[Recipe | Sequence[AnyEdit | str]],
     max_new_tokens: int,
     on_token: Callable[[int], None] | None = None,
     statistic: Statistic | None = None,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
-from icebear.edits import Edit
+from icebear.edits import AnyEdit, Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
@@ -67,7 +67,7 @@ def outcomes(
     if record is None:
         raise InputError(f"The recipe {recipe.name!r} was not made by flip, so it has no answer; make one with flip.")
     record.check(model)
-    edits, contexts = list(recipe), contexts or HeldOutContexts(model)
+    edits, contexts = recipe.neuron_edits, contexts or HeldOutContexts(model)
     draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
     outcome = _flipped(model, record, edits, draws, contexts)
     yield outcome
@@ -209,8 +209,8 @@ def _hold(record: FlipRecord, logs: Tensor) -> list[bool]:
 def _with_side_effects(
     outcome: Outcome,
     contexts: HeldOutContexts,
-    edits: list[Edit],
-    draws: list[list[Edit]],
+    edits: Sequence[AnyEdit],
+    draws: Sequence[Sequence[AnyEdit]],
     on_step: Callable[[int], None],
 ) -> Outcome:
     kls = []
@@ -220,5 +220,5 @@ def _with_side_effects(
     return replace(outcome, off_target_kl=kls[0], random_off_target_kl=tuple(kls[1:]))
 
 
-def _edits_text(edits: list[Edit]) -> str:
+def _edits_text(edits: Sequence[AnyEdit]) -> str:
     return f"{len(edits)} edit{'s' * (len(edits) != 1)}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS, objective_text
-from icebear.edits import Edit, parse_edits
+from icebear.edits import AnyEdit, Edit, VectorEdit, parse_edits
 from icebear.models.model import Model
 from icebear.models.objective import Objective, Token, objective_of
 from icebear.models.text.prompts import PromptLike
@@ -20,6 +22,8 @@ from icebear.records import Neuron, RandomControl
 from icebear.steering.apply import Statistic, steer
 from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, seed_of, typed
+
+EditT = TypeVar("EditT", bound=AnyEdit)
 
 PASS_TOKENS = 256
 """Rows times tokens of a forward pass."""
@@ -31,7 +35,7 @@ TRIES = 20
 def random_edit_control(
     model: Model,
     prompt: PromptLike,
-    edits: Recipe | Edit | str | Iterable[Edit | str],
+    edits: Recipe | AnyEdit | str | Iterable[AnyEdit | str],
     target: Token | None = None,
     contrast: Token | None = None,
     statistic: Statistic | None = None,
@@ -101,7 +105,7 @@ def random_edit_control(
 
 @torch.no_grad()
 def logits_under(
-    model: Model, objective: Objective, edits: Sequence[Sequence[Edit]], on_progress: OnProgress = unwatched
+    model: Model, objective: Objective, edits: Sequence[Sequence[AnyEdit]], on_progress: OnProgress = unwatched
 ) -> Tensor:
     """Return the logits (N, V) of a prompt under each of N lists of edits, which are rows of batches."""
     size, parts = max(1, PASS_TOKENS // objective.batch.spans[1].stop), []
@@ -117,29 +121,33 @@ def logits_under(
     return torch.cat(parts)
 
 
-def random_edits_text(edits: Sequence[Edit]) -> str:
+def random_edits_text(edits: Sequence[AnyEdit]) -> str:
     """Say what `random_edits` draws."""
-    if all(edit.neuron.site == "head" for edit in edits):
+    if any(isinstance(edit, VectorEdit) for edit in edits):
+        return "random vectors of the same length"
+    if all(edit.neuron.site == "head" for edit in edits if isinstance(edit, Edit)):
         return "the same edits of random other heads"
     return "the same edits of random other neurons of the same layers"
 
 
-def random_edits(model: Model, edits: list[Edit], draws: int, seed: int = 0) -> list[list[Edit]]:
+def random_edits(model: Model, edits: Sequence[EditT], draws: int, seed: int = 0) -> list[list[EditT]]:
     """Return `draws` different draws of the same edits of other neurons of the same layers and sites, or of other heads
-    of any layer, because a layer has few; fewer draws, or none, if there are not enough."""
+    of any layer, because a layer has few; fewer draws, or none, if there are not enough. A vector is drawn anew, of the
+    same length."""
     generator = random.Random(seed)
-    choices: dict[frozenset[str], list[Edit]] = {}
+    choices: dict[frozenset[EditT], list[EditT]] = {}
     for _ in range(TRIES * draws):
         drawn = _elsewhere(model, edits, generator)
         if not drawn or len(choices) == draws:
             break
-        choices.setdefault(frozenset(map(str, drawn)), drawn)
+        choices.setdefault(frozenset(drawn), drawn)
     return list(choices.values())
 
 
-def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> list[Edit]:
-    """Return the same edits of random other neurons; none if there are not enough."""
-    neurons = dict.fromkeys(model.check(edit.neuron) for edit in edits)
+def _elsewhere(model: Model, edits: Sequence[AnyEdit], generator: random.Random) -> list[Any]:
+    """Return the same edits of random other neurons, and vectors of random directions; none if there are not enough
+    neurons."""
+    neurons = dict.fromkeys(model.check(edit.neuron) for edit in edits if isinstance(edit, Edit))
     taken = {(neuron.layer, neuron.site, neuron.index) for neuron in neurons}
     moved: dict[Neuron, Neuron] = {}  # a neuron with several edits moves as a whole
     for neuron in neurons:
@@ -150,4 +158,14 @@ def _elsewhere(model: Model, edits: list[Edit], generator: random.Random) -> lis
             return []
         moved[neuron] = Neuron(*generator.choice(free))
         taken.add((moved[neuron].layer, site, moved[neuron].index))
-    return [replace(edit, neuron=moved[edit.neuron]) for edit in edits]
+    return [
+        replace(edit, neuron=moved[edit.neuron]) if isinstance(edit, Edit) else _turned(edit, generator)
+        for edit in edits
+    ]
+
+
+def _turned(edit: VectorEdit, generator: random.Random) -> VectorEdit:
+    """Return the edit with a vector of the same length in a random direction."""
+    drawn = [generator.gauss() for _ in edit.vector]
+    scale = math.hypot(*edit.vector) / math.hypot(*drawn)
+    return replace(edit, vector=tuple(scale * number for number in drawn))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.vocabulary import calibration
-from icebear.edits import Edit
+from icebear.edits import AnyEdit
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.steering.apply import steer
@@ -29,7 +29,7 @@ CONTINUED = 16
 """Tokens of the plain continuation of each context, for edits that act on generated tokens."""
 STRONGEST = 256.0
 TRIES = 40
-Reader = Callable[[Sequence[Edit]], Tensor]
+Reader = Callable[[Sequence[AnyEdit]], Tensor]
 """Reads the held-out contexts under edits: the log-probabilities (N, V) of their next tokens."""
 
 
@@ -53,7 +53,7 @@ def repeated_trigrams(ids: Sequence[int]) -> float:
 
 @torch.no_grad()
 def _log_probabilities(
-    model: Model, edits: Iterable[Edit], rows: Sequence[list[int]], positions: list[int], prompt_tokens: int | None
+    model: Model, edits: Iterable[AnyEdit], rows: Sequence[list[int]], positions: list[int], prompt_tokens: int | None
 ) -> Tensor:
     """(B, P, V) for the next tokens of texts, whose first `prompt_tokens` are the prompt."""
     with steer(model, edits, prompt_tokens=prompt_tokens):  # which holds the lock
@@ -84,7 +84,7 @@ class HeldOutContexts:
     def contexts(self) -> list[list[int]]:
         return [self._texts[number][:end] for number, end in self._cuts]
 
-    def off_target_kl(self, edits: Sequence[Edit]) -> float:
+    def off_target_kl(self, edits: Sequence[AnyEdit]) -> float:
         """Return the mean KL(plain || edited) in nats at the last token of each context, and, if edits act on generated
         tokens, at `CONTINUED` tokens that the plain model writes after it. Edits that name a position of their own
         prompt act at the last one."""
@@ -95,7 +95,7 @@ class HeldOutContexts:
         plain, edited = self._plain[read], read(anywhere)
         return float((plain.exp() * (plain - edited)).sum(-1).mean().clamp(min=0))
 
-    def _reader(self, edits: Sequence[Edit]) -> Reader:
+    def _reader(self, edits: Sequence[AnyEdit]) -> Reader:
         """Return the quickest way to read the contexts for edits that act there. All give the same."""
         writes, ends = _acting(edits)
         wheres = {edit.where for edit in edits}
@@ -111,7 +111,7 @@ class HeldOutContexts:
     def _prefix(self) -> Prefix | None:
         return Prefix.of(self.model, self._texts)
 
-    def _last_tokens(self, edits: Sequence[Edit]) -> Tensor:
+    def _last_tokens(self, edits: Sequence[AnyEdit]) -> Tensor:
         """Read the last token of each context after all tokens before it, on which the edits do not act."""
         assert self._prefix
         rows, ends = zip(*self._cuts, strict=True)
@@ -120,22 +120,22 @@ class HeldOutContexts:
             logits = self._prefix.logits(last, rows, [end - 1 for end in ends], [0])[:, 0]
         return logits.float().log_softmax(-1).cpu()
 
-    def _whole_texts(self, edits: Sequence[Edit]) -> Tensor:
+    def _whole_texts(self, edits: Sequence[AnyEdit]) -> Tensor:
         """Read each text once: edits act on each token in the same way in all contexts."""
         numbers, ends = zip(*self._cuts, strict=True)
         logs = _log_probabilities(self.model, edits, self._texts, list(range(max(ends))), None)
         return logs[list(numbers), [end - 1 for end in ends]]
 
-    def _ends(self, edits: Sequence[Edit]) -> Tensor:
+    def _ends(self, edits: Sequence[AnyEdit]) -> Tensor:
         return self._by_length(edits, self.contexts, 0)
 
-    def _continuations(self, edits: Sequence[Edit]) -> Tensor:
+    def _continuations(self, edits: Sequence[AnyEdit]) -> Tensor:
         return self._by_length(edits, self._continued, 1)
 
-    def _ends_and_continuations(self, edits: Sequence[Edit]) -> Tensor:
+    def _ends_and_continuations(self, edits: Sequence[AnyEdit]) -> Tensor:
         return self._by_length(edits, self._continued, 0)
 
-    def _by_length(self, edits: Sequence[Edit], texts: Sequence[list[int]], start: int) -> Tensor:
+    def _by_length(self, edits: Sequence[AnyEdit], texts: Sequence[list[int]], start: int) -> Tensor:
         """Read texts that begin with the contexts, from the `start`-th token after the last one on."""
         logs = []
         for length, group in groupby(zip(map(len, self.contexts), texts, strict=True), key=itemgetter(0)):
@@ -154,7 +154,7 @@ class HeldOutContexts:
         return [context + tokens for context, tokens in zip(self.contexts, written, strict=True)]
 
 
-def _acting(edits: Sequence[Edit]) -> tuple[bool, bool]:
+def _acting(edits: Sequence[AnyEdit]) -> tuple[bool, bool]:
     """Return whether edits act on generated tokens, and whether they act in the prompt."""
     only = [edit.where == "generated" or edit.where.startswith("step:") for edit in edits]
     return any(only) or any(edit.where == "answer" for edit in edits), not only or not all(only)

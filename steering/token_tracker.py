@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icebear.edits import Edit, acts_at
+from icebear.edits import AnyEdit, Edit, acts_at
 from icebear.errors import InputError
 from icebear.models.lock import replaced
 from icebear.models.model import Model
@@ -23,10 +23,10 @@ UNKNOWN = -2
 
 @dataclass(frozen=True)
 class Act:
-    """One edit of one token: the row of the batch, the token's position in its text, and the activation (for a head its
-    mean) before and after."""
+    """One edit of one token: the row of the batch, the token's position in its text, and the activation (for a head
+    or the residual stream the mean) before and after."""
 
-    edit: Edit
+    edit: AnyEdit
     row: int
     position: int
     token: int
@@ -48,7 +48,7 @@ class TokenTracker:
         self.ids = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass
         self.running = False  # a pass of the whole network
         self.ran = False
-        self.acted: set[Edit] = set()
+        self.acted: set[AnyEdit] = set()
         self.prompt_mask: Tensor | None = None  # (B, T) of its prompts
 
     @contextmanager
@@ -117,23 +117,23 @@ class TokenTracker:
 
     def read_at(self, edit: Edit, tokens: int) -> Tensor:
         """Return which of the tokens of a swap's prompt each token of the running pass takes its value from (B, T)."""
-        position = self.position[self.model.stack_of(edit.neuron.layer)]
+        position = self.position[self.model.stack_of(edit.layer)]
         if edit.where.startswith("position:"):
             return position.clamp(0, tokens - 1)
         return torch.full_like(position, tokens - 1)
 
-    def acts_of(self, edit: Edit, acts: Tensor, old: Tensor, new: Tensor) -> list[Act]:
-        stack = self.model.stack_of(edit.neuron.layer)
+    def acts_of(self, edit: AnyEdit, acts: Tensor, old: Tensor, new: Tensor) -> list[Act]:
+        stack = self.model.stack_of(edit.layer)
         position = self.position[stack]
         columns: tuple[Tensor, ...] = (position, self.ids[stack], old.mean(-1), new.mean(-1))
         cells = acts[..., 0].expand(old.shape[:2]).nonzero().tolist()
         fields = ((row, [column[row, token].item() for column in columns]) for row, token in cells)
         return [Act(edit, row, *map(int, values[:2]), *values[2:]) for row, values in fields]
 
-    def acting(self, edit: Edit, x: Tensor) -> tuple[Tensor, Tensor]:
+    def acting(self, edit: AnyEdit, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""
         self.ran = True
-        stack = self.model.stack_of(edit.neuron.layer)
+        stack = self.model.stack_of(edit.layer)
         positions, lengths = self.position[stack], self.prompt_length[stack]
         steps = positions - (lengths[:, None] - 1)
         acts = torch.tensor(

@@ -366,7 +366,6 @@ DOORS = {
     "evaluation of circuits": (lambda at, x: Circuits(nodes=x), (0, 10**20)),
     "evaluation of truth": (lambda at, x: KnownMechanisms(samples=x), (0, 10**20)),
     "Claim.seed": (lambda at, x: Provenance("m", "0", "float32", {}, x, "2026-01-31"), (-1, 2**70, 2.5, None)),
-    "apply_patch": (lambda at, x: icebear.apply_patch(at.model.net, x), (3, None, "none.safetensors")),
     # files
     **{
         f"{kind.__name__}.load": (lambda at, x, kind=kind: kind.load(x), (3, None, "none.json", ""))

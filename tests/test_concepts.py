@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
 from sklearn.metrics import roc_auc_score
 
-from icebear import Concept, find_concept, open_store, steer
+from icebear import Concept, VectorEdit, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.steering import concept_report, concepts_table
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
@@ -35,7 +35,7 @@ from icebear.steering import outcome
 from icebear.steering.concept import reading
 from icebear.steering.concept.concept import nearest
 from icebear.steering.concept.finding import universal
-from icebear.steering.concept.reading import read, vector_added
+from icebear.steering.concept.reading import read
 from icebear.steering.concept.texts import prepared
 from icebear.steering.outcome import concept_outcome, steer_concept
 from icebear.steering.provenance import Outcome
@@ -218,11 +218,11 @@ def test_no_strength_steers_to_the_plain_text(model, results):
         assert model.generate(prompt, max_new_tokens=8) == plain
 
 
-@pytest.mark.parametrize("suppress", [False, True])
-def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few_contexts, suppress):
+@pytest.mark.parametrize(("detector", "suppress"), [("neurons", False), ("neurons", True), ("means", False)])
+def test_the_outcome_of_steering_is_the_measure_of_each_text(model, results, few_contexts, detector, suppress):
     """The texts of all draws, which are rows of a batch, are those of generations on their own."""
     prompt = texts(1, True)[0]
-    recipe = results.recipe(model, 0.5, suppress=suppress)
+    recipe = results.recipe(model, 0.5, suppress=suppress, detector=detector)
     comparison, outcome = steer_concept(model, results, prompt, recipe, 4)
     draws = random_edits(model, list(recipe), RANDOM_DRAWS, outcome.seed)
     written = []
@@ -273,6 +273,19 @@ def test_the_strength_of_any_growing_cost_is_found(wanted, scale, power):
     strength, cost = strength_at(wanted, lambda s: 3 * math.tanh((s / scale) ** power))
     assert cost == pytest.approx(wanted, rel=0.02)
     assert 3 * math.tanh((strength / scale) ** power) == cost
+
+
+def test_a_concept_adds_its_difference_of_means(model, results, few_contexts):
+    vector, contexts = results.detector("means"), HeldOutContexts(model)
+    (edit,) = results.recipe(model, 2.0, None, "generated", 0.5, detector="means")
+    assert edit == VectorEdit(vector.layer, [2 * number for number in vector.vector], "generated", 0.5)
+    (suppressed,) = results.recipe(model, 2.0, detector="means", suppress=True)
+    assert suppressed.vector == tuple(-number for number in edit.vector)
+    recipe = results.recipe(model, kl=0.05, held_out=contexts, detector="means")
+    assert contexts.off_target_kl(list(recipe)) == pytest.approx(0.05, rel=0.05)
+    by_hand = Concept.of(model, "song", {("L0.ffn.3", "+"): 1.0})
+    with pytest.raises(InputError):
+        by_hand.recipe(model, 1.0, detector="means")
 
 
 def test_an_off_target_kl_out_of_reach_is_an_error(model, results):
@@ -527,9 +540,9 @@ def test_evaluate_steering(tiny_folder, few_contexts, tmp_path, monkeypatch):
 def test_a_vector_is_added_behind_a_layer_and_gone_afterwards(model):
     prompt, vector = texts(1, False)[0], torch.randn(32)
     plain = model.next_logits(prompt)
-    with vector_added(model, 0, 0 * vector)():
+    with steer(model, VectorEdit(0, 0 * vector)):
         assert torch.equal(model.next_logits(prompt), plain)
-    with vector_added(model, 0, vector)():
+    with steer(model, VectorEdit(0, vector)):
         stream = model.final_stream(model.encode([prompt]))
     reference = model.net.transformer.ln_f(model.net.transformer.h[0](_embedded(model, prompt)) + vector)
     torch.testing.assert_close(stream, reference)

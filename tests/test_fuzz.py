@@ -59,7 +59,7 @@ ARRAYS = st.sampled_from(
         torch.tensor([1, 2], dtype=torch.complex64),
     ]
 )
-REFUSED = ("check", "flip", "apply_patch", "Recipe.load", "Concept.load", "Relevance.load", "concepts")
+REFUSED = ("check", "flip", "Recipe.load", "Concept.load", "Relevance.load", "concepts")
 """Doors whose usual arguments name what is not there."""
 OURS = ("model", "store", "relevance", "top", "graph", "answer", "concept", "recipe", "corpus", "examples")
 ANYTHING = st.one_of(SEVERAL, ARRAYS, st.sampled_from([f"<{name}>" for name in OURS]))
@@ -213,7 +213,6 @@ def calls(made):
         ),
         "open_store": (_opened, {"path": str(made.folder / "wiki.db")}),
         "steer": (_steered, {"model": model, "edits": [edit], "prompt_tokens": None}),
-        "apply_patch": (icebear.apply_patch, {"net": model.net, "file": "none.safetensors"}),
         "generate": (model.generate, {"prompt": PROMPT, **drawn}),
         "predict": (model.predict, {"prompt": PROMPT, "k": 3, "also": [1], "position": None}),
         "answer": (model.answer, {"prompt": PROMPT, **drawn}),

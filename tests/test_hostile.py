@@ -355,9 +355,9 @@ explain --model tiny a --html "\udcff.html"
 explain --model tiny a --html "\u202e.html"
 explain --model tiny a --html socket
 explain --model tiny a --html circle-a
-recipe export recipe-own.json --patch tiny/model.safetensors --model tiny
-recipe export recipe-own.json --patch own.safetensors --check-on "" --model tiny
-recipe export recipe-own.json --patch own.txt --model tiny
+recipe export recipe-own.json own.gguf --model tiny
+recipe export recipe-vector.json own.gguf --model tiny
+steer --model tiny a --recipe recipe-vector.json
 steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature inf
 steer --model tiny a --recipe recipe-own.json --max-new-tokens 1 --temperature 1e400
 steer --model chatty --chat a --edit "L1.ffn.3=1@turn:99" --max-new-tokens 1
@@ -475,8 +475,8 @@ recipe combine recipe.json --share 1e400 --save s.json
 recipe combine recipe.json recipe-other.json --save folder
 recipe combine --save s.json
 recipe combine recipe.json recipe-other.json --save s.json
-recipe export recipe.json --patch folder --model tiny
-recipe export recipe.json --patch x.gguf --check-on "" --model tiny
+recipe export recipe.json folder --model tiny
+recipe export recipe.json x.gguf --model tiny
 check claims-anchor.yaml --model tiny
 check claims-99.yaml --model tiny
 check claims-none.yaml --model tiny
@@ -682,6 +682,7 @@ def more_files(folder, model):
         "concept-flat": {**concept, "parts": [{**part, "std": 0.0}]},
         "concept-far": {**concept, "parts": [{**part, "neuron": "L99.ffn.3"}]},
         "recipe-own": {**RECIPE, "model_fingerprint": model.fingerprint},
+        "recipe-vector": {**RECIPE, "model_fingerprint": model.fingerprint, "edits": [{"layer": 1, "vector": [1.0]}]},
         "recipe-name": {**RECIPE, "name": {"a": 1}},
         "recipe-format": {**RECIPE, "icebear_recipe": 2.5},
         "recipe-print": {**RECIPE, "model_fingerprint": 7},

@@ -11,11 +11,10 @@ import torch
 from conftest import LLAMA, Letters, random_model
 from transformers import LlamaConfig
 
-from icebear import Edit, Model, Recipe, attribute, steer
+from icebear import Model, attribute, steer
 from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.run import first_layers
 from icebear.concepts.stages.stages import Stages, stages_of
-from icebear.steering.weight_patch import patch, patched
 
 PROMPT, OTHER = "The ice bear", "A camel lives"
 EDITS = ["L1.ffn.3=7@generated", "L0.head.2*0@last", "L2.v.4+1.5@all~0.9", "L1.ffn.6=5@answer"]
@@ -151,23 +150,6 @@ def test_two_texts_are_written_in_turn_and_are_as_alone(writer, temperature, bre
     assert second == second_alone
     assert order.index("second") < 10
     assert order[-1] == "second"
-
-
-def test_what_cannot_be_taken_out_is_not_lent(writer):
-    """A patch changes weights for every thread: others wait until it is gone."""
-    alone = writer.predict(OTHER)
-    recipe = Recipe.for_model(writer, "strong", [Edit.parse("L1.ffn.3=90")])
-    begun = threading.Event()
-
-    def patched_text():
-        with patched(writer, patch(writer, recipe)), steer(writer, EDITS):
-            return write(writer, [], 30, lambda count: (begun.set(), time.sleep(0.005)))
-
-    def ask():
-        begun.wait()
-        return writer.predict(OTHER)
-
-    assert at_once(patched_text, ask)[1] == alone
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ from itertools import count
 
 import pytest
 import torch
-from click.testing import CliRunner
 from conftest import LLAMA, random_model, started_alone
 from test_house import ROOMS, ROOT, room_files
 
-from icebear import Recipe, attribute, load_model, open_store
-from icebear.app.cli.main import main
+from icebear import Recipe, VectorEdit, attribute, open_store
 from icebear.app.mcp.session import Session
 from icebear.claims.claim import Claim
 from icebear.claims.claims_files import append_claims, read_claims, write_claims
@@ -26,7 +24,7 @@ from icebear.errors import IcebearError, InputError
 from icebear.evaluation import report, runner
 from icebear.evaluation.protocol import Evaluation, Part
 from icebear.paths import locked, write_file, written
-from icebear.steering.weight_patch import patch, save_patch
+from icebear.steering.control_vector import save_control_vector
 
 # --- who writes ---
 
@@ -46,6 +44,7 @@ ALLOWED = {
     "icebear/cache.py ensure": "a folder that is renamed when it is whole, under a lock",
     "icebear/cache.py extract_from_wheels": "inside such a folder",
     "icebear/cache.py _write": "a manifest that is renamed; a broken one only costs hashing",
+    "steering/control_vector.py _write": "the temporary file of `written`, which is read back before it is renamed",
     "models/loading/conversion.py from_gguf": "inside such a folder",
     "models/loading/conversion.py make": "inside such a folder",
     "models/loading/conversion.py _save": "inside such a folder",
@@ -146,9 +145,9 @@ def recipe():
     return model, Recipe("a recipe", tuple(edits), model.name, model.fingerprint)
 
 
-def _patch(path):
-    model, edits = recipe()
-    save_patch(model, patch(model, edits), path)
+def _control_vector(path):
+    model, _ = recipe()
+    save_control_vector(model, Recipe.for_model(model, "v", [VectorEdit(1, [0.5] * model.config.hidden_size)]), path)
 
 
 def _report(path):
@@ -162,7 +161,7 @@ def _vectors(path):
 
 
 WRITES = {
-    "p.safetensors": _patch,
+    "v.gguf": _control_vector,
     "c.yaml": lambda path: write_claims(path, [CLAIM]),
     "r.json": lambda path: recipe()[1].noting(note="x" * 3000).save(path, overwrite=True),
     "a.json": lambda path: attribute(recipe()[0], [3, 4], sites=()).save(path, overwrite=True),
@@ -205,20 +204,6 @@ def test_samples_that_lack_room_are_measured_again(tmp_path):
     assert rows == b"".join(complete.splitlines(keepends=True)[:8])
     assert runner.resume(tmp_path / "full", {}, part) == lines
     assert (tmp_path / "full" / "samples.jsonl").read_bytes() == complete
-
-
-def test_an_export_on_a_full_disk_fails(tiny_folder, tmp_path):
-    model = load_model(tiny_folder, device="cpu", dtype="float32")
-    edits = [f"L{layer}.ffn.{number}+0.5" for layer in (1, 2) for number in range(20)]
-    Recipe("add", tuple(edits), model.name, model.fingerprint).save(tmp_path / "add.json")
-    export = ["recipe", "export", str(tmp_path / "add.json"), "--model", tiny_folder, "--device", "cpu", "--patch"]
-    assert CliRunner().invoke(main, [*export, str(tmp_path / "good.safetensors")]).exit_code == 0
-    good = (tmp_path / "good.safetensors").read_bytes()
-    with largest_file(len(good) - 1):
-        done = CliRunner().invoke(main, [*export, str(tmp_path / "good.safetensors")])
-    assert done.exit_code == 1
-    assert "Wrote" not in done.output
-    assert (tmp_path / "good.safetensors").read_bytes() == good
 
 
 def test_a_name_that_is_no_utf8_is_a_name(tmp_path):

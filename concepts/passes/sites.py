@@ -1,20 +1,22 @@
-"""Hooks on the neurons of a running model, which read and edit activations; they are removed on exit."""
+"""Hooks on the neurons and the residual stream of a running model, which read and edit them and are removed on exit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from icebear.errors import InputError
 from icebear.models.lock import replaced
 from icebear.models.model import Model
 from icebear.models.parts import experts
 from icebear.records import WRITERS
 
 Hook = Callable[[str, int, Tensor], Tensor | None]
+StreamHook = Callable[[int, Tensor], Tensor | None]
 
 
 @contextmanager
@@ -35,6 +37,33 @@ def hooks(model: Model, site_layers: Iterable[tuple[str, int]], hook: Hook) -> I
         for layer, sites in mixed.items():
             _experts(model, sites, layer, hook, undo)
         yield
+
+
+@contextmanager
+def stream_hooks(model: Model, layers: Iterable[int], hook: StreamHook) -> Iterator[None]:
+    """Call `hook(layer, residual stream after it (B, T, D))` in every forward pass.
+
+    The return value of the hook, unless it is None, replaces the residual stream.
+    """
+
+    def visit(layer: int, module: Any, args: Any, output: Any) -> Any:
+        rest = output[1:] if isinstance(output, tuple) else None
+        changed = hook(layer, output if rest is None else output[0])
+        return changed if rest is None or changed is None else (changed, *rest)
+
+    with ExitStack() as undo:
+        for layer in layers:
+            undo.callback(model.layer_modules[layer].register_forward_hook(partial(visit, layer)).remove)
+        yield
+
+
+def check_vector(model: Model, vector: Sequence[float], stream: Tensor) -> None:
+    """Raise `InputError` if a vector is not as long as the residual stream (B, T, D)."""
+    if len(vector) != stream.shape[-1]:
+        raise InputError(
+            f"The vector has {len(vector)} numbers, and {model.name} needs {stream.shape[-1]}; use the model that it "
+            "was made for."
+        )
 
 
 def by_site_layer(nodes: Iterable[Any]) -> dict[tuple[str, int], list[int]]:

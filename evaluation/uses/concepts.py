@@ -18,6 +18,7 @@ from torch import Tensor
 from icebear.actmax.index.corpus import WIKI, read_corpus
 from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc
+from icebear.edits import VectorEdit
 from icebear.errors import InputError
 from icebear.evaluation.data.task_pairs import LEXICON
 from icebear.evaluation.data.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
@@ -27,7 +28,7 @@ from icebear.models.text.prompts import PromptLike
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import logistic, parts_of, ranked, separation, universal
-from icebear.steering.concept.reading import neurons_of, read, vector_added
+from icebear.steering.concept.reading import neurons_of, read
 from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
 from icebear.values import stable_hash
 
@@ -261,7 +262,7 @@ def vector_layer(ground: Ground, data: ConceptData) -> int:
 
 
 def _along(model: Model, layer: int, vector: Tensor) -> Direction:
-    return lambda s: vector_added(model, layer, s * vector)
+    return lambda s: lambda: steer(model, VectorEdit(layer, tuple((s * vector).tolist())))
 
 
 def steered(ground: Ground, data: ConceptData, classifier: Any, seed: int) -> dict[str, dict[str, dict[str, float]]]:

@@ -27,11 +27,6 @@ def offloaded(net: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in net.parameters())
 
 
-def replaceable(module: nn.Module) -> bool:
-    """Return whether its weight can be replaced."""
-    return not packed(module) and not any(parameter.is_meta for parameter in module.parameters())
-
-
 def present(module: nn.Module) -> AbstractContextManager[Any]:
     """Load the module's own weights inside the context."""
     if not hasattr(module, "_hf_hook"):
@@ -150,10 +145,6 @@ class Linear:
     def columns(self, chosen: Chosen = ALL_INDICES, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the columns (out, N) of inputs, or (out,) of one."""
         return self._weight[:, chosen].to(dtype)
-
-    def in_layout(self, weight: Tensor) -> Tensor:
-        """Return a weight (out, in) in the module's own layout."""
-        return weight.T if self._transposed else weight
 
 
 def norm_divisor(norm: nn.Module, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.convert import Saved, Tabled
-from icebear.edits import Edit
+from icebear.edits import AnyEdit, Edit, VectorEdit
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
@@ -204,6 +204,7 @@ class Concept(Saved, Tabled):
         decay: float = 1.0,
         suppress: bool = False,
         held_out: HeldOutContexts | None = None,
+        detector: str = "neurons",
     ) -> Recipe:
         """Return edits that amplify the concept, or suppress it.
 
@@ -211,7 +212,7 @@ class Concept(Saved, Tabled):
         ----------
         strength
             The neuron with the largest weight is moved by this multiple of its max activation, the others in proportion
-            to their weights.
+            to their weights. A vector is added this many times.
         kl
             Instead of `strength`: the off-target KL in nats (see `icebear.steering.side_effects`), for which the
             strength is searched.
@@ -219,14 +220,21 @@ class Concept(Saved, Tabled):
             As of `Edit`.
         held_out
             The contexts at which the off-target KL is measured; default icebear's.
+        detector
+            ``neurons`` edits the neurons; ``means`` and ``logistic`` add that vector to the residual stream.
 
         Raises
         ------
         InputError
             If the off-target KL cannot be reached, if both or neither of `strength` and `kl` are given, or if the
-            concept has no neurons.
+            concept has no neurons, or no vector.
+
+        References
+        ----------
+        The vector: Rimsky et al. 2024 (arXiv 2312.06681).
         """
         self.check_usable(model)
+        self.detector(detector)
         if (strength is None) is (kl is None):
             raise InputError("Give either a strength or an off-target KL (kl).")
         cost: dict[str, float] = {}
@@ -236,16 +244,21 @@ class Concept(Saved, Tabled):
             real(kl, "The off-target KL (kl)", POSITIVE)
             contexts = held_out or HeldOutContexts(model)
             strength, cost["off_target_kl"] = strength_at(
-                kl, lambda strength: contexts.off_target_kl(self._edits(strength, where, decay, suppress))
+                kl, lambda strength: contexts.off_target_kl(self._edits(strength, where, decay, suppress, detector))
             )
-        edits = self._edits(strength, where, decay, suppress) if strength else []
+        edits = self._edits(strength, where, decay, suppress, detector) if strength else []
         neurons = [{"neuron": str(p.neuron), "polarity": p.polarity, "weight": p.weight} for p in self.parts]
-        provenance = {"neurons": neurons, "strength": float(strength), "suppress": suppress, **cost}  # type: ignore[arg-type]
+        used = {"neurons": neurons} if detector == "neurons" else {}
+        provenance = {**used, "detector": detector, "strength": float(strength), "suppress": suppress, **cost}  # type: ignore[arg-type]
         return Recipe.for_model(model, self.name, edits, found_by="concept", **provenance)
 
-    def _edits(self, strength: float, where: str, decay: float, suppress: bool) -> list[Edit]:
-        step = (-strength if suppress else strength) / max(part.weight for part in self.parts)
-        edits = []
+    def _edits(self, strength: float, where: str, decay: float, suppress: bool, kind: str) -> list[AnyEdit]:
+        step = -strength if suppress else strength
+        vector = self.detector(kind)
+        if isinstance(vector, ConceptVector):
+            return [VectorEdit(vector.layer, tuple(step * number for number in vector.vector), where, decay)]
+        step /= max(part.weight for part in self.parts)
+        edits: list[AnyEdit] = []
         for part in self.parts:
             value = step * part.weight * part.sign * max(part.sign * part.max_activation, 0)
             edits.append(Edit(part.neuron, "add", value, "", where, decay))

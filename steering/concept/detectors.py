@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.sites import by_site_layer, hooks
+from icebear.concepts.passes.sites import by_site_layer, check_vector, hooks, stream_hooks
 from icebear.convert import CONVERTER
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import POLARITIES, Neuron
-from icebear.steering.concept.reading import run, stream_hooks
+from icebear.steering.concept.reading import run
 from icebear.steps import OnProgress, unwatched
 from icebear.values import POSITIVE, one_of, real
 
@@ -108,12 +108,8 @@ def _stream(model: Model, detector: ConceptVector, see: See) -> AbstractContextM
     vector = torch.tensor(detector.vector, device=model.device)
 
     def visit(layer: int, stream: Tensor) -> None:
-        if stream.shape[-1] != len(vector):
-            raise InputError(
-                f"The vector of this concept has {len(vector)} numbers, and {model.name} needs {stream.shape[-1]}; "
-                "use the model that it was found in."
-            )
-        see([0], (stream @ vector)[..., None])
+        check_vector(model, detector.vector, stream)
+        see([0], (stream.detach().float() @ vector)[..., None])
 
     return stream_hooks(model, [detector.layer], visit)
 

@@ -1,18 +1,17 @@
-"""Read the activations of neurons, and the residual stream, over whole texts; add a vector to the stream."""
+"""Read the activations of neurons, and the residual stream, over whole texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.sites import by_site_layer, hooks
+from icebear.concepts.passes.sites import by_site_layer, hooks, stream_hooks
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Neuron
@@ -66,7 +65,7 @@ def read(
         high[columns] = np.maximum(high[columns], values.max(0))
 
     def see_stream(part: list[int], layer: int, x: Tensor) -> None:
-        values = x.cpu().numpy()
+        values = x.float().cpu().numpy()
         for row, number in enumerate(part):
             streams[number].append(values[row, counted[number]].mean(0))
 
@@ -113,19 +112,6 @@ def run(model: Model, rows: Sequence[list[int]], reading: Reading, on_progress: 
         on_progress(done, len(rows))
 
 
-@contextmanager
-def stream_hooks(model: Model, layers: Iterable[int], see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call `see(layer, residual stream after it (B, T, D))` in every forward pass."""
-
-    def visit(layer: int, module: Any, args: Any, output: Any) -> None:
-        see(layer, (output[0] if isinstance(output, tuple) else output).detach().float())
-
-    with ExitStack() as undo:
-        for layer in layers:
-            undo.callback(model.layer_modules[layer].register_forward_hook(partial(visit, layer)).remove)
-        yield
-
-
 def batches(model: Model, rows: Sequence[list[int]]) -> list[list[int]]:
     """Return the numbers of the rows in batches, the shortest rows first."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
@@ -149,22 +135,3 @@ def counts(model: Model, ids: Sequence[int]) -> list[int]:
             "sentences."
         )
     return positions
-
-
-def vector_added(model: Model, layer: int, vector: Tensor) -> Callable[[], AbstractContextManager[None]]:
-    """Make a context in which `vector` (D,) is added to the residual stream after a layer, at every token."""
-
-    def push(module: Any, args: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (output[0] + vector.to(output[0]), *output[1:])
-        return output + vector.to(output)
-
-    @contextmanager
-    def hooked() -> Iterator[None]:
-        hook = model.layer_modules[layer].register_forward_hook(push)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    return lambda: model.lock.yielding(hooked)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from icebear.actmax.labels import meanings
 from icebear.app.cli.tables.grid import grid, heatmap
+from icebear.edits import Edit
 from icebear.models.text.prompts import prompt_line
 from icebear.records import TokenScore
 from icebear.render import visible
@@ -104,7 +105,7 @@ def _edits_tables(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> list
     rows: list[list[str]] = []
     for edit in recipe:
         rows.append([str(edit)])
-        if row := neurons.get(edit.neuron):
+        if isinstance(edit, Edit) and (row := neurons.get(edit.neuron)):
             words = (", ".join(map(visible, side)) for side in (row.raises, row.lowers))
             rows[-1] += [f"{row.alone:.3f}", *words]
             if row.activation is not None:
@@ -112,7 +113,7 @@ def _edits_tables(recipe: icebear.Recipe, records: Sequence[FlipRecord]) -> list
                 rows[-1] += [f"{row.activation:+.2f}", share, f"{row.relevance:+.3f}"]
     caption = EDITS * bool(neurons) + NEURON_EDITS * sets_neurons
     table = grid(*names, rows=rows, title=recipe.name, caption=caption)
-    table.columns[0].no_wrap = all(edit.source is None for edit in recipe)
+    table.columns[0].no_wrap = all(isinstance(edit, Edit) and edit.source is None for edit in recipe)
     examples = [(str(row.neuron), text) for row in neurons.values() for text in row.examples]
     title = "\nSentences with large activations of the sign that each neuron is set to"
     return [table, *([grid("neuron", "sentence", rows=examples, title=title)] if examples else [])]

@@ -16,6 +16,9 @@ from icebear.paths import local
 from icebear.records import SITES
 from icebear.values import one_of
 
+Kind = Literal["neurons", "means", "logistic"]
+DETECTOR_HELP = "neurons, or a vector of the residual stream: means (difference of means) or logistic."
+
 
 @click.group(cls=Verbs)
 def concept() -> None:
@@ -176,7 +179,8 @@ def measure(options: Measure) -> None:
 class Steer:
     name: str = argument()
     prompt: str = argument()
-    strength: float | None = option("At 1, add each neuron's maximum activation times its weight.")
+    strength: float | None = option("At 1, add each neuron's maximum activation times its weight, or the vector once.")
+    detector: Kind = option(DETECTOR_HELP, "neurons")
     kl: float | None = option("Instead of --strength: the off-target KL to reach, in nats.", show_default="0.25")
     suppress: bool = option("Weaken the concept instead of strengthening it.")
     max_new_tokens: int
@@ -191,8 +195,9 @@ class Steer:
 
 @verb(Steer, concept)
 def steer(options: Steer) -> None:
-    """Generate after PROMPT without and with the neurons of a concept edited, at a given off-target KL (side effects).
-    The control makes the same edits to random other neurons, twenty times, and measures those texts by the concept.
+    """Generate after PROMPT without and with a concept steered, at a given off-target KL (side effects). The control
+    makes the same edits to random other neurons (or adds random vectors), twenty times, and measures those texts by the
+    concept's neurons.
 
     Example:
       icebear concept steer examples/music.json "Yesterday I" --kl 0.25
@@ -205,7 +210,9 @@ def steer(options: Steer) -> None:
     this = _read(options.name, options.store)
     model = options.model.load()
     kl = 0.25 if options.strength is None and options.kl is None else options.kl
-    recipe = this.recipe(model, options.strength, kl, options.where, suppress=options.suppress)
+    recipe = this.recipe(
+        model, options.strength, kl, options.where, suppress=options.suppress, detector=options.detector
+    )
     sampling = options.max_new_tokens, options.temperature, options.seed
     with bar("texts") as move:
         result, outcome = steer_concept(model, this, options.prompt, recipe, *sampling, on_progress=move)
@@ -228,9 +235,7 @@ class Watch:
     )
     fpr: float = option("False positive rate: the share of texts without the concept that may be flagged.", 0.01)
     unit: Literal["sentence", "token", "message"] = option("What is flagged.", "sentence")
-    detector: Literal["neurons", "means", "logistic"] = option(
-        "neurons, or a vector of the residual stream: means (difference of means) or logistic.", "neurons"
-    )
+    detector: Kind = option(DETECTOR_HELP, "neurons")
     shift: tuple[tuple[str, str], ...] = option(
         "Two files of texts with and without the concept, of another domain or language, to measure the monitor on.",
         type=click.Path(dir_okay=False),

@@ -1,4 +1,4 @@
-"""`icebear recipe`: show saved recipes, combine them, export them to other software."""
+"""`icebear recipe`: show saved recipes, combine them, export them to llama.cpp."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import click
 import icebear
 from icebear.app.cli.options import ModelOptions, Verbs, argument, option, record, verb
 from icebear.app.cli.output import show
-from icebear.errors import RecipeError
 
 
 @click.group(cls=Verbs)
 def recipe() -> None:
-    """Show and combine recipes (saved neuron edits), or export one to other software.
+    """Show and combine recipes (saved edits), or export one to llama.cpp.
 
     \b
     Example:
@@ -65,44 +64,23 @@ def combine(options: Combine) -> None:
 @record
 class Export:
     file: str = argument(type="file")
-    patch: str = option(
-        "Write weights and biases to this .safetensors file, for transformers.", type="output", required=True
-    )
-    check_on: str = option("Prompt after which the result is compared with steering.", "The ice bear lives in the")
+    gguf: str = argument(type="output")
     json: bool
     model: ModelOptions
 
 
 @verb(Export, recipe)
 def export(options: Export) -> None:
-    """Turn the edits of a recipe into a file that other software loads, and compare the result with steering.
+    """Write a recipe's vector to a .gguf file, which llama.cpp adds with --control-vector.
 
-    --patch writes weights and biases, which can express only edits that act at all tokens. The command refuses edits
-    that the file cannot express exactly.
+    The recipe is one of icebear concept steer NAME PROMPT --detector means --save FILE.
 
     Example:
-      icebear recipe export everywhere.json --patch patch.safetensors
+      icebear recipe export music-vector.json music.gguf
     """
-    from icebear.steering.weight_patch import difference, new_biases, patch, save_patch
+    from icebear.steering.control_vector import save_control_vector
 
     saved, model = icebear.Recipe.load(options.file), options.model.load()
-    weights = patch(model, saved)
-    off = difference(model, saved, weights, options.check_on)
-    if not off < 1e-3:
-        raise RecipeError(
-            f"The export would differ from steering by {off:.1e} of the largest logit, so nothing was written; please "
-            "report this."
-        )
-    save_patch(model, weights, options.patch)
-    new, names = list(new_biases(model, weights)), list(weights)
-    click.echo(
-        f"Wrote {options.patch}: {', '.join(names)}; logits differ from steering by {off:.1e} of the largest", err=True
-    )
-    if new:
-        click.echo(
-            f"The model has no {', '.join(new)}, so load_state_dict would ignore it; load the file with "
-            "icebear.apply_patch(net, file).",
-            err=True,
-        )
-    result = {"file": options.patch, "weights": names, "new_biases": new, "difference": off}
-    show(options.json, {**model.made_with, "recipe": saved.name, **result, "checked_on": options.check_on})
+    layers = save_control_vector(model, saved, options.gguf)
+    click.echo(f"Wrote {options.gguf}: llama.cpp -m MODEL.gguf --control-vector {options.gguf}", err=True)
+    show(options.json, {**model.made_with, "recipe": saved.name, "file": options.gguf, "layers": layers})

@@ -37,6 +37,7 @@ SENTENCES = 60
 """Sentences of the index that have a word, at most, and as many others."""
 SHOWN = 5
 """Neurons that are shown without scrolling."""
+VECTOR_HELP = "Adds the difference of means to the residual stream instead of editing neurons; it steers better."
 EXAMPLES = files("icebear.app.web.steering").joinpath("examples")
 
 
@@ -276,8 +277,9 @@ def _steer(concept: Concept) -> None:
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
         kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
         suppress = links.bound(st.toggle, "Suppress instead", "suppress")
+        by_vector = bool(concept.vectors) and links.bound(st.toggle, "By its vector", "by_vector", help=VECTOR_HELP)
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
-    settings = (concept, prompt, kl, suppress)
+    settings = (concept, prompt, kl, suppress, by_vector)
     job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
     if job is None or job.abandoned:
         return
@@ -291,17 +293,20 @@ def _steer(concept: Concept) -> None:
         flips.both_texts(comparison.prompt, comparison.plain.text, comparison.steered.text)
     markdown.into_view("steered", settings[1:])
     with st.container(horizontal=True):
-        st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
-        download(comparison)
+        if not by_vector:
+            st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
+        download(comparison, recipe)
 
 
-def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: bool) -> Job:
+def _steering(model: Model, concept: Concept, prompt: str, kl: float, suppress: bool, by_vector: bool) -> Job:
     """Return the job that finds the strength and generates; its result has both texts, and the recipe with its
     outcome."""
 
     def work(job: Job) -> tuple[Comparison, Recipe]:
         contexts = HeldOutContexts(model)
-        recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=contexts).noting(prompt=prompt)
+        detector = "means" if by_vector else "neurons"
+        recipe = concept.recipe(model, kl=kl, suppress=suppress, held_out=contexts, detector=detector)
+        recipe = recipe.noting(prompt=prompt)
         job.doing, read = "Generating, also with random edits", markdown.read_prompt(prompt)
         options: dict[str, Any] = {"contexts": contexts, "on_progress": job.step}
         comparison, outcome = steer_concept(model, concept, read, recipe, CONCEPT_TOKENS, **options)

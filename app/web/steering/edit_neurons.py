@@ -272,8 +272,9 @@ def _generate(prompt: str, edits: list[Edit], count: int, temperature: float, se
         return compare(jobs.model(), markdown.read_prompt(prompt), edits, count, None, temperature, seed, on_token)
 
 
-def download(result: Comparison) -> None:
-    pictures.downloads("steered", {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)})
+def download(result: Comparison, recipe: Recipe | None = None) -> None:
+    files: dict[str, Any] = {"json": partial(json.dumps, result.to_dict(), ensure_ascii=False, indent=1)}
+    pictures.downloads("steered", files | ({"recipe.json": recipe.to_json} if recipe else {}))
 
 
 def _export(prompt: str, edits: list[Edit], count: int, temperature: float, seed: int) -> None:

@@ -1,0 +1,185 @@
+"""Vectors added to the residual stream: as hooks by hand add them, saved, drawn at random, and read by llama.cpp."""
+
+import json
+import math
+
+import pytest
+import torch
+from click.testing import CliRunner
+from configurations import dense
+from conftest import IDS, LLAMA, random_model
+from gguf import GGUFReader
+
+from icebear import Edit, InputError, Recipe, RecipeError, VectorEdit, attribute, load_model, steer
+from icebear.app.cli.main import main
+from icebear.edits import acts_at
+from icebear.steering.control_vector import save_control_vector
+from icebear.steering.random_edits import random_edits, random_edits_text
+
+DRAW = torch.Generator().manual_seed(0)
+
+
+def vector(model, layer=1, size=2.0, **how):
+    numbers = torch.randn(model.config.hidden_size, generator=DRAW, dtype=torch.float64)
+    return VectorEdit(layer, (size * numbers / numbers.norm()).tolist(), **how)
+
+
+def by_hand(model, ids, prompt_length, *edits):
+    """The logits (T, V) of one pass without a cache, in which hooks add what each edit adds to each token."""
+
+    def adding(edit):
+        def hook(module, args, output):
+            x = output[0] if isinstance(output, tuple) else output
+            for position in range(len(ids)):
+                if acts_at(edit.where, position, prompt_length):
+                    strength = edit.share * edit.decay ** max(position - (prompt_length - 1), 0)
+                    x[:, position] += strength * torch.tensor(edit.vector, dtype=x.dtype)
+            return (x, *output[1:]) if isinstance(output, tuple) else x
+
+        return hook
+
+    hooks = [model.layer_modules[edit.layer].register_forward_hook(adding(edit)) for edit in edits]
+    try:
+        with torch.no_grad():
+            return model.net(torch.tensor([ids])).logits[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "granite", "gemma3", "falcon"])
+def test_it_is_added_after_its_layer(family):
+    model = random_model(dense(layers=4)[family], dtype=torch.float32)
+    edits = vector(model), vector(model, 2, share=0.5)
+    plain = by_hand(model, IDS, len(IDS))
+    with steer(model, edits), torch.no_grad():
+        steered = model.net(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(steered, by_hand(model, IDS, len(IDS), *edits), rtol=1e-4, atol=1e-4)
+    assert (steered - plain).abs().max() > 1e-2 * plain.abs().max()
+    torch.testing.assert_close(by_hand(model, IDS, len(IDS)), plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("where", ["all", "prompt", "last", "generated", "answer", "position:0,2", "step:1-2"])
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_tokens_are_those_of_a_pass_without_a_cache(llama, where, decay):
+    edit = vector(llama, size=20.0, where=where, decay=decay)
+    ids = list(IDS)
+    for _ in range(4):
+        ids.append(int(by_hand(llama, ids, len(IDS), edit)[-1].argmax()))
+    with steer(llama, edit):
+        written = llama.net.generate(torch.tensor([IDS]), max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    assert written[0].tolist() == ids
+
+
+def test_one_row_of_a_batch(llama):
+    edit, ids = vector(llama), torch.tensor([IDS, IDS])
+    with steer(llama, edit, rows=[1]) as _, torch.no_grad():
+        steered = llama.net(ids).logits
+    torch.testing.assert_close(steered[0], by_hand(llama, IDS, len(IDS)))
+    torch.testing.assert_close(steered[1], by_hand(llama, IDS, len(IDS), edit))
+
+
+def test_relevance_of_a_steered_pass_adds_up(llama):
+    edit = vector(llama, where="last")
+    with steer(llama, edit):
+        result = attribute(llama, IDS, target=3, number="logit")
+    logit = by_hand(llama, IDS, len(IDS), edit)[-1, 3].item()
+    balance = result.conservation()
+    assert balance.target == pytest.approx(logit, rel=1e-4)
+    assert abs(balance.remainder) < 1e-3 * abs(balance.target)
+
+
+def test_a_trace_has_each_token(llama):
+    with steer(llama, vector(llama, where="position:1-2"), trace=True) as acts, torch.no_grad():
+        llama.net(torch.tensor([IDS]))
+    assert [(act.row, act.position, act.token) for act in acts] == [(0, at, IDS[at]) for at in (1, 2)]
+    assert all(act.before != act.after for act in acts)
+
+
+def test_a_recipe_keeps_it_to_the_bit(llama, tmp_path):
+    recipe = Recipe.for_model(llama, "r", [vector(llama, where="last", decay=0.5), Edit.parse("L1.ffn.3*0")])
+    recipe.save(tmp_path / "r.json")
+    assert Recipe.load(tmp_path / "r.json") == recipe
+    assert [edit.share for edit in recipe * 0.25] == [0.25, 0.25]
+    with pytest.raises(RecipeError):
+        recipe + recipe
+    with pytest.raises(RecipeError, match="neurons"):
+        recipe.neuron_edits  # noqa: B018
+    record = json.loads(recipe.to_json())
+    for bad in ({"layer": 1}, {"layer": 1, "vector": "abc"}, {"layer": -1, "vector": [1.0]}, {"layer": 1, "x": []}, 3):
+        with pytest.raises(RecipeError):
+            Recipe.from_dict({**record, "edits": [bad]})
+
+
+def test_another_layer_or_size_is_refused(llama):
+    for edit in (vector(llama, 99), VectorEdit(1, [1.0, 2.0])):
+        with pytest.raises(InputError), steer(llama, edit):
+            llama.net(torch.tensor([IDS]))
+
+
+def test_random_vectors_have_the_same_length_and_other_directions(llama):
+    edit = vector(llama, where="last")
+    draws = random_edits(llama, [edit], 20, seed=3)
+    assert draws == random_edits(llama, [edit], 20, seed=3) != random_edits(llama, [edit], 20, seed=4)
+    vectors = torch.tensor([drawn.vector for (drawn,) in draws])
+    assert len(vectors) == len(torch.unique(vectors, dim=0)) == 20
+    torch.testing.assert_close(vectors.norm(dim=1), torch.full((20,), math.hypot(*edit.vector)))
+    assert (vectors @ torch.tensor(edit.vector)).abs().max() < 0.9 * math.hypot(*edit.vector) ** 2
+    assert {(drawn.layer, drawn.where) for (drawn,) in draws} == {(1, "last")}
+    assert random_edits_text([edit]) != random_edits_text([Edit.parse("L1.ffn.3*0")])
+
+
+# --- llama.cpp ------------------------------------------------------------------------------------------
+
+
+def directions(path):
+    """The file as `gguf` reads it."""
+    reader = GGUFReader(str(path))
+    assert reader.get_field("general.architecture").contents() == "controlvector"
+    assert reader.get_field("controlvector.layer_count").contents() == len(reader.tensors)
+    assert all(tensor.tensor_type.name == "F32" and len(tensor.shape) == 1 for tensor in reader.tensors)
+    return {int(tensor.name.removeprefix("direction.")): tensor.data.tolist() for tensor in reader.tensors}
+
+
+def test_what_llama_cpp_adds_is_steering(llama, tmp_path):
+    recipe = Recipe.for_model(llama, "r", [vector(llama), vector(llama, 2, share=0.5), vector(llama, 2)])
+    assert save_control_vector(llama, recipe, tmp_path / "v.gguf") == [1, 2]
+    added = [VectorEdit(layer, numbers) for layer, numbers in directions(tmp_path / "v.gguf").items()]
+    with steer(llama, recipe), torch.no_grad():
+        steered = llama.net(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(by_hand(llama, IDS, len(IDS), *added), steered, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit.parse("L1.ffn.3+2"),
+        VectorEdit(0, [1.0] * LLAMA.hidden_size),
+        VectorEdit(1, [1.0] * LLAMA.hidden_size, "last"),
+        VectorEdit(1, [1.0] * LLAMA.hidden_size, decay=0.5),
+    ],
+    ids=str,
+)
+def test_what_llama_cpp_cannot_add_is_refused(llama, edit, tmp_path):
+    for edits in ([edit], [vector(llama), edit], []):
+        with pytest.raises(RecipeError):
+            save_control_vector(llama, Recipe.for_model(llama, "r", edits), tmp_path / "v.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = load_model(tiny_folder, device="cpu")
+    recipe = Recipe.for_model(model, "r", [vector(model, size=9.0)])
+    recipe.save("r.json")
+
+    def run(*words):
+        return CliRunner().invoke(main, [*words, "--model", tiny_folder, "--device", "cpu"])
+
+    assert run("recipe", "export", "r.json", "r.gguf").exit_code == 0
+    assert directions("r.gguf")[1] == pytest.approx(recipe.edits[0].vector, rel=1e-6)
+    done = run("steer", "the ice", "--recipe", "r.json", "--max-new-tokens", "4", "--json")
+    assert done.exit_code == 0, done.output
+    with steer(model, recipe):
+        assert json.loads(done.stdout)["steered"]["text"] == model.generate("the ice", max_new_tokens=4)
+    assert run("recipe", "export", "r.json", "none/r.gguf").exit_code == 1
