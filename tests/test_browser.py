@@ -4,6 +4,7 @@ import json
 from importlib.resources import files
 from urllib.parse import quote
 
+import pytest
 from serving import open_view, serving, settled, started
 
 from icebear import Neuron, Recipe, annotate, build_index, load_model, open_store, read_corpus
@@ -74,6 +75,7 @@ def test_from_a_prompt_to_another_answer(chromium, address):
     page.close()
 
 
+@pytest.mark.release
 def test_what_a_person_does_is_one_step_and_the_question_goes_along(chromium, address):
     """An example, its parts and its words from view to view; Back returns in as many steps, and keeps everything."""
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address)
@@ -145,6 +147,7 @@ def test_a_first_visit_with_an_empty_cache_and_no_network(chromium, tmp_path):
     assert not list(tmp_path.rglob("*.db"))
 
 
+@pytest.mark.release
 def test_a_heatmap_has_keys_and_progress_is_said(chromium, address):
     """The first token is a stop of the Tab key, arrows go on from there; a live region follows the progress."""
     page = open_view(chromium.new_page(), address)
@@ -167,6 +170,7 @@ def test_a_heatmap_has_keys_and_progress_is_said(chromium, address):
     page.close()
 
 
+@pytest.mark.release
 def test_a_path_below_a_view_shows_the_view_and_a_word_of_pieces_its_piece(chromium, address):
     page = open_view(chromium.new_page(), address, "neurons/L29/ffn")
     assert page.url.removeprefix(address) == "/neurons"
@@ -177,6 +181,7 @@ def test_a_path_below_a_view_shows_the_view_and_a_word_of_pieces_its_piece(chrom
     page.close()
 
 
+@pytest.mark.release
 def test_two_tabs_at_once(chromium, address):
     pages = [chromium.new_page(), chromium.new_page()]
     for page, animal in zip(pages, ("lion", "shark"), strict=True):
@@ -187,6 +192,7 @@ def test_two_tabs_at_once(chromium, address):
         page.close()
 
 
+@pytest.mark.release
 def test_nothing_is_cut_off_and_nothing_scrolls_sideways(chromium, address):
     """On a phone by day, and in a window that is made large at night; each view passes axe's tests of WCAG AA and has a
     title, and none asks another host."""

@@ -3,6 +3,7 @@
 import json
 from urllib.parse import quote
 
+import pytest
 from serving import open_view, settled
 
 
@@ -68,6 +69,7 @@ def test_a_conversation(chromium, address):
     page.close()
 
 
+@pytest.mark.release
 def test_an_answer_can_be_ended_and_what_was_said_stays(chromium, address):
     page = open_view(chromium.new_page(viewport={"width": 390, "height": 900}), address, "chat")
     box = page.get_by_test_id("stChatInputTextArea")
@@ -85,6 +87,7 @@ def test_an_answer_can_be_ended_and_what_was_said_stays(chromium, address):
     page.close()
 
 
+@pytest.mark.release
 def test_a_click_takes_a_whole_word(chromium, address):
     """Alt-click takes a piece of it."""
     word = "supercalifragilistic"

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from serving import open_view, settled
 
 from icebear import circuit
@@ -47,6 +48,7 @@ def test_a_circuit_answers_to_pointing(chromium, address):
     page.close()
 
 
+@pytest.mark.release
 def test_a_circuit_is_legible_on_a_phone_and_at_night(chromium, address):
     page = chromium.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
     open_view(page, address, f"circuit?nodes=20&neurons=true&{PAIR}")
@@ -60,6 +62,7 @@ def test_a_circuit_is_legible_on_a_phone_and_at_night(chromium, address):
     page.close()
 
 
+@pytest.mark.release
 def test_a_circuit_s_page_asks_for_nothing(chromium, model, tmp_path):
     graph = circuit(model, "ice bear", contrast="z", counterfactual="big cats")
     (tmp_path / "circuit.html").write_text(graph.to_html(), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from serving import open_view, settled
 
 
@@ -18,6 +19,7 @@ def open_result(page, place):
     return name, "-" if "(-)" in side else "+"
 
 
+@pytest.mark.release
 def test_from_a_search_to_a_card_and_back_and_its_link_elsewhere(chromium, address):
     """Back and the button restore the words; the card begins at its top, and opens on the side that was found."""
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 800}), address, "neurons")

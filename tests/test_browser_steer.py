@@ -2,6 +2,7 @@
 
 from urllib.parse import quote
 
+import pytest
 from serving import open_view, settled
 
 from icebear import Recipe
@@ -21,6 +22,7 @@ def reopened(page, chromium, address):
     return settled(other)
 
 
+@pytest.mark.release
 def test_the_ice_bear_moves_to_the_desert(chromium, address):
     page = open_view(chromium.new_page(), address, "steer?section=edits&tokens=8")
     page.get_by_role("button", name="Recipes").click()
@@ -47,6 +49,7 @@ def test_the_ice_bear_moves_to_the_desert(chromium, address):
     page.close()
 
 
+@pytest.mark.release
 def test_an_answer_changes(chromium, address):
     """Stopped, and found again; its edits can be edited."""
     query = "steer?tokens=4&prompt=The+ice+bear+lives+in+the&counterfactual=The+camel+lives+in+the"
@@ -85,6 +88,7 @@ def test_a_concept_is_found_steered_and_watched(chromium, address):
     page.close()
 
 
+@pytest.mark.release
 def test_text_stays_text(chromium, address):
     page = chromium.new_page()
     text = quote(SCRIPT)

@@ -29,6 +29,7 @@ def one_thread(monkeypatch):
     torch.set_num_threads(before)
 
 
+@pytest.mark.release
 @pytest.mark.long
 def test_ray_equals_local_even_when_a_worker_is_killed(model, corpus, tmp_path, one_thread, generator, monkeypatch):
     """In a folder of somebody else, whose files Ray would import."""
