@@ -52,9 +52,8 @@ class Recipe(Saved):
     def __iter__(self) -> Iterator[AnyEdit]:
         return iter(self.edits)
 
-    @property
     def neuron_edits(self) -> list[Edit]:
-        """The edits. Raises `RecipeError` if one of them adds a vector, which is no neuron."""
+        """Return the edits. Raises `RecipeError` if one of them adds a vector, which is no neuron."""
         edits = [edit for edit in self.edits if isinstance(edit, Edit)]
         if len(edits) < len(self.edits):
             raise RecipeError(

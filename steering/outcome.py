@@ -67,7 +67,7 @@ def outcomes(
     if record is None:
         raise InputError(f"The recipe {recipe.name!r} was not made by flip, so it has no answer; make one with flip.")
     record.check(model)
-    edits, contexts = recipe.neuron_edits, contexts or HeldOutContexts(model)
+    edits, contexts = recipe.neuron_edits(), contexts or HeldOutContexts(model)
     draws = random_edits(model, edits, RANDOM_DRAWS, SEED)
     outcome = _flipped(model, record, edits, draws, contexts)
     yield outcome

@@ -209,6 +209,14 @@ def test_a_concept_is_found_measured_and_steered(first_visit, few_contexts, gene
     reopened = text(fine(visit("steer", **link, kl="0.1")))
     (neurons_only,) = (line for line in reopened.splitlines() if line.startswith("This link or file has only"))
     assert reopened.partition("AUROC")[2].replace(f"{neurons_only}\n", "") == steered.partition("AUROC")[2]
+    without_vector = visit("steer", **link, kl="0.1", by_vector="true")
+    assert "find it again" in text(without_vector)
+    page.get_by_key("by_vector").set_value(True).run()
+    page.get_by_key("steer_concept").click().run()
+    assert "random vectors of the same length" in text(fine(page))
+    assert "concept_edit" not in {button.key for button in page.button}
+    page.get_by_key("by_vector").set_value(False).run()
+    page.get_by_key("steer_concept").click().run()
     page.get_by_key("suppress").set_value(True).run()
     assert "other settings" in text(fine(page))
     page.get_by_key("concept_edit").click().run()

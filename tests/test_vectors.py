@@ -104,7 +104,7 @@ def test_a_recipe_keeps_it_to_the_bit(llama, tmp_path):
     with pytest.raises(RecipeError):
         recipe + recipe
     with pytest.raises(RecipeError, match="neurons"):
-        recipe.neuron_edits  # noqa: B018
+        recipe.neuron_edits()
     record = json.loads(recipe.to_json())
     for bad in ({"layer": 1}, {"layer": 1, "vector": "abc"}, {"layer": -1, "vector": [1.0]}, {"layer": 1, "x": []}, 3):
         with pytest.raises(RecipeError):

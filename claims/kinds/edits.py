@@ -54,7 +54,7 @@ class FlipClaim(Kind):
                 "A claim of a flip needs edits, and the model gives this answer without any; leave out --claim."
             )
         most = 1.05 * outcome.off_target_kl + 1e-3
-        return [(cls(text_of(record.prompt), record.text, tuple(recipe.neuron_edits), round(most, 6)), None)]
+        return [(cls(text_of(record.prompt), record.text, tuple(recipe.neuron_edits()), round(most, 6)), None)]
 
     def __str__(self) -> str:
         count = f"{len(self.edits)} edit{'s' * (len(self.edits) != 1)}"

@@ -129,9 +129,9 @@ def _try_flip(model: Model, pair: FlipPair, search: str, max_neurons: int, conte
     kl = contexts.off_target_kl(list(recipe))
     recipe = Recipe.from_json(recipe.noting(kl=kl).to_json())  # the recipe of a saved file is judged
     return {
-        "flipped": flips(model, pair, recipe.neuron_edits),
+        "flipped": flips(model, pair, recipe.neuron_edits()),
         "edits": len(recipe),
-        "heads": sum(edit.source is not None for edit in recipe.neuron_edits),
+        "heads": sum(edit.source is not None for edit in recipe.neuron_edits()),
         "after": phrase_probability(model, recipe, pair.prompt, wanted_ids(model, pair.to, pair.prompt)),
         "off_target_kl": kl,
         "recipe": recipe.to_dict(),

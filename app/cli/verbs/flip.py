@@ -90,7 +90,7 @@ def flip(options: Options) -> None:
             not options.no_heads,
         )
         labels = significant_labels(
-            store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe.neuron_edits]
+            store, [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe.neuron_edits()]
         )
     if recipe:
         with waiting("Measuring side effects and random edits"):

@@ -277,7 +277,7 @@ def _steer(concept: Concept) -> None:
         help_text = "Mean KL divergence of the next-word probabilities in unrelated texts, in nats. More is stronger."
         kl = links.bound(st.select_slider, "Side effects allowed (nats)", "kl", LIMITS, 0.25, help=help_text, width=320)
         suppress = links.bound(st.toggle, "Suppress instead", "suppress")
-        by_vector = bool(concept.vectors) and links.bound(st.toggle, "By its vector", "by_vector", help=VECTOR_HELP)
+        by_vector = links.bound(st.toggle, "By its vector", "by_vector", help=VECTOR_HELP)
         pressed = st.button("Generate", type="primary", icon=":material/play_arrow:", key="steer_concept")
     settings = (concept, prompt, kl, suppress, by_vector)
     job = last_result("concepts", settings, pressed, partial(_steering, jobs.model(), *settings))
@@ -293,7 +293,7 @@ def _steer(concept: Concept) -> None:
         flips.both_texts(comparison.prompt, comparison.plain.text, comparison.steered.text)
     markdown.into_view("steered", settings[1:])
     with st.container(horizontal=True):
-        if not by_vector:
+        if recipe.provenance["detector"] == "neurons":
             st.button("Edit these", icon=":material/tune:", key="concept_edit", on_click=flips.edit, args=(recipe,))
         download(comparison, recipe)
 

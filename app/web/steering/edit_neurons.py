@@ -80,6 +80,7 @@ def _recipes() -> None:
         if uploaded:
             recipe = Recipe.from_json(uploaded.getvalue().decode("utf-8", errors="replace"))
             recipe.check(jobs.model())
+            recipe.neuron_edits()  # raises for a vector, which has no line here
             st.button(f"Use {markdown.plain(recipe.name)}", key="use_recipe", on_click=flips.edit, args=(recipe,))
 
 

@@ -125,9 +125,9 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
         if wanted and outcome.off_target_kl is None:
             st.info(markdown.message(started(*wanted).error or STOPPED))
             st.button("Measure the rest", key="flip_measure", on_click=resume, args=(wanted,))
-    pairs = [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe.neuron_edits]
+    pairs = [(edit.neuron, "+" if edit.value >= 0 else "-") for edit in recipe.neuron_edits()]
     about = "The edited neurons (+ set to a positive value, - to a negative one)"
-    swaps = all(edit.source is not None for edit in recipe.neuron_edits)
+    swaps = all(edit.source is not None for edit in recipe.neuron_edits())
     tables.neuron_pills("The swapped heads" if swaps else about, pairs, "flip_neurons")
     with st.expander("What each edit does"):
         _edits(recipe, record)
@@ -139,7 +139,7 @@ def show(recipe: Recipe, wanted: Wanted | None = None) -> None:
 
 def edit(recipe: Recipe) -> None:
     """Show a recipe's edits and what they do, after its prompt if it has one, in the steering view; for callbacks."""
-    values = {"section": "edits", "run": "edits", "edits": "\n".join(map(str, recipe.neuron_edits))}
+    values = {"section": "edits", "run": "edits", "edits": "\n".join(map(str, recipe.neuron_edits()))}
     prompt, record = prompt_of(recipe), FlipRecord.of(recipe)
     if prompt:
         values["prompt"] = prompt
@@ -194,7 +194,7 @@ def _edits(recipe: Recipe, record: FlipRecord) -> None:
     """Show a table of the edits, with the words that each of them alone raises and lowers."""
     neurons = {row.neuron: row for row in record.neurons}
     rows: list[dict[str, Any]] = []
-    for edit in recipe.neuron_edits:
+    for edit in recipe.neuron_edits():
         row = neurons.get(edit.neuron)
         rows.append({"neuron": str(edit.neuron), "sign": "+" if edit.value >= 0 else "-"})
         if edit.source is None:
