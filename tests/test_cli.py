@@ -34,7 +34,9 @@ def commands(text):
     return [line.strip() for line in text.splitlines() if line.strip().startswith("icebear ")]
 
 
-@pytest.mark.parametrize("verb", list(main.commands))
+@pytest.mark.parametrize(
+    "verb", [pytest.param(verb, marks=[pytest.mark.release] * (verb == "atlas")) for verb in main.commands]
+)
 def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch):
     """Here, or on a page with the same options; test_browser.py and test_mcp.py start `app` and `mcp`, the demo is
     below, and the averaged lens, which takes minutes, is built in test_lens.py."""
