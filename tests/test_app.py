@@ -409,8 +409,6 @@ def test_details_and_method(environment, no_stages):
     assert len(set(page.dataframe[0].value["token"])) > 1  # ranked at every token
     page.get_by_key("site").set_value("attention heads").run()
     assert "head" in page.dataframe[0].value["neuron"][0]
-    page.get_by_key("map").set_value("heads").run()
-    fine(page)
 
 
 def test_a_model_that_does_not_load_is_tried_again(first_visit, tmp_path, monkeypatch, no_stages):

@@ -70,24 +70,6 @@ def test_a_histogram_has_every_bin_up_to_the_largest_activation():
     assert list(ends["activation"]) == ["-0.03125 to 0", "8 to 16"]
 
 
-def test_pinned_neurons_next_ones_and_two_side_by_side(tiny_store):
-    tiny_store("activation")
-    page = fine(visit("neurons", neuron="L1.ffn.19"))
-    page.get_by_key("pin").click().run()
-    page.get_by_key("Next").click().run()
-    assert page.session_state["neuron"] == "L2.ffn.0"
-    page.get_by_key("Random").click().run()
-    assert Neuron.parse(page.session_state["neuron"]).site == "ffn"
-    assert fine(page).get_by_key("pinned").options == ["L1.ffn.19"]
-    page.get_by_key("beside").set_value("L1.ffn.19").run()
-    assert text(fine(page)).count("min and max are of all") == 2
-    page.get_by_key("open L1.ffn.19").click().run()
-    assert (page.session_state["neuron"], page.session_state["beside"]) == ("L1.ffn.19", None)
-    assert fine(page).get_by_key("pin").label == "Unpin"
-    page.get_by_key("pin").click().run()
-    assert page.session_state["pins"] == []
-
-
 def test_neuron(environment):
     page = fine(visit(view="neurons", neuron="L28.ffn.7"))
     before = text(page)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import re
-from typing import Any
 
 import streamlit as st
 from markupsafe import Markup
@@ -13,7 +11,7 @@ from icebear.actmax import page
 from icebear.actmax.card import LARGE, SILENT
 from icebear.actmax.searching import search
 from icebear.app.web import neuron_card
-from icebear.app.web.shared import links, markdown, served, tables
+from icebear.app.web.shared import links, markdown, served
 from icebear.app.web.shared.header import no_store_yet
 from icebear.db.search import BY, NO_NEURON, absence, absent
 from icebear.db.store import Store
@@ -34,11 +32,7 @@ def show() -> None:
     results = st.empty() if name else st.container()  # empty: else old results would stay below a card that is measured
     if name:
         left.button(_back(), icon=":material/arrow_back:", key="back", on_click=_go_back)
-        other = _shelf(Neuron.parse(name))
-        if other:
-            _beside(Neuron.parse(name), Neuron.parse(other))
-        else:
-            neuron_card.show(name)
+        neuron_card.show(name)
         return
     st.session_state["card_from"] = None
     text = links.bound(left.text_input, "Words", "text", value="water")
@@ -66,46 +60,6 @@ def _go_back() -> None:
         links.go(st.session_state["card_from"][0])
     else:
         links.to_url(neuron=None)
-
-
-def _shelf(neuron: Neuron) -> str | None:
-    """Draw the ways from a card to others, and the pinned neurons; return the neuron to show beside this one."""
-    pins, name = st.session_state.setdefault("pins", []), str(neuron)
-
-    def pin() -> None:
-        st.session_state["pins"] = [pinned for pinned in pins if pinned != name] + [name] * (name not in pins)
-
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        if served.has_store(neuron.site):
-            with served.store(neuron.site) as opened:
-                layers, width = opened.neurons.sizes()[neuron.site]
-            layer, index = divmod((neuron.layer * width + neuron.index + 1) % (layers * width), width)
-            drawn = random.randrange(layers), neuron.site, random.randrange(width)
-            for label, parts in (("Next", (layer, neuron.site, index)), ("Random", drawn)):
-                st.button(f"{label} neuron", key=label, on_click=_open, args=(str(Neuron(*parts)),))
-        st.button("Unpin" if name in pins else "Pin", icon=":material/keep:", key="pin", on_click=pin)
-        others = [pinned for pinned in pins if pinned != name]
-        hint: dict[str, Any] = {"placeholder": "a pinned neuron, or its name", "accept_new_options": True, "width": 260}
-        other = links.bound(st.selectbox, "Compare with", "beside", others, index=None, **hint)
-    if others:
-        tables.neuron_pills("Pinned", [(Neuron.parse(pinned), "") for pinned in others], "pinned")
-    return other
-
-
-def _open(name: str) -> None:
-    st.session_state["beside"] = None
-    links.open_card(name)
-
-
-def _beside(*neurons: Neuron) -> None:
-    """Show two neurons side by side: words, sentences of both sides, statistics."""
-    for column, neuron in zip(st.columns(2), neurons, strict=True):
-        with column, served.store(neuron.site) as opened:
-            neuron_card.check(opened, neuron)
-            statistics, name = opened.neurons.statistics(neuron), str(neuron)
-            st.button(f"**{name}**", key=f"open {name}", type="tertiary", on_click=_open, args=(name,))
-            st.html(_content(str(opened.path), opened.changed(), name, "+"))
-            neuron_card.histogram(statistics)
 
 
 def _search(text: str) -> None:
