@@ -19,13 +19,13 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.topics import CONCEPTS
 from icebear import Store, load_model, open_store, read_corpus
 from icebear.actmax.atlas import audit as audits
 from icebear.actmax.atlas import saved_map
 from icebear.actmax.atlas.atlas import Atlas
 from icebear.actmax.atlas.audit import Audit, audit
 from icebear.concepts.answers.cases import Case
-from icebear.evaluation.data.topics import CONCEPTS
 from icebear.values import stable_hash
 
 SEEDS = 10

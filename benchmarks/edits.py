@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 
+from benchmarks.steering import repeated_trigrams
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.vocabulary import direct_rows, unembedding
@@ -27,7 +28,7 @@ from icebear.records import Neuron
 from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
 from icebear.steering.flipping.flip import FlipRequest, flip_by
-from icebear.steering.side_effects import HeldOutContexts, repeated_trigrams
+from icebear.steering.side_effects import HeldOutContexts
 
 SEARCHED = 2
 """Paraphrases, after the prompt itself, that are not for the test: the searches of older tables saw them."""

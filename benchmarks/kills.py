@@ -91,7 +91,6 @@ WORKS = {
         ["evaluate", "faithfulness", "--corpus", "c.txt", "--samples", "12", "--methods", "gxi,random", "--out", "o"],
         every_file("o"),
     ),
-    "export --patch": Work(["recipe", "export", "r.json", "--patch", "x.safetensors"], files, file="x.safetensors"),
     "circuit --html": Work(["circuit", *PAIR, "--nodes", "8", "--html", "x.html"], files, file="x.html"),
     "rank --claim": Work(["rank", *PAIR, "--top", "8", "--ablate", "--claim", "c.yaml"], claims, file="c.yaml"),
 }

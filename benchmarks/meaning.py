@@ -18,10 +18,10 @@ from scipy.stats import binom
 from search import first_sentences, folds
 from torch.nn import functional as F
 
+from benchmarks.topics import CONCEPTS
 from icebear import Model, Store, load_encoder, load_model, open_store
 from icebear.db.search import _by_output, absent, words_of
 from icebear.db.vectors import unit
-from icebear.evaluation.data.topics import CONCEPTS
 
 TEXTS = {
     "music": "strumming banjos; choirboys; serenade; fiddlers; headliner gig",

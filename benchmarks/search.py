@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.topics import CONCEPTS
 from icebear import Model, Store, load_model, open_store
 from icebear.actmax.index.neuron_vectors import ensure_vectors
 from icebear.actmax.searching import search
 from icebear.db.search import _by_output, absent, words_of
-from icebear.evaluation.data.topics import CONCEPTS
 from icebear.records import POLARITIES
 from icebear.values import stable_hash
 
@@ -109,7 +109,7 @@ def folds(store: Store) -> dict[str, int]:
 
 class Judge:
     """Says which share of a side's test examples are of a topic: of articles whose first sentence has one of its words
-    (`topics` of evaluation/data/topics.py does the same)."""
+    (`topics` of benchmarks/topics.py does the same)."""
 
     def __init__(self, store: Store, test: int) -> None:
         first, fold = first_sentences(store), folds(store)

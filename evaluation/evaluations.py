@@ -13,9 +13,5 @@ EVALUATIONS = {
     ),
     "stages": (f"{_EXPLANATIONS}.stage_shares:StagesHold", "Measure what the parts of stages carry, beside controls."),
     "flips": ("icebear.evaluation.uses.flips:Flips", "Measure how often answers flip, and the side effects."),
-    "steering": (
-        "icebear.evaluation.uses.concepts:ConceptSteering",
-        "Compare concepts of few neurons with a residual vector.",
-    ),
 }
 """Name -> the class, as `pkgutil.resolve_name` takes it, and its line in `icebear evaluate -h`."""

@@ -46,11 +46,6 @@ def token_rows(model: Model, texts: Sequence[str]) -> list[list[int]]:
     return rows
 
 
-def repeated_trigrams(ids: Sequence[int]) -> float:
-    threes = list(zip(ids, ids[1:], ids[2:], strict=False))
-    return 1 - len(set(threes)) / len(threes) if threes else 0.0
-
-
 @torch.no_grad()
 def _log_probabilities(
     model: Model, edits: Iterable[AnyEdit], rows: Sequence[list[int]], positions: list[int], prompt_tokens: int | None

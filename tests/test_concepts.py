@@ -20,16 +20,17 @@ from hypothesis import strategies as st
 from planted import CODES, COMMON, TOPICS, bare
 from sklearn.metrics import roc_auc_score
 
+from benchmarks import steering as evaluation
+from benchmarks import topics as latent_topics
+from benchmarks.topics import CONCEPTS, split_of, topics
 from icebear import Concept, VectorEdit, find_concept, open_store, steer
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.steering import concept_report, concepts_table
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
-from icebear.evaluation.data import topics as latent_topics
-from icebear.evaluation.data.topics import CONCEPTS, split_of, topics
 from icebear.evaluation.protocol import named
-from icebear.evaluation.uses import concepts as evaluation
 from icebear.records import Neuron, RandomControl
 from icebear.steering import outcome
 from icebear.steering.concept import reading
@@ -524,8 +525,8 @@ def test_evaluate_steering(tiny_folder, few_contexts, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "OPENINGS", evaluation.OPENINGS[:1])
     monkeypatch.setattr(evaluation, "NEW_TOKENS", 3)
     monkeypatch.setattr(reading, "LONGEST", 16)
-    words = ["evaluate", "steering", "--concepts", "music", "--out", str(tmp_path), "--json", "--model", tiny_folder]
-    result = CliRunner().invoke(main, words)
+    words = ["--concepts", "music", "--out", str(tmp_path), "--json", "--model", tiny_folder]
+    result = CliRunner().invoke(command(evaluation.ConceptSteering), words)
     assert result.exit_code == 0, result.output
     (part,) = json.loads(result.stdout)["parts"]
     assert {table["table"] for table in part["tables"]} == {"detection", "0.01 nats"}
@@ -535,6 +536,10 @@ def test_evaluate_steering(tiny_folder, few_contexts, tmp_path, monkeypatch):
     assert all(
         cell["off_target_kl"] == pytest.approx(0.01, rel=0.05) for cell in cells.values() if "off_target_kl" in cell
     )
+
+
+def test_repeated_trigrams():
+    assert evaluation.repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
 
 
 def test_a_vector_is_added_behind_a_layer_and_gone_afterwards(model):

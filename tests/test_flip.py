@@ -43,7 +43,6 @@ from icebear.steering.random_edits import random_edits
 from icebear.steering.side_effects import (
     HELD_OUT_TEXTS,
     HeldOutContexts,
-    repeated_trigrams,
 )
 
 RUN = CliRunner()
@@ -314,10 +313,6 @@ def test_no_edits_have_no_side_effects(smol, few_contexts):
     assert HeldOutContexts(smol, HELD_OUT_TEXTS[:1]).off_target_kl([]) == 0
     with pytest.raises(InputError):
         HeldOutContexts(smol, ["a"])
-
-
-def test_repeated_trigrams():
-    assert repeated_trigrams([1, 2, 3, 1, 2, 3]) == pytest.approx(1 - 3 / 4)
 
 
 def test_off_target_kl_is_the_mean_over_48_contexts_where_the_edits_act(smol, desert):
@@ -597,9 +592,9 @@ def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
         broken = {**result, "provenance": {"flip": {**record, **changes}}}
         with pytest.raises(IcebearError):
             outcome_of(model, Recipe.from_dict(broken))
-    (tmp_path / "e.json").write_text(json.dumps({**result, "edits": ["L1.ffn.7*0.5"]}))
-    made = RUN.invoke(main, ["recipe", "export", "e.json", "--patch", "p.safetensors", *of_tiny])
-    assert "model.layers.1.mlp.down_proj.weight" in made.stderr, made.stderr
+    vector = {**result, "edits": [{"layer": 1, "vector": [1.0]}]}  # which no flip finds
+    with pytest.raises(IcebearError):
+        outcome_of(model, Recipe.from_dict(vector))
     big = {**result["provenance"]["outcome"], "off_target_kl": 10**400}
     outcomes = ({"outcome": value} for value in (3, {"contexts": 3}, big))
     for broken in ({"flip": 3}, {"flip": {**record, "neurons": [{}]}}, {"flip": {}}, *outcomes):

@@ -521,7 +521,6 @@ evaluate groundtruth --model tiny --out {new} --tokens nothing --samples 1
 evaluate ablation --model tiny --out {new} --data null.jsonl --samples 1
 evaluate ablation --model tiny --out {new} --tasks "" --samples 1
 evaluate flips --model tiny --out {new} --data null.jsonl
-evaluate steering --model tiny --out {new} --concepts none --corpus text.txt
 evaluate
 doctor --model nan
 doctor --model chatty/chat_template.jinja

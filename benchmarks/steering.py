@@ -1,4 +1,7 @@
-"""Compare concepts of few neurons with a residual-stream vector, a prompt and controls, at equal off-target KL."""
+"""Compare concepts of few neurons with a residual-stream vector, a prompt and controls, at equal off-target KL.
+
+python -m benchmarks.steering --concepts music --out steering
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ import pandas
 import torch
 from torch import Tensor
 
+from benchmarks.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.actmax.index.corpus import WIKI, read_corpus
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc
 from icebear.edits import VectorEdit
 from icebear.errors import InputError
 from icebear.evaluation.data.task_pairs import LEXICON
-from icebear.evaluation.data.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table, named
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
@@ -29,7 +33,7 @@ from icebear.steering.apply import steer
 from icebear.steering.concept.concept import Concept
 from icebear.steering.concept.finding import logistic, parts_of, ranked, separation, universal
 from icebear.steering.concept.reading import neurons_of, read
-from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, repeated_trigrams, strength_at
+from icebear.steering.side_effects import HELD_OUT_TEXTS, HeldOutContexts, strength_at
 from icebear.values import stable_hash
 
 KLS = (0.02, 0.1, 0.25, 0.5)
@@ -72,9 +76,6 @@ class ConceptSteering(Evaluation):
 
     It measures how well each method detects a concept in texts of other words. It also measures the texts that the
     model generates with each method at an off-target KL of 0.02, 0.1, 0.25 and 0.5 nats. Twelve concepts take an hour.
-
-    Example:
-      icebear evaluate steering --concepts music --out steering
     """
 
     name: ClassVar = "steering"
@@ -318,6 +319,11 @@ def _outcome(model: Model, classifier: Any, steering: Steering, openings: Sequen
     }
 
 
+def repeated_trigrams(ids: Sequence[int]) -> float:
+    threes = list(zip(ids, ids[1:], ids[2:], strict=False))
+    return 1 - len(set(threes)) / len(threes) if threes else 0.0
+
+
 @torch.no_grad()
 def perplexity(model: Model, openings: Sequence[str], written: Sequence[Sequence[int]]) -> float:
     losses = []
@@ -360,3 +366,7 @@ def steering_notes(lines: Lines) -> list[str]:
         if missed:
             texts.append(f"{kl} nats: {len(missed)} of {len(reached)} were not met within 5 %: {', '.join(missed)}")
     return texts
+
+
+if __name__ == "__main__":
+    command(ConceptSteering)()
