@@ -1,23 +1,19 @@
-"""What the scripts of this folder share: data of others in ../shared/data, first words of a model, tables."""
+"""What the scripts of this folder share: data of others in ../shared/data, and first words of a model."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import pandas
-
-from icebear.evaluation import report
 from icebear.evaluation.protocol import Setting
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 """Data of others (docs/tables.md names its sources); a test without it is skipped."""
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PROMPTS_PER_PASS = 16
 T = TypeVar("T")
 Samples = Annotated[int, Setting("Number of prompts; a folder goes on with more.", least=1, decides=False)]
@@ -53,17 +49,3 @@ def is_right(model: Model, prompt: str, answer: str) -> bool:
 
 def shuffled(rows: Sequence[T], seed: int) -> list[T]:
     return random.Random(seed).sample(list(rows), len(rows))
-
-
-def table_rows(folder: Path, columns: Sequence[str], **first: Any) -> Iterator[dict[str, Any]]:
-    """Yield a row for each method of an evaluation's folder: means with their standard errors."""
-    for method, cells in report.load(folder).cells.items():
-        row = {**first, "method": method}
-        for column in columns:
-            cell = cells[column]
-            row |= {column: f"{cell.mean:.3f}", f"{column} ±": f"{cell.error or 0:.3f}"} if cell else {}
-        yield row
-
-
-def write_csv(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    (RESULTS / name).write_text(pandas.DataFrame(rows).to_csv(index=False), encoding="utf-8")

@@ -38,6 +38,8 @@ COLUMNS = {
     "other suppressed": "change of another subject's right answer, the same neurons at zero",
     "other amplified": "the same at twice",
 }
+LAST = "attnlrp, last token"
+"""Neurons at the last token of the prompt, instead of the subject's."""
 K = 10
 """Neurons of each method."""
 OTHERS_TRIED = 6
@@ -144,9 +146,11 @@ def scores_of(model: Model, fact: Fact) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {}
     for wording in fact.ranking:
         at, target = subject_at(model, wording), common.answer_token(model, wording.prompt, wording.answer)
-        explain = partial(attribute, model, wording.prompt, target, number="logit", sites=("ffn",), record=[at])
+        recorded = sorted({at, len(model.token_ids(wording.prompt)) - 1})
+        explain = partial(attribute, model, wording.prompt, target, number="logit", sites=("ffn",), record=recorded)
         rows = {name: explain(method=name) for name in ("attnlrp", "gxi")}
         scored = {name: row.ffn[:, 0] for name, row in rows.items()}
+        scored[LAST] = rows["attnlrp"].ffn[:, -1]
         scored["activation"] = rows["gxi"].activation("ffn")[:, 0].abs()
         for name, values in scored.items():
             parts.setdefault(name, []).append(values)
@@ -159,10 +163,14 @@ def scores_of(model: Model, fact: Fact) -> dict[str, Tensor]:
     return {name: torch.stack(values).mean(0) for name, values in parts.items()}
 
 
-def probabilities(model: Model, wordings: Sequence[Wording], chosen: Tensor | None, factor: float) -> Tensor:
-    """Return the right answers' probabilities with neurons (K, 2: layer, index) scaled at each subject's last token."""
+def probabilities(
+    model: Model, wordings: Sequence[Wording], chosen: Tensor | None = None, factor: float = 1, last: bool = False
+) -> Tensor:
+    """Return the right answers' probabilities with neurons (K, 2: layer, index) scaled at each subject's last token, or
+    at the last token."""
     rows = torch.arange(len(wordings))
-    at = torch.tensor([subject_at(model, wording) for wording in wordings])
+    position = lambda x: len(model.token_ids(x.prompt)) - 1 if last else subject_at(model, x)  # noqa: E731
+    at = torch.tensor([position(wording) for wording in wordings])
     layers = [] if chosen is None else sorted(set(chosen[:, 0].tolist()))
 
     def scaled(site: str, layer: int, x: Tensor) -> Tensor:
@@ -189,10 +197,10 @@ def measured(model: Model, one: Asked, seed: int) -> dict[str, Any]:
     layers = chosen["attnlrp"][:, 0].tolist()
     chosen["random"] = torch.tensor([[layer, generator.randrange(model.width("ffn"))] for layer in layers])
     tested = (*fact.test, fact.other)
-    plain = probabilities(model, tested, None, 1)
+    plain = probabilities(model, tested)
     methods = {}
     for name, neurons in chosen.items():
-        zero, twice = (probabilities(model, tested, neurons, factor) / plain - 1 for factor in (0.0, 2.0))
+        zero, twice = (probabilities(model, tested, neurons, factor, name == LAST) / plain - 1 for factor in (0.0, 2.0))
         numbers = (zero[:-1].mean(), twice[:-1].mean(), zero[-1], twice[-1])
         methods[name] = {column: number.item() for column, number in zip(COLUMNS, numbers, strict=True)}
     lists = {name: rows.tolist() for name, rows in chosen.items()}
