@@ -8,7 +8,7 @@ necessity: these) take their values in the other prompt of the pair. Pairs on wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -51,7 +51,9 @@ def pairs(name: str, seed: int) -> list[Pair]:
     return chosen
 
 
-def usable(model: Model, every: Sequence[Pair], count: int) -> tuple[list[Pair], int]:
+def usable(
+    model: Model, every: Sequence[Pair], count: int, fits: Callable[[Model, Pair], bool] = is_usable
+) -> tuple[list[Pair], int]:
     """Return the first `count` pairs on which the model is right, and how many were tried."""
     chosen: list[Pair] = []
     tried = 0
@@ -59,8 +61,15 @@ def usable(model: Model, every: Sequence[Pair], count: int) -> tuple[list[Pair],
         if len(chosen) == count:
             break
         tried += 1
-        chosen += [pair] if is_usable(model, pair) else []
+        chosen += [pair] if fits(model, pair) else []
     return chosen, tried
+
+
+def is_first(model: Model, pair: Pair) -> bool:
+    """Return whether both answers are the most probable next tokens, of prompts of equal length."""
+    prompts, answers = (pair.prompt, pair.counterfactual), (pair.answer, pair.counterfactual_answer)
+    lengths = {len(model.token_ids(prompt)) for prompt in prompts}
+    return len(lengths) == 1 and all(common.are_right(model, prompts, [answer.strip() for answer in answers]))
 
 
 def measured(model: Model, pair: Pair, methods: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,10 +91,11 @@ def staged(model: Model, chosen: Sequence[Pair], seed: int) -> dict[str, Any]:
     return {**sets, "low": task.low, "high": task.high, "pairs": len(task.compared), "methods": {"shared set": numbers}}
 
 
-def of_stages(lines: Lines) -> list[str]:
+def of_stages(tried: int, lines: Lines) -> list[str]:
     (line,) = lines
     sets = f"{', '.join(line['heads'])} and {len(line['neurons'])} neurons"
-    return [f"{line['pairs']} pairs share {sets}; 95 % of the share {line['low']:.2f} to {line['high']:.2f}"]
+    first = f"of {tried} pairs {line['pairs']} have both answers as first words"
+    return [f"{first} and share {sets}; 95 % of the share {line['low']:.2f} to {line['high']:.2f}"]
 
 
 @dataclass(frozen=True)
@@ -103,8 +113,10 @@ class Agreement(Evaluation):
             note = f"the model is right on {len(chosen)} of {tried} pairs"
             measure = partial(measured, model, methods=methods)
             yield Part(COLUMNS, chosen, measure, name=name, notes=lambda lines, note=note: [note])
-        chosen, _ = usable(model, pairs("nounpp", self.seed), STAGED)
-        yield Part(STAGES, [chosen], partial(staged, model, seed=self.seed), name="stages", notes=of_stages)
+        chosen, tried = usable(model, pairs("nounpp", self.seed), STAGED, is_first)
+        yield Part(
+            STAGES, [chosen], partial(staged, model, seed=self.seed), name="stages", notes=partial(of_stages, tried)
+        )
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ COLUMNS = {
     **{f"recovery {share:.0%}": f"injected tokens among the first {share:.0%}, higher is better" for share in SHARES},
 }
 NEW_TOKENS = 8
-WORDS = 60
+WORDS = 40
 """Words of an e-mail, at most."""
-METHODS_ALONE = {name: METHODS[name] for name in ("attnlrp", "cp-lrp", "gxi")} | {
+METHODS_ALONE = {name: METHODS[name] for name in ("attnlrp", "gxi")} | {
     "grad-l2": BASELINES["grad-l2"],
     "attention": Attention(),
     "attention, last layer": Attention(last=True),

@@ -42,9 +42,15 @@ def answer_token(model: Model, prompt: str, answer: str) -> int:
     return model.continuation(f" {answer}", prompt)[0]
 
 
+def are_right(model: Model, prompts: Sequence[str], answers: Sequence[str]) -> list[bool]:
+    """Return for each prompt whether the most probable next token is the first one of its answer."""
+    tokens = first_tokens(model, prompts)
+    rows = zip(tokens, prompts, answers, strict=True)
+    return [token == answer_token(model, prompt, answer) for token, prompt, answer in rows]
+
+
 def is_right(model: Model, prompt: str, answer: str) -> bool:
-    """Return whether the most probable next token is the first one of an answer."""
-    return first_tokens(model, [prompt]) == [answer_token(model, prompt, answer)]
+    return are_right(model, [prompt], [answer]) == [True]
 
 
 def shuffled(rows: Sequence[T], seed: int) -> list[T]:

@@ -40,11 +40,11 @@ COLUMNS = {
     "overlap": f"of {K} heads those among the {K} with the largest causal effect",
 }
 EXAMPLES = 5
-MEANS = 10
+MEANS = 8
 """Prompts whose heads' values are averaged."""
-EFFECTS = 4
+EFFECTS = 3
 """Prompts that rank heads."""
-QUERIES = 20
+QUERIES = 15
 Word = tuple[str, str]
 
 

@@ -187,7 +187,8 @@ def probabilities(
 
 def measured(model: Model, one: Asked, seed: int) -> dict[str, Any]:
     wordings = [worded(frame, one.subject, one.answer) for frame in one.frames]
-    known = [wording for wording in wordings if common.is_right(model, wording.prompt, one.answer)]
+    are_right = common.are_right(model, [wording.prompt for wording in wordings], [one.answer] * len(wordings))
+    known = [wording for wording, right in zip(wordings, are_right, strict=True) if right]
     fact = known_fact(model, known, one.others, seed)
     about = {"relation": one.relation, "subject": one.subject, "prompts": len(wordings), "right": len(known)}
     if fact is None:

@@ -74,7 +74,8 @@ def usable_frames(frames: Sequence[str]) -> list[str]:
 def known(model: Model, city: str, attribute: str, frames: Sequence[str]) -> list[str]:
     """Return the frames in which the model knows an attribute of a city."""
     answer = values_of(city)[attribute]
-    return [frame for frame in frames if common.is_right(model, frame % city, answer)]
+    are_right = common.are_right(model, [frame % city for frame in frames], [answer] * len(frames))
+    return [frame for frame, right in zip(frames, are_right, strict=True) if right]
 
 
 def values_of(city: str) -> dict[str, str]:
@@ -118,8 +119,8 @@ def case_of(model: Model, one: Asked, right: Sequence[str]) -> Case | None:
 def judged(model: Model, case: Case, edits: Sequence[Edit], flipped: bool) -> dict[str, float]:
     """Return the columns under edits."""
     with steer(model, edits) if edits else nullcontext():
-        cause = fmean(common.is_right(model, prompt, case.to) for prompt in case.cause)
-        isolate = fmean(common.is_right(model, prompt, answer) for prompt, answer in case.isolate)
+        cause = fmean(common.are_right(model, case.cause, [case.to] * len(case.cause)))
+        isolate = fmean(common.are_right(model, *zip(*case.isolate, strict=True)))
     numbers = (float(flipped), cause, isolate, (cause + isolate) / 2, float(len(edits)))
     return dict(zip(COLUMNS, numbers, strict=True))
 
