@@ -43,7 +43,7 @@ def test_dpa_indirect_objects_are_compared_with_the_receiver_as_giver(smol):
 
 
 def test_knowledge_subjects_end_at_their_token_in_every_wording(smol):
-    for one in islice(knowledge_neurons.asked(0), TEN):
+    for one in islice(knowledge_neurons.questions(0), TEN):
         for frame in one.frames:
             wording = knowledge_neurons.worded(frame, one.subject, one.answer)
             start, end = wording.span
@@ -74,7 +74,7 @@ def test_agreement_prompts_are_in_one_pair_only():
 
 
 def test_ravel_answers_follow_their_prompts_with_a_space(smol):
-    for one in islice(ravel.asked(0), TEN):
+    for one in islice(ravel.questions(0), TEN):
         for name, frames in one.frames.items():
             for frame in frames:
                 assert begins(smol, frame % one.city, ravel.values_of(one.city)[name])

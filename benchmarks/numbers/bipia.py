@@ -64,8 +64,8 @@ class Item:
 
     def user(self, left_out: int | None = None) -> str:
         """Return the message of the user, without a span."""
-        kept = [span for number, span in enumerate(self.spans) if number != left_out]
-        return f"{self.gap.join(kept)}\n{self.question}"
+        spans = [span for number, span in enumerate(self.spans) if number != left_out]
+        return f"{self.gap.join(spans)}\n{self.question}"
 
 
 @dataclass(frozen=True)

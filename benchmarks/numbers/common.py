@@ -13,7 +13,7 @@ from icebear.models.model import Model
 from icebear.models.objective import objective_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-"""Data of others (docs/tables.md names its sources); a test without it is skipped."""
+"""Data of others (README.md beside this file names its sources); a test without it is skipped."""
 PROMPTS_PER_PASS = 16
 T = TypeVar("T")
 Samples = Annotated[int, Setting("Number of prompts; a folder goes on with more.", least=1, decides=False)]

@@ -86,8 +86,8 @@ def indirect_objects(rows: Sequence[Mapping[str, str]], seed: int) -> Iterator[t
     for row in common.shuffled(rows, seed):
         words = row["prompt"].replace(",", " ").replace(".", " ").split()
         giver = next((w for w in reversed(words) if words.count(w) == 2 and w[0].isupper()), None)
-        before, found, after = row["prompt"].rpartition(giver) if giver else ("", "", "")
-        yield row, [f"{before}{row['answer']}{after}"] if found else []
+        before, middle, after = row["prompt"].rpartition(giver) if giver else ("", "", "")
+        yield row, [f"{before}{row['answer']}{after}"] if middle else []
 
 
 def facts(model: Model, rows: Iterator[tuple[Mapping[str, str], list[str]]], count: int) -> tuple[list[Fact], str]:
@@ -202,17 +202,17 @@ def curves(
                 masks.append(mask.view(values.shape))
             keys.append(sets[key])
         rows[name] = keys
-    kept = 100 * measure(torch.stack(masks)) / p0
+    y = 100 * measure(torch.stack(masks)) / p0
     x = list(shares) if shares is SHARES else [math.log(share) for share in shares]
-    return {name: areas(kept[keys], x) for name, keys in rows.items()}
+    return {name: areas(y[keys], x) for name, keys in rows.items()}
 
 
-def areas(kept: Tensor, x: list[float]) -> dict[str, float]:
+def areas(y: Tensor, x: list[float]) -> dict[str, float]:
     """Return the areas of y (2 S,), disrupt before recover; over log q they are shares of its range up to 1."""
-    disrupt, recover = kept.view(2, -1).tolist()
+    disrupt, recover = y.view(2, -1).tolist()
     begin, end = ([0.0, *x], [*x, 1.0]) if x[0] >= 0 else ([x[0] - 1.8, *x], [*x, 0.0])
     span = 1.0 if x[0] >= 0 else end[-1] - begin[0]
-    area = lambda y, at: torch.trapezoid(torch.tensor(y), torch.tensor(at)).item() / span  # noqa: E731
+    area = lambda values, at: torch.trapezoid(torch.tensor(values), torch.tensor(at)).item() / span  # noqa: E731
     lost, left = area([100.0, *disrupt], begin), area([*recover, 100.0], end)
     return {"score": left - lost, "disrupt": lost, "recover": left}
 

@@ -108,7 +108,7 @@ def relations() -> dict[str, list[tuple[str, str, tuple[str, ...]]]]:
     return every
 
 
-def asked(seed: int) -> Iterator[Asked]:
+def questions(seed: int) -> Iterator[Asked]:
     """Yield a fact of each relation in turn."""
     by_relation = {name: common.shuffled(rows, seed) for name, rows in relations().items()}
     turns = zip_longest(*([(name, row) for row in rows] for name, rows in by_relation.items()))
@@ -248,7 +248,7 @@ class KnowledgeNeurons(Evaluation):
     seed: Seed = 0
 
     def parts(self, model: Model) -> Iterator[Part]:
-        tried = list(islice(asked(self.seed), self.samples))
+        tried = list(islice(questions(self.seed), self.samples))
         yield Part(COLUMNS, tried, partial(measured, model, seed=self.seed), notes=notes)
 
 

@@ -54,7 +54,7 @@ class Asked:
     frames: dict[str, tuple[str, ...]]
 
 
-def asked(seed: int) -> Iterator[Asked]:
+def questions(seed: int) -> Iterator[Asked]:
     """Yield cities of the test part in a seeded order, attribute by attribute."""
     split = common.read("ravel/ravel_city_entity_to_split.json")
     prompts = common.read("ravel/ravel_city_attribute_to_prompts.json")
@@ -177,7 +177,7 @@ class Ravel(Evaluation):
     seed: Seed = 0
 
     def parts(self, model: Model) -> Iterator[Part]:
-        tried = list(islice(asked(self.seed), self.samples))
+        tried = list(islice(questions(self.seed), self.samples))
         yield Part(COLUMNS, tried, partial(measured, model, seed=self.seed), notes=notes)
 
 
