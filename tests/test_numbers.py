@@ -107,6 +107,15 @@ def test_bipia_spans_are_their_tokens_and_leave_with_them(smol):
         assert item.user().replace(injected, "", 1).split() == item.user(item.injected).split()
 
 
+def test_a_space_alone_is_no_right_answer(smol):
+    prompt = "The first of January is the day"
+    space = smol.text(common.answer_token(smol, prompt, "1"))
+    assert space == " "
+    assert common.first_tokens(smol, ["My phone number is"]) == [common.answer_token(smol, "My phone number is", "5")]
+    assert not common.is_right(smol, "My phone number is", "5")
+    assert common.is_right(smol, "The capital of France is", "Paris")
+
+
 # --- measures ---
 
 

@@ -43,10 +43,11 @@ def answer_token(model: Model, prompt: str, answer: str) -> int:
 
 
 def are_right(model: Model, prompts: Sequence[str], answers: Sequence[str]) -> list[bool]:
-    """Return for each prompt whether the most probable next token is the first one of its answer."""
+    """Return for each prompt whether the most probable next token is the first one of its answer; not where that is a
+    space alone, as of numbers."""
     tokens = first_tokens(model, prompts)
     rows = zip(tokens, prompts, answers, strict=True)
-    return [token == answer_token(model, prompt, answer) for token, prompt, answer in rows]
+    return [token == answer_token(model, prompt, answer) and model.text(token) != " " for token, prompt, answer in rows]
 
 
 def is_right(model: Model, prompt: str, answer: str) -> bool:

@@ -123,7 +123,8 @@ def known_fact(model: Model, known: Sequence[Wording], others: Sequence[tuple[st
     ranking, test = tuple(order[::2][:3]), tuple(order[1::2][:3])
     for subject, answer in others if test else ():
         other = worded(_frame(test[0]), subject, answer)
-        if common.is_right(model, other.prompt, answer):
+        tokens = {common.answer_token(model, other.prompt, x) for x in (answer, test[0].answer)}
+        if len(tokens) == 2 and common.is_right(model, other.prompt, answer):
             return Fact(ranking, test, other, worded(_frame(ranking[0]), subject, answer))
     return None
 
@@ -157,8 +158,7 @@ def scores_of(model: Model, fact: Fact) -> dict[str, Tensor]:
     first, other = fact.ranking[0], fact.in_ranking
     target = common.answer_token(model, first.prompt, first.answer)
     contrast = common.answer_token(model, other.prompt, other.answer)
-    against = None if contrast == target else contrast
-    paired = attribute(model, first.prompt, target, against, counterfactual=other.prompt, sites=("ffn",))
+    paired = attribute(model, first.prompt, target, contrast, counterfactual=other.prompt, sites=("ffn",))
     parts["difference"] = [paired.ffn[:, subject_at(model, first)]]
     return {name: torch.stack(values).mean(0) for name, values in parts.items()}
 
