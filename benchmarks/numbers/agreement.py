@@ -1,4 +1,4 @@
-"""Subject-verb agreement of Marks et al. (simple, nounpp, within_rc; test part): few neurons, and the stages of nounpp.
+"""Subject-verb agreement of Marks et al. (simple, nounpp, within_rc; test part) by few FFN neurons.
 
 python -m benchmarks.numbers.agreement --samples 30 --out sva
 
@@ -8,7 +8,7 @@ necessity: these) take their values in the other prompt of the pair. Pairs on wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -16,10 +16,9 @@ from typing import Any, ClassVar
 from benchmarks.numbers import common
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.registry import method_of
-from icebear.concepts.stages.explained_task import explain_task
 from icebear.evaluation.data.task_pairs import Pair, is_usable
 from icebear.evaluation.explanations.ablation import CONTROLS, MATCHED, SIZES, ablate
-from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed
+from icebear.evaluation.protocol import Evaluation, Part, Seed
 from icebear.models.model import Model
 
 SETS = ("simple", "nounpp", "within_rc")
@@ -30,13 +29,6 @@ COLUMNS = {
     **{f"sufficiency {size}": f"share of the difference by {size} neurons alone" for size in SHOWN},
     **{f"necessity {size}": f"share lost without {size} neurons" for size in SHOWN},
 }
-STAGES = {
-    "share": "of the shared set, on pairs that did not choose it",
-    "without": "lost without it",
-    "random": "as many",
-}
-STAGED = 12
-"""Pairs of nounpp whose stages are computed."""
 
 
 def pairs(name: str, seed: int) -> list[Pair]:
@@ -51,9 +43,7 @@ def pairs(name: str, seed: int) -> list[Pair]:
     return chosen
 
 
-def usable(
-    model: Model, every: Sequence[Pair], count: int, fits: Callable[[Model, Pair], bool] = is_usable
-) -> tuple[list[Pair], int]:
+def usable(model: Model, every: Sequence[Pair], count: int) -> tuple[list[Pair], int]:
     """Return the first `count` pairs on which the model is right, and how many were tried."""
     chosen: list[Pair] = []
     tried = 0
@@ -61,15 +51,14 @@ def usable(
         if len(chosen) == count:
             break
         tried += 1
-        chosen += [pair] if fits(model, pair) else []
+        chosen += [pair] if is_usable(model, pair) else []
     return chosen, tried
 
 
 def is_first(model: Model, pair: Pair) -> bool:
-    """Return whether both answers are the most probable next tokens, of prompts of equal length."""
-    prompts, answers = (pair.prompt, pair.counterfactual), (pair.answer, pair.counterfactual_answer)
-    lengths = {len(model.token_ids(prompt)) for prompt in prompts}
-    return len(lengths) == 1 and all(common.are_right(model, prompts, [answer.strip() for answer in answers]))
+    """Return whether both answers are the most probable next tokens, without which `stages` shows no shares."""
+    answers = [answer.strip() for answer in (pair.answer, pair.counterfactual_answer)]
+    return all(common.are_right(model, (pair.prompt, pair.counterfactual), answers))
 
 
 def measured(model: Model, pair: Pair, methods: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,25 +71,9 @@ def measured(model: Model, pair: Pair, methods: Mapping[str, Any]) -> dict[str, 
     return row
 
 
-def staged(model: Model, chosen: Sequence[Pair], seed: int) -> dict[str, Any]:
-    """Return what the pairs of nounpp share: chosen on half of them, measured on the others."""
-    rows = [{"prompt": pair.prompt, "counterfactual": pair.counterfactual} for pair in chosen]
-    task = explain_task(model, rows, seed)
-    numbers = {"share": task.share, "without": task.without, "random": task.random}
-    sets = {"heads": [str(head) for head in task.heads], "neurons": [str(neuron) for neuron in task.neurons]}
-    return {**sets, "low": task.low, "high": task.high, "pairs": len(task.compared), "methods": {"shared set": numbers}}
-
-
-def of_stages(tried: int, lines: Lines) -> list[str]:
-    (line,) = lines
-    sets = f"{', '.join(line['heads'])} and {len(line['neurons'])} neurons"
-    first = f"of {tried} pairs {line['pairs']} have both answers as first words"
-    return [f"{first} and share {sets}; 95 % of the share {line['low']:.2f} to {line['high']:.2f}"]
-
-
 @dataclass(frozen=True)
 class Agreement(Evaluation):
-    """Sufficiency and necessity by number of neurons on subject-verb agreement, and the stages of nounpp."""
+    """Sufficiency and necessity by number of neurons on subject-verb agreement."""
 
     name: ClassVar = "sva"
     samples: common.Samples = 30
@@ -110,13 +83,10 @@ class Agreement(Evaluation):
         methods = {name: name if name in CONTROLS else method_of(name) for name in METHODS}
         for name in SETS:
             chosen, tried = usable(model, pairs(name, self.seed), self.samples)
-            note = f"the model is right on {len(chosen)} of {tried} pairs"
+            first = sum(is_first(model, pair) for pair in chosen)
+            note = f"the model is right on {len(chosen)} of {tried} pairs; both answers are first words in {first}"
             measure = partial(measured, model, methods=methods)
             yield Part(COLUMNS, chosen, measure, name=name, notes=lambda lines, note=note: [note])
-        chosen, tried = usable(model, pairs("nounpp", self.seed), STAGED, is_first)
-        yield Part(
-            STAGES, [chosen], partial(staged, model, seed=self.seed), name="stages", notes=partial(of_stages, tried)
-        )
 
 
 if __name__ == "__main__":

@@ -43,16 +43,13 @@ def rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
 
 def main(out: Path) -> None:
     for table, parts in TABLES.items():
-        written = [
-            row
-            for name, folder in parts.items()
-            if (out / folder / "results.json").exists()
-            for row in rows(out / folder, name)
-        ]
+        folders = {name: out / folder for name, folder in parts.items() if (out / folder / "results.json").exists()}
+        written = [row for name, folder in folders.items() for row in rows(folder, name)]
         if written:
             path = RESULTS / f"numbers-{table}.csv"
             path.write_text(pandas.DataFrame(written).to_csv(index=False), encoding="utf-8")
-            print(path, *report.load(out / next(iter(parts.values()))).notes, sep="\n  ")
+        for name, folder in folders.items():
+            print(f"{table}, {name}:", *report.load(folder).notes)
 
 
 if __name__ == "__main__":
