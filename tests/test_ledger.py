@@ -22,6 +22,7 @@ CALLS = [
     ("predict", {"prompt": "Rome is", "k": 3, "max_new_tokens": 2}),
     ("rank", {"prompt": "Rome is", "k": 2}),
     ("steer", {"prompt": "Rome is", "edits": ["L1.ffn.3*0"], "max_new_tokens": 2}),
+    ("flip", {"prompt": "Rome is", "to": "e"}),
     ("more", {"handle": "neurons-1", "part": "neurons", "count": 2}),
     ("rank", {"prompt": "Rome is", "k": 0}),
     ("nothing", {"prompt": "Rome is"}),
@@ -29,7 +30,7 @@ CALLS = [
 
 
 @pytest.fixture
-def ledger(tiny_folder, tmp_path, few_draws, few_contexts):
+def ledger(tiny_folder, tmp_path, few_all):
     path = tmp_path / "ledger.jsonl"
     session = Session(tiny_folder, {"dtype": "float32"}, str(tmp_path / "none.db"), ledger=path)
 
@@ -53,7 +54,7 @@ def test_a_ledger_has_each_call_and_its_answer(ledger):
     for row, answer in zip(rows, answers, strict=True):
         assert row.get("answer") == (None if answer.is_error else answer.structured_content)
         assert row.get("error") == (answer.content[0].text if answer.is_error else None)
-    assert [call.answer is None for call in read_ledger(path)] == [False, False, False, False, True, True]
+    assert [call.answer is None for call in read_ledger(path)] == [False] * 5 + [True] * 2
 
 
 def test_check_makes_its_calls_again_and_finds_a_changed_number(ledger):
@@ -61,7 +62,7 @@ def test_check_makes_its_calls_again_and_finds_a_changed_number(ledger):
     code, document = check(path)
     assert (code, document["passed"]) == (0, True)
     assert [(row["tool"], row["verdict"]) for row in document["calls"]] == [
-        (name, "passed") for name in ("predict", "rank", "steer")
+        (name, "passed") for name in ("predict", "rank", "steer", "flip")
     ]
     assert all(row["numbers"] > 3 for row in document["calls"])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -71,7 +72,7 @@ def test_check_makes_its_calls_again_and_finds_a_changed_number(ledger):
         path.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
         code, document = check(path)
         assert code == (verdict == "broken")
-        assert [row["verdict"] for row in document["calls"]] == ["passed", verdict, "passed"]
+        assert [row["verdict"] for row in document["calls"]] == ["passed", verdict, "passed", "passed"]
     assert "neurons.1.relevance" in document["calls"][1]["why"]
 
 
