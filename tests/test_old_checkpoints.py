@@ -349,6 +349,7 @@ REFUSED = {
     "of transformers": lambda path: torch.save(
         {"model.layers.0.q_proj.weight": torch.ones(2, 2), "config": SMALL}, path
     ),
+    "of another kind": saved(model_type="gpt2"),
     "no W_K": saved({"blocks.1.attn.W_K": None}),
     "no final norm": saved({"ln_final.w": None}),
     "one layer fewer": saved(n_layers=1),

@@ -51,7 +51,7 @@ def read_ledger(path: str | Path) -> list[Call]:
         try:
             row = json.loads(line)
             check_version(row[KEY], FORMAT, str(path), InputError)
-            call = Call(*(row[name] for name in ("model", "store", "tool", "arguments")), row.get("answer"))
+            call = Call(row["model"], row["store"], row["tool"], row["arguments"], row.get("answer"))
             texts, objects = (call.model, call.store, call.tool), (call.arguments, call.answer or {})
             if not all(isinstance(x, str) for x in texts) or not all(isinstance(x, dict) for x in objects):
                 raise TypeError

@@ -68,6 +68,10 @@ def read(
             f"{source} has weights, but no configuration; write the fields of its HookedTransformerConfig as JSON to "
             f"{beside[0]}, or to a file that you give with --config (in Python, config=)."
         )
+    if entries.get("model_type", HookedConfig.model_type) != HookedConfig.model_type:
+        raise ModelError(
+            f"{source} is a file of a model of the kind {entries['model_type']}; give its folder, {folder}."
+        )
     vocabulary = _json(folder / "vocab.json")
     words = vocabulary.get("input", vocabulary)
     net = network(HookedConfig.of(entries, source), state, words, vocabulary.get("output"), source)

@@ -24,9 +24,9 @@ def export() -> None:
 
 HEAD = """---
 name: icebear
-description: Find the neurons and attention heads behind a language model's prediction, measure whether they matter, with
-  random controls, and steer the model with them. Use it for questions about why a model says something, what a neuron
-  does, or how to change an answer.
+description: Find the neurons and attention heads behind a language model's prediction, measure whether they matter,
+  with random controls, and steer the model with them. Use it for questions about why a model says something, what a
+  neuron does, or how to change an answer.
 license: Apache-2.0
 ---
 

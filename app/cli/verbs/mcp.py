@@ -41,5 +41,5 @@ def mcp(options: Options) -> None:
     from icebear.app.mcp.session import Session
 
     folder, ledger = (Path(path) if path else None for path in (options.folder, options.ledger))
-    also = {"base_model_name": options.base_model, "ledger": ledger}
-    server(Session(options.model.model, options.model.arguments, options.store, folder, **also)).run("stdio")
+    loading = options.model
+    server(Session(loading.model, loading.arguments, options.store, folder, options.base_model, ledger)).run("stdio")
