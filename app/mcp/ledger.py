@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from mcp import Client
+from mcp.server import MCPServer
 
 from icebear.app.mcp.session import Session
 from icebear.convert import check_version
@@ -61,14 +63,11 @@ def read_ledger(path: str | Path) -> list[Call]:
     return calls
 
 
-def repeated(session: Session, calls: Sequence[Call]) -> list[dict[str, Any]]:
+def repeated(server: MCPServer, calls: Sequence[Call]) -> list[dict[str, Any]]:
     """Make calls again, and return a row for each: its verdict, and the first number that differs."""
-    from mcp import Client
-
-    from icebear.app.mcp.server import server
 
     async def run() -> list[dict[str, Any]]:
-        async with Client(server(session)) as client:
+        async with Client(server) as client:
             return [_row(call, await client.call_tool(call.tool, call.arguments)) for call in calls]
 
     return anyio.run(run)

@@ -64,6 +64,7 @@ def _check_ledger(options: Options) -> None:
     need("mcp")
     from icebear.app.cli.tables.evaluations import listing_table
     from icebear.app.mcp.ledger import MEASURED, read_ledger, repeated
+    from icebear.app.mcp.server import server
     from icebear.app.mcp.session import Session
 
     calls = read_ledger(options.file)
@@ -73,7 +74,7 @@ def _check_ledger(options: Options) -> None:
     rows: list[dict[str, Any]] = []
     for name, store in dict.fromkeys((call.model, call.store) for call in measured):
         session = Session(options.model.model if named("model") else name, options.model.arguments, store)
-        rows += repeated(session, [call for call in measured if (call.model, call.store) == (name, store)])
+        rows += repeated(server(session), [call for call in measured if (call.model, call.store) == (name, store)])
     passed = [row for row in rows if row["verdict"] == "passed"]
     title = f"{len(passed)} of {len(rows)} calls passed ({len(calls) - len(rows)} have no numbers to measure)"
     failed = not passed or any(row["verdict"] == "broken" for row in rows)
