@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 import icebear
-from icebear.app.cli.options import Verbs, option, record, verb
+from icebear.app.cli.options import Verbs, record, verb
+from icebear.app.cli.output import show
 from icebear.errors import InputError
 from icebear.paths import read_text, write_file
 
@@ -35,12 +36,13 @@ license: Apache-2.0
 
 @record
 class Skill:
-    out: str = option("Folder of the skill, which is made if it does not exist; agents expect the name icebear.")
+    out: str
+    json: bool
 
 
 @verb(Skill, export)
 def skill(options: Skill) -> None:
-    """Write SKILL.md, from which a coding agent learns to use icebear.
+    """Write SKILL.md, from which a coding agent learns to use icebear. Agents expect a folder of the name icebear.
 
     Example:
       icebear export skill --out .claude/skills/icebear
@@ -53,3 +55,4 @@ def skill(options: Skill) -> None:
         raise InputError(f"The folder {folder} cannot be made ({error.strerror}); choose another one.") from None
     write_file(folder / "SKILL.md", HEAD + guide)
     click.echo(f"Wrote {folder / 'SKILL.md'}", err=True)
+    show(options.json, {"files": [str(folder / "SKILL.md")]})
