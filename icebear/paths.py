@@ -19,6 +19,8 @@ from icebear.values import shown, stable_hash
 
 STALE = 3600
 """Seconds after which a temporary file belongs to no process any more."""
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""Endings of files of weights that may be in TransformerLens' format."""
 
 
 def local(name: str | Path) -> Path:
@@ -242,12 +244,15 @@ def encoding_of(data: bytes) -> str | None:
 
 
 def check_model_path(name: str) -> None:
-    """Raise `ModelError` for a path that cannot be a model's folder or .gguf file; a hub id or preset is none."""
+    """Raise `ModelError` for a path that cannot be a model's folder or file; a hub id or preset is none."""
     path = local(name)
-    if path.suffix.lower() == ".gguf":
+    suffix = path.suffix.lower()
+    if suffix == ".gguf" or (suffix in WEIGHTS and path.is_file()):
         return
+    if suffix in WEIGHTS and not path.exists():
+        raise ModelError(f"There is no file {name}; check the path.")
     if path.is_file():
-        raise ModelError(f"{name} is a file; give the folder of a model, or a .gguf file.")
+        raise ModelError(f"{name} is a file; give the folder of a model, a .gguf file, or a {'/'.join(WEIGHTS)} file.")
     is_path = name.startswith((".", "~")) or path.is_absolute() or path.is_symlink()
     if is_path and not path.exists():
         raise ModelError(f"There is no folder {name}; check the path.")

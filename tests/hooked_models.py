@@ -34,6 +34,7 @@ VARIANTS = {
     "bidirectional, attention only": {"attention_dir": "bidirectional", "attn_only": True},
     "outputs": {"d_vocab_out": 4},
     "one number": {"d_vocab_out": 1, "attention_dir": "bidirectional"},
+    "shortformer": {"positional_embedding_type": "shortformer", "normalization_type": "LN"},
     "rotary": ROTARY,
     "rotary, a part, neighbors": {**ROTARY, "rotary_dim": 2, "rotary_adjacent_pairs": True, "rotary_base": 100},
     "rotary, neighbors, RMS": {**ROTARY, "rotary_adjacent_pairs": True, "normalization_type": "RMS"},

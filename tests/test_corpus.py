@@ -216,7 +216,7 @@ def test_a_streamed_data_set_is_read_once(model, hub, tmp_path):
 def test_configuration_split_and_revision_of_a_data_set(model, hub, tmp_path, monkeypatch):
     monkeypatch.setattr(ModelOptions, "load", lambda self, name=None: model)
     command = ["index", "--corpus", "a/set", "--limit", "3", "--store", str(tmp_path / "s.db")]
-    named = ["--config", "20231101.en", "--split", "test", "--revision", "v1"]
+    named = ["--subset", "20231101.en", "--split", "test", "--revision", "v1"]
     done = CliRunner().invoke(main, [*command, *named])
     assert done.exit_code == 0, done.output
     assert hub[0][-1] == ("a/set", "20231101.en", "test", "v1")

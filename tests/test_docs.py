@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import json
 import re
 import subprocess
 import tomllib
@@ -315,6 +316,13 @@ def test_every_page_is_on_the_site_and_takes_nothing_from_the_web(site):
         built = (site / page.removesuffix("index") / "index.html").read_text()
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://(?!zensical)', built), page
         assert "--8<--" not in built, page
+
+
+def test_the_page_of_old_checkpoints_is_the_one_with_its_word_in_a_heading(site):
+    """By which the search lists it first."""
+    items = json.loads((site / "search.json").read_text())["items"]
+    named = {item["location"] for item in items if "HookedTransformer" in item["title"]}
+    assert {location.split("/")[0] for location in named} == {"old-checkpoints"}
 
 
 def test_public_functions_document_each_parameter_and_the_result():

@@ -172,7 +172,7 @@ index --model tiny --corpus text.txt --store new.db --site mlp
 index --model tiny --corpus text.txt --store new.db --language "en; fr"
 index --model tiny --corpus text.txt --store new.db --max-tokens 1
 index --model tiny --corpus text.txt --store new.db --engine ray --workers 0
-index --model tiny --corpus text.txt --store new.db --config x
+index --model tiny --corpus text.txt --store new.db --subset x
 neuron L1.ffn.3 --model tiny --store none.db
 neuron L9.ffn.3 --model tiny --store good.db
 neuron L1.ffn.3 --model tiny --store good.db --html /dev/full

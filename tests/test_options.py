@@ -79,6 +79,7 @@ def test_the_options_of_a_model_reach_it(tiny_folder):
         attention="eager",
         trust_remote_code=False,
         accept_terms=False,
+        config=None,
     )
     with click.Context(main):
         model = loading.load()

@@ -141,7 +141,7 @@ def read_corpus(
     limit: int | None = None,
     language: str = "en",
     column: str = "text",
-    config: str | None = None,
+    subset: str | None = None,
     split: str | None = None,
     revision: str | None = None,
 ) -> Corpus:
@@ -160,8 +160,8 @@ def read_corpus(
         The language code, by which documents are split into sentences.
     column
         The column of the text in files and data sets.
-    config, split, revision
-        Of a Hugging Face data set; by default its own configuration, ``train``, and the newest revision.
+    subset, split, revision
+        Of a Hugging Face data set; by default its own subset (configuration), ``train``, and the newest revision.
 
     Returns
     -------
@@ -186,12 +186,12 @@ def read_corpus(
         documents, content, name = _file(path, column), sha256(path), str(path)
     else:
         _check_reachable(name)
-        documents = lambda: _documents(_data_set(name, config, split, revision), column, name)  # noqa: E731
+        documents = lambda: _documents(_data_set(name, subset, split, revision), column, name)  # noqa: E731
         content, streamed = name, True
-    if (config or split or revision) and not streamed:
-        raise InputError(f"{name} is not a Hugging Face data set; leave out config, split and revision.")
+    if (subset or split or revision) and not streamed:
+        raise InputError(f"{name} is not a Hugging Face data set; leave out subset, split and revision.")
     facts: dict[str, Any] = {"corpus": name, "language": language, "column": column}
-    facts |= {"config": config, "split": split, "revision": revision, "content": content}
+    facts |= {"config": subset, "split": split, "revision": revision, "content": content}
     corpus = Corpus(facts, limit, documents, streamed)
     facts["order"] = "drawn" if corpus.is_drawn else "as read"
     return corpus
@@ -299,11 +299,11 @@ def _check_reachable(name: str) -> None:
     )
 
 
-def _data_set(name: str, config: str | None, split: str | None, revision: str | None) -> Iterator[Any]:
+def _data_set(name: str, subset: str | None, split: str | None, revision: str | None) -> Iterator[Any]:
     need("index")
     from datasets import load_dataset
 
-    yield from load_dataset(name, config, split=split or "train", revision=revision, streaming=True)
+    yield from load_dataset(name, subset, split=split or "train", revision=revision, streaming=True)
 
 
 def _documents(rows: Iterable[Any], column: str, name: str) -> Iterator[Document]:
@@ -328,5 +328,5 @@ def _documents(rows: Iterable[Any], column: str, name: str) -> Iterator[Document
     except Exception as error:  # the libraries raise a dozen kinds
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise InputError(
-            f"The corpus {name} cannot be read ({reason}). Check its name, --config, --split and the network."
+            f"The corpus {name} cannot be read ({reason}). Check its name, --subset, --split and the network."
         ) from None

@@ -233,6 +233,7 @@ class ModelOptions:
     attention: str | None
     trust_remote_code: bool
     accept_terms: bool
+    config: str | None
 
     def load(self, name: str | None = None) -> icebear.Model:
         """Load this model, or another one with the same arguments. `icebear shell` loads each once, and keeps two."""

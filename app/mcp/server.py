@@ -18,6 +18,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCNotification, ToolAnnotations
 from pydantic import ValidationError
 
+from icebear.app.mcp.ledger import note
 from icebear.app.mcp.session import Session
 from icebear.app.mcp.tools import Tools
 from icebear.errors import UnknownName
@@ -39,9 +40,23 @@ CLOSED = 1.0
 
 class Server(MCPServer):
     """Also answers lines that are no message, and requests whose id is none, which the SDK ignores; refuses unknown
-    arguments; reports invalid ones in one line; ends when nobody reads its answers."""
+    arguments; reports invalid ones in one line; ends when nobody reads its answers; keeps a ledger."""
+
+    session: Session
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        ledger = self.session.ledger
+        try:
+            result = await self._call(name, arguments, context)
+        except ToolError as error:
+            if ledger:
+                note(ledger, self.session, name, arguments, error=str(error))
+            raise
+        if ledger:
+            note(ledger, self.session, name, arguments, answer=result.structured_content)
+        return result
+
+    async def _call(self, name: str, arguments: dict[str, Any], context: Any) -> Any:
         tool = self._tool_manager.get_tool(name)
         known = tool.parameters["properties"] if tool else arguments
         try:
@@ -124,7 +139,7 @@ def _invalid(reason: str, identity: int | str | None = None) -> JSONRPCError:
 
 def server(session: Session) -> MCPServer:
     result = Server("icebear", instructions=ABOUT, version=version("icebear"), log_level="WARNING")
-    tools = Tools(session)
+    result.session, tools = session, Tools(session)
     for name in [name for name in vars(Tools) if not name.startswith("_")]:
         annotations = WRITES if name == "save" else READS
         result.add_tool(getattr(tools, name), annotations=annotations, structured_output=True)

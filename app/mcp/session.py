@@ -39,7 +39,7 @@ class Result:
 class Session:
     """model_name and options: the arguments of `load_model`. folder: for files; None: none is read or written.
 
-    base_model_name: the model that this one was made from.
+    base_model_name: the model that this one was made from. ledger: the file to which each call is appended.
     """
 
     model_name: str
@@ -47,6 +47,7 @@ class Session:
     store_path: str = "icebear.db"
     folder: Path | None = None
     base_model_name: str | None = None
+    ledger: Path | None = None
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     results: dict[str, Result] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))

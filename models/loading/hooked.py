@@ -1,23 +1,20 @@
-"""Folders in TransformerLens' format: config.json, weights by TransformerLens' names, vocab.json.
-
-``python -m icebear.models.loading.hooked FILE.pt FOLDER`` converts a saved state dict.
-"""
+"""Models in TransformerLens' format: a state dict of its names, the fields of its configuration, a vocabulary."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
-from icebear.errors import IcebearError, ModelError
+from icebear.errors import ModelError
 from icebear.models.loading.hooked_model import (
     Hooked,
     HookedConfig,
@@ -25,60 +22,72 @@ from icebear.models.loading.hooked_model import (
     HookedForCausalOutputs,
     HookedForOutputs,
 )
+from icebear.models.loading.layouts import their_name, weights_of
 from icebear.models.text.words import Words
-from icebear.paths import write_file
+from icebear.paths import WEIGHTS, read_text
 
 
-def same(x: Tensor) -> Tensor:
-    return x
+class Fields:
+    """What stands for a pickled `HookedTransformerConfig`: an object with its fields and without its code."""
 
 
-LAYOUTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    **{f"W_{name.upper()}": (f"{name}.weight", lambda x: x.transpose(1, 2).flatten(0, 1)) for name in "qkv"},
-    **{f"b_{name.upper()}": (f"{name}.bias", torch.flatten) for name in "qkv"},
-    "W_O": ("o.weight", lambda x: x.flatten(0, 1).T),
-    "b_O": ("o.bias", same),
-    "W_gate": ("gate.weight", torch.t),
-    "W_in": ("up.weight", torch.t),
-    "b_in": ("up.bias", same),
-    "W_out": ("out.weight", torch.t),
-    "b_out": ("out.bias", same),
-    "W_E": ("weight", same),
-    "W_pos": ("weight", same),
-    "W_U": ("weight", torch.t),
-    "b_U": ("bias", same),
-    "w": ("weight", same),
-    "b": ("bias", same),
-}
-"""TransformerLens' name of a weight: ours, and the change of its layout."""
-BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
+PICKLED: list[Any] = [
+    (Fields, "transformer_lens.HookedTransformerConfig.HookedTransformerConfig"),
+    (Fields, "transformer_lens.config.HookedTransformerConfig.HookedTransformerConfig"),
+    (Fields, "transformer_lens.config.hooked_transformer_config.HookedTransformerConfig"),
+    (Fields, "easy_transformer.EasyTransformerConfig.EasyTransformerConfig"),
+]
 
 
-def matches(folder: str) -> bool:
-    """Return whether a folder is in TransformerLens' format."""
-    entries = _json(Path(folder) / "config.json")
+def matches(source: str) -> bool:
+    """Return whether a path is a file of weights, or a folder in TransformerLens' format."""
+    path = Path(source)
+    if path.is_file():
+        return path.suffix.lower() in WEIGHTS
+    entries = _json(path / "config.json")
     kind = entries.get("model_type")
     return kind == HookedConfig.model_type or (kind is None and {"n_layers", "d_model", "n_ctx"} <= set(entries))
 
 
-def read(source: str, weights: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Hooked, Any, None]:
-    """Return the network and the tokenizer of a folder. Raises `ModelError`."""
-    folder = Path(source)
-    config = HookedConfig.of(_json(folder / "config.json"), source)
-    files = [file for ending in ("safetensors", "pt", "pth", "bin") for file in sorted(folder.glob(f"*.{ending}"))]
-    if len(files) != 1:
+def read(
+    source: str, weights: Mapping[str, Any], config: str | Path | Mapping[str, Any] | None = None
+) -> tuple[Hooked, Any, None]:
+    """Return the network and the tokenizer of a folder or a file. Raises `ModelError`.
+
+    config: the fields of the configuration or a JSON file of them, which replace those beside the weights.
+    """
+    path = Path(source)
+    file = path if path.is_file() else _weights_file(path)
+    folder, (state, entries) = file.parent, state_of(file)
+    beside = [file.with_suffix(".json")] * path.is_file() + [folder / "config.json"]
+    entries |= _json(next(filter(Path.is_file, beside), beside[-1]))
+    if config is not None:
+        entries |= config if isinstance(config, Mapping) else _entries(read_text(config, ModelError), config)
+    if not entries:
         raise ModelError(
-            f"{source} has {len(files)} files of weights; keep exactly one .safetensors or .pt file there."
+            f"{source} has weights, but no configuration; write the fields of its HookedTransformerConfig as JSON to "
+            f"{beside[0]}, or to a file that you give with --config (in Python, config=)."
+        )
+    if entries.get("model_type", HookedConfig.model_type) != HookedConfig.model_type:
+        raise ModelError(
+            f"{source} is a file of a model of the kind {entries['model_type']}; give its folder, {folder}."
         )
     vocabulary = _json(folder / "vocab.json")
     words = vocabulary.get("input", vocabulary)
-    net = network(config, state_of(files[0])[0], words, vocabulary.get("output"), source)
+    net = network(HookedConfig.of(entries, source), state, words, vocabulary.get("output"), source)
     net = net.to(weights["dtype"])
     if (folder / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast
 
         return net, PreTrainedTokenizerFast.from_pretrained(folder), None
     return net, Words(words) if words else None, None
+
+
+def _weights_file(folder: Path) -> Path:
+    files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in WEIGHTS]
+    if len(files) != 1:
+        raise ModelError(f"{folder} has {len(files)} files of weights; give the path of the one that you mean.")
+    return files[0]
 
 
 def network(
@@ -92,90 +101,86 @@ def network(
 
     words, outputs: text -> number; outputs: None for the words themselves.
     """
+    layers = {match[1] for name in state if (match := re.search(r"blocks\.(\d+)\.", name))}
+    if len(layers) != config.n_layers:
+        raise ModelError(
+            f"{source} has weights of {len(layers)} layers, where its configuration has n_layers = {config.n_layers}; "
+            "correct the configuration, or give the file that belongs to it."
+        )
     outputs = outputs if outputs is not None else words if config.d_vocab_out == config.d_vocab else {}
     causal, other_outputs = config.is_causal, outputs != words or config.d_vocab_out != config.d_vocab
-    names = {number: word for word, number in outputs.items()}
-    config.id2label = {number: names.get(number, str(number)) for number in range(config.d_vocab_out)}
-    net = (HookedForOutputs if not causal else HookedForCausalOutputs if other_outputs else HookedForCausalLM)(config)
+    kind = HookedForOutputs if not causal else HookedForCausalOutputs if other_outputs else HookedForCausalLM
+    with torch.device("meta"):  # no random weights
+        net = kind(config)
     load(net, state, source)
+    names = {number: word for word, number in outputs.items()}
+    net.config.id2label = {number: names.get(number, str(number)) for number in range(config.d_vocab_out)}
     return net
 
 
 def load(net: Hooked, state: Mapping[str, Tensor], source: str) -> None:
-    """Load weights by TransformerLens' names; a missing bias is zero. Raises `ModelError`."""
-    wanted, weights = net.state_dict(), {}
-    for path, value in state.items():
-        where, _, name = path.rpartition(".")
-        if name in BUFFERS:
-            continue
-        stem, change = LAYOUTS.get(name.lstrip("_"), (name, same))
-        inside = f"{where}.{'b_in' if name == 'b_in' and net.config.gated_mlp else stem}"
-        weights[inside if where == "unembed" else f"model.{inside}"] = change(value)
-    unknown = [path for path in weights if path not in wanted]
+    """Load weights by TransformerLens' names into a network without weights; a missing bias is zero.
+
+    Raises `ModelError`.
+    """
+    wanted, weights = net.state_dict(), weights_of(state, net.config, source)
     lacking = [path for path in wanted if path not in weights and not re.search(r"\.(bias|b_in)$", path)]
-    if unknown or lacking:
-        what = f"weights that its config.json does not have: {unknown[0]}" if unknown else f"no weights {lacking[0]}"
-        raise ModelError(f"{source} has {what}; check config.json, or convert the model again.")
-    net.load_state_dict({path: weights.get(path, torch.zeros_like(value)) for path, value in wanted.items()})
+    if lacking:
+        raise ModelError(
+            f"{source} lacks the weight {their_name(lacking[0])}; correct the configuration, or give the file that "
+            "belongs to it."
+        )
+    for path, (name, value) in weights.items():
+        wrong = (
+            "which its configuration does not have"
+            if path not in wanted
+            else f"whose size is {tuple(value.shape)} instead of {tuple(wanted[path].shape)}"
+            if value.shape != wanted[path].shape
+            else "which is not of finite numbers"
+            if not (value.is_floating_point() and value.isfinite().all())
+            else ""
+        )
+        if wrong:
+            raise ModelError(f"{source} has the weight {name}, {wrong}; correct the configuration, or the file.")
+    zeros = {path: torch.zeros(value.shape) for path, value in wanted.items() if path not in weights}
+    net.load_state_dict({path: value.float() for path, (_, value) in weights.items()} | zeros, assign=True)
 
 
 def state_of(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state dict of a file, and the configuration saved beside it, if there is one. Raises `ModelError`."""
-    if file.suffix == ".safetensors":
+    if file.suffix.lower() == ".safetensors":
         return load_file(file), {}
     try:
-        saved = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, AttributeError) as error:
+        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(PICKLED):
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
         raise ModelError(
             f"{file} has Python objects, which can run code when they are read; if you trust the file, load it with "
             "torch and save only the state dict: torch.save(model.state_dict(), FILE)."
         ) from error
+    except Exception as error:  # of any kind: zip, old formats, pickles cut short
+        raise ModelError(f"{file} is not a file of torch.save, or it is damaged; download it again.") from error
     saved = saved if isinstance(saved, Mapping) else {}
-    entries: Any = next((saved[name] for name in ("config", "cfg") if isinstance(saved.get(name), Mapping)), {})
+    entries: Any = next((saved[name] for name in ("config", "cfg") if name in saved), {})
     state = next((saved[name] for name in ("model", "state_dict", "model_state_dict") if name in saved), saved)
-    weights = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    named = state.items() if isinstance(state, Mapping) else ()
+    weights = {name: value for name, value in named if isinstance(name, str) and isinstance(value, Tensor)}
     if not weights:
         raise ModelError(f"{file} has no state dict; save one with torch.save(model.state_dict(), FILE).")
-    return weights, dict(entries)
-
-
-def convert(file: Path, folder: Path) -> None:
-    """Write a state dict to a folder that `load_model` loads. Raises `ModelError`."""
-    state, entries = state_of(file)
-    entries |= _json(folder / "config.json")
-    if not entries:
-        raise ModelError(
-            f"{file} has weights, but no configuration; write the numbers, texts and truth values of "
-            f"model.cfg.to_dict() as JSON to {folder / 'config.json'}, then convert the file again."
-        )
-    plain = {name: value for name, value in entries.items() if isinstance(value, bool | int | float | str | None)}
-    config = {**plain, "model_type": HookedConfig.model_type}
-    load(HookedForOutputs(HookedConfig.of(config, str(file))), state, str(file))
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {
-        name: x.detach().contiguous().clone() for name, x in state.items() if name.rpartition(".")[2] not in BUFFERS
-    }
-    write_file(folder / "model.safetensors", save(weights), ModelError)
-    write_file(folder / "config.json", json.dumps(config, indent=1) + "\n", ModelError)
-
-
-def main(arguments: Sequence[str]) -> None:
-    if len(arguments) != 2:
-        sys.exit("Usage: python -m icebear.models.loading.hooked FILE.pt FOLDER")
-    try:
-        convert(*map(Path, arguments))
-    except (IcebearError, OSError, RuntimeError) as error:
-        sys.exit(f"{error}")
+    entries = vars(entries) if isinstance(entries, Fields) else entries
+    return weights, dict(entries) if isinstance(entries, Mapping) else {}
 
 
 def _json(file: Path) -> dict[str, Any]:
     """Return the entries of a JSON file, none if there is no such file. Raises `ModelError`."""
+    return _entries(read_text(file, ModelError), file) if file.is_file() else {}
+
+
+def _entries(text: str, file: str | Path) -> dict[str, Any]:
     try:
-        entries = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not JSON ({error}); correct the file.") from error
-    return entries if isinstance(entries, dict) else {}
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    if not isinstance(entries, dict):
+        raise ModelError(f"{file} is not a JSON object of names and values; correct the file.")
+    return entries

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from icebear.errors import ModelError
+from icebear.values import shown
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -47,10 +48,23 @@ COMPUTED: dict[str, tuple[Any, ...]] = {
     "rotary_scaling_factor": (1.0,),
     "act_fn": tuple(ACTIVATIONS),
     "normalization_type": tuple(NORMS),
-    "positional_embedding_type": ("standard", "rotary", None),
+    "positional_embedding_type": ("standard", "shortformer", "rotary", None),
     "attention_dir": ("causal", "bidirectional"),
 }
 """The values of fields that icebear computes; models with others are refused."""
+SIZES = {**dict.fromkeys((*REQUIRED, "d_mlp", "n_key_value_heads")), "n_heads": -1, "d_vocab_out": -1}
+"""Sizes, and the number that stands for their default."""
+
+
+def _check_type(name: str, value: Any, kinds: list[str], source: str) -> None:
+    """Raise `ModelError` for a field of another type, or a size below 1 that is not the default -1."""
+    kind = "None" if value is None else type(value).__name__
+    fits = kind in kinds or (kind == "int" and "float" in kinds)
+    if not fits or (kind == "int" and name in SIZES and not (value >= 1 or value == SIZES[name])):
+        raise ModelError(
+            f"The configuration of {source} has {name} = {shown(value)}, which is not of the kind {kinds[0]} or no "
+            "size; correct it."
+        )
 
 
 class HookedConfig(PreTrainedConfig):
@@ -104,7 +118,9 @@ class HookedConfig(PreTrainedConfig):
         known["rotary_dim"] = known.get("rotary_dim") or 0
         lacking = [name for name in REQUIRED if name not in known]
         if lacking:
-            raise ModelError(f"The config.json of {source} lacks {', '.join(lacking)}; add the values of the model.")
+            raise ModelError(f"The configuration of {source} lacks {', '.join(lacking)}; add the values of the model.")
+        for name, value in known.items():
+            _check_type(name, value, cls.__annotations__[name].split(" | "), source)
         for name, values in COMPUTED.items():
             if name in entries and entries[name] not in values and not (name == "act_fn" and entries.get("attn_only")):
                 allowed = ", ".join(json.dumps(value) for value in values)
@@ -114,7 +130,16 @@ class HookedConfig(PreTrainedConfig):
                 )
         if known.get("gated_mlp") and known.get("act_fn") == "solu_ln":
             raise ModelError(f"{source} has a gated FFN with solu_ln, which icebear does not compute.")
-        return cls(**known)
+        config = cls(**known)
+        if config.n_heads < 1 or config.n_heads % (config.n_key_value_heads or config.n_heads):
+            raise ModelError(f"The heads of {source} do not fit (n_heads, n_key_value_heads, d_head); correct them.")
+        if config.positional_embedding_type == "rotary" and (
+            config.rotary_dim % 2 or not 0 < config.rotary_dim <= config.d_head
+        ):
+            raise ModelError(
+                f"{source} has rotary_dim = {config.rotary_dim}, which is no even part of d_head; correct it."
+            )
+        return config
 
     @property
     def is_causal(self) -> bool:
@@ -149,10 +174,14 @@ class Attention(nn.Module):
         self.v = nn.Linear(config.d_model, groups * config.d_head)
         self.o = nn.Linear(config.n_heads * config.d_head, config.d_model)
 
-    def forward(self, x: Tensor, allowed: Tensor, rotation: Any, cache: Any, maps: list[Tensor] | None) -> Tensor:
-        q, k, v = (part(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        if rotation is not None:
-            q, k = (rotated(part, rotation, self.rotary, self.adjacent) for part in (q, k))
+    def forward(self, x: Tensor, allowed: Tensor, positions: Any, cache: Any, maps: list[Tensor] | None) -> Tensor:
+        at = x + positions if isinstance(positions, Tensor) else x  # shortformer: queries and keys alone read positions
+        q, k, v = (
+            part(read).unflatten(-1, (-1, self.width)).transpose(1, 2)
+            for part, read in ((self.q, at), (self.k, at), (self.v, x))
+        )
+        if isinstance(positions, tuple):
+            q, k = (rotated(part, positions, self.rotary, self.adjacent) for part in (q, k))
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
         k, v = (part.repeat_interleave(self.shared, 1) if self.shared > 1 else part for part in (k, v))
@@ -216,7 +245,7 @@ class HookedModel(PreTrainedModel):
     def __init__(self, config: HookedConfig) -> None:
         super().__init__(config)
         self.embed = nn.Embedding(config.d_vocab, config.d_model)
-        learned = config.positional_embedding_type == "standard"
+        learned = config.positional_embedding_type in ("standard", "shortformer")
         self.pos_embed = nn.Embedding(config.n_ctx, config.d_model) if learned else None
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.ln_final = NORMS[config.final_normalization](config.d_model, config.eps)
@@ -256,10 +285,13 @@ class HookedModel(PreTrainedModel):
         allowed = allowed | (columns == columns[past:, None])  # a softmax over nothing would be NaN
         maps: list[Tensor] | None = [] if output_attentions else None
         x = self.embed(input_ids)
-        x = x if self.pos_embed is None else x + self.pos_embed(positions)
+        learned = self.pos_embed(positions) if self.pos_embed is not None else None
+        if self.config.positional_embedding_type == "standard":
+            x = x + learned
+            learned = None
         rotation = self.rotation(positions, x.dtype)
         for block in self.blocks:
-            x = block(x, allowed, rotation, past_key_values, maps)
+            x = block(x, allowed, rotation if learned is None else learned, past_key_values, maps)
         return BaseModelOutputWithPast(self.ln_final(x), past_key_values, attentions=tuple(maps or ()))
 
 

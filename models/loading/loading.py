@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -36,13 +36,15 @@ def load_model(
     attention: str | None = None,
     trust_remote_code: bool = False,
     accept_terms: bool = False,
+    config: str | Path | Mapping[str, Any] | None = None,
 ) -> Model:
     """Load a model and its tokenizer.
 
     Parameters
     ----------
     name
-        A preset, a folder (also of a LoRA adapter, or in TransformerLens' format), a .gguf file or a hub id.
+        A preset, a folder (also of a LoRA adapter, or in TransformerLens' format), a .gguf file, a .pt file of a state
+        dict in TransformerLens' format, or a hub id.
     device
         ``auto`` takes cuda, then mps, then cpu.
     device_map
@@ -58,6 +60,9 @@ def load_model(
         Run code that a hub model brings along.
     accept_terms
         Accept the terms of use of a preset (gemma3-270m).
+    config
+        For TransformerLens' format: the fields of `HookedTransformerConfig`, or a JSON file of them; the default is the
+        .json file beside the weights.
 
     Returns
     -------
@@ -80,7 +85,12 @@ def load_model(
     source = str(fetch(PRESETS[name], accept_terms)) if name in PRESETS else name
     with explained(name):
         read = _reader(source)
-        kind = _dtype("float32" if dtype is None and read is hooked.read else dtype, torch_device)
+        is_hooked = read is hooked.read
+        if config is not None and not is_hooked:
+            raise InputError(
+                f"{name} is not in TransformerLens' format and has its own configuration; leave out config."
+            )
+        kind = _dtype("float32" if dtype is None and is_hooked else dtype, torch_device)
         weights = _weight_options(device, device_map, bits, kind)
         if weights and read is not _read:
             kinds: dict[Any, str] = {_read_adapter: "a LoRA adapter", hooked.read: "in TransformerLens' format"}
@@ -93,7 +103,8 @@ def load_model(
         if gguf:
             source = str(converted(Path(name), kind))
         weights |= {"dtype": kind, "attn_implementation": attention, "use_safetensors": True}
-        net, tokenizer, processor = read(source, weights, {"trust_remote_code": trust_remote_code})
+        options: Any = config if is_hooked else {"trust_remote_code": trust_remote_code}
+        net, tokenizer, processor = read(source, weights, options)
         if not (device_map or getattr(net, "is_quantized", False)):
             net = net.to(torch_device)
         model = Model(net, tokenizer, name, processor)
@@ -127,7 +138,7 @@ def explained(name: str) -> Iterator[None]:
         logging.set_verbosity(loud)
 
 
-Reader = Callable[[str, dict[str, Any], dict[str, Any]], tuple[Any, Any, Any]]
+Reader = Callable[[str, dict[str, Any], Any], tuple[Any, Any, Any]]
 
 
 def _reader(source: str) -> Reader:

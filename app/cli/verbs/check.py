@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 from icebear.app.cli.options import ModelOptions, argument, named, record, verb
 from icebear.app.cli.output import show
 from icebear.app.cli.progress import bar
-from icebear.errors import InputError
+from icebear.errors import InputError, need
+
+LEDGER = b'{"icebear_ledger"'
+"""How a ledger of `icebear mcp` begins."""
 
 
 @record
@@ -21,7 +27,7 @@ def check(options: Options) -> None:
 
     FILE is made by --claim of explain, rank, circuit, flip, label and concept find. Without --model, each claim is
     checked in the model that it names, or in the default model if it names none. With --model, all claims are checked
-    in that model.
+    in that model. FILE may also be a ledger of icebear mcp: its calls are made again, and their numbers compared.
 
     Example:
       icebear explain "The ice bear lives in the" --claim claims.yaml
@@ -32,6 +38,9 @@ def check(options: Options) -> None:
     from icebear.claims.claim import Claim
     from icebear.claims.claims_files import read_claims
 
+    with suppress(OSError), open(options.file, "rb") as file:
+        if file.read(len(LEDGER)) == LEDGER:
+            return _check_ledger(options)
     claims = read_claims(options.file)
     if not claims:
         raise InputError(f"{options.file} has no claim; write one with --claim (docs/claims.md).")
@@ -47,4 +56,29 @@ def check(options: Options) -> None:
     result = CheckedClaims(tuple(rows))
     show(options.json, {"file": options.file, **result.to_dict()}, claims_table(result))
     if not result.passed:
+        raise SystemExit(1)
+
+
+def _check_ledger(options: Options) -> None:
+    """Make the calls of a ledger again."""
+    need("mcp")
+    from icebear.app.cli.tables.evaluations import listing_table
+    from icebear.app.mcp.ledger import MEASURED, read_ledger, repeated
+    from icebear.app.mcp.server import server
+    from icebear.app.mcp.session import Session
+
+    calls = read_ledger(options.file)
+    measured = [call for call in calls if call.tool in MEASURED and call.answer is not None]
+    if not measured:
+        raise InputError(f"{options.file} has no call whose numbers can be measured again ({', '.join(MEASURED)}).")
+    rows: list[dict[str, Any]] = []
+    for name, store in dict.fromkeys((call.model, call.store) for call in measured):
+        session = Session(options.model.model if named("model") else name, options.model.arguments, store)
+        rows += repeated(server(session), [call for call in measured if (call.model, call.store) == (name, store)])
+    passed = [row for row in rows if row["verdict"] == "passed"]
+    title = f"{len(passed)} of {len(rows)} calls passed ({len(calls) - len(rows)} have no numbers to measure)"
+    failed = not passed or any(row["verdict"] == "broken" for row in rows)
+    table = listing_table([{**row, "arguments": str(row["arguments"])} for row in rows], title)
+    show(options.json, {"file": options.file, "passed": not failed, "calls": rows}, table)
+    if failed:
         raise SystemExit(1)

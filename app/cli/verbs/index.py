@@ -25,7 +25,7 @@ class Options:
     corpus: str | None
     language: str = option(f"Language of the corpus; en, es or fr for {WIKI}.", "en", advanced=True)
     column: str = option("Column (or field) of a file or dataset that has the text.", "text", advanced=True)
-    config: str | None = option("Configuration of a Hugging Face dataset.", advanced=True)
+    subset: str | None = option("Subset (configuration) of a Hugging Face dataset.", advanced=True)
     split: str | None = option("Split of a Hugging Face dataset.", show_default="train", advanced=True)
     revision: str | None = option("Revision of a Hugging Face dataset.", show_default="latest", advanced=True)
     limit: int | None = option(
@@ -101,7 +101,7 @@ def index(options: Options) -> None:
     engine = on_ray(options.workers, options.address) if options.engine == "ray" else in_process
     documents = icebear.read_corpus(
         WIKI if options.corpus is None else options.corpus,
-        *(options.limit, options.language, options.column, options.config, options.split, options.revision),
+        *(options.limit, options.language, options.column, options.subset, options.split, options.revision),
     )
     how = {"k": options.k, "sites": options.site, "by": options.examples_by, "max_tokens": options.max_tokens}
     encoder = _encoder(options.encoder) if options.encoder != "none" else None

@@ -17,6 +17,7 @@ class Options:
     folder: str | None = option(
         "Folder in which the agent may read and write files.", type="folder", show_default="none"
     )
+    ledger: str | None = option("Append each call and its answer to this file, as a line of JSON.", type="output")
     store: str
     model: ModelOptions
 
@@ -26,7 +27,8 @@ def mcp(options: Options) -> None:
     """Serve tools to an agent over stdio (MCP): predict, attribute, rank, circuit, steer, flip, ..., with controls.
 
     The server uses no network, so first download the model with another command, such as icebear explain. Set
-    `icebear mcp` as the command in the agent's settings.
+    `icebear mcp` as the command in the agent's settings. With --ledger FILE, the command "icebear check FILE" measures
+    the numbers of its answers again.
 
     Example:
       icebear mcp --model smollm2-135m --folder results
@@ -38,7 +40,6 @@ def mcp(options: Options) -> None:
     from icebear.app.mcp.server import server
     from icebear.app.mcp.session import Session
 
-    folder = Path(options.folder) if options.folder else None
-    server(
-        Session(options.model.model, options.model.arguments, options.store, folder, base_model_name=options.base_model)
-    ).run("stdio")
+    folder, ledger = (Path(path) if path else None for path in (options.folder, options.ledger))
+    loading = options.model
+    server(Session(loading.model, loading.arguments, options.store, folder, options.base_model, ledger)).run("stdio")

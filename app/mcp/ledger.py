@@ -1,0 +1,96 @@
+"""The ledger of a server: each call and its answer as a line of JSON, whose numbers can be measured again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp import Client
+from mcp.server import MCPServer
+
+from icebear.app.mcp.session import Session
+from icebear.convert import check_version
+from icebear.errors import InputError
+from icebear.paths import append, read_text
+
+FORMAT = 1
+KEY = "icebear_ledger"
+MEASURED = ("predict", "explain", "attribute", "rank", "circuit", "steer", "flip", "concept_find")
+"""Tools whose answers are numbers about the model, and depend on no earlier call and no file."""
+TOLERANCE = 1e-4
+"""By which numbers may differ, or by which share of them; answers have five digits."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool."""
+
+    model: str
+    store: str
+    tool: str
+    arguments: dict[str, Any]
+    answer: dict[str, Any] | None
+    """None for an error."""
+
+
+def note(path: Path, session: Session, tool: str, arguments: dict[str, Any], **answer: Any) -> None:
+    """Append a call to a ledger. answer: its `answer`, or its `error`. Raises `InputError`."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    about = {KEY: FORMAT, "date": date, "model": session.model_name, "store": session.store_path}
+    append(path, json.dumps({**about, "tool": tool, "arguments": arguments, **answer}).encode() + b"\n")
+
+
+def read_ledger(path: str | Path) -> list[Call]:
+    """Return the calls of a ledger. Raises `InputError`."""
+    calls = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        try:
+            row = json.loads(line)
+            check_version(row[KEY], FORMAT, str(path), InputError)
+            call = Call(row["model"], row["store"], row["tool"], row["arguments"], row.get("answer"))
+            texts, objects = (call.model, call.store, call.tool), (call.arguments, call.answer or {})
+            if not all(isinstance(x, str) for x in texts) or not all(isinstance(x, dict) for x in objects):
+                raise TypeError
+            calls.append(call)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise InputError(f"Line {number} of {path} is no call of a ledger; remove the line.") from None
+    return calls
+
+
+def repeated(server: MCPServer, calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Make calls again, and return a row for each: its verdict, and the first number that differs."""
+
+    async def run() -> list[dict[str, Any]]:
+        async with Client(server) as client:
+            return [_row(call, await client.call_tool(call.tool, call.arguments)) for call in calls]
+
+    return anyio.run(run)
+
+
+def _row(call: Call, result: Any) -> dict[str, Any]:
+    about = {"tool": call.tool, "arguments": call.arguments}
+    if result.is_error:
+        return {**about, "numbers": 0, "verdict": "cannot be measured here", "why": result.content[0].text}
+    then, now = (dict(_numbers(answer)) for answer in (call.answer, result.structured_content))
+    wrong = [
+        name
+        for name, value in then.items()
+        if name not in now or not math.isclose(value, now[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    ]
+    why = f"{wrong[0]} was {then[wrong[0]]}, and is {now.get(wrong[0], 'gone')}." if wrong else ""
+    return {**about, "numbers": len(then), "verdict": "broken" if wrong else "passed", "why": why}
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of an answer, with where they are."""
+    if isinstance(value, bool | int | float):
+        yield name, float(value)
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in rows:
+        yield from _numbers(part, f"{name}.{key}".removeprefix("."))
