@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from icebear.db.search import vocabulary_projections
 from icebear.db.store import Store
 from icebear.errors import InputError, StoreError
 from icebear.paths import new_folder, write_file
@@ -20,6 +21,8 @@ from icebear.values import shown
 BATCH = 128
 """At most this many neurons are in a file."""
 LOGITS = 10
+PROJECTED = 32
+"""The number of neurons whose logits of the vocabulary are in memory."""
 LONGEST = 1024
 """Of a longer text, so many tokens around the largest activation."""
 LONGEST_LABEL = 512
@@ -92,16 +95,18 @@ def _batches(store: Store) -> Iterator[list[Neuron]]:
 def _dashboards(store: Store, neurons: Sequence[Neuron]) -> dict[Source, list[dict[str, Any]]]:
     """Return the dashboards of neurons of a site and layer, by source."""
     features: dict[Source, list[dict[str, Any]]] = {}
-    for neuron in neurons:
-        for polarity, feature in dashboards(store, neuron).items():
+    parts = [neurons[start : start + PROJECTED] for start in range(0, len(neurons), PROJECTED)]
+    writing = neurons[0].site in WRITERS
+    words = [row for part in parts for row in vocabulary_projections(store, part, LOGITS)] if writing else []
+    for number, neuron in enumerate(neurons):
+        for polarity, feature in dashboards(store, neuron, words[number] if writing else None).items():
             features.setdefault(Source(neuron.layer, neuron.site, polarity), []).append(feature)
     return features
 
 
-def dashboards(store: Store, neuron: Neuron) -> dict[str, dict[str, Any]]:
+def dashboards(store: Store, neuron: Neuron, words: Projection | None) -> dict[str, dict[str, Any]]:
     """Return polarity -> a neuron as the schema has it, for the polarities that it has examples of."""
     statistics = store.neurons.statistics(neuron)
-    words = store.vocabulary(neuron, LOGITS) if neuron.site in WRITERS else None
     features = {}
     for polarity in POLARITIES:
         source = Source(neuron.layer, neuron.site, polarity)

@@ -57,6 +57,7 @@ def exported(folder):
 def test_a_thousand_neurons_pass_the_schema_and_equal_the_store(thousand, tmp_path):
     counts = export_dashboards(thousand, tmp_path / "out")
     features = exported(tmp_path / "out")
+    seen = set()
     assert counts == {"neurons": 1020, "sources": 6, "files": len(list((tmp_path / "out").iterdir()))}
     for neuron in thousand.neurons.all():
         statistics = thousand.neurons.statistics(neuron)
@@ -71,14 +72,17 @@ def test_a_thousand_neurons_pass_the_schema_and_equal_the_store(thousand, tmp_pa
                 assert row["quantileMin"] <= sign * example.activation <= row["quantileMax"]
                 count = statistics.histogram[bisect_right(HISTOGRAM_EDGES, example.activation)]
                 assert row["quantileFraction"] == count / sum(statistics.histogram)
-            promoted, suppressed = projection.promoted, projection.suppressed
-            if not projection.has_words:
-                assert feature["topLogits"] is feature["bottomLogits"] is None
-                continue
-            top = promoted if sign > 0 else suppressed
-            assert feature["topLogits"] == [{"token": t.text, "value": sign * t.logit} for t in top]
-            bottom = suppressed if sign > 0 else promoted
-            assert feature["bottomLogits"] == [{"token": t.text, "value": sign * t.logit} for t in bottom]
+            sides = (projection.promoted, projection.suppressed)[::sign]
+            for name, tokens in zip(("topLogits", "bottomLogits"), sides, strict=True):
+                if not projection.has_words:
+                    assert feature[name] is None
+                    continue
+                assert [row["token"] for row in feature[name]] == [token.text for token in tokens]
+                assert [row["value"] for row in feature[name]] == pytest.approx(
+                    [sign * token.logit for token in tokens]
+                )
+                seen.add(neuron)
+    assert 20 < len(seen) < 1020, "some have words that stand out"
 
 
 def test_both_polarities_have_all_tokens_of_the_histogram(thousand):
@@ -128,7 +132,7 @@ def test_what_is_there_stays(thousand, tmp_path, monkeypatch):
 def test_a_long_sentence_is_cut_around_its_token(monkeypatch, thousand):
     monkeypatch.setattr(neuronpedia, "LONGEST", 4)
     for neuron in thousand.neurons.all()[:40]:
-        for polarity, feature in neuronpedia.dashboards(thousand, neuron).items():
+        for polarity, feature in neuronpedia.dashboards(thousand, neuron, None).items():
             for row, example in zip(feature["activations"], thousand.examples(neuron, polarity), strict=False):
                 assert len(row["tokens"]) == len(row["values"]) == min(4, len(example.sentence.tokens))
                 assert row["tokens"][row["values"].index(max(row["values"]))] == example.token_text

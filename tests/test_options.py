@@ -17,7 +17,7 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.errors import ModelError
 
 RUN = CliRunner()
-OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--store"}
+OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--store", "--port"}
 """What these may be, and are by default, is a verb's own."""
 OWN_HELP = {"--site", "--samples", "--suppress", "--words", "--top", "--no-heads", "--png", "--out"}
 """The help of these differs: verbs take different sites, count, suppress, draw and resume different things."""

@@ -93,8 +93,7 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     async def call(self: Tools, *args: Any, **options: Any) -> Any:
-        async with self.session.lock:  # a waiting call takes no thread
-            return await anyio.to_thread.run_sync(functools.partial(work, self, *args, **options))
+        return await self.session.alone(functools.partial(work, self, *args, **options))
 
     return call
 
