@@ -107,7 +107,7 @@ def _dashboards(store: Store, neurons: Sequence[Neuron]) -> dict[Source, list[di
 def dashboards(store: Store, neuron: Neuron, words: Projection | None) -> dict[str, dict[str, Any]]:
     """Return polarity -> a neuron as the schema has it, for the polarities that it has examples of."""
     statistics = store.neurons.statistics(neuron)
-    features = {}
+    features: dict[str, dict[str, Any]] = {}
     for polarity in POLARITIES:
         source = Source(neuron.layer, neuron.site, polarity)
         examples = [row for row in store.examples(neuron, polarity) if source.sign * row.activation > 0]

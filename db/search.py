@@ -300,7 +300,8 @@ def vocabulary_projections(store: Tables, neurons: Sequence[Neuron], k: int, row
     return [
         Projection(
             neuron,
-            *(promotions(row, sign, typical[neuron.layer] is not None) for sign in (+1, -1)),
+            promotions(row, +1, typical[neuron.layer] is not None),
+            promotions(row, -1, typical[neuron.layer] is not None),
             typical[neuron.layer],
             lens="direct" if direct else "mean",
             kurtosis=row_kurtosis,

@@ -138,6 +138,6 @@ def continued(
         new = ids[:, length:]
         return scores.scatter_add(1, new, torch.full(new.shape, -frequency_penalty).to(scores))
 
-    options = {"logits_processor": [lowered]} if frequency_penalty else {}
+    options: dict[str, Any] = {"logits_processor": [lowered]} if frequency_penalty else {}
     with steer(model, edits):
         return model.generate(prompt, max_new_tokens, temperature, seed, **options)

@@ -119,8 +119,8 @@ def lens_prompt(model: Model, request: schemas.LensPromptRequest) -> Answer:
         raise InputError("This server has the LOGIT_LENS only; leave other lenses out.")
     if (request.prompt is None) == (request.chat is None):
         raise InputError("Give either a prompt or a chat.")
-    prompt = request.prompt if request.chat is None else Chat([message.model_dump() for message in request.chat])
-    ids = _ids(model, prompt)
+    chat = request.chat and Chat([message.model_dump() for message in request.chat])
+    ids = _ids(model, chat or request.prompt or "")
     last = model.layers - 1
     wanted = {layer for layer in request.layers if layer <= last} | {last} if request.layers else range(last + 1)
     layers, bos = sorted(wanted), getattr(model.tokenizer, "bos_token_id", None)

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from icebear.app.api.calls import CALLS, Answer, Call, capabilities, check_model
 from icebear.app.api.schemas import LIMITS, Ask, Refusal
 from icebear.app.localhost import is_local
-from icebear.app.mcp.session import Session, one_line
+from icebear.app.mcp.session import Session, one_line, with_arguments
 from icebear.concepts.passes.run import Checked
 from icebear.errors import IcebearError, NumericalError, exhausted
 
@@ -91,7 +91,7 @@ class Queue:
             known = error if isinstance(error, IcebearError) else exhausted(error)
             if known is None:
                 raise
-            return refusal(400, str(known))
+            return refusal(400, with_arguments(str(known), type(request).model_fields))
 
 
 def both_cases(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -152,3 +153,15 @@ def one_line(problems: Iterable[Any]) -> str:
         for problem in problems
     ]
     return "; ".join(parts) + "."
+
+
+def with_arguments(sentence: str, arguments: Collection[str]) -> str:
+    """Replace options of the command line by the call's arguments, if it has them; commands for the user stay."""
+
+    def name(match: re.Match[str]) -> str:
+        if not match[1]:
+            return match[0]
+        argument = match[1].replace("-", "_")
+        return argument if argument in arguments else f"the command line's {match[0]}"
+
+    return re.sub(r"icebear [a-z]+ [^;,]*|--([a-z][a-z-]*)", name, sentence)
