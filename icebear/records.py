@@ -23,6 +23,15 @@ HOOKS = {"ffn": "mlp.hook_post", "head": "attn.hook_z"}
 """Site -> TransformerLens' name of the activation that has its neurons, or heads, along an axis."""
 
 
+class InNotebooks:
+    """A result that a notebook shows as a sentence, and as a table if it has one."""
+
+    def _repr_html_(self) -> str:
+        from icebear.render import in_notebook
+
+        return in_notebook(self)
+
+
 @dataclass(frozen=True, order=True)
 class Neuron:
     """A neuron, written ``L29.ffn.860``, or an attention head, written ``L4.head.3``.
@@ -147,7 +156,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Example:
+class Example(InNotebooks):
     """A sentence, and the token position where a neuron has a value."""
 
     value: float
@@ -224,7 +233,7 @@ class Meaning:
 
 
 @dataclass(frozen=True)
-class Hit:
+class Hit(InNotebooks):
     """A neuron that matches a search; `why` has the reasons."""
 
     neuron: Neuron
@@ -280,7 +289,7 @@ class Reliability(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Projection:
+class Projection(InNotebooks):
     """The tokens that a neuron with positive activation promotes and suppresses, largest first."""
 
     neuron: Neuron
@@ -415,7 +424,7 @@ class Writes:
 
 
 @dataclass(frozen=True, repr=False)
-class RandomControl:
+class RandomControl(InNotebooks):
     """A number before and after an intervention, and after equal random interventions."""
 
     what: str
