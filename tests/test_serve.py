@@ -469,4 +469,4 @@ def test_the_command_serves_until_it_is_ended(tiny_folder):
         assert (result.exit_code, str(port) in result.stderr) == (1, True)
     finally:
         process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(30) == 130
