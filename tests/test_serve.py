@@ -359,7 +359,7 @@ def test_a_failure_is_one_answer_and_no_more(letters, monkeypatch):
         with model.lock:
             raise RuntimeError("secret")
 
-    monkeypatch.setitem(CALLS, "/v1/tokenize", (fails, *CALLS["/v1/tokenize"][1:]))
+    monkeypatch.setitem(CALLS, "/v1/tokenize", (fails, CALLS["/v1/tokenize"][1]))
     asked = TestClient(application(letters), base_url="http://localhost", raise_server_exceptions=False)
     for _ in range(LIMITS.waiting + 1):
         text = sentence(asked.post("/v1/tokenize", json={"model": "letters", "text": "a"}), 500)
@@ -373,7 +373,7 @@ def test_a_request_that_takes_too_long_ends(letters, monkeypatch):
             torch.ones(2) + 1
 
     monkeypatch.setattr(api, "LIMITS", Limits(seconds=0.3))
-    monkeypatch.setitem(CALLS, "/v1/tokenize", (endless, *CALLS["/v1/tokenize"][1:]))
+    monkeypatch.setitem(CALLS, "/v1/tokenize", (endless, CALLS["/v1/tokenize"][1]))
     asked = TestClient(application(letters), base_url="http://localhost")
     sentence(asked.post("/v1/tokenize", json={"model": "letters", "text": "a"}), 503)
     answer(asked.post("/v1/activation/single", json={"model": "letters", **SINGLE}))

@@ -9,7 +9,7 @@ from typing import Any
 from icebear.actmax.neuronpedia import WORDS, Source
 from icebear.app.api import schemas
 from icebear.app.api.schemas import LIMITS
-from icebear.concepts.passes.active_neurons import most_active, most_active_by_token, neuron_values
+from icebear.concepts.passes.active_neurons import most_active, most_active_by_token, prompt_activations
 from icebear.concepts.stages.stages import stages
 from icebear.concepts.vocabulary.prompt_lens import logit_lens
 from icebear.edits import Edit
@@ -50,8 +50,8 @@ def activation_single(model: Model, request: schemas.ActivationSingleRequest) ->
     if not (request.index.isascii() and request.index.isdigit() and len(request.index) < 10):
         raise InputError("The index must be a whole number.")
     ids, source = _ids(model, request.prompt), Source.parse(request.source)
-    neuron = Neuron(source.layer, source.site, int(request.index))
-    values = [source.sign * value for value in neuron_values(model, ids, _neuron(model, neuron))]
+    neuron = _neuron(model, Neuron(source.layer, source.site, int(request.index)))
+    values = (source.sign * prompt_activations(model, ids, neuron.site, neuron.layer)[:, neuron.index]).tolist()
     return {
         "activation": _values(values, values.index(max(values))),
         "tokens": list(model.pieces(ids)),
@@ -172,33 +172,21 @@ def capabilities(model: Model) -> Answer:
         "max_num_results": LIMITS.results,
         "num_layers": model.layers,
         "source_sets": groups,
-        "endpoints": dict.fromkeys(("lens_logit", "neurons", *(call.__name__ for call, *_ in CALLS.values())), True),
+        "endpoints": dict.fromkeys(("lens_logit", "neurons", *(call.__name__ for call, _ in CALLS.values())), True),
     }
 
 
 Call = Callable[[Model, Any], Answer]
-CALLS: dict[str, tuple[Call, type[schemas.Ask], Any]] = {
-    "/v1/tokenize": (tokenize, schemas.TokenizeRequest, schemas.TokenizeResponse),
-    "/v1/activation/single": (
-        activation_single,
-        schemas.ActivationSingleRequest,
-        schemas.ActivationSingleResponse,
-    ),
-    "/v1/activation/all": (activation_all, schemas.ActivationAllRequest, schemas.ActivationAllResponse),
-    "/v1/activation/topk-by-token": (
-        activation_topk_by_token,
-        schemas.ActivationTopkByTokenRequest,
-        schemas.ActivationTopkByTokenResponse,
-    ),
-    "/v1/steer/completion": (
-        steer_completion,
-        schemas.SteerCompletionRequest,
-        schemas.SteerCompletionResponse,
-    ),
-    "/v1/lens/prompt": (lens_prompt, schemas.LensPromptRequest, schemas.LensPromptResponse),
-    "/v1/stages": (stages_call, schemas.StagesRequest, dict[str, Any]),
+CALLS: dict[str, tuple[Call, type[schemas.Ask]]] = {
+    "/v1/tokenize": (tokenize, schemas.TokenizeRequest),
+    "/v1/activation/single": (activation_single, schemas.ActivationSingleRequest),
+    "/v1/activation/all": (activation_all, schemas.ActivationAllRequest),
+    "/v1/activation/topk-by-token": (activation_topk_by_token, schemas.ActivationTopkByTokenRequest),
+    "/v1/steer/completion": (steer_completion, schemas.SteerCompletionRequest),
+    "/v1/lens/prompt": (lens_prompt, schemas.LensPromptRequest),
+    "/v1/stages": (stages_call, schemas.StagesRequest),
 }
-"""Path -> what it computes, and the bodies of request and answer."""
+"""Path -> what it computes, and the body of its request."""
 
 
 def _ids(model: Model, prompt: PromptLike) -> list[int]:

@@ -1,9 +1,9 @@
-"""The bodies of requests and answers, by Neuronpedia's inference API, and the limits of a request."""
+"""The bodies of requests, by Neuronpedia's inference API, and their limits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -129,69 +129,6 @@ class StagesRequest(Ask):
     counterfactual: Prompt
     target: Word = None
     contrast: Word = None
-
-
-class TokenizeResponse(Body):
-    tokens: list[int]
-    token_strings: list[str]
-    prepend_bos: bool
-
-
-class ActivationValues(Body):
-    values: list[float]
-    max_value: float
-    max_value_index: int
-
-
-class ActivationSingleResponse(Body):
-    activation: ActivationValues
-    tokens: list[str]
-    tokens_is_special: list[bool]
-
-
-class ActivationAllFeature(ActivationValues):
-    source: str
-    index: int
-    sum_values: float
-
-
-class ActivationAllResponse(Body):
-    activations: list[ActivationAllFeature]
-    tokens: list[str]
-
-
-class TopkFeature(Body):
-    feature_index: int
-    activation_value: float
-
-
-class TopkResult(Body):
-    token_position: int
-    token: str
-    is_special: bool
-    top_features: list[TopkFeature]
-
-
-class ActivationTopkByTokenResponse(Body):
-    results: list[TopkResult]
-    tokens: list[str]
-
-
-class SteerOutput(Body):
-    type: SteerType
-    output: str
-
-
-class SteerCompletionResponse(Body):
-    outputs: list[SteerOutput]
-
-
-class LensPromptResponse(Body):
-    """With `stream`, the same messages, one a line; their names have underscores, as Neuronpedia's."""
-
-    meta: dict[str, Any]
-    tokens: list[dict[str, Any]]
-    done: dict[str, Any]
 
 
 class Refusal(BaseModel):

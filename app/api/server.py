@@ -32,8 +32,8 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"model": Refusal, "description": "The request took too long"},
 }
 ABOUT = (
-    "The calls of Neuronpedia's inference API that neurons can answer, and `/v1/stages`. Names are in camelCase and in "
-    "snake_case; a request may use either."
+    "The calls of Neuronpedia's inference API that neurons can answer, with the fields of its version 1.9, and "
+    "`/v1/stages`. Names are in camelCase and in snake_case; a request may use either."
 )
 CAPITAL = re.compile(r"(?<=[a-z])([A-Z])")
 
@@ -128,11 +128,9 @@ def server(session: Session) -> FastAPI:
         responses=REFUSALS,
     )
     queue = Queue(session)
-    for path, (call, request, answer) in CALLS.items():
+    for path, (call, request) in CALLS.items():
         summary, name = inspect.getdoc(call), path.removeprefix("/v1/").replace("/", "-")
-        app.post(path, description=summary, operation_id=name, responses={200: {"model": answer}})(
-            _endpoint(queue, call, request)
-        )
+        app.post(path, description=summary, operation_id=name)(_endpoint(queue, call, request))
 
     @app.get("/v1/capabilities", description=inspect.getdoc(capabilities), operation_id="capabilities")
     async def capabilities_call() -> Answer:

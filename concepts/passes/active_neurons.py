@@ -28,13 +28,13 @@ class Active(NamedTuple):
 
 
 @torch.no_grad()
-def neuron_values(model: Model, ids: Sequence[int], neuron: Neuron) -> list[float]:
-    """Return the activation of a neuron at each token. Raises `InputError` for one that the model lacks."""
-    model.check(neuron)
+def prompt_activations(model: Model, ids: Sequence[int], site: str, layer: int) -> Tensor:
+    """Return the activations (T, N) of the neurons of a site and layer. Raises `InputError` if the model lacks them."""
+    model.check(Neuron(layer, site, 0))
     rows: list[Tensor] = []
-    with model.lock, hooks(model, [(neuron.site, neuron.layer)], lambda site, layer, x: rows.append(x[0])):
+    with model.lock, hooks(model, [(site, layer)], lambda site, layer, x: rows.append(x[0].float())):
         model.final_stream(model.read_ids([list(ids)]))
-    return rows[0][:, neuron.index].float().tolist()
+    return rows[0]
 
 
 @torch.no_grad()
@@ -70,14 +70,10 @@ def most_active(
     return best
 
 
-@torch.no_grad()
 def most_active_by_token(
     model: Model, ids: Sequence[int], site: str, layer: int, sign: int, k: int
 ) -> list[list[tuple[int, float]]]:
     """Return for each token the k neurons of a site and layer with the largest values: index and value."""
-    rows: list[Tensor] = []
-    with model.lock, hooks(model, [(site, layer)], lambda site, layer, x: rows.append(sign * x[0].float())):
-        model.final_stream(model.read_ids([list(ids)]))
-    top = rows[0].topk(min(k, rows[0].shape[1]))
-    both = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return [list(zip(*token, strict=True)) for token in both]
+    values = sign * prompt_activations(model, ids, site, layer)
+    top = values.topk(min(k, values.shape[1]))
+    return [list(zip(*row, strict=True)) for row in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
