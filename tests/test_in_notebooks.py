@@ -12,9 +12,10 @@ from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.records import Example, Hit, Neuron, Projection, Promotion, RandomControl, Sentence
 
 BAD = "<script>alert(1)</script><img src=http://evil.example/x>"
-NO_RESULTS = (
-    "AlphaBeta AttnLRP Chat Corpus Difference Edit Encoder Epsilon Gamma Method Model Neuron Prompt Ranked Store ZPlus"
-)
+NO_RESULTS = """
+AlphaBeta AttnLRP Chat Corpus Difference Edit Encoder Epsilon Gamma Method Model Neuron Prompt Ranked Store VectorEdit
+ZPlus
+"""
 """Public classes of what is given, of rules, and of ids."""
 
 
