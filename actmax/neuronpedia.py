@@ -26,7 +26,7 @@ PROJECTED = 32
 LONGEST = 1024
 """Of a longer text, so many tokens around the largest activation."""
 LONGEST_LABEL = 512
-WORDS = {"+": "plus", "-": "minus"}
+POLARITY_WORDS = {"+": "plus", "-": "minus"}
 """Polarity -> its word in the name of a source."""
 _SOURCE = re.compile(r"(\d{1,9})-([a-z]+)-(plus|minus)")
 
@@ -46,7 +46,7 @@ class Source:
     @property
     def group(self) -> str:
         """The name without the layer, which Neuronpedia calls a source set."""
-        return f"{self.site}-{WORDS[self.polarity]}"
+        return f"{self.site}-{POLARITY_WORDS[self.polarity]}"
 
     @property
     def sign(self) -> int:

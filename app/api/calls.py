@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from icebear.actmax.neuronpedia import WORDS, Source
+from icebear.actmax.neuronpedia import POLARITY_WORDS, Source
 from icebear.app.api import schemas
 from icebear.app.api.schemas import LIMITS
 from icebear.concepts.passes.active_neurons import most_active, most_active_by_token, prompt_activations
@@ -85,7 +85,7 @@ def activation_topk_by_token(model: Model, request: schemas.ActivationTopkByToke
     _neuron(model, Neuron(source.layer, source.site, 0))
     rows = most_active_by_token(model, ids, source.site, source.layer, source.sign, request.top_k or 5)
     tokens, special = model.pieces(ids), _special(model, ids)
-    kept = [position for position in range(len(ids)) if position not in _ignored(model, ids, request.ignore_bos)]
+    counted = [position for position in range(len(ids)) if position not in _ignored(model, ids, request.ignore_bos)]
     results = [
         {
             "tokenPosition": position,
@@ -93,9 +93,9 @@ def activation_topk_by_token(model: Model, request: schemas.ActivationTopkByToke
             "isSpecial": special[position],
             "topFeatures": [{"featureIndex": index, "activationValue": value} for index, value in rows[position]],
         }
-        for position in kept
+        for position in counted
     ]
-    return {"results": results, "tokens": [tokens[position] for position in kept]}
+    return {"results": results, "tokens": [tokens[position] for position in counted]}
 
 
 def steer_completion(model: Model, request: schemas.SteerCompletionRequest) -> Answer:
@@ -161,7 +161,7 @@ def stages_call(model: Model, request: schemas.StagesRequest) -> Answer:
 
 def capabilities(model: Model) -> Answer:
     """Return what this server has, and its limits."""
-    groups = [Source(0, site, polarity).group for site in model.sites for polarity in WORDS]
+    groups = [Source(0, site, polarity).group for site in model.sites for polarity in POLARITY_WORDS]
     return {
         "model": model_id(model),
         "backend": "icebear",

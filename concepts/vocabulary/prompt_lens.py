@@ -14,7 +14,7 @@ from icebear.concepts.vocabulary.vocabulary import gives_answers, unembed
 from icebear.errors import InputError
 from icebear.models.model import Model
 
-_WORDS: WeakKeyDictionary[Model, Tensor] = WeakKeyDictionary()
+_WORD_TOKENS: WeakKeyDictionary[Model, Tensor] = WeakKeyDictionary()
 
 
 class Readout(NamedTuple):
@@ -74,11 +74,11 @@ def _top(logits: Tensor, k: int, keep: Tensor | None, is_last: bool) -> tuple[li
 
 def _word_tokens(model: Model) -> Tensor:
     """Return whether each token (V,) is of letters and digits, or has an apostrophe or hyphen inside."""
-    if model not in _WORDS:
+    if model not in _WORD_TOKENS:
         texts = (model.text(token).strip() for token in range(model.output_size))
         flags = [bool(text[:1].isalnum() and text[-1:].isalnum() and _joined(text).isalnum()) for text in texts]
-        _WORDS[model] = torch.tensor(flags, device=model.device)
-    return _WORDS[model]
+        _WORD_TOKENS[model] = torch.tensor(flags, device=model.device)
+    return _WORD_TOKENS[model]
 
 
 def _joined(text: str) -> str:
