@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
@@ -23,13 +24,29 @@ HOOKS = {"ffn": "mlp.hook_post", "head": "attn.hook_z"}
 """Site -> TransformerLens' name of the activation that has its neurons, or heads, along an axis."""
 
 
+TABLE_ROWS = 20
+"""Of a result in a notebook."""
+LONGEST_CELL = 500
+"""Characters."""
+
+
 class InNotebooks:
-    """A result that a notebook shows as a sentence, and as a table if it has one."""
+    """A result that a notebook shows as its sentence or name, and its table, or else its fields."""
 
     def _repr_html_(self) -> str:
-        from icebear.render import in_notebook
+        kind = type(self)
+        sentence = kind.__name__ if kind.__str__ is object.__str__ else str(self)
+        if hasattr(self, "to_frame"):
+            table = self.to_frame().head(TABLE_ROWS)
+            rows = [["", *table.columns], *table.itertuples()]
+        else:
+            rows = list(vars(self).items())
+        lines = ("".join(f"<td>{escape(_cell(value))}</td>" for value in row) for row in rows)
+        return f"<p>{escape(sentence)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
-        return in_notebook(self)
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:LONGEST_CELL]
 
 
 @dataclass(frozen=True, order=True)

@@ -17,10 +17,6 @@ POSITIVE = (178, 24, 43)
 NEGATIVE = (33, 102, 172)
 """Blue, the other end."""
 
-TABLE_ROWS = 20
-"""Of a result in a notebook."""
-LONGEST_CELL = 500
-"""Characters."""
 PART = "[part of a character]"
 """In place of a token that is no text without others."""
 JOINER = "\u200d"
@@ -126,22 +122,6 @@ def characters(tokens: Sequence[str]) -> list[list[int]]:
 def page(title: str, body: Markup, style: str = "") -> Markup:
     """Return a self-contained page around HTML."""
     return render("icebear/page.html", title=title, body=body, style=Markup(style))
-
-
-def in_notebook(result: Any) -> Markup:
-    """Return a result as HTML that needs nothing else: its sentence or name, and the first rows of its table, or else
-    its fields."""
-    kind = type(result)
-    sentence = kind.__name__ if kind.__str__ is object.__str__ else str(result)
-    if hasattr(result, "to_frame"):
-        table = result.to_frame().head(TABLE_ROWS)
-        header, rows = ["", *table.columns], [list(row) for row in table.itertuples()]
-    else:
-        header, rows = ["", ""], [list(row) for row in vars(result).items()]
-    cells = [
-        [f"{value:.4g}" if isinstance(value, float) else str(value)[:LONGEST_CELL] for value in row] for row in rows
-    ]
-    return render("icebear/notebook.html", sentence=sentence, header=header, rows=cells)
 
 
 def marked(tokens: Sequence[str], values: Sequence[float] | None, extreme: int) -> Markup:

@@ -86,4 +86,4 @@ def test_results_of_a_model_have_their_tables(model):
     effects = relevance.effects(3)
     table = effects.to_frame()
     assert effects._repr_html_().count("<tr>") == 1 + min(len(table), 20)
-    assert all(f"<th>{name}</th>" in effects._repr_html_() for name in table.columns)
+    assert all(f"<td>{name}</td>" in effects._repr_html_() for name in table.columns)
