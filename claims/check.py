@@ -12,6 +12,7 @@ from icebear.claims.claims_files import read_claims
 from icebear.claims.kind import Measured
 from icebear.errors import IcebearError, InputError, NumericalError
 from icebear.models.model import Model
+from icebear.records import InNotebooks
 from icebear.steps import OnProgress, unwatched
 from icebear.values import several, shown, typed
 
@@ -55,7 +56,7 @@ class CheckedClaim:
 
 
 @dataclass(frozen=True)
-class CheckedClaims:
+class CheckedClaims(InNotebooks):
     """The claims of a file, measured again."""
 
     rows: tuple[CheckedClaim, ...]

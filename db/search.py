@@ -274,33 +274,51 @@ def nearest_by_chance(store: Tables, by: str) -> tuple[float, float]:
     return median, largest
 
 
-@reads
 def vocabulary_projection(store: Tables, neuron: Neuron | str, k: int, rows: str = "w_out") -> Projection:
     """Return what `Store.vocabulary` does. rows: the vector index that is projected; only W_out rows give logits."""
-    neuron, k = as_neuron(neuron), check_int(k, "The number of tokens")
-    identity = store.neurons.id(neuron)
-    direct = rows == "w_out"
-    row = (store.vectors.w_out_norm(neuron) if direct else 1.0) * store.vectors.get(rows).reconstruct(identity)
-    tokens = store.vectors.get("tokens")
-    ids, logits = vectors.products(tokens, row, tokens.ntotal)
-    z = (logits - logits.mean()) / max(logits.std(ddof=1), 1e-12)
-    typical = store.vectors.typical(neuron.layer) if direct else None
+    return vocabulary_projections(store, [as_neuron(neuron)], k, rows)[0]
 
-    def promotions(ranks: slice) -> tuple[Promotion, ...]:
-        chosen = ids[ranks].tolist()
-        texts = store.vectors.token_texts(chosen)
-        columns = zip(chosen, texts, logits[ranks].tolist(), z[ranks].tolist(), strict=True)
-        return tuple(Promotion(id, text, logit if typical else None, z) for id, text, logit, z in columns)
 
-    return Projection(
-        neuron,
-        promotions(slice(k)),
-        promotions(slice(None, -k - 1, -1)),
-        typical,
-        lens="direct" if direct else "mean",
-        kurtosis=float(kurtosis(logits[None])[0]),
-        kurtosis_by_chance=(store.controls.get(KURTOSIS) or {}).get(rows, {}).get(f"{neuron.site}.{neuron.layer}"),
-    )
+@reads
+def vocabulary_projections(store: Tables, neurons: Sequence[Neuron], k: int, rows: str = "w_out") -> list[Projection]:
+    """Return `vocabulary_projection` of each neuron; the vectors of the vocabulary are read once."""
+    k, direct = check_int(k, "The number of tokens"), rows == "w_out"
+    numbers, index = [store.neurons.id(neuron) for neuron in neurons], store.vectors.get(rows)
+    norms = [store.vectors.w_out_norm(neuron) if direct else 1.0 for neuron in neurons]
+    matrix = np.stack([norm * index.reconstruct(number) for norm, number in zip(norms, numbers, strict=True)])
+    logits = _logits(store.vectors.get("tokens"), matrix)
+    kurtoses, chance = kurtosis(logits).tolist(), (store.controls.get(KURTOSIS) or {}).get(rows, {})
+    typical = {layer: store.vectors.typical(layer) if direct else None for layer in {n.layer for n in neurons}}
+
+    def promotions(row: np.ndarray, sign: int, claims: bool) -> tuple[Promotion, ...]:
+        ids = np.argpartition(-sign * row, min(k, len(row)) - 1)[:k]
+        ids = ids[np.argsort(-sign * row[ids], kind="stable")]
+        z = (row[ids] - row.mean()) / max(row.std(ddof=1), 1e-12)
+        columns = (ids.tolist(), store.vectors.token_texts(ids.tolist()), row[ids].tolist(), z.tolist())
+        return tuple(Promotion(id, text, add if claims else None, z) for id, text, add, z in zip(*columns, strict=True))
+
+    return [
+        Projection(
+            neuron,
+            promotions(row, +1, typical[neuron.layer] is not None),
+            promotions(row, -1, typical[neuron.layer] is not None),
+            typical[neuron.layer],
+            lens="direct" if direct else "mean",
+            kurtosis=row_kurtosis,
+            kurtosis_by_chance=chance.get(f"{neuron.site}.{neuron.layer}"),
+        )
+        for neuron, row, row_kurtosis in zip(neurons, logits, kurtoses, strict=True)
+    ]
+
+
+def _logits(tokens: Any, rows: np.ndarray) -> np.ndarray:
+    """Return the products (N, V) of rows (N, D) with the vectors of the vocabulary."""
+    if len(rows) > 1:
+        return np.concatenate([rows @ block.T for block in vectors.blocks(tokens)], axis=1)
+    logits = np.empty((1, tokens.ntotal), dtype=np.float32)  # for one row, converting the vectors takes longer
+    ids, scores = vectors.products(tokens, rows[0], tokens.ntotal)
+    logits[0, ids] = scores
+    return logits
 
 
 def _both_signs(index: Any, query: np.ndarray, k: int) -> Neighbours:

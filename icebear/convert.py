@@ -18,7 +18,7 @@ from cattrs import Converter
 from icebear.edits import AnyEdit, Edit, VectorEdit
 from icebear.errors import IcebearError, InputError, RecipeError, need
 from icebear.paths import local, read_text, write_file
-from icebear.records import Neuron
+from icebear.records import InNotebooks, Neuron
 
 if TYPE_CHECKING:
     import pandas
@@ -125,7 +125,7 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-class Saved:
+class Saved(InNotebooks):
     """A record that is saved as JSON. Reading a file that icebear did not write raises `RecipeError`."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _ending(body: str) -> str:
     return f'{CHECKSUM}{sha256(body.encode()).hexdigest()}"}}'
 
 
-class Tabled:
+class Tabled(InNotebooks):
     """A result with a table (pandas and Arrow)."""
 
     made_with: dict[str, Any]

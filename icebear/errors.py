@@ -97,6 +97,7 @@ EXTRAS = {
     "arrow": {"pyarrow": "pyarrow"},
     "atlas": {"openTSNE": "openTSNE"},
     "mcp": {"mcp": "mcp"},
+    "serve": {"fastapi": "fastapi", "uvicorn": "uvicorn"},
     "devices": {"accelerate": "accelerate"},
     "bits": {"accelerate": "accelerate", "bitsandbytes": "bitsandbytes"},
 }

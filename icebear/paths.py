@@ -7,6 +7,7 @@ import errno
 import gzip
 import os
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -106,6 +107,25 @@ def written(path: str | Path, error: type[IcebearError] = InputError, new: bool 
             os.replace(part, target)
         finally:
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | Path, error: type[IcebearError] = InputError) -> Iterator[Path]:
+    """Give a temporary folder beside `path`, which gets this name at the end; after any exception it is removed.
+
+    Raises `error` if something is at `path` (other than an empty folder), or if nothing can be written there.
+    """
+    with _explained(path, error):
+        target = _target(path)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise error(f"{path} exists, and would be overwritten; choose another folder.")
+        part = target.with_name(f".icebear-{stable_hash(ascii(target.name)):016x}-{secrets.token_hex(4)}.part")
+        try:
+            part.mkdir()
+            yield part
+            os.rename(part, target)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def append(path: str | Path, data: bytes, error: type[IcebearError] = InputError) -> None:

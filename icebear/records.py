@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
@@ -21,6 +22,31 @@ _NEURON = re.compile(r"L(\d{1,9})\.([a-z_]+)\.(\d{1,9})")
 _HOOK = re.compile(r"blocks\.(\d{1,9})\.(mlp\.hook_post|attn\.hook_z)\[(\d{1,9})\]")
 HOOKS = {"ffn": "mlp.hook_post", "head": "attn.hook_z"}
 """Site -> TransformerLens' name of the activation that has its neurons, or heads, along an axis."""
+
+
+TABLE_ROWS = 20
+"""Of a result in a notebook."""
+LONGEST_CELL = 500
+"""Characters."""
+
+
+class InNotebooks:
+    """A result that a notebook shows as its sentence or name, and its table, or else its fields."""
+
+    def _repr_html_(self) -> str:
+        kind = type(self)
+        sentence = kind.__name__ if kind.__str__ is object.__str__ else str(self)
+        if hasattr(self, "to_frame"):
+            table = self.to_frame().head(TABLE_ROWS)
+            rows = [["", *table.columns], *table.itertuples()]
+        else:
+            rows = list(vars(self).items())
+        lines = ("".join(f"<td>{escape(_cell(value))}</td>" for value in row) for row in rows)
+        return f"<p>{escape(sentence)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:LONGEST_CELL]
 
 
 @dataclass(frozen=True, order=True)
@@ -147,7 +173,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Example:
+class Example(InNotebooks):
     """A sentence, and the token position where a neuron has a value."""
 
     value: float
@@ -224,7 +250,7 @@ class Meaning:
 
 
 @dataclass(frozen=True)
-class Hit:
+class Hit(InNotebooks):
     """A neuron that matches a search; `why` has the reasons."""
 
     neuron: Neuron
@@ -280,7 +306,7 @@ class Reliability(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Projection:
+class Projection(InNotebooks):
     """The tokens that a neuron with positive activation promotes and suppresses, largest first."""
 
     neuron: Neuron
@@ -415,7 +441,7 @@ class Writes:
 
 
 @dataclass(frozen=True, repr=False)
-class RandomControl:
+class RandomControl(InNotebooks):
     """A number before and after an intervention, and after equal random interventions."""
 
     what: str

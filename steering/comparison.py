@@ -7,6 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from icebear.edits import AnyEdit
 from icebear.models.model import Model
 from icebear.models.text.prompts import Prompt, PromptLike, Prompts, prompt_json
@@ -116,3 +119,25 @@ def texts_under(
         for row, edits in enumerate(each):
             edited.enter_context(steer(model, edits, statistic, rows=[row]))
         return model.generate(prompts, max_new_tokens, temperature, seed, on_token)
+
+
+def continued(
+    model: Model,
+    prompt: str,
+    edits: Sequence[AnyEdit],
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    frequency_penalty: float,
+) -> str:
+    """Return the text after a prompt with edited neurons. frequency_penalty: what is subtracted from the logit of a
+    token for each time that it was generated."""
+    length = len(model.ids(prompt))
+
+    def lowered(ids: Tensor, scores: Tensor) -> Tensor:
+        new = ids[:, length:]
+        return scores.scatter_add(1, new, torch.full(new.shape, -frequency_penalty).to(scores))
+
+    options: dict[str, Any] = {"logits_processor": [lowered]} if frequency_penalty else {}
+    with steer(model, edits):
+        return model.generate(prompt, max_new_tokens, temperature, seed, **options)

@@ -172,7 +172,7 @@ def command(words, folder, runs, page):
         assert name in ("python", "python3") or name.endswith("/pip"), f"{name} is nothing that pages should run"
     elif not runs or (page == README and runs_on_a_page(rest, PAGES[1:])):
         read(rest)
-    elif rest[0] not in ("app", "mcp"):  # they do not end; test_browser.py and test_stopping.py start them
+    elif rest[0] not in ("app", "mcp", "serve"):  # they do not end; other tests start them
         if rest[0] == "index":
             for path in (folder / "wiki.db", *folder.glob("wiki.db.*.faiss")):
                 link = Path(path.name.replace("wiki", "icebear", 1))

@@ -34,7 +34,7 @@ def test_lower_bounds_are_what_is_tested():
             assert wanted.specifier.contains(tested[wanted.name]), wanted
 
 
-BROUGHT = {"app": {"starlette"}, "mcp": {"anyio", "pydantic"}}
+BROUGHT = {"app": {"starlette"}, "mcp": {"anyio", "pydantic"}, "serve": {"anyio", "pydantic", "starlette"}}
 """What icebear imports too of the packages that another package of the part brings."""
 
 

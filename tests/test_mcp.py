@@ -23,7 +23,7 @@ from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.cli.main import main
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
-from icebear.app.mcp.session import NEWEST, Session
+from icebear.app.mcp.session import NEWEST, Session, with_arguments
 from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
@@ -655,5 +655,5 @@ def test_arguments_that_do_not_fit_get_one_line(session, arguments, names):
 
 
 def test_errors_speak_of_arguments():
-    json_of = tools._for_agents("Give --max-neurons, or --unbounded; see --k.", ("max_neurons", "k"))
+    json_of = with_arguments("Give --max-neurons, or --unbounded; see --k.", ("max_neurons", "k"))
     assert json_of == "Give max_neurons, or the command line's --unbounded; see k."

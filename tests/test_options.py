@@ -17,7 +17,7 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.errors import ModelError
 
 RUN = CliRunner()
-OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--store"}
+OWN_VALUES = {"--site", "--words", "--task", "--max-tokens", "--max-neurons", "--top", "--store", "--port"}
 """What these may be, and are by default, is a verb's own."""
 OWN_HELP = {"--site", "--samples", "--suppress", "--words", "--top", "--no-heads", "--png"}
 """The help of these differs: verbs take different sites, count, suppress and draw different things."""
@@ -40,7 +40,7 @@ def test_every_verb_has_an_example_and_json(verb):
     command = VERBS[verb]
     assert f"  icebear {verb}" in command.help.partition("Example:")[2]
     flags = {flag for option in command.params for flag in option.opts}
-    if verb not in ("app", "mcp", "shell"):  # which print no result
+    if verb not in ("app", "mcp", "serve", "shell"):  # which print no result
         assert "--json" in flags
 
 

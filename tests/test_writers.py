@@ -38,6 +38,7 @@ MODULES = frozenset(("os", "shutil", "torch", "np", "numpy", "faiss", "json", "p
 ALLOWED = {
     "icebear/paths.py written": "the writer of all files",
     "icebear/paths.py write_file": "to the path of `written`",
+    "icebear/paths.py new_folder": "a folder that is renamed when it is whole",
     "icebear/paths.py append": "samples and digests: cut back if they do not fit",
     "icebear/paths.py locked": "the lock",
     "icebear/__main__.py _opened": "/dev/null in the place of a stream that is closed",

@@ -22,7 +22,7 @@ from icebear.errors import IcebearError, InputError, SameAnswer, exhausted
 
 ORDER = (
     "demo explain rank neuron search atlas index label circuit steer flip recipe concept chat evaluate check "
-    "app shell mcp export doctor"
+    "app shell mcp serve export doctor"
 )
 """The verbs in the order of the help; others come last."""
 ARGUMENTS = "icebear.arguments"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -66,6 +67,13 @@ def named(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT
 
 
+def check_port(port: int) -> None:
+    """Raise `InputError` if another process of this machine answers at a port."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("localhost", port)) == 0:
+            raise InputError(f"Port {port} is in use; choose another one with --port.")
+
+
 def position(value: str) -> str | int:
     """Read ``last``, ``all`` or a token's position."""
     try:
@@ -92,6 +100,7 @@ TYPES: dict[str, click.ParamType[Any]] = {
     "claims": File(check_claims, dir_okay=False),
     "store": File(check_store, dir_okay=False),
     "site": click.types.FuncParamType(site),
+    "port": click.IntRange(1, 65535),
     "count": click.IntRange(min=1),
     "position": click.types.FuncParamType(position),
     "not negative": click.FloatRange(min=0),

@@ -19,10 +19,10 @@ from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, JSO
 from pydantic import ValidationError
 
 from icebear.app.mcp.ledger import note
-from icebear.app.mcp.session import Session
+from icebear.app.mcp.session import Session, one_line
 from icebear.app.mcp.tools import Tools
 from icebear.errors import UnknownName
-from icebear.values import one_of, shown
+from icebear.values import one_of
 
 ABOUT = """icebear finds the neurons that a language model uses for a prediction, shows what they mean, and steers them.
 Begin with predict; use attribute and rank to find out why, best with counterfactual (a prompt of as many tokens whose
@@ -68,7 +68,7 @@ class Server(MCPServer):
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             if isinstance(error.__cause__, ValidationError):
-                raise ToolError(_one_line(error.__cause__)) from None
+                raise ToolError(one_line(error.__cause__.errors())) from None
             raise
 
     async def run_stdio_async(self) -> None:
@@ -108,15 +108,6 @@ def _lacks_id(message: SessionMessage) -> bool:
     """Return whether this is a request whose id is neither an integer nor a text: the SDK reads a notification."""
     inner = message.message
     return isinstance(inner, JSONRPCNotification) and not inner.method.startswith("notifications/")
-
-
-def _one_line(error: ValidationError) -> str:
-    parts = [
-        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        + ("" if problem["type"] == "missing" else f", not {shown(problem['input'])}")
-        for problem in error.errors()
-    ]
-    return "; ".join(parts) + "."
 
 
 def _refusal(error: Exception) -> JSONRPCError:

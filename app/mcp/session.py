@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from icebear.models.loading.presets import PRESETS
 from icebear.models.model import Model
 from icebear.paths import local, write_file
 from icebear.steering.side_effects import HeldOutContexts
+from icebear.values import shown
 
 NEWEST = 16
 SUFFIXES = (".json", ".html")
@@ -51,6 +53,13 @@ class Session:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     results: dict[str, Result] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    async def alone(self, work: Callable[[], Any], seconds: float | None = None) -> Any:
+        """Run one call at a time, in a thread. A waiting call takes none. Raises `TimeoutError` after so many seconds
+        of work, if the work asks whether it is cancelled."""
+        async with self.lock:
+            with anyio.fail_after(seconds):
+                return await anyio.to_thread.run_sync(work)
 
     @cached_property
     def model(self) -> Model:
@@ -135,3 +144,25 @@ class Session:
         path = self.path_of(name)
         write_file(path, text, new=True)
         return path
+
+
+def one_line(problems: Iterable[Any]) -> str:
+    """Return what pydantic finds wrong with a request as a sentence."""
+    parts = [
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        + ("" if problem["type"] == "missing" else f", not {shown(problem['input'])}")
+        for problem in problems
+    ]
+    return "; ".join(parts) + "."
+
+
+def with_arguments(sentence: str, arguments: Collection[str]) -> str:
+    """Replace options of the command line by the call's arguments, if it has them; commands for the user stay."""
+
+    def name(match: re.Match[str]) -> str:
+        if not match[1]:
+            return match[0]
+        argument = match[1].replace("-", "_")
+        return argument if argument in arguments else f"the command line's {match[0]}"
+
+    return re.sub(r"icebear [a-z]+ [^;,]*|--([a-z][a-z-]*)", name, sentence)

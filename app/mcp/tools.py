@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from icebear.actmax.card import describe
 from icebear.actmax.labels.meanings import label_title
 from icebear.actmax.searching import search
 from icebear.actmax.writes import PAGE_SENTENCES
-from icebear.app.mcp.session import Session
+from icebear.app.mcp.session import Session, with_arguments
 from icebear.concepts.answers.counterfactuals import Suggestion, chosen_counterfactual, suggest_counterfactuals
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
@@ -89,26 +88,13 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
             known = error if isinstance(error, IcebearError) else exhausted(error)
             if known is None:
                 raise
-            raise ToolError(_for_agents(str(known), run.__annotations__)) from None
+            raise ToolError(with_arguments(str(known), run.__annotations__)) from None
 
     @functools.wraps(run)
     async def call(self: Tools, *args: Any, **options: Any) -> Any:
-        async with self.session.lock:  # a waiting call takes no thread
-            return await anyio.to_thread.run_sync(functools.partial(work, self, *args, **options))
+        return await self.session.alone(functools.partial(work, self, *args, **options))
 
     return call
-
-
-def _for_agents(sentence: str, arguments: Collection[str]) -> str:
-    """Replace options of the command line by the tool's arguments, if it has them; commands for the user stay."""
-
-    def name(match: re.Match[str]) -> str:
-        if not match[1]:
-            return match[0]
-        argument = match[1].replace("-", "_")
-        return argument if argument in arguments else f"the command line's {match[0]}"
-
-    return re.sub(r"icebear [a-z]+ [^;,]*|--([a-z][a-z-]*)", name, sentence)
 
 
 def reporting(ctx: Context, before: int = 0, steps: int | None = None) -> Callable[..., None]:

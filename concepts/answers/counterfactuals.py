@@ -27,6 +27,7 @@ from icebear.models.model import Model
 from icebear.models.parts.linear import Linear
 from icebear.models.text.chat import inside
 from icebear.models.text.prompts import PromptLike
+from icebear.records import InNotebooks
 from icebear.values import check_int, typed
 
 COMMON = frozenset(Path(__file__).with_name("common.txt").read_text(encoding="utf-8").split())
@@ -65,7 +66,7 @@ ROWS_PER_PASS = 16
 
 
 @dataclass(frozen=True)
-class Suggestion:
+class Suggestion(InNotebooks):
     """A prompt with as many tokens and another answer."""
 
     ids: tuple[int, ...]

@@ -23,6 +23,7 @@ from icebear.models.model import Model
 from icebear.models.objective import Token, objective_of
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest
+from icebear.records import InNotebooks
 from icebear.values import typed
 
 
@@ -41,7 +42,7 @@ class SourcePart:
 
 
 @dataclass(frozen=True)
-class SourceBreakdown:
+class SourceBreakdown(InNotebooks):
     """How much each part of the prompt contributed to the explained number."""
 
     text: str

@@ -28,6 +28,7 @@ from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError
 from icebear.models.model import Model
+from icebear.records import InNotebooks
 from icebear.values import check_int, seed_of, typed
 
 RANDOM_DRAWS = 5
@@ -107,7 +108,7 @@ def random_nodes(chosen: Tensor, site: str, generator: torch.Generator, layers: 
 
 
 @dataclass(frozen=True)
-class Ablation:
+class Ablation(InNotebooks):
     """Sufficiency and necessity of a list of nodes, with two controls. They may be below 0 or above 1 (overshoot)."""
 
     site: str

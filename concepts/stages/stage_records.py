@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from icebear.convert import Tabled, converter
-from icebear.records import Neuron, Ranked, TokenScore
+from icebear.records import InNotebooks, Neuron, Ranked, TokenScore
 
 if TYPE_CHECKING:
     import pandas
@@ -109,7 +109,7 @@ class Answers:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StageShares:
+class StageShares(InNotebooks):
     """Heads and neurons of the last token of a pair of prompts, and the share of the difference that they give."""
 
     kind: Kind

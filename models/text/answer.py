@@ -14,6 +14,7 @@ from typing import Any
 from icebear.errors import InputError
 from icebear.models.text.chat import Chat
 from icebear.models.text.reader import Reader
+from icebear.records import InNotebooks
 from icebear.values import several, shown
 
 Span = tuple[int, int] | str
@@ -21,7 +22,7 @@ Span = tuple[int, int] | str
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(InNotebooks):
     """The answer of a model to a prompt or a chat."""
 
     prompt_ids: tuple[int, ...]

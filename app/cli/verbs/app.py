@@ -13,9 +13,9 @@ from pathlib import Path
 
 import click
 
-from icebear.app.cli.options import ModelOptions, option, record, verb
+from icebear.app.cli.options import ModelOptions, check_port, option, record, verb
 from icebear.app.cli.output import log_to_stderr
-from icebear.errors import InputError, need
+from icebear.errors import need
 from icebear.paths import check_model_path
 from icebear.stopping import SIGNALS
 
@@ -37,7 +37,7 @@ SETTINGS = (
 @record
 class Options:
     store: str = option(type="file")
-    port: int = option("Port on this machine.", 8501, type=click.IntRange(1, 65535), advanced=True)
+    port: int = option(default=8501)
     model: ModelOptions
 
 
@@ -57,12 +57,9 @@ def app(options: Options) -> None:
 
 def _serve(port: int) -> None:
     """Serve until interrupted. Open a browser if stdout is a terminal."""
-    import socket
     import webbrowser
 
-    with socket.socket() as probe:
-        if probe.connect_ex(("localhost", port)) == 0:
-            raise InputError(f"Port {port} is in use; choose another one with --port.")
+    check_port(port)
     url = f"http://localhost:{port}"
     click.echo(f"icebear app: {url}  (press Ctrl-C to stop)", err=True)
     if sys.stdout.isatty():

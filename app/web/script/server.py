@@ -11,18 +11,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from streamlit.starlette import App
 
-LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+from icebear.app.localhost import is_local
+
 BELOW_A_VIEW = re.compile(r"/([a-z]+)/[^.]*")
 """Paths at which Streamlit's page finds none of its scripts, and stays white."""
 NO_FRAMES = {"X-Frame-Options": "DENY", "Content-Security-Policy": "frame-ancestors 'none'"}
 
 
 class LocalhostOnly:
-    """Refuse requests and WebSockets for another host, and forbid other pages to frame the app.
-
-    A website can point its own name to 127.0.0.1 (DNS rebinding). Its pages then have the app's origin, and only the
-    `Host` header tells them apart.
-    """
+    """Refuse requests and WebSockets for another host, and forbid other pages to frame the app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -33,10 +30,9 @@ class LocalhostOnly:
                 MutableHeaders(scope=message).update(NO_FRAMES)
             await send(message)
 
-        headers = Headers(scope=scope) if scope["type"] in ("http", "websocket") else Headers({"host": "localhost"})
-        hosts, below = headers.getlist("host"), BELOW_A_VIEW.fullmatch(scope.get("path", ""))
-        if len(hosts) == 1 and LOCAL.fullmatch(hosts[0]):
-            if below and "text/html" in headers.get("accept", ""):
+        below = BELOW_A_VIEW.fullmatch(scope.get("path", ""))
+        if is_local(scope):
+            if below and "text/html" in Headers(scope=scope).get("accept", ""):
                 await RedirectResponse(f"/{below[1]}")(scope, receive, unframed)
                 return
             await self.app(scope, receive, unframed)

@@ -1,0 +1,180 @@
+"""An index as dashboards for Neuronpedia, by the schema of its upload, and the names of its sources."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from icebear.db.search import vocabulary_projections
+from icebear.db.store import Store
+from icebear.errors import InputError, StoreError
+from icebear.paths import new_folder, write_file
+from icebear.records import HISTOGRAM_EDGES, POLARITIES, WRITERS, Example, Meaning, Neuron, NeuronStatistics, Projection
+from icebear.steps import OnProgress, unwatched
+from icebear.values import shown
+
+BATCH = 128
+"""At most this many neurons are in a file."""
+LOGITS = 10
+PROJECTED = 32
+"""The number of neurons whose logits of the vocabulary are in memory."""
+LONGEST = 1024
+"""Of a longer text, so many tokens around the largest activation."""
+LONGEST_LABEL = 512
+POLARITY_WORDS = {"+": "plus", "-": "minus"}
+"""Polarity -> its word in the name of a source."""
+_SOURCE = re.compile(r"(\d{1,9})-([a-z]+)-(plus|minus)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The neurons of a site and layer at a polarity, such as ``29-ffn-plus``; its values are those of the activation
+    times the sign, so that the largest come first at both."""
+
+    layer: int
+    site: str
+    polarity: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}-{self.group}"
+
+    @property
+    def group(self) -> str:
+        """The name without the layer, which Neuronpedia calls a source set."""
+        return f"{self.site}-{POLARITY_WORDS[self.polarity]}"
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.polarity == "+" else -1
+
+    @classmethod
+    def parse(cls, name: str) -> Source:
+        """Parse the name of a source. Raises `InputError` for any other text."""
+        match = _SOURCE.fullmatch(name)
+        if not match:
+            raise InputError(f"{shown(name)} is not a source; write it like 29-ffn-plus or 29-ffn-minus.")
+        return cls(int(match[1]), match[2], "+" if match[3] == "plus" else "-")
+
+
+def export_dashboards(store: Store, folder: str | Path, on_progress: OnProgress = unwatched) -> dict[str, int]:
+    """Write a new folder of files for Neuronpedia's upload, each with at most `BATCH` neurons of a source.
+
+    A neuron without examples at a polarity is in no file of it. Returns how many neurons, sources and files there are.
+    Raises `StoreError` if the scan is not finished or is not by activation, `InputError` if the folder is not new.
+    """
+    store.facts.get("finished")
+    if store.by != "activation":
+        raise StoreError(f"{store.path} is an index by {store.by}, not by activation; use another --store.")
+    model_id = Path(store.facts.get("model")).name.lower()
+    total, done, sources, files = store.neurons.count(), 0, set(), 0
+    with new_folder(folder) as part:
+        for neurons in _batches(store):
+            for source, features in _dashboards(store, neurons).items():
+                document = {"modelId": model_id, "source": str(source), "features": features}
+                write_file(part / f"{source}-{neurons[0].index:06}.json", json.dumps(document, allow_nan=False))
+                sources.add(source)
+                files += 1
+            done += len(neurons)
+            on_progress(done, total)
+    return {"neurons": total, "sources": len(sources), "files": files}
+
+
+def _batches(store: Store) -> Iterator[list[Neuron]]:
+    """Yield the neurons of each site and layer, in parts."""
+    for site, (layers, width) in store.neurons.sizes().items():
+        for layer in range(layers if site != "head" else 0):
+            for start in range(0, width, BATCH):
+                yield [Neuron(layer, site, index) for index in range(start, min(start + BATCH, width))]
+
+
+def _dashboards(store: Store, neurons: Sequence[Neuron]) -> dict[Source, list[dict[str, Any]]]:
+    """Return the dashboards of neurons of a site and layer, by source."""
+    features: dict[Source, list[dict[str, Any]]] = {}
+    parts = [neurons[start : start + PROJECTED] for start in range(0, len(neurons), PROJECTED)]
+    writing = neurons[0].site in WRITERS
+    words = [row for part in parts for row in vocabulary_projections(store, part, LOGITS)] if writing else []
+    for number, neuron in enumerate(neurons):
+        for polarity, feature in dashboards(store, neuron, words[number] if writing else None).items():
+            features.setdefault(Source(neuron.layer, neuron.site, polarity), []).append(feature)
+    return features
+
+
+def dashboards(store: Store, neuron: Neuron, words: Projection | None) -> dict[str, dict[str, Any]]:
+    """Return polarity -> a neuron as the schema has it, for the polarities that it has examples of."""
+    statistics = store.neurons.statistics(neuron)
+    features: dict[str, dict[str, Any]] = {}
+    for polarity in POLARITIES:
+        source = Source(neuron.layer, neuron.site, polarity)
+        examples = [row for row in store.examples(neuron, polarity) if source.sign * row.activation > 0]
+        if examples:
+            features[polarity] = {
+                "index": neuron.index,
+                "density": density(statistics, polarity),
+                "topLogits": _logits(words, polarity, "promoted"),
+                "bottomLogits": _logits(words, polarity, "suppressed"),
+                "explanations": _explanations(store, neuron, polarity),
+                "activations": [_activation(row, source, statistics) for row in examples],
+            }
+    return features
+
+
+def density(statistics: NeuronStatistics, polarity: str) -> float:
+    """Return the share of tokens where a neuron has a polarity; of the negative one by the histogram."""
+    if polarity == "+":
+        return statistics.positive
+    below = HISTOGRAM_EDGES.index(0.0) + 1
+    return sum(statistics.histogram[:below]) / max(sum(statistics.histogram), 1)
+
+
+def quantile(statistics: NeuronStatistics, value: float) -> tuple[float, float, float]:
+    """Return the limits of the histogram's bin around a value, and the bin's share of the tokens that were drawn."""
+    number = bisect_right(HISTOGRAM_EDGES, value)
+    limits = (min(statistics.min, HISTOGRAM_EDGES[0]), *HISTOGRAM_EDGES, max(statistics.max, HISTOGRAM_EDGES[-1]))
+    total = max(sum(statistics.histogram), 1)
+    return limits[number], limits[number + 1], statistics.histogram[number] / total
+
+
+def _logits(words: Projection | None, polarity: str, side: str) -> list[dict[str, Any]] | None:
+    """Return tokens with logits; None if there are none, or if they stand out no more than those of random weights."""
+    if words is None or not words.has_logits or not words.has_words:
+        return None
+    return [{"token": token.text, "value": token.logit} for token in getattr(words.at(polarity), side)]
+
+
+def _explanations(store: Store, neuron: Neuron, polarity: str) -> list[dict[str, Any]]:
+    """Return the label that a person wrote, and the significant automatic one, with scores beside chance."""
+    text, scores = store.labels.manual(neuron)
+    rows = [(text, "written by a person", scores.get(polarity))] if text else []
+    meaning: Meaning | None = store.labels.meanings([neuron]).get((neuron, polarity))
+    if meaning and meaning.significant:
+        rows.append((meaning.text, f"{meaning.kind} label", vars(meaning)))
+    return [
+        {"text": label[:LONGEST_LABEL], "methodName": f"icebear, {method}{_score(score)}"}
+        for label, method, score in rows
+    ]
+
+
+def _score(score: dict[str, Any] | None) -> str:
+    return f", AUROC {score['score']:.2f} by {score['by']} (chance 0.50)" if score else ""
+
+
+def _activation(example: Example, source: Source, statistics: NeuronStatistics) -> dict[str, Any]:
+    """Return a sentence with the activation at its token: an index does not have those of other tokens."""
+    start = max(0, min(example.token - LONGEST // 2, len(example.sentence.tokens) - LONGEST))
+    tokens = example.sentence.tokens[start : start + LONGEST]
+    values = [0.0] * len(tokens)
+    values[example.token - start] = source.sign * example.activation
+    low, high, share = quantile(statistics, example.activation)
+    limits = sorted((source.sign * low, source.sign * high))
+    return {
+        "tokens": list(tokens),
+        "values": values,
+        "quantileMin": limits[0],
+        "quantileMax": limits[1],
+        "quantileFraction": share,
+    }

@@ -1,0 +1,230 @@
+"""What each call computes of a request: one function a path, with the model that the server was started with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from icebear.actmax.neuronpedia import POLARITY_WORDS, Source
+from icebear.app.api import schemas
+from icebear.app.api.schemas import LIMITS
+from icebear.concepts.passes.active_neurons import most_active, most_active_by_token, prompt_activations
+from icebear.concepts.stages.stages import stages
+from icebear.concepts.vocabulary.prompt_lens import logit_lens
+from icebear.edits import Edit
+from icebear.errors import InputError
+from icebear.models.model import Model
+from icebear.models.text.chat import Chat
+from icebear.models.text.prompts import PromptLike
+from icebear.records import Neuron
+from icebear.steering.comparison import continued
+
+Answer = dict[str, Any]
+
+
+def check_model(model: Model, name: str) -> None:
+    if name not in (model.name, model_id(model)):
+        raise InputError(f"This server has the model {model_id(model)} only; give its name.")
+
+
+def model_id(model: Model) -> str:
+    """Return the model's name on Neuronpedia, which has no folder and no capitals."""
+    return Path(model.name).name.lower()
+
+
+def tokenize(model: Model, request: schemas.TokenizeRequest) -> Answer:
+    """Return the token ids of a text, and their texts."""
+    ids = _ids(model, request.text)
+    bos = getattr(model.tokenizer, "bos_token_id", None)
+    begins = bos is not None and ids[0] == bos
+    if request.prepend_bos not in (None, begins):
+        raise InputError(f"The tokenizer of {model.name} decides about the first token; leave prependBos out.")
+    return {"tokens": ids, "tokenStrings": list(model.pieces(ids)), "prependBos": begins}
+
+
+def activation_single(model: Model, request: schemas.ActivationSingleRequest) -> Answer:
+    """Return the activation of a neuron at each token."""
+    if request.source is None or request.index is None:
+        raise InputError("This server has neurons only; give source and index.")
+    if not (request.index.isascii() and request.index.isdigit() and len(request.index) < 10):
+        raise InputError("The index must be a whole number.")
+    ids, source = _ids(model, request.prompt), Source.parse(request.source)
+    neuron = _neuron(model, Neuron(source.layer, source.site, int(request.index)))
+    values = (source.sign * prompt_activations(model, ids, neuron.site, neuron.layer)[:, neuron.index]).tolist()
+    return {
+        "activation": _values(values, values.index(max(values))),
+        "tokens": list(model.pieces(ids)),
+        "tokensIsSpecial": _special(model, ids),
+    }
+
+
+def activation_all(model: Model, request: schemas.ActivationAllRequest) -> Answer:
+    """Return the most active neurons of all layers, or of some, with their activation at each token."""
+    ids, wanted = _ids(model, request.prompt), _sources(model, request.source_set, request.selected_sources)
+    at = request.sort_by_token_indexes
+    if any(position >= len(ids) for position in at):
+        raise InputError(f"The prompt has {len(ids)} tokens; give sortByTokenIndexes from 0 to {len(ids) - 1}.")
+    sides, ignored = [(row.site, row.layer, row.sign) for row in wanted], _ignored(model, ids, request.ignore_bos)
+    rows = most_active(model, ids, sides, request.num_results or 25, at, ignored)
+    activations = [
+        {
+            "source": str(Source(row.neuron.layer, row.neuron.site, "+" if row.sign > 0 else "-")),
+            "index": row.neuron.index,
+            "sumValues": row.score if at else 0.0,
+            **_values(row.values, row.argmax),
+        }
+        for row in rows
+    ]
+    return {"activations": activations, "tokens": list(model.pieces(ids))}
+
+
+def activation_topk_by_token(model: Model, request: schemas.ActivationTopkByTokenRequest) -> Answer:
+    """Return the most active neurons of a layer at each token."""
+    ids, source = _ids(model, request.prompt), Source.parse(request.source)
+    _neuron(model, Neuron(source.layer, source.site, 0))
+    rows = most_active_by_token(model, ids, source.site, source.layer, source.sign, request.top_k or 5)
+    tokens, special = model.pieces(ids), _special(model, ids)
+    counted = [position for position in range(len(ids)) if position not in _ignored(model, ids, request.ignore_bos)]
+    results = [
+        {
+            "tokenPosition": position,
+            "token": tokens[position],
+            "isSpecial": special[position],
+            "topFeatures": [{"featureIndex": index, "activationValue": value} for index, value in rows[position]],
+        }
+        for position in counted
+    ]
+    return {"results": results, "tokens": [tokens[position] for position in counted]}
+
+
+def steer_completion(model: Model, request: schemas.SteerCompletionRequest) -> Answer:
+    """Continue a prompt with `strength` times the multiplier added to each neuron's activation, and without."""
+    edits = []
+    for feature in request.features:
+        check_model(model, feature.model)
+        source = Source.parse(feature.source)
+        neuron = _neuron(model, Neuron(source.layer, source.site, feature.index))
+        edits.append(Edit(neuron, "add", source.sign * feature.strength * request.strength_multiplier))
+    how = (request.n_completion_tokens, request.temperature, int(request.seed), request.freq_penalty)
+    _ids(model, request.prompt)
+    each = {"STEERED": edits, "DEFAULT": []}
+    texts = {kind: continued(model, request.prompt, each[kind], *how) for kind in dict.fromkeys(request.types)}
+    return {"outputs": [{"type": kind, "output": request.prompt + text} for kind, text in texts.items()]}
+
+
+def lens_prompt(model: Model, request: schemas.LensPromptRequest) -> Answer:
+    """Return what the logit lens reads at each token after each layer."""
+    if request.type != ["LOGIT_LENS"]:
+        raise InputError("This server has the LOGIT_LENS only; leave other lenses out.")
+    if (request.prompt is None) == (request.chat is None):
+        raise InputError("Give either a prompt or a chat.")
+    chat = request.chat and Chat([message.model_dump() for message in request.chat])
+    ids = _ids(model, chat or request.prompt or "")
+    last = model.layers - 1
+    wanted = {layer for layer in request.layers if layer <= last} | {last} if request.layers else range(last + 1)
+    layers, bos = sorted(wanted), getattr(model.tokenizer, "bos_token_id", None)
+    readouts = logit_lens(model, ids, layers, request.top_n, request.filter_non_word_tokens)
+    meta = {
+        "kind": "meta",
+        "model": model_id(model),
+        "types": request.type,
+        "layers_by_type": {"LOGIT_LENS": layers},
+        "top_n": request.top_n,
+        "prompt_len": len(ids),
+        "num_completion_tokens": 0,
+        "temperature": request.temperature,
+        "prepend_bos": bos is not None and ids[0] == bos,
+        "reuse_len": 0,
+    }
+    tokens = [
+        {
+            "kind": "token",
+            "position": position,
+            "token": token,
+            "id": ids[position],
+            "is_generated": False,
+            "results": [{"type": "LOGIT_LENS", "top_tokens": row.tokens, "top_probs": row.probabilities}],
+        }
+        for position, (token, row) in enumerate(zip(model.pieces(ids), readouts, strict=True))
+    ]
+    done = {"kind": "done", "seq_len": len(ids), "prompt_len": len(ids), "vocab_size": model.output_size}
+    return {"meta": meta, "tokens": tokens, "done": {**done, "completion": ""}}
+
+
+def stages_call(model: Model, request: schemas.StagesRequest) -> Answer:
+    """Return how an answer is computed, compared with another prompt, with controls; a call of icebear's own."""
+    for prompt in (request.prompt, request.counterfactual):
+        _ids(model, prompt)
+    return stages(model, request.prompt, request.target, request.contrast, request.counterfactual).to_dict()
+
+
+def capabilities(model: Model) -> Answer:
+    """Return what this server has, and its limits."""
+    groups = [Source(0, site, polarity).group for site in model.sites for polarity in POLARITY_WORDS]
+    return {
+        "model": model_id(model),
+        "backend": "icebear",
+        "device": model.device.type,
+        "max_concurrent_requests": LIMITS.waiting,
+        "max_tokens": LIMITS.new_tokens,
+        "token_limit": min(LIMITS.tokens, model.context_length),
+        "max_num_results": LIMITS.results,
+        "num_layers": model.layers,
+        "source_sets": groups,
+        "endpoints": dict.fromkeys(("lens_logit", "neurons", *(call.__name__ for call, _ in CALLS.values())), True),
+    }
+
+
+Call = Callable[[Model, Any], Answer]
+CALLS: dict[str, tuple[Call, type[schemas.Ask]]] = {
+    "/v1/tokenize": (tokenize, schemas.TokenizeRequest),
+    "/v1/activation/single": (activation_single, schemas.ActivationSingleRequest),
+    "/v1/activation/all": (activation_all, schemas.ActivationAllRequest),
+    "/v1/activation/topk-by-token": (activation_topk_by_token, schemas.ActivationTopkByTokenRequest),
+    "/v1/steer/completion": (steer_completion, schemas.SteerCompletionRequest),
+    "/v1/lens/prompt": (lens_prompt, schemas.LensPromptRequest),
+    "/v1/stages": (stages_call, schemas.StagesRequest),
+}
+"""Path -> what it computes, and the body of its request."""
+
+
+def _ids(model: Model, prompt: PromptLike) -> list[int]:
+    """Return the token ids of a prompt. Raises `InputError` for too many."""
+    ids = model.ids(prompt)
+    if len(ids) > LIMITS.tokens:
+        raise InputError(f"The prompt has {len(ids)} tokens; shorten it to {LIMITS.tokens}.")
+    return ids
+
+
+def _neuron(model: Model, neuron: Neuron) -> Neuron:
+    """Return a neuron that the model has; heads have several activations. Raises `InputError`."""
+    if neuron.site == "head":
+        raise InputError("Heads have no single activation; give a source of neurons, such as 0-ffn-plus.")
+    return model.check(neuron)
+
+
+def _sources(model: Model, group: str, names: Sequence[str]) -> list[Source]:
+    """Return the sources of a set, all or those named. Raises `InputError` for unknown ones."""
+    wanted = [Source.parse(name) for name in names]
+    some_layer = Source.parse(f"0-{group}")
+    if any(source.group != group for source in wanted):
+        raise InputError(f"selectedSources must be of the sourceSet, such as {some_layer}.")
+    layers = model.layers_with(some_layer.site)
+    wanted = wanted or [Source(layer, some_layer.site, some_layer.polarity) for layer in layers]
+    for source in wanted:
+        _neuron(model, Neuron(source.layer, source.site, 0))
+    return wanted
+
+
+def _ignored(model: Model, ids: Sequence[int], ignore_bos: bool) -> set[int]:
+    return {0} if ignore_bos and ids[0] in model.special_ids() else set()
+
+
+def _special(model: Model, ids: Sequence[int]) -> list[bool]:
+    special = model.special_ids()
+    return [token in special for token in ids]
+
+
+def _values(values: Sequence[float], argmax: int) -> Answer:
+    return {"values": values, "maxValue": values[argmax], "maxValueIndex": argmax}

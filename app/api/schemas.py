@@ -1,0 +1,135 @@
+"""The bodies of requests, by Neuronpedia's inference API, and their limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may ask for."""
+
+    body: int = 1 << 20
+    """Bytes; the longest prompt has 20,000 characters of at most 12 bytes in JSON."""
+    characters: int = 20_000
+    tokens: int = 1024
+    """Of a prompt; longer ones take seconds of the time of all who wait."""
+    new_tokens: int = 256
+    results: int = 100
+    """Neurons of an answer, each with a value for each token; Neuronpedia's page asks for 50."""
+    top: int = 50
+    """Neurons or words at a token."""
+    waiting: int = 32
+    """Requests that wait or run; further ones are answered with 429."""
+    seconds: float = 120.0
+    """For one request, from when it runs."""
+
+
+LIMITS = Limits()
+
+Prompt = Annotated[str, Field(min_length=1, max_length=LIMITS.characters)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Word = Annotated[str | None, Field(max_length=200)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Index = Annotated[int, Field(ge=0, le=10**9)]
+Top = Annotated[int | None, Field(ge=1, le=LIMITS.top)]
+LensType = Literal["LOGIT_LENS", "JACOBIAN_LENS"]
+SteerType = Literal["STEERED", "DEFAULT"]
+
+
+class Body(BaseModel):
+    """Unknown fields are refused: a field that is ignored would be a wrong answer."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid", strict=True)
+
+
+class Ask(Body):
+    model: Name
+
+
+class TokenizeRequest(Ask):
+    text: Prompt
+    prepend_bos: bool | None = None
+
+
+class ActivationSingleRequest(Ask):
+    prompt: Prompt
+    source: Name | None = None
+    index: Name | None = None
+    vector: None = None
+    hook: None = None
+
+
+class ActivationAllRequest(Ask):
+    prompt: Prompt
+    source_set: Name
+    selected_sources: Annotated[list[Name], Field(max_length=1000)]
+    sort_by_token_indexes: Annotated[list[Index], Field(max_length=LIMITS.tokens)]
+    ignore_bos: bool
+    num_results: Annotated[int | None, Field(ge=1, le=LIMITS.results)] = 25
+
+
+class ActivationTopkByTokenRequest(Ask):
+    prompt: Prompt
+    source: Name
+    ignore_bos: bool
+    top_k: Top = 5
+
+
+class SteerFeature(Ask):
+    source: Name
+    index: Index
+    strength: Number
+    steering_vector: None = None
+
+
+class SteerCompletionRequest(Ask):
+    prompt: Prompt
+    steer_method: Literal["SIMPLE_ADDITIVE"]
+    normalize_steering: Literal[False]
+    types: Annotated[list[SteerType], Field(min_length=1, max_length=2)]
+    features: Annotated[list[SteerFeature], Field(max_length=100)]
+    vectors: None = None
+    n_completion_tokens: Annotated[int, Field(ge=1, le=LIMITS.new_tokens)]
+    temperature: Annotated[float, Field(ge=0, le=100)]
+    strength_multiplier: Number
+    freq_penalty: Annotated[float, Field(ge=-10, le=10)]
+    seed: Annotated[float, Field(ge=0, lt=2**53, multiple_of=1)]
+    n_logprobs: Annotated[int | None, Field(ge=0, le=10)] = 0
+    stream: Literal[False] | None = False
+
+
+class LensMessage(Body):
+    role: Name
+    content: Annotated[str, Field(max_length=LIMITS.characters)]
+
+
+class LensPromptRequest(Ask):
+    type: Annotated[list[LensType], Field(min_length=1, max_length=2)]
+    prompt: Prompt | None = None
+    chat: Annotated[list[LensMessage] | None, Field(min_length=1, max_length=100)] = None
+    top_n: Annotated[int, Field(ge=1, le=LIMITS.top)] = 10
+    layers: Annotated[list[Index], Field(max_length=1000)] = []
+    filter_non_word_tokens: bool = True
+    stream: bool = True
+    num_completion_tokens: Literal[0] = 0
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    prepend_bos: bool = True
+    fail_if_busy: bool = False
+
+
+class StagesRequest(Ask):
+    """icebear's own call."""
+
+    prompt: Prompt
+    counterfactual: Prompt
+    target: Word = None
+    contrast: Word = None
+
+
+class Refusal(BaseModel):
+    error: str

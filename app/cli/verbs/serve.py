@@ -1,0 +1,41 @@
+"""`icebear serve`: an HTTP server for other software, on localhost only."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from icebear.app.cli.options import ModelOptions, check_port, option, record, verb
+from icebear.errors import InputError, need
+from icebear.paths import check_model_path
+
+
+@record
+class Options:
+    port: int = option(default=8502)
+    model: ModelOptions
+
+
+@verb(Options)
+def serve(options: Options) -> None:
+    """Answer the calls of Neuronpedia's inference API for neurons, and icebear's stages. Only this machine can call it.
+
+    Example:
+      icebear serve --model smollm2-135m
+    """
+    need("serve")
+    check_model_path(options.model.model)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the app
+    import uvicorn
+
+    from icebear.app.api.server import server
+    from icebear.app.mcp.session import Session
+
+    check_port(options.port)
+    session, model = Session(options.model.model, options.model.arguments), options.model.load()
+    if not (model.task.is_causal and model.task.generates):
+        raise InputError(f"{model.name} does not continue a text; serve a model that does.")
+    session.model = model
+    click.echo(f"icebear serve: http://localhost:{options.port}/v1  (press Ctrl-C to stop)", err=True)
+    uvicorn.run(server(session), host="localhost", port=options.port, log_level="warning", server_header=False)
