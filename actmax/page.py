@@ -18,7 +18,6 @@ from icebear.actmax.head_attention import HeadAttention, attended_piece, attende
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
 from icebear.concepts.results.effect_words import BY_LENS, effect_text
 from icebear.convert import SavedRecord, Tabled
-from icebear.db.store import documents_read
 from icebear.records import (
     FEW_WORDS,
     HISTOGRAM_EDGES,
@@ -262,6 +261,8 @@ def token_count_note(card: Card) -> str:
     averaged, every = index.get("statistics_tokens"), index.get("tokens")
     notes = [] if averaged in (None, every) else [f"of {averaged:,} tokens"]
     if "shipped" in index:
+        from icebear.db.store import documents_read
+
         notes.append(f"from the index that comes with icebear, of {documents_read(index):,} summaries")
     return f" ({', '.join(notes)})" if notes else ""
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import escape
 
-from icebear.actmax.card import describe
-from icebear.actmax.page import STYLE, card_fragment, vocabulary_html
-from icebear.actmax.writes import PAGE_SENTENCES
+from icebear.actmax.page import STYLE, Card, card_fragment, vocabulary_html
 from icebear.concepts.answers.restoring import ExplainedChanges
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method
@@ -29,7 +27,6 @@ from icebear.concepts.stages.stage_records import StageRecord
 from icebear.concepts.stages.stages import Stages, stage_sites, stages_of, why_no_stages
 from icebear.concepts.vocabulary.lens import mean_lens
 from icebear.concepts.vocabulary.projection import projections
-from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.explanation import sentences
@@ -40,11 +37,14 @@ from icebear.models.objective import Token
 from icebear.models.text.answer import Span
 from icebear.models.text.prompts import PromptLike, Prompts, prompt_json
 from icebear.paths import write_file
-from icebear.records import WRITERS, RandomControl, Ranked
+from icebear.records import WRITERS, Neuron, RandomControl, Ranked
 from icebear.render import page, render
 from icebear.steering.random_edits import random_edit_control
 from icebear.steps import OnProgress, unwatched
 from icebear.values import typed
+
+if TYPE_CHECKING:  # a run without a store imports neither it nor cards
+    from icebear.db.store import Store
 
 LOOK = files("icebear.explanation").joinpath("templates", "explanation.css").read_text(encoding="utf-8")
 PROJECTED_WORDS = 8
@@ -104,9 +104,7 @@ class Explanation(ExplainedPrediction):
                 for size in sizes
             ),
             removal_control=removal_control,
-            cards=tuple(
-                describe(store, n, reading, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons if store
-            ),
+            cards=described(store, neurons, reading) if store else (),
             effects=each,
             random_effects=tuple(random_effects(patched, measured, relevance.target)) if patched and uncompared else (),
         )
@@ -136,6 +134,13 @@ class Explanation(ExplainedPrediction):
         if path is not None:
             write_file(path, html)
         return html
+
+
+def described(store: Store, neurons: Sequence[Neuron], model: Model | None) -> tuple[Card, ...]:
+    from icebear.actmax.card import describe
+    from icebear.actmax.writes import PAGE_SENTENCES
+
+    return tuple(describe(store, n, model, CARD_EXAMPLES, effect_sentences=PAGE_SENTENCES) for n in neurons)
 
 
 def explained_nodes(

@@ -35,13 +35,13 @@ def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | No
     The default store is left out, with a note, where it is missing or of another model. Raises `StoreError` for one
     that was named.
     """
-    from icebear.db.store import open_finished
-
     required = named("store")
     with ExitStack() as stack:
         store = None
         try:
             if required or local(path).exists():
+                from icebear.db.store import open_finished
+
                 store = stack.enter_context(open_finished(path, model.fingerprint, model.name))
         except StoreError as error:
             if required:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from icebear.concepts.vocabulary.lens import mean_lens, mean_rows
 from icebear.concepts.vocabulary.vocabulary import direct_row, direct_rows, gives_answers, typical, unembed, w_out_rows
-from icebear.db.search import ABOVE, kurtosis, random_rows
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion
@@ -79,6 +78,8 @@ def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
 @torch.no_grad()
 def _compared(model: Model, neuron: Neuron, k: int, lens: str) -> Projection:
     """Project a neuron, and compare its row with random rows of its layer."""
+    from icebear.db.search import ABOVE, kurtosis, random_rows
+
     row, built = _rows(model, [neuron], lens), mean_lens(model) if lens == "mean" else None
     sample = slice(None, None, -(-model.width(neuron.site) // COVARIANCE_ROWS))
     layer = (w_out_rows if built else direct_rows)(model, neuron.site, neuron.layer, sample)

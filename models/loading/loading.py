@@ -7,13 +7,14 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch.overrides import TorchFunctionMode
 
 from icebear.cache import cache_folder, hub_reachable
 from icebear.errors import IcebearError, InputError, ModelError, UnknownName, exhausted, nearest, need
@@ -104,7 +105,8 @@ def load_model(
             source = str(converted(Path(name), kind))
         weights |= {"dtype": kind, "attn_implementation": attention, "use_safetensors": True}
         options: Any = config if is_hooked else {"trust_remote_code": trust_remote_code}
-        net, tokenizer, processor = read(source, weights, options)
+        with _Unfilled() if name in PRESETS else nullcontext():
+            net, tokenizer, processor = read(source, weights, options)
         if not (device_map or getattr(net, "is_quantized", False)):
             net = net.to(torch_device)
         model = Model(net, tokenizer, name, processor)
@@ -136,6 +138,21 @@ def explained(name: str) -> Iterator[None]:
         raise _loading_error(name, error) from error
     finally:
         logging.set_verbosity(loud)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves tensors of the meta device, which have no values, without random ones, and makes ranges on the CPU:
+    PyTorch imports sympy for both, which takes longer than the weights."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        if func is torch.arange and kwargs.get("device") == torch.device("meta"):
+            kwargs = {**kwargs, "device": "cpu"}
+        return func(*args, **kwargs)
 
 
 Reader = Callable[[str, dict[str, Any], Any], tuple[Any, Any, Any]]

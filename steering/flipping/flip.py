@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,8 +25,6 @@ from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import likely_ids
 from icebear.concepts.vocabulary.calibration import calibrate
-from icebear.db.search import has_words
-from icebear.db.store import Store
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -38,6 +37,9 @@ from icebear.steering.flipping.phrases import flip_holds, wanted_ids
 from icebear.steering.provenance import EditedNeuron, FlipRecord
 from icebear.steps import OnProgress, unwatched
 from icebear.values import check_int, typed
+
+if TYPE_CHECKING:
+    from icebear.db.store import Store
 
 CANDIDATES = 24
 """Heads or neurons that each round tries, neurons at `LEVELS` strengths each."""
@@ -216,8 +218,11 @@ def flip_by(request: FlipRequest) -> Recipe:
     if store:
         store.check(model.fingerprint, model.name)
     state = _start(request, wanted)
-    hits = store.search(state.text.strip(), k=20) if store and has_words(state.text) else []
-    state = replace(state, prefer=tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn"))
+    if store:
+        from icebear.db.search import has_words
+
+        hits = store.search(state.text.strip(), k=20) if has_words(state.text) else []
+        state = replace(state, prefer=tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn"))
     state, result = _flipped(state)
     edits = _edits(state, result.edits)
     if not flip_holds(model, edits, prompt, state.tokens, state.top_k):

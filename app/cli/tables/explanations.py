@@ -11,7 +11,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from icebear.app.cli.tables.cards import labels_table
 from icebear.app.cli.tables.grid import grid, heatmap, listed, shade
 from icebear.app.cli.tables.nodes import Words, ablation_table, nodes_table
 from icebear.explanation.sentences import lines
@@ -37,6 +36,8 @@ def explanation_report(explanation: icebear.Explanation, units: Table | None = N
     if explanation.nodes:
         parts.append(nodes_table(explanation, words=words))
     if explanation.meanings:
+        from icebear.app.cli.tables.cards import labels_table
+
         parts.append(labels_table(explanation.meanings))
     if explanation.nodes and not relevance.counterfactual:
         parts.append(Text(relevance.comparison_text(), "dim"))
