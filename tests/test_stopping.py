@@ -89,10 +89,10 @@ def test_whatever_it_does_it_ends(sent, before, work):
 
 @pytest.mark.parametrize("sent", SIGNALS)
 @pytest.mark.parametrize("seconds", [0, 0.05, 0.2, 0.5, 1, 2])
-def test_during_imports(tmp_path, sent, seconds):
-    """Of torch, transformers and the rest; an exception there is easily swallowed."""
-    (tmp_path / "config.json").write_text("{}")  # read after the imports, which take longer
-    process = begun("rank", "The ice bear", "--model", str(tmp_path), env={**os.environ, "HF_HUB_OFFLINE": "1"})
+def test_during_imports(tiny_folder, sent, seconds):
+    """Of torch, transformers and the rest; an exception there is easily swallowed. A chat waits for its first message
+    afterwards, so that it cannot end by itself."""
+    process = begun("chat", "--model", tiny_folder, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     time.sleep(seconds)
     ends(process, sent)
 
