@@ -33,7 +33,7 @@ _SOURCE = re.compile(r"(\d{1,9})-([a-z]+)-(plus|minus)")
 
 @dataclass(frozen=True)
 class Source:
-    """The neurons of a site and layer at a polarity, such as ``29-ffn-plus``; its values are those of the activation
+    """The neurons of a site and layer at a polarity, such as ``29-ffn-plus``; its values are activations
     times the sign, so that the largest come first at both."""
 
     layer: int
@@ -147,7 +147,7 @@ def _logits(words: Projection | None, polarity: str, side: str) -> list[dict[str
 
 
 def _explanations(store: Store, neuron: Neuron, polarity: str) -> list[dict[str, Any]]:
-    """Return the label that a person wrote, and the significant automatic one, with scores beside chance."""
+    """Return the label that a person wrote, and the significant automatic one, with scores compared with chance."""
     text, scores = store.labels.manual(neuron)
     rows = [(text, "written by a person", scores.get(polarity))] if text else []
     meaning: Meaning | None = store.labels.meanings([neuron]).get((neuron, polarity))

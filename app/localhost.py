@@ -12,7 +12,7 @@ def is_local(scope: Scope) -> bool:
     """Return whether a request names this machine as its host.
 
     A website can point its own name to 127.0.0.1 (DNS rebinding). Its pages then have the server's origin, and only the
-    `Host` header tells them apart.
+    `Host` header distinguishes them.
     """
     hosts = Headers(scope=scope).getlist("host") if scope["type"] in ("http", "websocket") else ["localhost"]
     return len(hosts) == 1 and bool(LOCAL.fullmatch(hosts[0]))

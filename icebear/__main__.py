@@ -9,12 +9,16 @@ import sys
 from icebear.postponed import Postponing
 from icebear.stopping import stoppable
 
+SERVERS = ["app"], ["mcp"], ["serve"]
+"""Their threads may import the same module at once, where postponing it could wait forever."""
+
 
 def main() -> None:
     if sys.getfilesystemencoding() != "utf-8":  # as with LC_ALL=C, which would split prompts and names into bytes
         os.execv(sys.executable, [sys.executable, "-P", "-X", "utf8", "-m", "icebear", *sys.argv[1:]])
     gc.set_threshold(7_000)  # imports make many objects that stay, which 700 has Python walk again and again
-    sys.meta_path.insert(0, Postponing)  # type: ignore[arg-type]
+    if sys.argv[1:2] not in SERVERS:
+        sys.meta_path.insert(0, Postponing)  # type: ignore[arg-type]
     for number in range(3):
         _opened(number)
     sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]

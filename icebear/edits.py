@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 from icebear.errors import InputError
 from icebear.records import Neuron, as_neuron
-from icebear.values import check_int, one_of, real, several, shown, text_of
+from icebear.values import check_int, one_of, real, several, shown, stable_hash, text_of
 
 SYMBOLS = {"set": "=", "scale": "*", "add": "+"}
 UNITS = ("", "max", "std")
@@ -133,10 +133,8 @@ class Edit:
         change = (
             f"{sign}{number}{self.unit}" if self.source is None else f"<-{json.dumps(self.source, ensure_ascii=False)}"
         )
-        where = "" if self.where == "all" else f"@{self.where}"
-        decay = "" if self.decay == 1 else f"~{self.decay!r}"
         share = "" if self.share == 1 else f"^{self.share!r}"
-        return f"{self.neuron}{change}{where}{decay}{share}"
+        return f"{self.neuron}{change}{_where_text(self)}{share}"
 
     @classmethod
     def parse(cls, text: str) -> Edit:
@@ -209,7 +207,8 @@ class VectorEdit:
         return f"the residual stream after layer {self.layer}"
 
     def __str__(self) -> str:
-        return f"a vector of length {self.share * math.hypot(*self.vector):.4g} in {self.target}"
+        length = f"{self.share * math.hypot(*self.vector):.4g} (id {stable_hash(str(self.vector)):016x})"
+        return f"a vector of length {length} in {self.target}{_where_text(self)}"
 
     def in_raw_units(self, statistic: Any) -> VectorEdit:
         return self
@@ -225,13 +224,17 @@ def _as_floats(edit: AnyEdit, ranges: Mapping[str, tuple[float, ...]]) -> None:
         object.__setattr__(edit, name, number)
 
 
+def _where_text(edit: AnyEdit) -> str:
+    where = "" if edit.where == "all" else f"@{edit.where}"
+    return where + ("" if edit.decay == 1 else f"~{edit.decay!r}")
+
+
 def _check_where(where: Any) -> None:
     text = where if isinstance(where, str) else ""
     ordered = _WHERE.fullmatch(text) and all(low <= high for low, high in _bounds(text))
     if not (text in TOKEN_GROUPS or ordered):
         raise InputError(
-            f"{shown(where)} is not a place for an edit; use one such as {'; '.join(TOKEN_GROUPS)}; "
-            "position:0,3-5; step:0-2."
+            f"{shown(where)} names no tokens of an edit; use {'; '.join(TOKEN_GROUPS)}; position:0,3-5; step:0-2."
         )
 
 

@@ -89,12 +89,7 @@ def written(path: str | Path, error: type[IcebearError] = InputError, new: bool 
     """
     with _explained(path, error):
         target = _target(path)
-        parts = f".icebear-{stable_hash(ascii(target.name)):016x}-"
-        for old in target.parent.glob(f"{parts}*.part"):  # of a process that was killed
-            with suppress(OSError):
-                if time.time() - old.stat().st_mtime > STALE:
-                    old.unlink()
-        part = target.with_name(f"{parts}{secrets.token_hex(4)}.part")
+        part = _part(target)
         try:
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             yield part
@@ -109,6 +104,16 @@ def written(path: str | Path, error: type[IcebearError] = InputError, new: bool 
             part.unlink(missing_ok=True)
 
 
+def _part(target: Path) -> Path:
+    """Return a temporary path beside a target, and remove those of processes that were killed."""
+    parts = f".icebear-{stable_hash(ascii(target.name)):016x}-"
+    for old in target.parent.glob(f"{parts}*.part"):
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > STALE:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+    return target.with_name(f"{parts}{secrets.token_hex(4)}.part")
+
+
 @contextmanager
 def new_folder(path: str | Path, error: type[IcebearError] = InputError) -> Iterator[Path]:
     """Give a temporary folder beside `path`, which gets this name at the end; after any exception it is removed.
@@ -119,7 +124,7 @@ def new_folder(path: str | Path, error: type[IcebearError] = InputError) -> Iter
         target = _target(path)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise error(f"{path} exists, and would be overwritten; choose another folder.")
-        part = target.with_name(f".icebear-{stable_hash(ascii(target.name)):016x}-{secrets.token_hex(4)}.part")
+        part = _part(target)
         try:
             part.mkdir()
             yield part

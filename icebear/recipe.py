@@ -10,7 +10,7 @@ from typing import Any
 from icebear.convert import Saved
 from icebear.edits import AnyEdit, Edit, parse_edits
 from icebear.errors import InputError, RecipeError
-from icebear.values import of_type, real, shown, text_of
+from icebear.values import check_int, of_type, real, shown, text_of
 
 OF_THE_WHOLE = ("outcome", "after")
 """Provenance that is measured with all edits at full strength."""
@@ -88,14 +88,14 @@ class Recipe(Saved):
             raise RecipeError(
                 f"{self.name!r} and {other.name!r} are for different models; combine recipes of one model."
             )
-        shared = {str(edit.target) for edit in self.edits} & {str(edit.target) for edit in other.edits}
-        if shared:
-            names = ", ".join(sorted(shared))
+        one, two = ({edit.neuron for edit in both if isinstance(edit, Edit)} for both in (self, other))
+        if one & two:
+            names = ", ".join(map(str, sorted(one & two)))
             raise RecipeError(
                 f"{self.name!r} and {other.name!r} both edit {names}, so their order would matter; combine recipes "
                 "that edit different neurons."
             )
-        edits = tuple(sorted(self.edits + other.edits, key=lambda edit: (edit.layer, str(edit.target))))
+        edits = tuple(sorted(self.edits + other.edits, key=_order))
         name = " + ".join(sorted((self.name, other.name)))
         parts = sorted((self.provenance, other.provenance), key=lambda part: json.dumps(part, sort_keys=True))
         return Recipe(name, edits, self.model_name, self.model_fingerprint, {"parts": parts})
@@ -114,3 +114,10 @@ class Recipe(Saved):
         for edit in self.edits:
             if isinstance(edit, Edit):
                 model.check(edit.neuron)
+            else:
+                check_int(edit.layer, f"The layer of a vector in {model.name}", 0, model.layers - 1)
+
+
+def _order(edit: AnyEdit) -> tuple[bool, Any]:
+    """Neurons first; vectors in order of their numbers, so that sums of recipes are equal either way."""
+    return (False, edit.neuron) if isinstance(edit, Edit) else (True, (edit.layer, edit.where, edit.vector))

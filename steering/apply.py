@@ -129,6 +129,7 @@ def _checked(model: Model, edits: Iterable[AnyEdit]) -> tuple[list[Edit], list[V
             of_neurons.append(edit)
         else:
             check_int(edit.layer, f"The layer of a vector in {model.name}", 0, model.layers - 1)
+            real(max(map(abs, edit.vector), default=0), f"In {model.dtype_name} a number of a vector", 0, most)
             of_vectors.append(edit)
     return of_neurons, of_vectors
 

@@ -17,6 +17,7 @@ from icebear.errors import RecipeError
 from icebear.models.model import Model
 from icebear.paths import written
 from icebear.recipe import Recipe
+from icebear.steering.apply import steer
 
 ARCHITECTURE = "controlvector"
 
@@ -44,6 +45,8 @@ def save_control_vector(model: Model, recipe: Recipe, path: str | Path) -> list[
         vectors[edit.layer] = vectors.get(edit.layer, 0) + np.array(edit.vector, dtype=np.float32) * edit.share
     if not vectors:
         raise RecipeError(f"The recipe {recipe.name!r} has no edits; there is nothing to export.")
+    with steer(model, recipe):
+        model.next_logits([0])  # raises for a vector of another length
     with written(path, RecipeError) as part:
         _write(model, vectors, part)
         if not _reads_back(part, vectors):  # numpy, which writes the tensors, is silent where the disk is full

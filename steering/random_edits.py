@@ -159,12 +159,12 @@ def _elsewhere(model: Model, edits: Sequence[AnyEdit], generator: random.Random)
         moved[neuron] = Neuron(*generator.choice(free))
         taken.add((moved[neuron].layer, site, moved[neuron].index))
     return [
-        replace(edit, neuron=moved[edit.neuron]) if isinstance(edit, Edit) else _turned(edit, generator)
+        replace(edit, neuron=moved[edit.neuron]) if isinstance(edit, Edit) else _random_vector(edit, generator)
         for edit in edits
     ]
 
 
-def _turned(edit: VectorEdit, generator: random.Random) -> VectorEdit:
+def _random_vector(edit: VectorEdit, generator: random.Random) -> VectorEdit:
     """Return the edit with a vector of the same length in a random direction."""
     drawn = [generator.gauss() for _ in edit.vector]
     scale = math.hypot(*edit.vector) / math.hypot(*drawn)

@@ -17,7 +17,7 @@ from torch import Tensor
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.vocabulary import calibration
 from icebear.edits import AnyEdit
-from icebear.errors import InputError
+from icebear.errors import InputError, NumericalError
 from icebear.models.model import Model
 from icebear.steering.apply import steer
 
@@ -88,7 +88,10 @@ class HeldOutContexts:
         if read not in self._plain:
             self._plain[read] = read([])
         plain, edited = self._plain[read], read(anywhere)
-        return float((plain.exp() * (plain - edited)).sum(-1).mean().clamp(min=0))
+        kl = (plain.exp() * (plain - edited)).sum(-1).mean()
+        if kl.isnan():
+            raise NumericalError(f"With these edits {self.model.name} computes NaN; make them smaller.")
+        return float(kl.clamp(min=0))
 
     def _reader(self, edits: Sequence[AnyEdit]) -> Reader:
         """Return the quickest way to read the contexts for edits that act there. All give the same."""

@@ -74,16 +74,20 @@ def test_check_makes_its_calls_again_and_finds_a_changed_number(ledger):
         assert code == (verdict == "broken")
         assert [row["verdict"] for row in document["calls"]] == ["passed", verdict, "passed", "passed"]
     assert "neurons.1.relevance" in document["calls"][1]["why"]
+    changed = json.loads(json.dumps(rows))
+    changed[1]["answer"]["neurons"][1]["neuron"] = "L9.ffn.9"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
+    assert check(path)[1]["calls"][1]["verdict"] == "broken"
 
 
 def test_calls_that_cannot_be_made_here_are_no_pass(ledger):
     path, _ = ledger
     row = json.loads(path.read_text().splitlines()[1])
-    row["arguments"]["k"] = 0
-    path.write_text(json.dumps(row))
-    code, document = check(path)
-    assert (code, document["passed"]) == (1, False)
-    assert document["calls"][0]["verdict"] == "cannot be measured here"
+    for changes in ({"arguments": {**row["arguments"], "k": 0}}, {"answer": {}}):
+        path.write_text(json.dumps(row | changes))
+        code, document = check(path)
+        assert (code, document["passed"]) == (1, False)
+        assert document["calls"][0]["verdict"] == "cannot be measured here"
 
 
 @pytest.mark.parametrize(
@@ -118,4 +122,9 @@ def test_a_skill_is_a_folder_that_agents_read(tmp_path):
     assert re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", fields["name"])
     assert fields["name"] == file.parent.name
     assert 50 < len(fields["description"]) <= 1024
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "SKILL.md").write_text("mine")
+    assert CliRunner().invoke(main, ["export", "skill", "--out", str(other)]).exit_code == 1
+    assert (other / "SKILL.md").read_text() == "mine"
     assert guide.strip() == (Path(__file__).parent.parent / "icebear" / "AGENTS.md").read_text().strip()

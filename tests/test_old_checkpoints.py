@@ -258,10 +258,11 @@ def test_a_configuration_may_be_inside_beside_or_given(key, its_config, tmp_path
         return (result - logits({**config, "act_fn": act}, state, IDS)).abs().max()
 
     assert error("relu") < 1e-9 < error("gelu")
-    (tmp_path / "config.json").write_text(json.dumps({"act_fn": "gelu"}))
+    (tmp_path / "config.json").write_text(json.dumps({"act_fn": "gelu"}))  # of another file, perhaps
+    assert error("relu") < 1e-9
+    (tmp_path / "model.json").write_text(json.dumps({"act_fn": "gelu"}))
     assert error("gelu") < 1e-9
     (tmp_path / "model.json").write_text(json.dumps({"act_fn": "relu"}))
-    assert error("relu") < 1e-9
     assert error("gelu", config={"act_fn": "gelu"}) < 1e-9
     assert error("gelu", config=str(tmp_path / "config.json")) < 1e-9
 
@@ -334,7 +335,28 @@ def with_nan(x):
     return x.index_fill(0, torch.tensor([0]), math.nan)
 
 
+def all_square(path):
+    """With an older name, so that nothing says which way round they are."""
+    config = {**SMALL, "n_heads": 1, **dict.fromkeys(("d_model", "d_head", "d_mlp", "d_vocab", "n_ctx"), 12)}
+    torch.save({f"module.{name}": value for name, value in canonical(config).items()}, path)
+    path.with_suffix(".json").write_text(json.dumps(config))
+
+
+def twice(path):
+    state = canonical(SMALL)
+    torch.save(state | {"module.embed.W_E": 5 * state["embed.W_E"]}, path)
+    path.with_suffix(".json").write_text(json.dumps(SMALL))
+
+
+def without_act_fn(path):
+    torch.save(canonical(SMALL), path)
+    path.with_suffix(".json").write_text(json.dumps({name: SMALL[name] for name in SMALL if name != "act_fn"}))
+
+
 REFUSED = {
+    "matrices that are all square": all_square,
+    "a weight with two names": twice,
+    "no activation function": without_act_fn,
     "code": lambda path: torch.save({"model": Code()}, path),
     "code in a plain pickle": lambda path: path.write_bytes(pickle.dumps(Code())),
     "a whole network": lambda path: torch.save(torch.nn.Linear(2, 2), path),

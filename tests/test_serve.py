@@ -192,6 +192,14 @@ def test_an_ignored_token_counts_as_zero(letters):
     assert {other.values[at] for other in ignored} == {0}
 
 
+def test_an_ignored_token_changes_no_other(letters):
+    """Also in later layers, which read what the earlier ones wrote."""
+    sides = [("ffn", layer, 1) for layer in range(letters.layers)]
+    plain, ignored = (most_active(letters, letters.ids(PROMPT), sides, 10**6, (), at) for at in ((), {0}))
+    values = {(row.neuron, row.sign): row.values[1:] for row in plain}
+    assert all(row.values[1:] == values[row.neuron, row.sign] for row in ignored)
+
+
 def test_a_continuation_is_steers(calls, letters):
     outputs = answer(calls("steer/completion", **STEER))["outputs"]
     with steer(letters, [Edit("L1.ffn.3", "add", -10.0)]):

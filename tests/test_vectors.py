@@ -10,7 +10,7 @@ from configurations import dense
 from conftest import IDS, LLAMA, random_model
 from gguf import GGUFReader
 
-from icebear import Edit, InputError, Recipe, RecipeError, VectorEdit, attribute, load_model, steer
+from icebear import Edit, IcebearError, InputError, Recipe, RecipeError, VectorEdit, attribute, load_model, steer
 from icebear.app.cli.main import main
 from icebear.edits import acts_at
 from icebear.steering.control_vector import save_control_vector
@@ -103,6 +103,9 @@ def test_a_recipe_keeps_it_to_the_bit(llama, tmp_path):
     assert [edit.share for edit in recipe * 0.25] == [0.25, 0.25]
     with pytest.raises(RecipeError):
         recipe + recipe
+    more = Recipe.for_model(llama, "s", [vector(llama), Edit.parse("L1.ffn.10*0"), Edit.parse("L1.ffn.9*0")])
+    assert (recipe + more).edits == (more + recipe).edits
+    assert [str(edit) for edit in recipe + more if isinstance(edit, Edit)] == [f"L1.ffn.{n}*0" for n in (3, 9, 10)]
     with pytest.raises(RecipeError, match="neurons"):
         recipe.neuron_edits()
     record = json.loads(recipe.to_json())
@@ -111,10 +114,21 @@ def test_a_recipe_keeps_it_to_the_bit(llama, tmp_path):
             Recipe.from_dict({**record, "edits": [bad]})
 
 
-def test_another_layer_or_size_is_refused(llama):
+def test_another_layer_or_size_is_refused(llama, tmp_path):
     for edit in (vector(llama, 99), VectorEdit(1, [1.0, 2.0])):
         with pytest.raises(InputError), steer(llama, edit):
             llama.net(torch.tensor([IDS]))
+        with pytest.raises(IcebearError):
+            save_control_vector(llama, Recipe.for_model(llama, "r", [edit]), tmp_path / "v.gguf")
+    half = random_model(LLAMA, dtype=torch.float16)
+    with pytest.raises(InputError), steer(half, VectorEdit(1, [1e5] * LLAMA.hidden_size)):
+        pass
+
+
+def test_its_text_has_its_direction_and_tokens(llama):
+    edit = vector(llama, where="last")
+    others = [VectorEdit(1, [-x for x in edit.vector], "last"), VectorEdit(1, edit.vector), VectorEdit(2, edit.vector)]
+    assert len({str(edit), *map(str, others)}) == 4
 
 
 def test_random_vectors_have_the_same_length_and_other_directions(llama):

@@ -60,9 +60,9 @@ def activation_single(model: Model, request: schemas.ActivationSingleRequest) ->
 
 
 def activation_all(model: Model, request: schemas.ActivationAllRequest) -> Answer:
-    """Return the most active neurons of all layers, or of some, with their activation at each token."""
+    """Return the most active neurons of all layers, or of the selected ones, with their activation at each token."""
     ids, wanted = _ids(model, request.prompt), _sources(model, request.source_set, request.selected_sources)
-    at = request.sort_by_token_indexes
+    at = list(dict.fromkeys(request.sort_by_token_indexes))
     if any(position >= len(ids) for position in at):
         raise InputError(f"The prompt has {len(ids)} tokens; give sortByTokenIndexes from 0 to {len(ids) - 1}.")
     sides, ignored = [(row.site, row.layer, row.sign) for row in wanted], _ignored(model, ids, request.ignore_bos)
@@ -106,10 +106,10 @@ def steer_completion(model: Model, request: schemas.SteerCompletionRequest) -> A
         source = Source.parse(feature.source)
         neuron = _neuron(model, Neuron(source.layer, source.site, feature.index))
         edits.append(Edit(neuron, "add", source.sign * feature.strength * request.strength_multiplier))
-    how = (request.n_completion_tokens, request.temperature, int(request.seed), request.freq_penalty)
+    sampling = (request.n_completion_tokens, request.temperature, int(request.seed), request.freq_penalty)
     _ids(model, request.prompt)
     each = {"STEERED": edits, "DEFAULT": []}
-    texts = {kind: continued(model, request.prompt, each[kind], *how) for kind in dict.fromkeys(request.types)}
+    texts = {kind: continued(model, request.prompt, each[kind], *sampling) for kind in dict.fromkeys(request.types)}
     return {"outputs": [{"type": kind, "output": request.prompt + text} for kind, text in texts.items()]}
 
 
@@ -122,8 +122,10 @@ def lens_prompt(model: Model, request: schemas.LensPromptRequest) -> Answer:
     chat = request.chat and Chat([message.model_dump() for message in request.chat])
     ids = _ids(model, chat or request.prompt or "")
     last = model.layers - 1
-    wanted = {layer for layer in request.layers if layer <= last} | {last} if request.layers else range(last + 1)
-    layers, bos = sorted(wanted), getattr(model.tokenizer, "bos_token_id", None)
+    if any(layer > last for layer in request.layers):
+        raise InputError(f"{model.name} has {model.layers} layers; give layers from 0 to {last}.")
+    layers = sorted({*request.layers, last}) if request.layers else list(range(last + 1))
+    bos = getattr(model.tokenizer, "bos_token_id", None)
     readouts = logit_lens(model, ids, layers, request.top_n, request.filter_non_word_tokens)
     meta = {
         "kind": "meta",
@@ -153,7 +155,7 @@ def lens_prompt(model: Model, request: schemas.LensPromptRequest) -> Answer:
 
 
 def stages_call(model: Model, request: schemas.StagesRequest) -> Answer:
-    """Return how an answer is computed, compared with another prompt, with controls; a call of icebear's own."""
+    """Return how an answer is computed, compared with another prompt, with controls; Neuronpedia has no such call."""
     for prompt in (request.prompt, request.counterfactual):
         _ids(model, prompt)
     return stages(model, request.prompt, request.target, request.contrast, request.counterfactual).to_dict()
@@ -177,7 +179,7 @@ def capabilities(model: Model) -> Answer:
 
 
 Call = Callable[[Model, Any], Answer]
-CALLS: dict[str, tuple[Call, type[schemas.Ask]]] = {
+CALLS: dict[str, tuple[Call, type[schemas.ModelRequest]]] = {
     "/v1/tokenize": (tokenize, schemas.TokenizeRequest),
     "/v1/activation/single": (activation_single, schemas.ActivationSingleRequest),
     "/v1/activation/all": (activation_all, schemas.ActivationAllRequest),

@@ -47,16 +47,16 @@ class Body(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid", strict=True)
 
 
-class Ask(Body):
+class ModelRequest(Body):
     model: Name
 
 
-class TokenizeRequest(Ask):
+class TokenizeRequest(ModelRequest):
     text: Prompt
     prepend_bos: bool | None = None
 
 
-class ActivationSingleRequest(Ask):
+class ActivationSingleRequest(ModelRequest):
     prompt: Prompt
     source: Name | None = None
     index: Name | None = None
@@ -64,7 +64,7 @@ class ActivationSingleRequest(Ask):
     hook: None = None
 
 
-class ActivationAllRequest(Ask):
+class ActivationAllRequest(ModelRequest):
     prompt: Prompt
     source_set: Name
     selected_sources: Annotated[list[Name], Field(max_length=1000)]
@@ -73,21 +73,21 @@ class ActivationAllRequest(Ask):
     num_results: Annotated[int | None, Field(ge=1, le=LIMITS.results)] = 25
 
 
-class ActivationTopkByTokenRequest(Ask):
+class ActivationTopkByTokenRequest(ModelRequest):
     prompt: Prompt
     source: Name
     ignore_bos: bool
     top_k: Top = 5
 
 
-class SteerFeature(Ask):
+class SteerFeature(ModelRequest):
     source: Name
     index: Index
     strength: Number
     steering_vector: None = None
 
 
-class SteerCompletionRequest(Ask):
+class SteerCompletionRequest(ModelRequest):
     prompt: Prompt
     steer_method: Literal["SIMPLE_ADDITIVE"]
     normalize_steering: Literal[False]
@@ -108,7 +108,7 @@ class LensMessage(Body):
     content: Annotated[str, Field(max_length=LIMITS.characters)]
 
 
-class LensPromptRequest(Ask):
+class LensPromptRequest(ModelRequest):
     type: Annotated[list[LensType], Field(min_length=1, max_length=2)]
     prompt: Prompt | None = None
     chat: Annotated[list[LensMessage] | None, Field(min_length=1, max_length=100)] = None
@@ -122,8 +122,8 @@ class LensPromptRequest(Ask):
     fail_if_busy: bool = False
 
 
-class StagesRequest(Ask):
-    """icebear's own call."""
+class StagesRequest(ModelRequest):
+    """Of a call that Neuronpedia does not have."""
 
     prompt: Prompt
     counterfactual: Prompt

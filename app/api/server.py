@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from icebear.app.api.calls import CALLS, Answer, Call, capabilities, check_model
-from icebear.app.api.schemas import LIMITS, Ask, Refusal
+from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
 from icebear.app.localhost import is_local
 from icebear.app.mcp.session import Session, one_line, with_arguments
 from icebear.concepts.passes.run import Checked
@@ -35,6 +35,8 @@ ABOUT = (
     "The calls of Neuronpedia's inference API that neurons can answer, with the fields of its version 1.9, and "
     "`/v1/stages`. Names are in camelCase and in snake_case; a request may use either."
 )
+CLIENT_GONE = 499
+"""As nginx has it; nobody reads this answer."""
 CAPITAL = re.compile(r"(?<=[a-z])([A-Z])")
 
 
@@ -71,18 +73,20 @@ class Queue:
     def __init__(self, session: Session) -> None:
         self.session, self.waiting = session, 0
 
-    async def answer(self, call: Call, request: Ask) -> Response:
+    async def answer(self, call: Call, request: ModelRequest, http: Request) -> Response:
         if self.waiting >= (1 if getattr(request, "fail_if_busy", False) else LIMITS.waiting):
             return refusal(429, "Too many requests wait; try again later.")
         self.waiting += 1
         try:
-            return await self.session.alone(partial(self._respond, call, request), LIMITS.seconds)
+            return await self.session.alone(partial(self._respond, call, request, http), LIMITS.seconds)
         except TimeoutError:
             return refusal(503, f"The request took longer than {LIMITS.seconds:.0f} s; shorten it.")
         finally:
             self.waiting -= 1
 
-    def _respond(self, call: Call, request: Ask) -> Response:
+    def _respond(self, call: Call, request: ModelRequest, http: Request) -> Response:
+        if anyio.from_thread.run(http.is_disconnected):
+            return refusal(CLIENT_GONE, "The client did not wait for the answer.")
         try:
             with Checked(anyio.from_thread.check_cancelled):
                 check_model(self.session.model, request.model)
@@ -153,12 +157,11 @@ def server(session: Session) -> FastAPI:
     return app
 
 
-def _endpoint(queue: Queue, call: Call, kind: type[Ask]) -> Callable[..., Any]:
-    """Return a function whose signature FastAPI reads: the body of the request is of this kind."""
+def _endpoint(queue: Queue, call: Call, kind: type[ModelRequest]) -> Callable[..., Any]:
+    """Return a function whose annotations FastAPI reads: the body of the request is of this kind."""
 
-    async def endpoint(body: Any) -> Response:
-        return await queue.answer(call, body)
+    async def endpoint(body: Any, http: Request) -> Response:
+        return await queue.answer(call, body, http)
 
-    parameter = inspect.Parameter("body", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
-    endpoint.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+    endpoint.__annotations__["body"] = kind
     return endpoint

@@ -23,8 +23,8 @@ FORMAT = 1
 KEY = "icebear_ledger"
 MEASURED = ("predict", "explain", "attribute", "rank", "circuit", "steer", "flip", "concept_find")
 """Tools whose answers are numbers about the model, and depend on no earlier call and no file."""
-TOLERANCE = 1e-4
-"""By which numbers may differ, or by which share of them; answers have five digits."""
+TOLERANCE, SMALLEST = 1e-4, 1e-6
+"""By which share numbers may differ, and what counts as zero; answers have five digits."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,27 @@ def _row(call: Call, result: Any) -> dict[str, Any]:
     about = {"tool": call.tool, "arguments": call.arguments}
     if result.is_error:
         return {**about, "numbers": 0, "verdict": "cannot be measured here", "why": result.content[0].text}
-    then, now = (dict(_numbers(answer)) for answer in (call.answer, result.structured_content))
-    wrong = [
-        name
-        for name, value in then.items()
-        if name not in now or not math.isclose(value, now[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    ]
-    why = f"{wrong[0]} was {then[wrong[0]]}, and is {now.get(wrong[0], 'gone')}." if wrong else ""
-    return {**about, "numbers": len(then), "verdict": "broken" if wrong else "passed", "why": why}
+    then, now = (dict(_values(answer)) for answer in (call.answer, result.structured_content))
+    numbers = sum(isinstance(value, float) for value in then.values())
+    if not numbers:
+        return {**about, "numbers": 0, "verdict": "cannot be measured here", "why": "The answer has no number."}
+    wrong = [name for name in dict.fromkeys([*then, *now]) if not _equal(then.get(name), now.get(name))]
+    why = f"{wrong[0]} was {then.get(wrong[0])}, and is {now.get(wrong[0])}." if wrong else ""
+    return {**about, "numbers": numbers, "verdict": "broken" if wrong else "passed", "why": why}
 
 
-def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of an answer, with where they are."""
+def _equal(then: float | str | None, now: float | str | None) -> bool:
+    if isinstance(then, float) and isinstance(now, float):
+        return math.isclose(then, now, rel_tol=TOLERANCE, abs_tol=SMALLEST)
+    return then == now
+
+
+def _values(value: Any, name: str = "") -> Iterator[tuple[str, float | str]]:
+    """Yield the numbers and texts of an answer, but for its handle, with where they are."""
     if isinstance(value, bool | int | float):
         yield name, float(value)
+    elif isinstance(value, str) and name != "handle":
+        yield name, value
     rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in rows:
-        yield from _numbers(part, f"{name}.{key}".removeprefix("."))
+        yield from _values(part, f"{name}.{key}".removeprefix("."))

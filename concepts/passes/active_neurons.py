@@ -55,7 +55,7 @@ def most_active(
 
     def visit(site: str, layer: int, x: Tensor) -> None:
         nonlocal best
-        activations = x[0].float().T  # (N, T)
+        activations = x[0].float().T.clone()  # (N, T); the model goes on with x
         activations[:, list(ignored)] = 0
         for sign in signs[site, layer]:
             values = sign * activations

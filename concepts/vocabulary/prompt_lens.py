@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from icebear.concepts.passes.sites import stream_hooks
 from icebear.concepts.vocabulary.vocabulary import gives_answers, unembed
 from icebear.errors import InputError
 from icebear.models.model import Model
 
+TOKENS = 64
+"""Of which the logits of a layer are in memory."""
+Top = tuple[list[list[int]], list[list[float]]]
+"""The likeliest ids at each token (T, k), and their probabilities."""
 _WORD_TOKENS: WeakKeyDictionary[Model, Tensor] = WeakKeyDictionary()
 
 
@@ -37,17 +42,18 @@ def logit_lens(model: Model, ids: Sequence[int], layers: Sequence[int], k: int, 
     streams: dict[int, Tensor] = {}
     keep = _word_tokens(model) if words else None
     batch, each = model.read_ids([list(ids)]), list(range(len(ids)))
+    module, last = model.net.get_submodule(norm), model.layers - 1
+
+    def logits(layer: int, part: slice) -> Tensor:
+        return answer[part] if layer == last else unembed(model, module(streams[layer][part]).float())
+
     with model.lock:
-        hooked = [model.layer_modules[layer].register_forward_hook(partial(_see, streams, layer)) for layer in layers]
-        try:
+        with stream_hooks(model, layers, lambda layer, stream: streams.update({layer: stream[0]})):
             answer = model.logits(batch, each)[0].float()
-        finally:
-            for hook in hooked:
-                hook.remove()
-        module = model.net.get_submodule(norm)
-        last = model.layers - 1
-        logits = (answer if n == last else unembed(model, module(streams[n]).float()) for n in layers)  # (T, V) each
-        parts = [_top(x, k, keep, n == last) for n, x in zip(layers, logits, strict=True)]
+        parts = [
+            _all_tokens([_top(logits(n, slice(at, at + TOKENS)), k, keep, n == last) for at in each[::TOKENS]])
+            for n in layers
+        ]
     texts = {number: model.text(number) for numbers, _ in parts for row in numbers for number in row}
     return [
         Readout([[texts[number] for number in numbers[t]] for numbers, _ in parts], [values[t] for _, values in parts])
@@ -55,11 +61,12 @@ def logit_lens(model: Model, ids: Sequence[int], layers: Sequence[int], k: int, 
     ]
 
 
-def _see(streams: dict[int, Tensor], layer: int, module: Any, args: Any, output: Any) -> None:
-    streams[layer] = (output[0] if isinstance(output, tuple) else output)[0].detach()
+def _all_tokens(parts: list[Top]) -> Top:
+    numbers, values = zip(*parts, strict=True)
+    return [*chain(*numbers)], [*chain(*values)]
 
 
-def _top(logits: Tensor, k: int, keep: Tensor | None, is_last: bool) -> tuple[list[list[int]], list[list[float]]]:
+def _top(logits: Tensor, k: int, keep: Tensor | None, is_last: bool) -> Top:
     """Return the k likeliest ids and their probabilities (T, k) of logits (T, V). keep: the ids (V,) that may be."""
     probabilities = logits.softmax(-1)
     ranked = probabilities
@@ -76,10 +83,10 @@ def _word_tokens(model: Model) -> Tensor:
     """Return whether each token (V,) is of letters and digits, or has an apostrophe or hyphen inside."""
     if model not in _WORD_TOKENS:
         texts = (model.text(token).strip() for token in range(model.output_size))
-        flags = [bool(text[:1].isalnum() and text[-1:].isalnum() and _joined(text).isalnum()) for text in texts]
+        flags = [bool(text[:1].isalnum() and text[-1:].isalnum() and _letters(text).isalnum()) for text in texts]
         _WORD_TOKENS[model] = torch.tensor(flags, device=model.device)
     return _WORD_TOKENS[model]
 
 
-def _joined(text: str) -> str:
+def _letters(text: str) -> str:
     return "".join(letter for letter in text if letter not in "'-\u2019")

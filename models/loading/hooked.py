@@ -54,19 +54,20 @@ def read(
 ) -> tuple[Hooked, Any, None]:
     """Return the network and the tokenizer of a folder or a file. Raises `ModelError`.
 
-    config: the fields of the configuration or a JSON file of them, which replace those beside the weights.
+    config: the fields of the configuration or a JSON file of them, which replace the file's.
     """
     path = Path(source)
     file = path if path.is_file() else _weights_file(path)
     folder, (state, entries) = file.parent, state_of(file)
-    beside = [file.with_suffix(".json")] * path.is_file() + [folder / "config.json"]
-    entries |= _json(next(filter(Path.is_file, beside), beside[-1]))
+    shared = path.is_file() and bool(entries)  # the folder's configuration may be that of another file
+    sources = [file.with_suffix(".json")] * path.is_file() + [folder / "config.json"] * (not shared)
+    entries |= _json(next(filter(Path.is_file, sources), sources[-1]))
     if config is not None:
         entries |= config if isinstance(config, Mapping) else _entries(read_text(config, ModelError), config)
     if not entries:
         raise ModelError(
             f"{source} has weights, but no configuration; write the fields of its HookedTransformerConfig as JSON to "
-            f"{beside[0]}, or to a file that you give with --config (in Python, config=)."
+            f"{sources[0]}, or to a file that you give with --config (in Python, config=)."
         )
     if entries.get("model_type", HookedConfig.model_type) != HookedConfig.model_type:
         raise ModelError(
@@ -147,7 +148,7 @@ def load(net: Hooked, state: Mapping[str, Tensor], source: str) -> None:
 
 
 def state_of(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the state dict of a file, and the configuration saved beside it, if there is one. Raises `ModelError`."""
+    """Return the state dict of a file, and the configuration saved with it, if there is one. Raises `ModelError`."""
     if file.suffix.lower() == ".safetensors":
         return load_file(file), {}
     try:

@@ -116,7 +116,8 @@ class HookedConfig(PreTrainedConfig):
         entries = {name: None if value == "none" else value for name, value in entries.items()}
         known = {name: value for name, value in entries.items() if name in cls.__annotations__}
         known["rotary_dim"] = known.get("rotary_dim") or 0
-        lacking = [name for name in REQUIRED if name not in known]
+        required = (*REQUIRED, *(() if known.get("attn_only") else ("act_fn",)))
+        lacking = [name for name in required if name not in known]
         if lacking:
             raise ModelError(f"The configuration of {source} lacks {', '.join(lacking)}; add the values of the model.")
         for name, value in known.items():

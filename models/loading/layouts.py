@@ -59,7 +59,7 @@ RENAMED = (
 def weights_of(state: Mapping[str, Tensor], config: HookedConfig, source: str) -> dict[str, tuple[str, Tensor]]:
     """Return our name of each weight, with its name in the file and its value in our layout. Raises `ModelError`."""
     weights = {}
-    for path, (name, value) in _right_facing(_renamed(state), config, source).items():
+    for path, (name, value) in _right_facing(_renamed(state, source), config, source).items():
         where, _, last = path.rpartition(".")
         stem, change = LAYOUTS.get(last.lstrip("_"), (last, same))
         inside = f"{where}.{'b_in' if last == 'b_in' and config.gated_mlp else stem}"
@@ -79,12 +79,15 @@ Weights = dict[str, tuple[str, Tensor]]
 """TransformerLens' name of a weight, its name in the file, and its value."""
 
 
-def _renamed(state: Mapping[str, Tensor]) -> Weights:
-    weights = {}
+def _renamed(state: Mapping[str, Tensor], source: str) -> Weights:
+    """Raises `ModelError` for a weight with two names."""
+    weights: Weights = {}
     for name, value in state.items():
         path = name
         for pattern, replacement in RENAMED:
             path = re.sub(pattern, replacement, path)
+        if path in weights:
+            raise ModelError(f"{source} has {name} and {weights[path][0]} for one weight; remove one of them.")
         if path.rpartition(".")[2] not in BUFFERS:
             weights[path] = (name, value)
     return weights
@@ -92,10 +95,12 @@ def _renamed(state: Mapping[str, Tensor]) -> Weights:
 
 def _right_facing(weights: Weights, config: HookedConfig, source: str) -> Weights:
     """Return the weights with all matrices as (inputs, outputs). Older files have some as (outputs, inputs), which
-    their shapes show; a square one is like the others. Raises `ModelError`."""
+    their shapes show; a square one is like the others, or, where all are square, as it is if all names are those of
+    TransformerLens. Raises `ModelError`."""
     shapes = _shapes(config)
     shapes = {path: shapes[kind] for path in weights if (kind := path.rpartition(".")[2].lstrip("_")) in shapes}
     ways = {path: _ways(path, weights, shape, source) for path, shape in shapes.items()}
+    current = {False} if all(path == name for path, (name, _) in weights.items()) else set()
     is_old_solu = weights.get("ln_final.w", ("",))[0].startswith("norm.")
     facing = dict(weights)
     for path, shape in shapes.items():
@@ -103,10 +108,10 @@ def _right_facing(weights: Weights, config: HookedConfig, source: str) -> Weight
         if is_old_solu and path == "pos_embed.W_pos":
             way = ways[path] & {config.n_layers <= 8} or ways[path]  # those of eight layers have only this one turned
         else:
-            way = ways[path] if len(ways[path]) == 1 else _like_others(path, ways)
+            way = ways[path] if len(ways[path]) == 1 else _like_others(path, ways) or current
         if len(way) != 1:
             raise ModelError(
-                f"{source} has the square matrix {name}, of which nothing says whether it is transposed; save the file "
+                f"{source} has the square matrix {name}, which may be transposed or not; save the file "
                 "with all matrices as (inputs, outputs)."
             )
         facing[path] = (name, (value.mT if True in way else value).reshape(shape))
@@ -143,7 +148,8 @@ def _ways(path: str, weights: Weights, shape: tuple[int, ...], source: str) -> s
 
 
 def _like_others(path: str, ways: Mapping[str, set[bool]]) -> set[bool]:
-    """Return whether a square matrix is transposed: as the others of the blocks, or else as all others are."""
+    """Return whether a square matrix is transposed: as the others of the blocks, or else as all others are; nothing,
+    where all are square."""
     clear = {other: way for other, way in ways.items() if len(way) == 1 and ".b_" not in other}
     near = [way for other, way in clear.items() if other.startswith("blocks.") == path.startswith("blocks.")]
-    return set().union(*(near or clear.values())) or {False}
+    return set().union(*(near or clear.values()))

@@ -63,7 +63,7 @@ def load_model(
         Accept the terms of use of a preset (gemma3-270m).
     config
         For TransformerLens' format: the fields of `HookedTransformerConfig`, or a JSON file of them; the default is the
-        .json file beside the weights.
+        .json file next to the weights.
 
     Returns
     -------
@@ -251,7 +251,7 @@ def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any])
     tokens = max((shape[0] for name, shape in adapted.items() if name.endswith(VOCABULARY)), default=known)
     if tokens > known and not has_tokenizer:
         raise ModelError(
-            f"The adapter {source} has {tokens} tokens and its base model {known}; save its tokenizer beside it."
+            f"The adapter {source} has {tokens} tokens and its base model {known}; save its tokenizer with it."
         )
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of tied weights, which are untied
         adapter = PeftModel.from_pretrained(net, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import Any
 
@@ -62,6 +63,7 @@ def check(options: Options) -> None:
 def _check_ledger(options: Options) -> None:
     """Make the calls of a ledger again."""
     need("mcp")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # a ledger may name any model
     from icebear.app.cli.tables.evaluations import listing_table
     from icebear.app.mcp.ledger import MEASURED, read_ledger, repeated
     from icebear.app.mcp.server import server
@@ -77,7 +79,7 @@ def _check_ledger(options: Options) -> None:
         rows += repeated(server(session), [call for call in measured if (call.model, call.store) == (name, store)])
     passed = [row for row in rows if row["verdict"] == "passed"]
     title = f"{len(passed)} of {len(rows)} calls passed ({len(calls) - len(rows)} have no numbers to measure)"
-    failed = not passed or any(row["verdict"] == "broken" for row in rows)
+    failed = len(passed) < len(rows)
     table = listing_table([{**row, "arguments": str(row["arguments"])} for row in rows], title)
     show(options.json, {"file": options.file, "passed": not failed, "calls": rows}, table)
     if failed:

@@ -84,6 +84,9 @@ def skill(options: Skill) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"The folder {folder} cannot be made ({error.strerror}); choose another one.") from None
-    write_file(folder / "SKILL.md", HEAD + guide)
-    click.echo(f"Wrote {folder / 'SKILL.md'}", err=True)
-    show(options.json, {"files": [str(folder / "SKILL.md")]})
+    file = folder / "SKILL.md"
+    if file.exists() and not read_text(file).startswith(HEAD):
+        raise InputError(f"{file} exists and is not icebear's; choose another folder.")
+    write_file(file, HEAD + guide)
+    click.echo(f"Wrote {file}", err=True)
+    show(options.json, {"files": [str(file)]})

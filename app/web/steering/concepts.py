@@ -37,7 +37,7 @@ SENTENCES = 60
 """Sentences of the index that have a word, at most, and as many others."""
 SHOWN = 5
 """Neurons that are shown without scrolling."""
-VECTOR_HELP = "Adds the difference of means to the residual stream instead of editing neurons; it steers better."
+VECTOR_HELP = "Adds the difference of means to the residual stream instead of editing neurons; it often steers better."
 EXAMPLES = files("icebear.app.web.steering").joinpath("examples")
 
 
