@@ -15,6 +15,7 @@ import icebear
 from icebear import Model, open_store
 from icebear.actmax.atlas import clusters, neighbor_map
 from icebear.app.cli.main import main
+from icebear.app.cli.stores import has_index
 from icebear.app.recipes import EXAMPLE_RECIPE
 
 pytestmark = pytest.mark.usefixtures("smol", "few_all")
@@ -128,3 +129,12 @@ def test_the_status_of_an_index_counts_what_it_has(folder, tmp_path):
     assert status["state"] == "unfinished"
     assert RUN.invoke(main, ["index", "--status", "--store", str(tmp_path / "none.db")]).exit_code == 1
     assert not (tmp_path / "none.db").exists()
+
+
+def test_a_store_with_concepts_only_is_no_index(folder, tmp_path):
+    """As `concept find` makes it; the index that comes with icebear is used as before."""
+    with open_store(tmp_path / "c.db", create=True) as store:
+        store.concepts.set({"music": {}})
+    (tmp_path / "text.db").write_text("no store")
+    paths = (tmp_path / "c.db", tmp_path / "none.db", tmp_path / "text.db", folder / "wiki.db")
+    assert [has_index(str(path)) for path in paths] == [False, False, True, True]

@@ -21,11 +21,24 @@ def store_or_shipped(path: str, load: Callable[[], icebear.Model], name: str = e
     for the model of this name, if there is one."""
     from icebear.actmax.index.shipped_index import shipped_index
 
-    if named("store") or local(path).exists():
+    if named("store") or has_index(path):
         return path
     with waiting(f"Preparing the index of {name} that comes with icebear, once"), suppress(StoreError):
         return str(shipped_index(name, load) or path)
     return path  # of other weights, as with --bits
+
+
+def has_index(path: str) -> bool:
+    """Return whether there is a file, unless it is a store that has concepts only."""
+    if not local(path).exists():
+        return False
+    from icebear.db.store import open_store
+
+    try:
+        with open_store(path) as store:
+            return bool(store.scan.shards())
+    except StoreError:  # which whoever opens it gets
+        return True
 
 
 @contextmanager
@@ -39,7 +52,7 @@ def store_if_any(path: str, model: icebear.Model) -> Iterator[icebear.Store | No
     with ExitStack() as stack:
         store = None
         try:
-            if required or local(path).exists():
+            if required or has_index(path):
                 from icebear.db.store import open_finished
 
                 store = stack.enter_context(open_finished(path, model.fingerprint, model.name))
