@@ -43,7 +43,7 @@ def converter() -> Converter:
         result.register_structure_hook(record, lambda value, kind: kind.parse(value))
         result.register_unstructure_hook(record, str)
     result.register_structure_hook(
-        AnyEdit, lambda value, _: Edit.parse(value) if isinstance(value, str) else result.structure(value, VectorEdit)
+        AnyEdit, lambda value, _: result.structure(value, VectorEdit) if isinstance(value, dict) else Edit.parse(value)
     )
     result.register_structure_hook_factory(lambda kind: get_origin(kind) in (tuple, list), _sequence)
     return result

@@ -206,7 +206,7 @@ def calls(made):
                 "limit": 3,
                 "language": "en",
                 "column": "text",
-                "config": None,
+                "subset": None,
                 "split": None,
                 "revision": None,
             },

@@ -18,7 +18,7 @@ WAITS = {
 """The calls for which Python would wait for a GPU, in a model of two layers. Lower a limit when a call goes."""
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_every_part_writes_its_results(tmp_path):
     facts = gpu_checks.facts("cpu")
     assert gpu.main(gpu_checks.PARTS, facts, "cpu", True, str(tmp_path)) == 0

@@ -76,7 +76,6 @@ def output_of(part):
         ("index", ["index"]),
         ("index", ["demo"]),
         ("app", ["app"]),
-        ("circuits", ["evaluate", "steering", "--out", "f"]),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else part,
 )

@@ -83,7 +83,10 @@ def pages(shared, smol, scanned, tmp_path_factory):
 
 @pytest.mark.real
 @pytest.mark.long
-@by_name
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.release] * (path.stem != "why"), id=path.stem) for path in NOTEBOOKS],
+)
 def test_a_notebook_runs_and_its_page_is_written(path, pages):
     """The page is what `make docs` includes."""
     path.with_suffix(".md").write_text(pages(path).read_text())
@@ -112,6 +115,7 @@ def test_a_kernel_gives_the_same_page_and_a_notebook_whose_claim_is_false_fails(
         executed(path)
 
 
+@pytest.mark.release
 @pytest.mark.real
 @pytest.mark.long
 def test_pages_of_the_site_answer_to_clicks(pages, chromium, tmp_path):
