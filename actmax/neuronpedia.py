@@ -21,8 +21,6 @@ from icebear.values import shown
 BATCH = 128
 """At most this many neurons are in a file."""
 LOGITS = 10
-PROJECTED = 32
-"""The number of neurons whose logits of the vocabulary are in memory."""
 LONGEST = 1024
 """Of a longer text, so many tokens around the largest activation."""
 LONGEST_LABEL = 512
@@ -95,11 +93,10 @@ def _batches(store: Store) -> Iterator[list[Neuron]]:
 def _dashboards(store: Store, neurons: Sequence[Neuron]) -> dict[Source, list[dict[str, Any]]]:
     """Return the dashboards of neurons of a site and layer, by source."""
     features: dict[Source, list[dict[str, Any]]] = {}
-    parts = [neurons[start : start + PROJECTED] for start in range(0, len(neurons), PROJECTED)]
-    writing = neurons[0].site in WRITERS
-    words = [row for part in parts for row in vocabulary_projections(store, part, LOGITS)] if writing else []
-    for number, neuron in enumerate(neurons):
-        for polarity, feature in dashboards(store, neuron, words[number] if writing else None).items():
+    writes = neurons[0].site in WRITERS
+    words = vocabulary_projections(store, neurons, LOGITS) if writes else [None] * len(neurons)
+    for neuron, projection in zip(neurons, words, strict=True):
+        for polarity, feature in dashboards(store, neuron, projection).items():
             features.setdefault(Source(neuron.layer, neuron.site, polarity), []).append(feature)
     return features
 

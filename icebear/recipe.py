@@ -88,9 +88,9 @@ class Recipe(Saved):
             raise RecipeError(
                 f"{self.name!r} and {other.name!r} are for different models; combine recipes of one model."
             )
-        one, two = ({edit.neuron for edit in both if isinstance(edit, Edit)} for both in (self, other))
-        if one & two:
-            names = ", ".join(map(str, sorted(one & two)))
+        mine, theirs = ({edit.neuron for edit in each if isinstance(edit, Edit)} for each in (self, other))
+        if mine & theirs:
+            names = ", ".join(map(str, sorted(mine & theirs)))
             raise RecipeError(
                 f"{self.name!r} and {other.name!r} both edit {names}, so their order would matter; combine recipes "
                 "that edit different neurons."

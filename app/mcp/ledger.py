@@ -23,8 +23,10 @@ FORMAT = 1
 KEY = "icebear_ledger"
 MEASURED = ("predict", "explain", "attribute", "rank", "circuit", "steer", "flip", "concept_find")
 """Tools whose answers are numbers about the model, and depend on no earlier call and no file."""
-TOLERANCE, SMALLEST = 1e-4, 1e-6
-"""By which share numbers may differ, and what counts as zero; answers have five digits."""
+TOLERANCE = 1e-4
+"""The share by which numbers may differ; answers have five digits."""
+SMALLEST = 1e-6
+"""What differs by less is equal, too."""
 
 
 @dataclass(frozen=True)

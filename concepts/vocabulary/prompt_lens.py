@@ -15,7 +15,7 @@ from icebear.concepts.vocabulary.vocabulary import gives_answers, unembed
 from icebear.errors import InputError
 from icebear.models.model import Model
 
-TOKENS = 64
+TOKENS_AT_ONCE = 64
 """Of which the logits of a layer are in memory."""
 Top = tuple[list[list[int]], list[list[float]]]
 """The likeliest ids at each token (T, k), and their probabilities."""
@@ -51,7 +51,9 @@ def logit_lens(model: Model, ids: Sequence[int], layers: Sequence[int], k: int, 
         with stream_hooks(model, layers, lambda layer, stream: streams.update({layer: stream[0]})):
             answer = model.logits(batch, each)[0].float()
         parts = [
-            _all_tokens([_top(logits(n, slice(at, at + TOKENS)), k, keep, n == last) for at in each[::TOKENS]])
+            _all_tokens(
+                [_top(logits(n, slice(at, at + TOKENS_AT_ONCE)), k, keep, n == last) for at in each[::TOKENS_AT_ONCE]]
+            )
             for n in layers
         ]
     texts = {number: model.text(number) for numbers, _ in parts for row in numbers for number in row}
