@@ -122,7 +122,7 @@ class RelevanceClaim(Explained):
     node: NodeId | None = None
     kind = "relevance"
     value_is = "share of the explained number"
-    control_is = "the mean share of other tokens or neurons"
+    control_is = "an equal share for each token, or the mean share of other neurons"
 
     def __post_init__(self) -> None:
         if (self.token is None) is (self.node is None):
