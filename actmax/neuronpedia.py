@@ -59,6 +59,11 @@ class Source:
         return cls(int(match[1]), match[2], "+" if match[3] == "plus" else "-")
 
 
+def model_id(name: str) -> str:
+    """Return a model's name on Neuronpedia, which has no folder and no capitals."""
+    return Path(name).name.lower()
+
+
 def export_dashboards(store: Store, folder: str | Path, on_progress: OnProgress = unwatched) -> dict[str, int]:
     """Write a new folder of files for Neuronpedia's upload, each with at most `BATCH` neurons of a source.
 
@@ -68,12 +73,12 @@ def export_dashboards(store: Store, folder: str | Path, on_progress: OnProgress 
     store.facts.get("finished")
     if store.by != "activation":
         raise StoreError(f"{store.path} is an index by {store.by}, not by activation; use another --store.")
-    model_id = Path(store.facts.get("model")).name.lower()
+    name = model_id(store.facts.get("model"))
     total, done, sources, files = store.neurons.count(), 0, set(), 0
     with new_folder(folder) as part:
         for neurons in _batches(store):
             for source, features in _dashboards(store, neurons).items():
-                document = {"modelId": model_id, "source": str(source), "features": features}
+                document = {"modelId": name, "source": str(source), "features": features}
                 write_file(part / f"{source}-{neurons[0].index:06}.json", json.dumps(document, allow_nan=False))
                 sources.add(source)
                 files += 1

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from icebear.actmax.neuronpedia import POLARITY_WORDS, Source
+from icebear.actmax.neuronpedia import POLARITY_WORDS, Source, model_id
 from icebear.app.api import schemas
 from icebear.app.api.schemas import LIMITS
 from icebear.concepts.passes.active_neurons import most_active, most_active_by_token, prompt_activations
@@ -24,20 +23,14 @@ Answer = dict[str, Any]
 
 
 def check_model(model: Model, name: str) -> None:
-    if name not in (model.name, model_id(model)):
-        raise InputError(f"This server has the model {model_id(model)} only; give its name.")
-
-
-def model_id(model: Model) -> str:
-    """Return the model's name on Neuronpedia, which has no folder and no capitals."""
-    return Path(model.name).name.lower()
+    if name not in (model.name, model_id(model.name)):
+        raise InputError(f"This server has the model {model_id(model.name)} only; give its name.")
 
 
 def tokenize(model: Model, request: schemas.TokenizeRequest) -> Answer:
     """Return the token ids of a text, and their texts."""
     ids = _ids(model, request.text)
-    bos = getattr(model.tokenizer, "bos_token_id", None)
-    begins = bos is not None and ids[0] == bos
+    begins = _begins_with_bos(model, ids)
     if request.prepend_bos not in (None, begins):
         raise InputError(f"The tokenizer of {model.name} decides about the first token; leave prependBos out.")
     return {"tokens": ids, "tokenStrings": list(model.pieces(ids)), "prependBos": begins}
@@ -50,7 +43,7 @@ def activation_single(model: Model, request: schemas.ActivationSingleRequest) ->
     if not (request.index.isascii() and request.index.isdigit() and len(request.index) < 10):
         raise InputError("The index must be a whole number.")
     ids, source = _ids(model, request.prompt), Source.parse(request.source)
-    neuron = _neuron(model, Neuron(source.layer, source.site, int(request.index)))
+    neuron = _neuron(model, source, int(request.index))
     values = (source.sign * prompt_activations(model, ids, neuron.site, neuron.layer)[:, neuron.index]).tolist()
     return {
         "activation": _values(values, values.index(max(values))),
@@ -82,7 +75,7 @@ def activation_all(model: Model, request: schemas.ActivationAllRequest) -> Answe
 def activation_topk_by_token(model: Model, request: schemas.ActivationTopkByTokenRequest) -> Answer:
     """Return the most active neurons of a layer at each token."""
     ids, source = _ids(model, request.prompt), Source.parse(request.source)
-    _neuron(model, Neuron(source.layer, source.site, 0))
+    _neuron(model, source)
     rows = most_active_by_token(model, ids, source.site, source.layer, source.sign, request.top_k or 5)
     tokens, special = model.pieces(ids), _special(model, ids)
     counted = [position for position in range(len(ids)) if position not in _ignored(model, ids, request.ignore_bos)]
@@ -104,7 +97,7 @@ def steer_completion(model: Model, request: schemas.SteerCompletionRequest) -> A
     for feature in request.features:
         check_model(model, feature.model)
         source = Source.parse(feature.source)
-        neuron = _neuron(model, Neuron(source.layer, source.site, feature.index))
+        neuron = _neuron(model, source, feature.index)
         edits.append(Edit(neuron, "add", source.sign * feature.strength * request.strength_multiplier))
     sampling = (request.n_completion_tokens, request.temperature, int(request.seed), request.freq_penalty)
     _ids(model, request.prompt)
@@ -125,18 +118,17 @@ def lens_prompt(model: Model, request: schemas.LensPromptRequest) -> Answer:
     if any(layer > last for layer in request.layers):
         raise InputError(f"{model.name} has {model.layers} layers; give layers from 0 to {last}.")
     layers = sorted({*request.layers, last}) if request.layers else list(range(last + 1))
-    bos = getattr(model.tokenizer, "bos_token_id", None)
     readouts = logit_lens(model, ids, layers, request.top_n, request.filter_non_word_tokens)
     meta = {
         "kind": "meta",
-        "model": model_id(model),
+        "model": model_id(model.name),
         "types": request.type,
         "layers_by_type": {"LOGIT_LENS": layers},
         "top_n": request.top_n,
         "prompt_len": len(ids),
         "num_completion_tokens": 0,
         "temperature": request.temperature,
-        "prepend_bos": bos is not None and ids[0] == bos,
+        "prepend_bos": _begins_with_bos(model, ids),
         "reuse_len": 0,
     }
     tokens = [
@@ -165,7 +157,7 @@ def capabilities(model: Model) -> Answer:
     """Return what this server has, and its limits."""
     groups = [Source(0, site, polarity).group for site in model.sites for polarity in POLARITY_WORDS]
     return {
-        "model": model_id(model),
+        "model": model_id(model.name),
         "backend": "icebear",
         "device": model.device.type,
         "max_concurrent_requests": LIMITS.waiting,
@@ -199,11 +191,16 @@ def _ids(model: Model, prompt: PromptLike) -> list[int]:
     return ids
 
 
-def _neuron(model: Model, neuron: Neuron) -> Neuron:
-    """Return a neuron that the model has; heads have several activations. Raises `InputError`."""
-    if neuron.site == "head":
+def _begins_with_bos(model: Model, ids: Sequence[int]) -> bool:
+    bos = getattr(model.tokenizer, "bos_token_id", None)
+    return bos is not None and ids[0] == bos
+
+
+def _neuron(model: Model, source: Source, index: int = 0) -> Neuron:
+    """Return a neuron of a source, if the model has it; heads have several activations. Raises `InputError`."""
+    if source.site == "head":
         raise InputError("Heads have no single activation; give a source of neurons, such as 0-ffn-plus.")
-    return model.check(neuron)
+    return model.check(Neuron(source.layer, source.site, index))
 
 
 def _sources(model: Model, group: str, names: Sequence[str]) -> list[Source]:
@@ -215,7 +212,7 @@ def _sources(model: Model, group: str, names: Sequence[str]) -> list[Source]:
     layers = model.layers_with(some_layer.site)
     wanted = wanted or [Source(layer, some_layer.site, some_layer.polarity) for layer in layers]
     for source in wanted:
-        _neuron(model, Neuron(source.layer, source.site, 0))
+        _neuron(model, source)
     return wanted
 
 
