@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -35,6 +36,19 @@ def _is_elementwise(kind: type[nn.Module], norms: bool) -> bool:
     """norms: whether RMS norms count. Their divisor is a constant (Eq. 19), so Eq. 9 for the whole equals the rules of
     the table for their ten operations, in less time."""
     return issubclass(kind, ACTIVATION_MODULES) or (norms and kind.__name__.endswith("RMSNorm"))
+
+
+def elementwise_modules(net: nn.Module, norms: bool = True) -> list[nn.Module]:
+    """Return the modules to which one rule applies as a whole; norms: RMS norms too."""
+    family = family_of(net)
+    activations = family.activations if family else ()
+    chosen = []
+    for module in net.modules():
+        alone = norms and not list(module.children())  # a norm with a gate inside is more than a norm
+        kind = type(module)
+        if kind.__name__ in activations or _is_elementwise(kind, alone):  # type: ignore[arg-type]  # classes have a hash
+            chosen.append(module)
+    return chosen
 
 
 @contextmanager
@@ -69,21 +83,17 @@ def relevance_rules(
         def replace(module: nn.Module, function: Callable, *bound: Any) -> None:
             undo.enter_context(replaced(module, "forward", functools.partial(function, mode, *bound, module.forward)))
 
-        family = family_of(net)
-        activations = family.activations if family else ()
         for module in net.modules():
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.requires_grad:
                     undo.callback(parameter.requires_grad_, True)
                     parameter.requires_grad_(False)
-            kind = type(module)
-            if SCANS.search(kind.__name__) and not method.paired:
+            if SCANS.search(type(module).__name__) and not method.paired:
                 replace(module, _scan, module)
             if packed(module):
                 replace(module, _packed, Linear(module))
-            alone = not method.paired and not list(module.children())  # a norm with a gate inside is more than a norm
-            if kind.__name__ in activations or _is_elementwise(kind, alone):  # type: ignore[arg-type]  # classes have a hash
-                replace(module, _elementwise, module, differences.secant if method.paired else _identity)
+        for module in elementwise_modules(net, norms=not method.paired):
+            replace(module, _elementwise, module, differences.secant if method.paired else identity_of)
         for layer in checkpoint_layers:
             replace(layer, _checkpointed, checkpoint_from)
         replace(net, _with_mode)
@@ -134,7 +144,7 @@ def _packed(mode: RelevanceMode, linear: Linear, forward: Callable, x: Tensor) -
     return mode.linear_map(F.linear, x, y, weight, linear.bias, rule)
 
 
-def _identity(forward: Callable, x: Tensor) -> Tensor:
+def identity_of(forward: Callable, x: Tensor) -> Tensor:
     """Eq. 9; some norms (HY-V4) return only their divisor, a constant (Eq. 19)."""
     with torch.no_grad():
         y = forward(x)
@@ -157,20 +167,24 @@ def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable, *args: An
 def _foreign(mode: RelevanceMode, output: Any) -> list[Any]:
     """Return the nodes behind `output` that neither an operation of the table nor one of our rules made."""
     mode.catch_up()
-    if not mode.unseen:
-        return []
+    return [n for n in _nodes(output) if n._sequence_nr() in mode.unseen and not _is_ours(n)] if mode.unseen else []
+
+
+def _nodes(output: Any) -> Iterator[Any]:
+    """Yield the nodes of the graph behind `output`."""
     seen: set[Any] = set()
     stack = [value.grad_fn for value in tree_leaves(output) if is_activation(value) and value.grad_fn is not None]
-    foreign = []
     while stack:
         node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node._sequence_nr() in mode.unseen and not _is_ours(node):
-            foreign.append(node)
-        stack.extend(parent for parent, _ in node.next_functions if parent is not None)
-    return foreign
+        if node not in seen:
+            seen.add(node)
+            yield node
+            stack.extend(parent for parent, _ in node.next_functions if parent is not None)
+
+
+def applied(output: Any) -> Counter[type]:
+    """Return how often each of our functions stands behind `output`."""
+    return Counter(node._forward_cls for node in _nodes(output) if _is_ours(node))
 
 
 def _is_ours(node: Any) -> bool:

@@ -12,6 +12,7 @@ from icebear.concepts.methods.method import OnePass
 from icebear.concepts.passes.inputs import Inputs, Stream
 from icebear.concepts.passes.neuron_recorders import AllNeurons, LargestNeurons, Values
 from icebear.concepts.passes.prompt import Prediction, PromptTokens, excluded_positions, prompt_relevance, recorded_at
+from icebear.concepts.passes.proved import rules_at_modules
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
@@ -37,7 +38,8 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     excluded = partial(excluded_positions, model, objective, stream)
     largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded)
     optional: list[Recorder] = [*([sinks] if method.positions else []), *([largest] if largest else [])]
-    numbers, missing = forward_backward(
+    at_modules = rules_at_modules(model, target, method.rules) if request.strict and not request.checkpoint else None
+    numbers, rules = forward_backward(
         model,
         target,
         [inputs, stream, neurons, *optional],
@@ -45,6 +47,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
         accounting=accounting,
         strict=request.strict,
         checkpoint=request.checkpoint,
+        at_modules=at_modules,
     )
     values = inputs.relevance()
     if not all(torch.isfinite(value).all() for value in values):  # the error of this pass says where
@@ -70,7 +73,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
                 made_with=model.made_with,
                 positions=positions,
                 image=image,
-                missing_rules=missing,
+                missing_rules=tuple(dict.fromkeys(rules.missing)) if rules else (),
                 run=Run(model, replace(objective.rows([row]), targets=(target.targets[row],))),
             )
         )

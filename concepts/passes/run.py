@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 from icebear.concepts.passes.sites import hooks
 from icebear.lrp.context import relevance_rules
 from icebear.lrp.model_pairs import PairedWeights
+from icebear.lrp.module_rules import ModuleRules
+from icebear.lrp.operation_rules import RelevanceMode
 from icebear.lrp.rule_values import Rules
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
@@ -31,6 +33,9 @@ class Target(Protocol):
     """The number that is explained, one a row. Rows do not see each other, so one backward pass from the sum of all
     rows explains each. Several numbers a row take one forward pass and a backward pass each."""
 
+    batch: Batch | None = None
+    """What the model reads, if all of it is a batch."""
+
     def reading(self, model: Model) -> AbstractContextManager[None]:
         """Return hooks for a number that is read inside the model."""
         return nullcontext()
@@ -43,7 +48,7 @@ class Logits(Target):
     """The number of an objective: a logit, the difference of two, or the sum over the tokens of a continuation."""
 
     def __init__(self, objective: Objective) -> None:
-        self.objective = objective
+        self.objective, self.batch = objective, objective.batch
         self.logits = torch.empty(0)
         """(B, P, V) at `all_positions` of the objective."""
         self.targets: list[tuple[int, ...]] = []
@@ -174,22 +179,27 @@ def forward_backward(
     strict: bool = True,
     checkpoint: bool | None = None,
     paired: PairedWeights | None = None,
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the numbers (B,) that were explained (one after the other, if there are several a row), and the operations
-    without a rule (with strict=False).
+    at_modules: ModuleRules | None = None,
+) -> tuple[Tensor, RelevanceMode | None]:
+    """Return the numbers (B,) that were explained (one after the other, if there are several a row), and the rules
+    that were applied (with strict=False they name the operations without one).
 
     method: None takes the plain gradient; with paired rules the second half of rows are counterfactuals of the first.
         At least one recorder must make leaves (`Inputs` does).
     accounting: from `new_accounting`; the relevance that rules retain is added to it.
     checkpoint: store one residual stream a layer and recompute everything else; None does so from `LONG` tokens.
     paired: the weights of a base model, for the counterfactuals.
+    at_modules: from `icebear.concepts.passes.proved`; None looks every operation up.
     """
-    missing: tuple[str, ...] = ()
+    mode = None
     with ExitStack() as stack:
         stack.enter_context(model.lock)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        if method is not None:
+        if method is not None and at_modules is not None:
+            mode = RelevanceMode(model.net, method, accounting)
+            stack.enter_context(at_modules.below_recorders(mode))
+        elif method is not None:
             start = 0 if checkpoint or model.offloaded else LONG  # the graph would hold what is loaded
             layers = model.layer_modules if checkpoint is not False else ()
             rules = relevance_rules(model.net, method, accounting, strict, layers, start, paired)
@@ -201,6 +211,8 @@ def forward_backward(
         # The target sees values before a recorder stops the gradient at them: it may start where others stop.
         for reading in (target.reading, *(recorder.reading for recorder in recorders)):
             stack.enter_context(reading(model))
+        if mode is not None and at_modules is not None:
+            stack.enter_context(at_modules.above_recorders(mode))
         numbers = target.numbers(model)
         seeds = [numbers] if isinstance(numbers, Tensor) else numbers  # a backward pass costs only what is below it
         counts = [len(recorder.leaves) for recorder in recorders]
@@ -210,9 +222,7 @@ def forward_backward(
             for recorder, count in zip(recorders, counts, strict=True):
                 recorder.finish(gradients[:count])
                 del gradients[:count]
-        if method is not None:
-            missing = tuple(dict.fromkeys(mode.missing))
-    return torch.cat(seeds).detach(), missing
+    return torch.cat(seeds).detach(), mode
 
 
 class Checked(TorchFunctionMode):

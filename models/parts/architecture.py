@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -60,6 +60,8 @@ class Architecture:
                 module.support_avx512bf16_for_cpu = False
         self.lock = FairLock(partial(as_written, self.net))
         self._fingerprint: tuple[Any, str] = (None, "")
+        self.proofs: dict[Hashable, Any] = {}
+        """Kinds of passes -> what `icebear.concepts.passes.proved` knows of them."""
         self.name = name or net.config._name_or_path or type(net).__name__
         self.task = task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
         if self.task.reads_text and getattr(self.config, "vocab_size", None) is None:
