@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 from icebear.evaluation.baselines.all_methods import methods_of
 from icebear.models.model import Model
-from icebear.values import check_int, one_of, seed_of
+from icebear.values import check_int, seed_of
 
 Line = dict[str, Any]
 """The measurements of a sample, JSON-ready. ``methods`` has the numbers, method -> column -> number; a line with a
@@ -38,10 +38,8 @@ class Setting:
 
 Seed = Annotated[int, Setting()]
 Samples = Annotated[int, Setting("Number of prompts.", least=1)]
-Pairs = Annotated[int, Setting("Number of pairs of prompts for each task.", least=1)]
 Methods = Annotated[str, Setting("Names separated by commas (docs/evaluate.md), or LRP written out.", decides=False)]
 """`Part.methods` has the settings of the methods."""
-Tasks = Annotated[str, Setting("Separated by commas: simple, phrase, across-clause, capitals, ...", decides=False)]
 DataFile = Annotated[str | None, Setting("Your own file to evaluate on.", is_file=True)]
 CorpusName = Annotated[str | None, Setting(decides=False)]
 
@@ -139,12 +137,6 @@ class MethodEvaluation(Evaluation):
     def chosen(self) -> dict[str, Any]:
         """Return the methods by name; a control is its name. Raises `UnknownName`."""
         return methods_of(self.methods, self.usual, self.controls)
-
-
-def named(names: str, what: str, known: Collection[str]) -> list[str]:
-    """Return the names of a comma-separated list; ``all`` is every known one. Raises `UnknownName`."""
-    wanted = list(known) if names == "all" else [name.strip() for name in names.split(",")]
-    return [one_of(name, what, known) for name in wanted]
 
 
 def accuracy(lines: Lines) -> list[str]:

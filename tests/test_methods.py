@@ -9,6 +9,7 @@ from conftest import IDS, LLAMA, random_model
 from test_differences import OTHER
 from test_tasks import make
 
+from benchmarks import ablation, task_pairs
 from benchmarks.truth.judge.rounds import Rounds, gains
 from icebear import Relevance, attribute
 from icebear.concepts.methods.attnlrp import CP_LRP, PA_LRP, AttnLRP, Difference
@@ -31,8 +32,7 @@ from icebear.evaluation.baselines.all_methods import (
     methods_of,
 )
 from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
-from icebear.evaluation.data import task_pairs
-from icebear.evaluation.explanations import ablation, faithfulness
+from icebear.evaluation.explanations import faithfulness
 from icebear.lrp.context import relevance_rules
 from icebear.models.objective import objective_of
 

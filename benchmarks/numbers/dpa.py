@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.numbers import common
+from benchmarks.task_pairs import named
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.attnlrp import DIFFERENCE
@@ -29,7 +30,7 @@ from icebear.concepts.passes.inputs import input_hooks
 from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.sites import eager
 from icebear.evaluation.baselines.all_methods import BASELINES
-from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting, named
+from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
+from benchmarks.task_pairs import named
 from benchmarks.truth.judge import true_stages
 from benchmarks.truth.judge.judged_pairs import Pair, pairs_of
 from benchmarks.truth.judge.judging import (
@@ -34,7 +35,7 @@ from benchmarks.truth.programs.program import Program
 from benchmarks.truth.programs.programs import PROGRAMS
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.method import Method
-from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table, named
+from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table
 
 METHODS = (
     *("difference", "difference-constant", "attnlrp", "attnlrp@prompt", "attnlrp@midpoint", "cp-lrp"),
