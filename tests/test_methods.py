@@ -10,6 +10,7 @@ from test_differences import OTHER
 from test_tasks import make
 
 from benchmarks import ablation, task_pairs
+from benchmarks.baselines import OTHERS, Alti, AltiLogit, AtMan, GradCAM, Gradient, GradientRollout, SmoothGrad
 from benchmarks.truth.judge.rounds import Rounds, gains
 from icebear import Relevance, attribute
 from icebear.concepts.methods.attnlrp import CP_LRP, PA_LRP, AttnLRP, Difference
@@ -23,15 +24,12 @@ from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
 from icebear.evaluation.baselines.all_methods import (
     BASELINES,
-    AtMan,
-    Gradient,
+    AttentionRollout,
     Occlusion,
     Positions,
     Random,
-    SmoothGrad,
     methods_of,
 )
-from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.evaluation.explanations import faithfulness
 from icebear.lrp.context import relevance_rules
 from icebear.models.objective import objective_of
@@ -293,7 +291,7 @@ def test_alti_of_bert_by_loops():
     assert result_of(model, Alti()).sum().item() == pytest.approx(1, abs=1e-5)
 
 
-ALL = BASELINES | METHODS
+ALL = BASELINES | OTHERS | METHODS
 
 
 @pytest.mark.parametrize("name", [n for n, one in ALL.items() if n != "alti" and not one.needs_counterfactual])
