@@ -134,7 +134,7 @@ def calls(made):
             icebear.ablation,
             {"model": model, "relevance": relevance, "k": 3, "site": "ffn", "seed": 0, "by": "positive"},
         ),
-        "effects": (relevance.effects, {"nodes": 3, "model": model}),
+        "effects": (relevance.effects, {"nodes": 3}),
         "matrix": (
             icebear.matrix,
             {"model": model, "answer": made.answer, "by": "sentence", "method": icebear.CP_LRP, "checkpoint": None},
