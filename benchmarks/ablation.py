@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from benchmarks import task_pairs
+from benchmarks.baselines import ControlledEvaluation
 from benchmarks.task_pairs import Pair, Pairs, Tasks, answers, relevance_of
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.passes.patching import Nodes
-from icebear.evaluation.protocol import DataFile, Lines, MethodEvaluation, Part
+from icebear.evaluation.protocol import DataFile, Lines, Part
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 
@@ -111,7 +112,7 @@ def ratios(lines: Lines) -> str:
 
 
 @dataclass(frozen=True)
-class AblationCurves(MethodEvaluation):
+class AblationCurves(ControlledEvaluation):
     """Measure the sufficiency and necessity of the nodes (FFN neurons at a token) that a method ranks first.
 
     Sizes are 1 to 10,000 nodes. For sufficiency, all other nodes take their counterfactual values; for necessity, the

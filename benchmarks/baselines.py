@@ -7,10 +7,10 @@ It is `icebear evaluate`, which then knows the names of `OTHERS`, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,12 +20,14 @@ from icebear.concepts.methods import common
 from icebear.concepts.methods.common import measure_variants
 from icebear.concepts.methods.gradients import embedding_gradients
 from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import METHODS, method_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import eager, hooks
 from icebear.concepts.vocabulary.vocabulary import unembedding
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import BASELINES, each_token, explained_rows
+from icebear.evaluation.baselines.all_methods import BASELINES, each_token, explained_rows, split_names
+from icebear.evaluation.protocol import MethodEvaluation
 from icebear.models.model import Model, at
 from icebear.models.objective import Objective
 from icebear.models.parts.linear import Linear, norm_divisor, through_norm
@@ -263,6 +265,26 @@ OTHERS: dict[str, Method] = {
     "alti-logit": AltiLogit(),
     "alti": Alti(),
 }
+
+
+@dataclass(frozen=True)
+class ControlledEvaluation(MethodEvaluation):
+    """An evaluation of methods and of controls, which it scores itself."""
+
+    usual: ClassVar[Sequence[str]] = ()
+    """The meaning of ``all``."""
+    controls: ClassVar[Sequence[str]] = ()
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the methods by name; a control is its name. Raises `UnknownName`."""
+        return with_controls(self.methods, self.usual, self.controls)
+
+
+def with_controls(names: str, usual: Sequence[str], controls: Collection[str]) -> dict[str, Any]:
+    """Return the methods of a comma-separated list by their names; a control is its name. usual: for ``all``."""
+    wanted = usual if names == "all" else split_names(names)
+    return {name: name if name in controls else method_of(name, BASELINES | METHODS) for name in wanted}
+
 
 if __name__ == "__main__":
     BASELINES.update(OTHERS)

@@ -26,7 +26,6 @@ from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
-from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed, Setting, Table
 from icebear.models.model import Model
@@ -226,6 +225,11 @@ def _cosine(rows: Tensor) -> float:
     unit = normalize(rows, dim=-1)
     count = len(rows)
     return ((unit @ unit.T).sum().item() - unit.pow(2).sum().item()) / (count * (count - 1))
+
+
+def correlations(scores: pandas.Series[float], effects: pandas.Series[float]) -> dict[str, float]:
+    """Return the correlations of values and of ranks."""
+    return {"pearson": scores.corr(effects), "spearman": scores.rank().corr(effects.rank())}
 
 
 if __name__ == "__main__":

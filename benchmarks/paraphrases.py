@@ -85,7 +85,6 @@ class EffectsHold(Evaluation):
     """
 
     name: ClassVar = "effects"
-    needs: ClassVar = ("circuits",)
     tasks: Tasks = "all"
     samples: Pairs = 20
     seed: Seed = 0

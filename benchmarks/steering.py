@@ -79,7 +79,6 @@ class ConceptSteering(Evaluation):
     """
 
     name: ClassVar = "steering"
-    needs: ClassVar = ("circuits",)
     concepts: Annotated[str, Setting("Separated by commas: music, sport, animals, medicine, ...", decides=False)] = (
         "all"
     )

@@ -88,8 +88,6 @@ class Evaluation:
     """A subclass has its options as fields with a `Setting` each, its help as docstring, and `parts`."""
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Optional parts of icebear (`icebear.errors`)."""
     needs_model: ClassVar[bool] = True
     """Whether it evaluates a model of the user, or makes its own; `parts` then gets None."""
     steps: ClassVar[Sequence[float]] = ()
@@ -122,10 +120,6 @@ class Evaluation:
 class MethodEvaluation(Evaluation):
     """An evaluation that compares methods on samples."""
 
-    usual: ClassVar[Sequence[str]] = ()
-    """The meaning of ``all``; empty for every method that explains a prompt alone."""
-    controls: ClassVar[Sequence[str]] = ()
-    """Names that are no methods: the evaluation scores them itself."""
     methods: Methods = "all"
     samples: Samples = 20
     seed: Seed = 0
@@ -135,8 +129,8 @@ class MethodEvaluation(Evaluation):
         self.chosen()
 
     def chosen(self) -> dict[str, Any]:
-        """Return the methods by name; a control is its name. Raises `UnknownName`."""
-        return methods_of(self.methods, self.usual, self.controls)
+        """Return the methods by name. Raises `UnknownName`."""
+        return methods_of(self.methods)
 
 
 def accuracy(lines: Lines) -> list[str]:

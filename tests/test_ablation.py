@@ -11,12 +11,12 @@ from test_differences import OTHER
 
 from benchmarks import ablation as evaluation
 from benchmarks import task_pairs
+from benchmarks.baselines import with_controls
 from icebear import attribute
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.nodes.controls import ablation, largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, UnknownName
-from icebear.evaluation.baselines.all_methods import methods_of
 from icebear.models.objective import objective_of
 
 
@@ -146,7 +146,7 @@ def test_ratios_weigh_pairs_by_what_exchanging_all_does():
 
 def test_every_score_ranks(compared):
     shaped = compared.relevance.ffn.shape
-    for name, method in methods_of("all", evaluation.METHODS, evaluation.CONTROLS).items():
+    for name, method in with_controls("all", evaluation.METHODS, evaluation.CONTROLS).items():
         values = compared.scores(method)
         assert values.shape == shaped, name
         assert values.abs().sum() > 0, name

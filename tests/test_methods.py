@@ -10,7 +10,17 @@ from test_differences import OTHER
 from test_tasks import make
 
 from benchmarks import ablation, task_pairs
-from benchmarks.baselines import OTHERS, Alti, AltiLogit, AtMan, GradCAM, Gradient, GradientRollout, SmoothGrad
+from benchmarks.baselines import (
+    OTHERS,
+    Alti,
+    AltiLogit,
+    AtMan,
+    GradCAM,
+    Gradient,
+    GradientRollout,
+    SmoothGrad,
+    with_controls,
+)
 from benchmarks.truth.judge.rounds import Rounds, gains
 from icebear import attribute
 from icebear.concepts.methods.attnlrp import CP_LRP, PA_LRP, AttnLRP, Difference
@@ -391,9 +401,9 @@ def test_a_wrong_name_is_refused(text, error, part):
 def test_a_list_of_names_is_split_at_the_commas_outside_brackets():
     written = "AttnLRP(softmax='zplus', linear=Gamma(0.1), conv=Gamma(0.2))"
     assert list(methods_of(f"random, {written},cp-lrp@prompt")) == ["random", written, "cp-lrp@prompt"]
-    assert methods_of("change,gxi", controls=["change"]) == {"change": "change", "gxi": METHODS["gxi"]}
+    assert with_controls("change,gxi", [], ["change"]) == {"change": "change", "gxi": METHODS["gxi"]}
     assert not any(method.needs_counterfactual for method in methods_of("all").values())
-    assert list(methods_of("all", ["gxi", "random"])) == ["gxi", "random"]
+    assert list(with_controls("all", ["gxi", "random"], [])) == ["gxi", "random"]
 
 
 def test_methods_by_relevance_are_as_they_are_written():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,20 +109,15 @@ BASELINES: dict[str, Method] = {
 }
 
 
-def methods_of(names: str, usual: Sequence[str] = (), controls: Collection[str] = ()) -> dict[str, Any]:
-    """Return the methods of a comma-separated list by their names; the value of a control of the caller is its name.
-
-    usual: the names that ``all`` stands for, by default every method that explains a prompt alone.
-    """
+def methods_of(names: str) -> dict[str, Method]:
+    """Return the methods of a comma-separated list by their names; ``all`` is each that explains a prompt alone."""
     known = BASELINES | METHODS
     if names == "all":
-        wanted = list(usual) or [name for name, method in known.items() if not method.needs_counterfactual]
-    else:
-        wanted = _split(names)
-    return {name: name if name in controls else method_of(name, known) for name in wanted}
+        return {name: method for name, method in known.items() if not method.needs_counterfactual}
+    return {name: method_of(name, known) for name in split_names(names)}
 
 
-def _split(names: str) -> list[str]:
+def split_names(names: str) -> list[str]:
     """Split at the commas outside brackets."""
     parts, depth = [""], 0
     for sign in names:
