@@ -17,7 +17,7 @@ from markupsafe import Markup
 from icebear.actmax.head_attention import HeadAttention, attended_piece, attended_token
 from icebear.actmax.labels.meanings import HELD_OUT, label_title, measured
 from icebear.concepts.results.effect_words import BY_LENS, effect_text
-from icebear.convert import SavedRecord, Tabled
+from icebear.convert import Tabled
 from icebear.records import (
     FEW_WORDS,
     HISTOGRAM_EDGES,
@@ -54,7 +54,7 @@ RELMAX = (
 
 
 @dataclass(frozen=True)
-class Card(SavedRecord, Tabled):
+class Card(Tabled):
     """A neuron with its vocabulary projection, examples of both signs, statistics, classes and labels, and its page."""
 
     neuron: Neuron

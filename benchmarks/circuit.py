@@ -22,9 +22,9 @@ from attribution import tokens
 from resident import resident
 
 from benchmarks.circuit_graph import EDGE_COUNTS
+from benchmarks.task_pairs import TASKS, answers, usable_by_task
 from icebear import attribute, circuit, load_model
 from icebear.concepts.circuits.checks import faithfulness
-from icebear.evaluation.data.task_pairs import TASKS, answers, usable_by_task
 
 SIZES = ((20, 6), (60, 6), (60, 32), (100, 32), (100, 128))
 """Nodes and tokens."""

@@ -1,6 +1,6 @@
 """Check circuits: edges by interventions, graphs run by their own edges, and groups against random groups.
 
-python benchmarks/circuit_graph.py --tasks phrase --samples 2 --nodes 20 --out circuits
+python -m benchmarks.circuit_graph --tasks phrase --samples 2 --nodes 20 --out circuits
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from benchmarks import task_pairs
+from benchmarks.task_pairs import Pair, Pairs, Tasks, answers
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.circuits import checks
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
-from icebear.concepts.statistics import correlations
 from icebear.errors import InputError
-from icebear.evaluation.data import task_pairs
-from icebear.evaluation.data.task_pairs import Pair, answers
-from icebear.evaluation.protocol import Evaluation, Lines, Pairs, Part, Seed, Setting, Table, Tasks
+from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed, Setting, Table
 from icebear.models.model import Model
 
 EDGE_COUNTS = (30, 100, 300, 1000)
@@ -226,6 +225,11 @@ def _cosine(rows: Tensor) -> float:
     unit = normalize(rows, dim=-1)
     count = len(rows)
     return ((unit @ unit.T).sum().item() - unit.pow(2).sum().item()) / (count * (count - 1))
+
+
+def correlations(scores: pandas.Series[float], effects: pandas.Series[float]) -> dict[str, float]:
+    """Return the correlations of values and of ranks."""
+    return {"pearson": scores.corr(effects), "spearman": scores.rank().corr(effects.rank())}
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ concept find music --with {EXAMPLES}/music.txt --without {EXAMPLES}/not-music.tx
 concept measure music "The band played on." --store wiki.db
 concept steer music "Yesterday I" --strength 0.5 --max-new-tokens 8 --store wiki.db
 check claims.yaml
-evaluate ablation --tasks capitals --samples 2 --methods difference,matched --out ablation
+evaluate groundtruth --task agreement --samples 2 --methods attnlrp,random --out groundtruth
 """
 UNLIKE = ("seconds", "date", "out", "folder", "store")
 """Fields that no two runs share."""

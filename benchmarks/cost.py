@@ -1,6 +1,6 @@
 """What a method costs: time, memory and an estimate of energy by the length of the prompt (AttnLRP's Figure 8).
 
-python benchmarks/cost.py --methods attnlrp,gxi --lengths 16,32 --out cost
+python -m benchmarks.cost --methods attnlrp,gxi --lengths 16,32 --out cost
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
+from benchmarks.baselines import OTHERS
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.method import Method
 from icebear.concepts.selftest import seconds
-from icebear.evaluation.baselines.all_methods import able_and_unable, methods_of
+from icebear.evaluation.baselines.all_methods import BASELINES, able_and_unable, methods_of
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Setting
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of
@@ -101,4 +102,5 @@ def _resident() -> int:
 
 
 if __name__ == "__main__":
+    BASELINES.update(OTHERS)
     command(Cost)()

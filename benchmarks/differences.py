@@ -1,6 +1,6 @@
-"""How exactly difference rules add up on SmolLM2-135M in float32, for pairs of `icebear evaluate ablation`.
+"""How exactly difference rules add up on SmolLM2-135M in float32, for pairs of `benchmarks.ablation`.
 
-python benchmarks/differences.py [--pairs 200]
+python -m benchmarks.differences [--pairs 200]
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from statistics import median
 
 import torch
 
+from benchmarks import task_pairs
+from benchmarks.task_pairs import Pair
 from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.evaluation.data import task_pairs
-from icebear.evaluation.data.task_pairs import Pair
 from icebear.lrp.paired_rows import partner
 from icebear.models.loading.loading import load_model
 from icebear.models.model import Model

@@ -1,6 +1,6 @@
 """Knowledge neurons, the classics (Dai et al. 2022): refined over paraphrases, tested by suppressing and amplifying.
 
-python benchmarks/knowledge.py --data benchmarks/facts.json --out knowledge
+python -m benchmarks.knowledge --data benchmarks/facts.json --out knowledge
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
+from benchmarks.baselines import log_probability
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.methods.common import VARIANTS_PER_PASS, log_probability
+from icebear.concepts.methods.common import VARIANTS_PER_PASS
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting

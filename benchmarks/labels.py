@@ -53,7 +53,6 @@ class Labels(Evaluation):
     """
 
     name: ClassVar = "labels"
-    needs: ClassVar = ("index",)
     neurons: Annotated[int, Setting("Number of neurons from each third of the layers.", least=1)] = 200
     seed: Seed = 0
     store: Annotated[str, Setting(decides=False)] = "icebear.db"

@@ -1,6 +1,6 @@
 """Do effects of neurons on the next token hold in a paraphrase?
 
-python benchmarks/paraphrases.py --samples 8 --out effects
+python -m benchmarks.paraphrases --samples 8 --out effects
 
 Each pair of an ablation task gets a paraphrase: a sentence before the prompt that leaves the answer as it is. Neurons
 are changed at a token, from their value in the prompt to that in the counterfactual; the effect is measured on the
@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from benchmarks import task_pairs
+from benchmarks.task_pairs import Pair, Pairs, Tasks, answers, relevance_of
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.results.effects import LIKELY
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.lens import mean_lens, mean_rows
 from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
-from icebear.evaluation.data import task_pairs
-from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
-from icebear.evaluation.protocol import Evaluation, Line, Lines, Pairs, Part, Seed, Table, Tasks
+from icebear.evaluation.protocol import Evaluation, Line, Lines, Part, Seed, Table
 from icebear.models.model import Model
 from icebear.records import Neuron, Ranked
 
@@ -85,7 +85,6 @@ class EffectsHold(Evaluation):
     """
 
     name: ClassVar = "effects"
-    needs: ClassVar = ("circuits",)
     tasks: Tasks = "all"
     samples: Pairs = 20
     seed: Seed = 0

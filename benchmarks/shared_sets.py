@@ -1,6 +1,6 @@
 """What the pairs of a task share, for tasks by templates and for facts of a folder of relations, as a CSV table.
 
-python benchmarks/shared_sets.py --out shared-sets [--relations FOLDER] [--model smollm2-135m]
+python -m benchmarks.shared_sets --out shared-sets [--relations FOLDER] [--model smollm2-135m]
 
 FOLDER has the JSON files of relations with prompt_templates and samples (subject, object) of
 https://github.com/evandez/relations (MIT). Each prompt is in one pair only. A pair counts where both prompts have
@@ -20,10 +20,10 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
+from benchmarks.stage_shares import is_aligned
+from benchmarks.task_pairs import LEXICON, TASKS, Pair
 from icebear.claims.kinds.predictions import TaskClaim
 from icebear.concepts.stages.explained_task import LEAST_PAIRS, Task, explain_task
-from icebear.evaluation.data.task_pairs import LEXICON, TASKS, Pair
-from icebear.evaluation.explanations.stage_shares import is_aligned
 from icebear.models.loading.loading import load_model
 from icebear.models.model import Model
 

@@ -1,6 +1,6 @@
 """Does the relevance of a phrase of an answer lie where its evidence is, in contexts of which we know what answers?
 
-python benchmarks/spans.py --task needle --sizes 10,50 --samples 4 --methods attnlrp,gxi,random --out needle
+python -m benchmarks.spans --task needle --sizes 10,50 --samples 4 --methods attnlrp,gxi,random --out needle
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from benchmarks.baselines import OTHERS, Alti, AltiLogit, AtMan, GradCAM, GradientRollout
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.attnlrp import AttnLRP
@@ -24,8 +25,7 @@ from icebear.concepts.passes.inputs import Stream
 from icebear.concepts.statistics import localization_metrics
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import AtMan, Occlusion, able_and_unable, methods_of
-from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
+from icebear.evaluation.baselines.all_methods import BASELINES, AttentionRollout, Occlusion, able_and_unable, methods_of
 from icebear.evaluation.explanations.groundtruth import tokens_between
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.models.model import Model
@@ -404,4 +404,5 @@ class Spans(Evaluation):
 
 
 if __name__ == "__main__":
+    BASELINES.update(OTHERS)
     command(Spans)()

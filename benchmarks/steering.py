@@ -18,6 +18,7 @@ import pandas
 import torch
 from torch import Tensor
 
+from benchmarks.task_pairs import LEXICON, named
 from benchmarks.topics import CONCEPTS, PARTS, Topic, TopicSentences, topics
 from icebear.actmax.index.corpus import WIKI, read_corpus
 from icebear.app.cli.verbs.evaluate import command
@@ -25,8 +26,7 @@ from icebear.concepts.passes.sites import by_site_layer
 from icebear.concepts.statistics import auroc
 from icebear.edits import VectorEdit
 from icebear.errors import InputError
-from icebear.evaluation.data.task_pairs import LEXICON
-from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table, named
+from icebear.evaluation.protocol import CorpusName, Evaluation, Lines, Part, Seed, Setting, Table
 from icebear.models.model import Model
 from icebear.models.text.prompts import PromptLike
 from icebear.steering.apply import steer
@@ -79,7 +79,6 @@ class ConceptSteering(Evaluation):
     """
 
     name: ClassVar = "steering"
-    needs: ClassVar = ("circuits",)
     concepts: Annotated[str, Setting("Separated by commas: music, sport, animals, medicine, ...", decides=False)] = (
         "all"
     )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
-    import pandas
+    pass
 
 RESAMPLES = 10_000
 
@@ -129,11 +129,6 @@ def removal_metrics(most: ArrayLike, least: ArrayLike) -> dict[str, float]:
         "compr": float((most_p[0] - most_p[1:-1]).mean()),
         "suff": float((least_p[0] - least_p[1:-1]).mean()),
     }
-
-
-def correlations(scores: pandas.Series[float], effects: pandas.Series[float]) -> dict[str, float]:
-    """Return the correlations of values and of ranks."""
-    return {"pearson": scores.corr(effects), "spearman": scores.rank().corr(effects.rank())}
 
 
 def localization_metrics(scores: Sequence[float], evidence: Sequence[int]) -> dict[str, float]:

@@ -7,11 +7,6 @@ _EXPLANATIONS = "icebear.evaluation.explanations"
 EVALUATIONS = {
     "faithfulness": (f"{_EXPLANATIONS}.faithfulness:Faithfulness", "Remove tokens and measure the predicted answer."),
     "groundtruth": (f"{_EXPLANATIONS}.groundtruth:GroundTruth", "Test whether relevance lies on the evidence."),
-    "ablation": (
-        f"{_EXPLANATIONS}.ablation:AblationCurves",
-        "Measure sufficiency and necessity of a method's first nodes.",
-    ),
-    "stages": (f"{_EXPLANATIONS}.stage_shares:StagesHold", "Measure what the parts of stages carry, beside controls."),
     "flips": ("icebear.evaluation.uses.flips:Flips", "Measure how often answers flip, and the side effects."),
 }
 """Name -> the class, as `pkgutil.resolve_name` takes it, and its line in `icebear evaluate -h`."""

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 from icebear.evaluation.baselines.all_methods import methods_of
 from icebear.models.model import Model
-from icebear.values import check_int, one_of, seed_of
+from icebear.values import check_int, seed_of
 
 Line = dict[str, Any]
 """The measurements of a sample, JSON-ready. ``methods`` has the numbers, method -> column -> number; a line with a
@@ -38,10 +38,8 @@ class Setting:
 
 Seed = Annotated[int, Setting()]
 Samples = Annotated[int, Setting("Number of prompts.", least=1)]
-Pairs = Annotated[int, Setting("Number of pairs of prompts for each task.", least=1)]
 Methods = Annotated[str, Setting("Names separated by commas (docs/evaluate.md), or LRP written out.", decides=False)]
 """`Part.methods` has the settings of the methods."""
-Tasks = Annotated[str, Setting("Separated by commas: simple, phrase, across-clause, capitals, ...", decides=False)]
 DataFile = Annotated[str | None, Setting("Your own file to evaluate on.", is_file=True)]
 CorpusName = Annotated[str | None, Setting(decides=False)]
 
@@ -90,8 +88,6 @@ class Evaluation:
     """A subclass has its options as fields with a `Setting` each, its help as docstring, and `parts`."""
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Optional parts of icebear (`icebear.errors`)."""
     needs_model: ClassVar[bool] = True
     """Whether it evaluates a model of the user, or makes its own; `parts` then gets None."""
     steps: ClassVar[Sequence[float]] = ()
@@ -124,10 +120,6 @@ class Evaluation:
 class MethodEvaluation(Evaluation):
     """An evaluation that compares methods on samples."""
 
-    usual: ClassVar[Sequence[str]] = ()
-    """The meaning of ``all``; empty for every method that explains a prompt alone."""
-    controls: ClassVar[Sequence[str]] = ()
-    """Names that are no methods: the evaluation scores them itself."""
     methods: Methods = "all"
     samples: Samples = 20
     seed: Seed = 0
@@ -137,14 +129,8 @@ class MethodEvaluation(Evaluation):
         self.chosen()
 
     def chosen(self) -> dict[str, Any]:
-        """Return the methods by name; a control is its name. Raises `UnknownName`."""
-        return methods_of(self.methods, self.usual, self.controls)
-
-
-def named(names: str, what: str, known: Collection[str]) -> list[str]:
-    """Return the names of a comma-separated list; ``all`` is every known one. Raises `UnknownName`."""
-    wanted = list(known) if names == "all" else [name.strip() for name in names.split(",")]
-    return [one_of(name, what, known) for name in wanted]
+        """Return the methods by name. Raises `UnknownName`."""
+        return methods_of(self.methods)
 
 
 def accuracy(lines: Lines) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_origin
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 FORMAT = 2
-
-CHECKSUM = ', "sha256": "'
 
 Record = TypeVar("Record")
 
@@ -70,27 +67,23 @@ def _sequence(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
 CONVERTER = converter()
 
 
-def to_json(record: Any, indent: int | None = 1, converter: Converter = CONVERTER) -> str:
+def to_json(record: Any, indent: int | None = 1) -> str:
     """Return the JSON of a record, with its kind and the version of the format."""
-    data = {_name(type(record)): FORMAT, **converter.unstructure(record)}
+    data = {_name(type(record)): FORMAT, **CONVERTER.unstructure(record)}
     return json.dumps(data, ensure_ascii=False, indent=indent, allow_nan=False)
 
 
-def from_json(
-    text: str, kind: type[Record], source: str, error: type[IcebearError] = InputError, converter: Converter = CONVERTER
-) -> Record:
+def from_json(text: str, kind: type[Record], source: str, error: type[IcebearError] = InputError) -> Record:
     """Read the JSON of `to_json`. source: the name of the text in messages. Raises `error` for any other text."""
     try:
         data = json.loads(text, parse_constant=_refused)
         json.dumps(data, ensure_ascii=False).encode()  # an unpaired surrogate is not text
     except (TypeError, ValueError, RecursionError) as reason:
         raise error(f"{source} is not JSON ({reason}); check it, or save it again with icebear.") from None
-    return _structured(data, kind, source, error, converter)
+    return _structured(data, kind, source, error)
 
 
-def _structured(
-    data: Any, kind: type[Record], source: str, error: type[IcebearError], converter: Converter = CONVERTER
-) -> Record:
+def _structured(data: Any, kind: type[Record], source: str, error: type[IcebearError]) -> Record:
     version = data.get(_name(kind)) if isinstance(data, dict) else None
     if version != FORMAT:
         check_version(version, FORMAT, source, error)
@@ -100,7 +93,7 @@ def _structured(
             "saved."
         )
     try:
-        return converter.structure({key: data[key] for key in data if key != _name(kind)}, kind)
+        return CONVERTER.structure({key: data[key] for key in data if key != _name(kind)}, kind)
     except IcebearError as reason:  # of a record that checks its fields
         raise error(f"{source} cannot be read. {reason}") from None
     except Exception as reason:  # of cattrs
@@ -157,57 +150,6 @@ class Saved(InNotebooks):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         return cls.from_json(read_text(path, RecipeError))
-
-
-class SavedRecord:
-    """A record that is saved as a JSON file with a checksum, and compared bit for bit."""
-
-    @classmethod
-    def converter(cls) -> Converter:
-        """Return the converter of the fields."""
-        return CONVERTER
-
-    def __eq__(self, other: object) -> bool:
-        both = type(self) is type(other)
-        return both and self.converter().unstructure(self) == self.converter().unstructure(other)
-
-    def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write the whole result to a JSON file that `load` reads.
-
-        Raises
-        ------
-        InputError
-            If the file exists and `overwrite` is False, or if it cannot be written.
-        """
-        if not overwrite and local(path).exists():
-            raise InputError(f"{path} exists already; choose another path, or pass overwrite=True.")
-        body = to_json(self, None, self.converter()).removesuffix("}")
-        write_file(path, f"{body}{_ending(body)}\n", new=not overwrite)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a result that `save` wrote.
-
-        Raises
-        ------
-        InputError
-            If the file is not such a result, or was changed after it was saved.
-        """
-        return cls._read(path, cls.converter())
-
-    @classmethod
-    def _read(cls, path: str | Path, converter: Converter) -> Self:
-        text = read_text(path)
-        body, mark, ending = text.rpartition(CHECKSUM)
-        record = from_json(f"{body}}}" if mark else text, cls, str(path), InputError, converter)
-        if mark + ending.rstrip() != _ending(body):
-            raise InputError(f"{path} was changed after it was saved; save the result again.")
-        return record
-
-
-def _ending(body: str) -> str:
-    """Return the end of a file: the checksum of everything before it."""
-    return f'{CHECKSUM}{sha256(body.encode()).hexdigest()}"}}'
 
 
 class Tabled(InNotebooks):

@@ -5,17 +5,18 @@ from functools import partial
 
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import IDS, LLAMA, random_model
-from test_cli import run
 from test_differences import OTHER
 
+from benchmarks import ablation as evaluation
+from benchmarks import task_pairs
+from benchmarks.baselines import with_controls
 from icebear import attribute
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.nodes.controls import ablation, largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, UnknownName
-from icebear.evaluation.baselines.all_methods import methods_of
-from icebear.evaluation.data import task_pairs
-from icebear.evaluation.explanations import ablation as evaluation
 from icebear.models.objective import objective_of
 
 
@@ -145,7 +146,7 @@ def test_ratios_weigh_pairs_by_what_exchanging_all_does():
 
 def test_every_score_ranks(compared):
     shaped = compared.relevance.ffn.shape
-    for name, method in methods_of("all", evaluation.METHODS, evaluation.CONTROLS).items():
+    for name, method in with_controls("all", evaluation.METHODS, evaluation.CONTROLS).items():
         values = compared.scores(method)
         assert values.shape == shaped, name
         assert values.abs().sum() > 0, name
@@ -187,13 +188,14 @@ def test_only_clear_pairs_of_equal_length_count(smol):
 @pytest.mark.real
 def test_across_a_clause_difference_rules_find_what_carries_the_answer(smol, tmp_path):
     """A pair of what docs/results.md measures on many; it goes on where it stopped."""
-    command = ["evaluate", "ablation", "--tasks", "across-clause", "--samples", "1", "--out", str(tmp_path / "a")]
-    command += ["--methods", "difference,matched", "--json"]
-    done = json.loads(run(*command))
+    words = ["--tasks", "across-clause", "--samples", "1", "--out", str(tmp_path / "a")]
+    words += ["--methods", "difference,matched", "--json"]
+    run = lambda: json.loads(CliRunner().invoke(command(evaluation.AblationCurves), words).stdout)  # noqa: E731
+    done = run()
     scores = {row["method"]: row for row in done["parts"][0]["tables"][0]["rows"]}
     assert scores["difference"]["sufficiency_100 median"] > 0.3
     assert scores["difference"]["remaining_1000 median"] < 0.2
     assert abs(scores["matched"]["sufficiency_100 median"]) < 0.1
     lines = (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text()
-    assert json.loads(run(*command)) == done
+    assert run() == done
     assert (tmp_path / "a" / "across-clause" / "samples.jsonl").read_text() == lines

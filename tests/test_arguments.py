@@ -13,7 +13,6 @@ from benchmarks.truth.judge.evaluation import KnownMechanisms
 from icebear import (
     AlphaBeta,
     AttnLRP,
-    Card,
     Concept,
     Difference,
     Edit,
@@ -23,7 +22,6 @@ from icebear import (
     Neuron,
     Ranked,
     Recipe,
-    Relevance,
 )
 from icebear.actmax.index import build as index
 from icebear.claims.claim import Provenance
@@ -369,7 +367,7 @@ DOORS = {
     # files
     **{
         f"{kind.__name__}.load": (lambda at, x, kind=kind: kind.load(x), (3, None, "none.json", ""))
-        for kind in (Card, Concept, Recipe, Relevance)
+        for kind in (Concept, Recipe, icebear.Monitor, icebear.Task)
     },
     "Chat": (lambda at, x: icebear.Chat(x), (3, None, "ice", [], [3], [{}], [{"role": 3, "content": "x"}])),
 }

@@ -38,7 +38,7 @@ LINES = {
     "explian a": "'explain'",
     "evaluate faithfullness --out o": "'faithfulness'",
     "concept find x --with t --without t --site mlp": "'ffn'",
-    "evaluate ablation --task sva": "--tasks",
+    "evaluate groundtruth --tsk sva": "--task",
     'explain "a b" --file cases.jsonl': "leave out PROMPT",
     "explain --file cases.jsonl --base-model x": "the other options",
     "explain --file cases.jsonl --top 3": "the other options",

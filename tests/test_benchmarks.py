@@ -10,11 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import circuit_graph, cost, edits, knowledge, shared_sets, spans
+from benchmarks.baselines import OTHERS
 from icebear import attribute, load_model
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.verbs.evaluate import command
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import methods_of
+from icebear.evaluation.baselines.all_methods import BASELINES, methods_of
 
 METHODS = "attnlrp,gxi,random"
 
@@ -163,6 +164,7 @@ def test_what_counts_is_what_greedy_decoding_writes(model):
 
 def test_slow_methods_are_left_out_of_long_prompts(model, monkeypatch):
     one = spans.answered(model, some("facts", 2, 1)[0])
+    monkeypatch.setitem(BASELINES, "alti", OTHERS["alti"])
     wanted = methods_of("occlusion,attnlrp,alti")
     able, unable = spans.able(model, one, wanted)
     assert (list(able), list(unable)) == (["occlusion", "attnlrp"], ["alti"])
@@ -185,6 +187,7 @@ def test_slow_methods_are_left_out_of_long_prompts(model, monkeypatch):
 )
 def test_a_benchmark_writes_a_table_and_resumes(kind, options, tiny_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(BASELINES, "alti", OTHERS["alti"])
     monkeypatch.setattr(spans, "_predicted", lambda logits, token: True)
     monkeypatch.setattr(edits, "_says", lambda model, prompt, answer: answer in ("Paris", "Rome", "Berlin", "Madrid"))
     facts = {

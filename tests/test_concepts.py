@@ -22,6 +22,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks import steering as evaluation
 from benchmarks import topics as latent_topics
+from benchmarks.task_pairs import named
 from benchmarks.topics import CONCEPTS, split_of, topics
 from icebear import Concept, VectorEdit, find_concept, open_store, steer
 from icebear.app.cli.main import main
@@ -30,7 +31,6 @@ from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.statistics import auroc, auroc_by_chance, auroc_error
 from icebear.errors import InputError, RecipeError, StoreError
-from icebear.evaluation.protocol import named
 from icebear.records import Neuron, RandomControl
 from icebear.steering import outcome
 from icebear.steering.concept import reading

@@ -14,12 +14,12 @@ from reference import models as reference_models
 from test_reference import IN_FLOAT32, NO_SDPA, ONLY_SDPA
 from test_tasks import make, prompt
 
+from benchmarks import task_pairs
 from icebear import ATTNLRP, DIFFERENCE, attribute
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import MissingRule
-from icebear.evaluation.data import task_pairs
 from icebear.lrp import differences
 from icebear.lrp import operation_rules as operations
 from icebear.lrp.context import relevance_rules

@@ -19,7 +19,6 @@ from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import LIKELY, Patched
 from icebear.concepts.vocabulary import calibration
 from icebear.concepts.vocabulary.calibration import calibrate
-from icebear.errors import InputError
 from icebear.records import Ranked
 from icebear.steering import side_effects
 
@@ -379,21 +378,6 @@ def test_a_relevance_in_bfloat16_or_with_only_the_largest_nodes(model):
     assert_close(few.effects(5).matrix, whole.effects(5).matrix)
     unrecorded = [Ranked(Neuron(0, "ffn", 0), 1, None, 0.0), Ranked(Neuron(1, "head", 2), 1, None, 0.0)]
     assert_close(few.effects(unrecorded).matrix, whole.effects(unrecorded).matrix)
-
-
-def test_a_relevance_from_a_file(model, tmp_path):
-    for name, options in (("plain", {}), ("compared", {"counterfactual": "The wild camel"})):
-        relevance = attribute(model, "The dark whale", 5, 6, **options)
-        relevance.save(tmp_path / name)
-        loaded = type(relevance).load(tmp_path / name)
-        assert loaded == relevance
-        with pytest.raises(InputError, match="attribute"):
-            loaded.effects(2)
-        if options:
-            assert_close(loaded.effects(2, model).matrix, relevance.effects(2).matrix)
-        else:
-            with pytest.raises(InputError, match="attribute"):
-                loaded.effects(2, model)
 
 
 def test_words_are_read_once_and_have_letters():

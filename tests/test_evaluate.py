@@ -11,11 +11,13 @@ import pytest
 from click.testing import CliRunner
 from conftest import started_alone
 
+from benchmarks.baselines import OTHERS
 from icebear.app.cli.main import main
 from icebear.concepts import selftest
 from icebear.concepts.statistics import table
 from icebear.errors import InputError
 from icebear.evaluation import report, runner
+from icebear.evaluation.baselines.all_methods import BASELINES
 from icebear.evaluation.protocol import Part
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +43,7 @@ def rows_of(document):
 def evaluate(tiny_folder, tmp_path, monkeypatch):
     """`icebear evaluate ...` of the tiny model, in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(BASELINES, "alti", OTHERS["alti"])  # cannot run on this model
     texts = [f"The {word} lives near the cold river and eats what it finds there." for word in ("bear", "fox", "owl")]
     Path("texts.txt").write_text("\n".join(texts))
     Path("pairs.json").write_text(json.dumps([{"prompt": "The ice bear lives in", "to": " Rome"}]))

@@ -12,6 +12,7 @@ from conftest import IDS, LLAMA, Letters, random_model
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.baselines import OTHERS
 from icebear import Model
 from icebear.app.cli.main import main
 from icebear.concepts import statistics as metrics
@@ -290,7 +291,7 @@ def test_of_a_question_the_text_alone_may_count(smol):
 def test_items_together_are_items_one_by_one(model, monkeypatch):
     """Of other lengths, without a contrast, and one that the model does not predict."""
     monkeypatch.setattr(groundtruth, "tokens_between", lambda *place: [*range(*place[2:])])  # a token has one letter
-    methods = methods_of("attnlrp,pa-lrp,grad-rollout,rollout,gxi,random")
+    methods = methods_of("attnlrp,pa-lrp,rollout,gxi,random") | {"grad-rollout": OTHERS["grad-rollout"]}
     answers = {
         prompt: [token.text for token in model.predict(prompt, 2)] for prompt in ("The keys", "ice", "A camel is")
     }

@@ -76,7 +76,6 @@ def pair():
 
 USES = {
     "ablation": lambda m, own: ablation(m, own["relevance"], 3),
-    "effects": lambda m, own: own["relevance"].effects(3, m),
     "explain": lambda m, own: explain(m, own["relevance"], top=2),
     "attribute": lambda m, own: attribute(m, own["answer"], sites=()),
     "attribute, counterfactual": lambda m, own: attribute(
@@ -109,7 +108,7 @@ def test_a_result_of_another_model_is_refused(use, pair, own, few_contexts):
         USES[use](pair[1], own)
 
 
-@pytest.mark.parametrize("use", ["ablation", "effects", "attribute", "matrix"])
+@pytest.mark.parametrize("use", ["ablation", "attribute", "matrix"])
 def test_the_same_weights_under_another_handle_are_the_same_model(use, own, few_contexts):
     USES[use](letters(0), own)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_arguments import OTHER, PROMPT, at  # noqa: F401
 
 import icebear
-from icebear import Chat, Concept, Edit, Neuron, Prompt, Recipe, Relevance
+from icebear import Chat, Concept, Edit, Neuron, Prompt, Recipe
 from icebear.errors import IcebearError
 
 CALLS = int(os.environ.get("ICEBEAR_FUZZ", "200"))
@@ -59,7 +59,7 @@ ARRAYS = st.sampled_from(
         torch.tensor([1, 2], dtype=torch.complex64),
     ]
 )
-REFUSED = ("check", "flip", "Recipe.load", "Concept.load", "Relevance.load", "concepts")
+REFUSED = ("check", "flip", "Recipe.load", "Concept.load", "concepts")
 """Doors whose usual arguments name what is not there."""
 OURS = ("model", "store", "relevance", "top", "graph", "answer", "concept", "recipe", "corpus", "examples")
 ANYTHING = st.one_of(SEVERAL, ARRAYS, st.sampled_from([f"<{name}>" for name in OURS]))
@@ -134,7 +134,7 @@ def calls(made):
             icebear.ablation,
             {"model": model, "relevance": relevance, "k": 3, "site": "ffn", "seed": 0, "by": "positive"},
         ),
-        "effects": (relevance.effects, {"nodes": 3, "model": model}),
+        "effects": (relevance.effects, {"nodes": 3}),
         "matrix": (
             icebear.matrix,
             {"model": model, "answer": made.answer, "by": "sentence", "method": icebear.CP_LRP, "checkpoint": None},
@@ -241,7 +241,6 @@ def calls(made):
         "Concept.of": (Concept.of, {"model": model, "name": "c", "weights": {("L1.ffn.3", "+"): 1.0}}),
         "Concept.measure": (made.concept.measure, {"model": model, "text": PROMPT}),
         "Concept.load": (Concept.load, {"path": "none.json"}),
-        "Relevance.load": (Relevance.load, {"path": "none.safetensors"}),
         "Relevance.top": (
             relevance.top,
             {

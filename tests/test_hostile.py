@@ -213,9 +213,8 @@ label L1.ffn.3 x --claim c.yaml --store good.db
 evaluate faithfulness --model tiny --methods "" --out out
 evaluate faithfulness --model tiny --methods magic --samples 1 --out out
 evaluate faithfulness --model tiny --data deep.json --samples 1 --out out
-evaluate ablation --model tiny --tasks nothing --out out
-evaluate ablation --model tiny --data deep.jsonl --samples 1 --out out
 evaluate groundtruth --model tiny --data bytes.jsonl --samples 1 --out out
+evaluate groundtruth --model tiny --data deep.jsonl --samples 1 --out out
 evaluate flips --model tiny --data roles.json --out text.txt
 evaluate faithfulness --model tiny --samples 0 --out out
 doctor --model none/such/model
@@ -518,8 +517,6 @@ evaluate faithfulness --model tiny --out {new} --samples 1e3 --corpus text.txt
 evaluate faithfulness --model tiny --out {new} --samples 1 --task sva --corpus text.txt
 evaluate groundtruth --model tiny --out {new} --data prompts.jsonl --samples 1
 evaluate groundtruth --model tiny --out {new} --tokens nothing --samples 1
-evaluate ablation --model tiny --out {new} --data null.jsonl --samples 1
-evaluate ablation --model tiny --out {new} --tasks "" --samples 1
 evaluate flips --model tiny --out {new} --data null.jsonl
 evaluate
 doctor --model nan

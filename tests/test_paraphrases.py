@@ -10,10 +10,10 @@ from conftest import IDS, LLAMA, random_model
 from torch.testing import assert_close
 
 from benchmarks import paraphrases as evaluation
+from benchmarks import task_pairs
+from benchmarks.task_pairs import Pair
 from icebear import Neuron, attribute
 from icebear.app.cli.verbs.evaluate import command
-from icebear.evaluation.data import task_pairs
-from icebear.evaluation.data.task_pairs import Pair
 
 OTHER = [9, 3, 31, 44, 5, 17, 21, 8]
 EIGHT = [Pair(f"The dog{n}", f"The cat{n}", " a", " b") for n in range(4)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear import Concept, attribute
+from icebear import Concept
 from icebear.app.cli.output import write_page
 from icebear.edits import parse_edits
 from icebear.errors import InputError, ModelError, RecipeError
@@ -27,7 +27,6 @@ def full_disk():
 
 
 SAVERS = {
-    "Relevance": lambda model, path: attribute(model, "ice bear", sites=()).save(path, overwrite=True),
     "Recipe": lambda model, path: Recipe(
         "a recipe", parse_edits(["L1.ffn.3=2"]), model.name, model.fingerprint, {}
     ).save(path),

@@ -68,8 +68,7 @@ from pathlib import Path
 assert "site-packages" in icebear.__file__
 model = icebear.load_model()
 found = icebear.attribute(model, "The ice bear lives in the", contrast=" desert")
-found.save("why.json")
-assert icebear.Relevance.load("why.json").to_html() == found.to_html()
+assert "desert" in found.to_html()
 print(found.top(1)[0].neuron)
 """
 

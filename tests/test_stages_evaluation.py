@@ -11,11 +11,11 @@ from conftest import LLAMA, random_model
 from letters import Letters
 from reference.stages import Reference
 
+from benchmarks import stage_shares as evaluation
+from benchmarks import task_pairs
+from benchmarks.task_pairs import Pair
 from icebear import stages
 from icebear.app.cli.verbs.evaluate import command
-from icebear.evaluation.data import task_pairs
-from icebear.evaluation.data.task_pairs import Pair
-from icebear.evaluation.explanations import stage_shares as evaluation
 from icebear.models.model import Model
 
 PAIR = Pair("The dog is", "The cat is", "x", "y")

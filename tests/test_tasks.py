@@ -10,6 +10,7 @@ from configurations import others
 from conftest import IDS, LLAMA, Double, Letters
 from rich.console import Console
 
+from benchmarks.baselines import AtMan
 from icebear import (
     CP_LRP,
     PA_LRP,
@@ -32,8 +33,7 @@ from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError, ModelError, UnknownName
-from icebear.evaluation.baselines.all_methods import AtMan, Occlusion
-from icebear.evaluation.baselines.attention import AttentionRollout
+from icebear.evaluation.baselines.all_methods import AttentionRollout, Occlusion
 from icebear.models.objective import objective_of
 from icebear.steering.comparison import compare
 from icebear.steering.outcome import answer_outcomes

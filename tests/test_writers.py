@@ -15,7 +15,7 @@ import torch
 from conftest import LLAMA, random_model, started_alone
 from test_house import ROOMS, ROOT, room_files
 
-from icebear import Recipe, VectorEdit, attribute, open_store
+from icebear import Recipe, VectorEdit, open_store
 from icebear.app.mcp.session import Session
 from icebear.claims.claim import Claim
 from icebear.claims.claims_files import append_claims, read_claims, write_claims
@@ -165,7 +165,6 @@ WRITES = {
     "v.gguf": _control_vector,
     "c.yaml": lambda path: write_claims(path, [CLAIM]),
     "r.json": lambda path: recipe()[1].noting(note="x" * 3000).save(path, overwrite=True),
-    "a.json": lambda path: attribute(recipe()[0], [3, 4], sites=()).save(path, overwrite=True),
     "results.json": _report,
     "s.db.tokens.faiss": _vectors,
 }

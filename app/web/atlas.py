@@ -142,7 +142,7 @@ def _of_neighbors(opened: Store, slot: Any) -> list[str]:
 def _of_prompt(opened: Store, slot: Any) -> list[str]:
     """Return the most relevant sides of the question that the views share, of the sites of the map."""
     prompt, counterfactual, slots = question.prompts()
-    if not question.live().is_short(prompt, counterfactual):
+    if not question.live().is_short(prompt):
         return []
     known = question.answers(prompt, counterfactual)
     answers = question.target(slots[0], known), question.contrast(slots[1], known)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from benchmarks.ablation import CONTROLS, MATCHED, SIZES, ablate
 from benchmarks.numbers import common
+from benchmarks.task_pairs import Pair, is_usable
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.registry import method_of
-from icebear.evaluation.data.task_pairs import Pair, is_usable
-from icebear.evaluation.explanations.ablation import CONTROLS, MATCHED, SIZES, ablate
 from icebear.evaluation.protocol import Evaluation, Part, Seed
 from icebear.models.model import Model
 

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks.baselines import Gradient
 from benchmarks.numbers import common
 from benchmarks.numbers.dpa import Attention
 from icebear.app.cli.verbs.evaluate import command
@@ -31,7 +32,6 @@ from icebear.concepts.methods.common import explained_numbers
 from icebear.concepts.methods.pair import Pair
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.passes.inputs import input_hooks
-from icebear.evaluation.baselines.all_methods import BASELINES
 from icebear.evaluation.explanations.groundtruth import tokens_between
 from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed
 from icebear.models.model import Model
@@ -47,7 +47,7 @@ NEW_TOKENS = 8
 WORDS = 40
 """Words of an e-mail, at most."""
 METHODS_ALONE = {name: METHODS[name] for name in ("attnlrp", "gxi")} | {
-    "grad-l2": BASELINES["grad-l2"],
+    "grad-l2": Gradient(2),
     "attention": Attention(),
     "attention, last layer": Attention(last=True),
 }

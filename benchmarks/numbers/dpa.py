@@ -17,19 +17,21 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks.baselines import Gradient, log_probability
 from benchmarks.numbers import common
+from benchmarks.task_pairs import named
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.attnlrp import DIFFERENCE
-from icebear.concepts.methods.common import log_probability, measure_without
+from icebear.concepts.methods.common import measure_without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import Pair
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.passes.inputs import input_hooks
 from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.sites import eager
-from icebear.evaluation.baselines.all_methods import BASELINES
-from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting, named
+from icebear.evaluation.baselines.all_methods import AttentionRollout, Random
+from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of
 
@@ -42,7 +44,9 @@ COLUMNS = {
 }
 MEAN, SUBJECT = "difference, mean embedding", "difference, another subject"
 ALONE = {name: METHODS[name] for name in ("attnlrp", "cp-lrp", "pa-lrp", "gxi", "ig")} | {
-    name: BASELINES[name] for name in ("grad-l2", "rollout", "random")
+    "grad-l2": Gradient(2),
+    "rollout": AttentionRollout(),
+    "random": Random(),
 }
 PARTS_OF = ("attnlrp", MEAN, SUBJECT, "attribution patching", "gxi", "gradient", "activation", "random")
 ROWS_PER_PASS = 16

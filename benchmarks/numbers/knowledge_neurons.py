@@ -21,10 +21,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks.baselines import log_probability
 from benchmarks.numbers import common
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.methods.common import log_probability
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.stages.stages import stages
 from icebear.evaluation.explanations.groundtruth import tokens_between

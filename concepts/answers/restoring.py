@@ -65,16 +65,16 @@ class Restoring:
     def of(cls, *diffs: Diff) -> Restoring:
         """Return the passes over the prompts of one or several results, with the mean of what weights caused.
 
-        Raises `InputError` if there is none, or one was read from a file.
+        Raises `InputError` if there is none.
         """
-        runs = [diff.run for diff in diffs]
-        if not diffs or any(run is None or run.models is None for run in runs):
-            raise InputError("This result was read from a file, without its models; call attribute again.")
+        models = next((diff.run.models for diff in diffs), None)
+        if models is None:
+            raise InputError("There is no result to restore weights of; pass the results of attribute(base_model=...).")
         if any(diff.contrast_phrase for diff in diffs):
             raise InputError("Restoring cannot measure a phrase against a contrast phrase; leave out the contrast.")
         columns = zip(*(diff.changes for diff in diffs), strict=True)
         mean = [replace(each[0], caused=torch.stack([change.caused for change in each]).mean(0)) for each in columns]
-        return cls(runs[0].models, [diff.explained() for diff in diffs], mean)  # type: ignore[union-attr,arg-type]
+        return cls(models, [diff.explained() for diff in diffs], mean)
 
     def number(self, changes: Sequence[Change]) -> float:
         """Return the explained number, its mean over the prompts, with some changes restored."""

@@ -146,7 +146,6 @@ def _parts(relevance: Relevance) -> tuple[SourcePart, ...]:
 
 def _past_ffn(model: Model, row: PromptRequest, relevance: Relevance, checkpoint: bool | None) -> float:
     """Return the sum of the CP-LRP relevance of tokens that passes through no FFN neuron."""
-    assert relevance.run is not None
     kind, sums = relevance.run.objective.kind, []
     contrast = row.contrast_phrase or (None if row.contrast is None else (row.contrast,))
     for ids in filter(None, (row.answer, contrast)):

@@ -149,7 +149,7 @@ def of_prompts(request: AttributionRequest) -> list[Relevance]:
         answer_start = row.answer_start
         if answer_start is None and row.is_phrase:
             answer_start = relevance.predicted_at + 1
-        run = relevance.run and replace(relevance.run, request=row)
+        run = replace(relevance.run, request=row)
         results[number] = replace(relevance, prompt=replace(relevance.prompt, answer_start=answer_start), run=run)
     return results
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from icebear.concepts.circuits import circuit_records as parts
 from icebear.concepts.circuits.circuit_records import Edge, EdgeFaithfulness, Group, Node
 from icebear.concepts.circuits.nodes import mask_of
-from icebear.concepts.result_files import SavedResult
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import WholePart
 from icebear.convert import Tabled
@@ -23,7 +22,7 @@ from icebear.values import check_int, several, shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Wiring(SavedResult, Tabled):
+class Wiring(Tabled):
     """The circuit of an answer: the neurons that make it, and the direct edges between them.
 
     Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
@@ -49,9 +48,6 @@ class Wiring(SavedResult, Tabled):
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
-
-    def __hash__(self) -> int:
-        return hash((self.relevance, self.nodes))
 
     @property
     def meaning(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from torch import Tensor
 from icebear.concepts.passes.inputs import Inputs, input_hooks
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
-from icebear.errors import InputError
 from icebear.lrp.positions import Reading, Sinks, over_layers
 from icebear.lrp.rule_values import Rules
 from icebear.models.model import Model
@@ -56,14 +54,6 @@ def by_row(objective: Objective, stacks: list[Tensor]) -> list[Tensor]:
 def explained_numbers(model: Model, objective: Objective) -> Tensor:
     """Return the explained numbers (B,)."""
     return objective.evaluate(model.logits(objective.batch, objective.all_positions))[1]
-
-
-def log_probability(model: Model, objective: Objective) -> Tensor:
-    """Return log-probabilities (B,) of the explained answers. Raises `InputError` for models that have none."""
-    scores = model.task.log_probabilities(model, model.logits(objective.batch, objective.all_positions).float())
-    if scores is None:
-        raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
-    return replace(objective, contrasts=(None,) * len(objective.contrasts), kind="logit").evaluate(scores)[1]
 
 
 def measure_variants(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.result_files import never_saved
 from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.weights.changed_weights import ChangedWeights
@@ -203,6 +202,3 @@ def ranked_changes(changes: Sequence[ChangedWeights], scores: Sequence[Tensor], 
         change, (caused, size), index = changes[owner], values[owner], number - starts[owner]
         rows.append(Change(change.module, change.layer, change.kind, index, caused[index], size[index]))
     return rows
-
-
-never_saved(Diff, "run")

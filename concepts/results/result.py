@@ -17,7 +17,6 @@ from torch import Tensor
 from icebear.concepts.methods.method import Method
 from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens
 from icebear.concepts.passes.run import Conservation
-from icebear.concepts.result_files import SavedResult, never_saved
 from icebear.concepts.results.effects import Effects, Patched
 from icebear.concepts.results.ranking import By, NeuronScores, Position, Ranking
 from icebear.concepts.weights.changed_weights import ModelPair
@@ -30,7 +29,7 @@ from icebear.models.text.images import ImageMap
 from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.records import HOOKS, Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
-from icebear.values import check_int, of_type, one_of, several, shown, typed
+from icebear.values import check_int, one_of, several, shown, typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,7 +96,7 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Relevance(SavedResult, Tabled):
+class Relevance(Tabled):
     """Signed relevance of the tokens and neurons of one prompt for one target, in logits.
 
     Shapes: T tokens, L layers, P recorded positions, N neurons of a site, H attention heads.
@@ -112,6 +111,7 @@ class Relevance(SavedResult, Tabled):
     sums: Conservation
     made_with: dict[str, Any]
     """See `Model.made_with`."""
+    run: Run
     contrast_phrase: ContrastPhrase | None = None
     positions: Tensor | None = None
     """Only with PA-LRP: (L, T) relevance of the positions in each layer, or (1, T) of position embeddings."""
@@ -120,8 +120,6 @@ class Relevance(SavedResult, Tabled):
     """If set, relevance is that of differences, and `conservation().target` is the difference explained."""
     missing_rules: tuple[str, ...] = ()
     """With ``strict=False``: the operations that used their plain gradient."""
-    run: Run | None = None
-    """Not saved."""
 
     def __repr__(self) -> str:
         against = f" against {self.contrast_text!r}" if self.contrast_text else ""
@@ -131,9 +129,6 @@ class Relevance(SavedResult, Tabled):
             f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}{counterfactual}"
             f", {self.method!r}; {shapes or 'no neurons'}>"
         )
-
-    def __hash__(self) -> int:
-        return hash((self.prompt, self.target_text))
 
     @property
     def target(self) -> TokenScore | None:
@@ -299,7 +294,7 @@ class Relevance(SavedResult, Tabled):
                 chosen[node.neuron.layer, column, node.neuron.index] = True
         return chosen
 
-    def effects(self, nodes: int | Sequence[Ranked] = 10, model: Model | None = None) -> Effects:
+    def effects(self, nodes: int | Sequence[Ranked] = 10) -> Effects:
         """Measure what nodes do to the likely next tokens, by activation patching of one node at a time.
 
         The effect on a token is its logit in the prompt, minus its logit when the node is set to its value in the
@@ -310,8 +305,6 @@ class Relevance(SavedResult, Tabled):
         ----------
         nodes : int or sequence of Ranked
             The nodes, or the number of nodes with the largest relevance at all tokens.
-        model : Model, optional
-            The model, for a relevance that was read from a file; it needs a counterfactual.
 
         Returns
         -------
@@ -321,14 +314,13 @@ class Relevance(SavedResult, Tabled):
         Raises
         ------
         InputError
-            If the values of the nodes were not recorded, or if this relevance was read from a file without a model.
+            If the values of the nodes were not recorded.
 
         References
         ----------
         Activation patching: Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262.
         """
-        of_type(model, "model", {"Model", "None"})
-        patched = Patched(model or self._run().model, self)
+        patched = Patched(self.run.model, self)
         if isinstance(nodes, int):
             return patched.measure(self.top(check_int(nodes, "The number of nodes"), position="all"))
         rows = several(nodes)
@@ -337,22 +329,15 @@ class Relevance(SavedResult, Tabled):
                 raise InputError(f"{shown(row)} is not a ranked node; pass a number, or rows of relevance.top.")
         return patched.measure(rows)
 
-    def _run(self) -> Run:
-        if self.run is None:
-            raise InputError("This relevance was read from a file, without its model; call attribute again.")
-        return self.run
-
     @property
     def read(self) -> Prompt:
-        """The prompt that was explained, with what target and contrast share; token ids if it was read from a file."""
-        request = self.run and self.run.request
+        """The prompt that was explained, with what target and contrast share."""
+        request = self.run.request
         return request.prompt if request else Prompt(ids=self.prompt.ids[: self.prompt.encoder_length])
 
     def explained(self) -> Objective:
-        """Return the objective of the prompt alone, one row. Raises `InputError` if it was not saved."""
-        if self.run is None and self.counterfactual and self.counterfactual.pairs:
-            return self.counterfactual.pairs[0].rows([0])
-        return self._run().objective
+        """Return the objective of the prompt alone, one row."""
+        return self.run.objective
 
     def conservation(self) -> Conservation:
         """Return where the relevance of the target went."""
@@ -478,6 +463,3 @@ class Relevance(SavedResult, Tabled):
             neurons=self.top(k, position="all" if every else "last") if self.sites else [],
             positions=None if positions is None else (list(self.prompt.strings), positions.sum(0).tolist()),
         )
-
-
-never_saved(Relevance, "run")

@@ -189,7 +189,6 @@ def _search(model: Model, case: Case) -> _Searched:
         return _Searched(TaskPair(*texts, left_out=str(error).partition("\n")[0].rstrip(".")))
     assert relevance.counterfactual is not None
     assert relevance.target is not None
-    assert relevance.run is not None
     request = relevance.run.request  # its prompts end with what target and contrast share
     prompts = (prompt_json(request.prompt), prompt_json(request.counterfactuals[0]))
     objective = relevance.counterfactual.pairs[0]

@@ -1,24 +1,22 @@
-"""All methods that evaluations compare, by name, and those that read gradients at the input or change the input."""
+"""All methods that evaluations compare, by name, and the baselines that only they know."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.methods import common
 from icebear.concepts.methods.attnlrp import PA_LRP
-from icebear.concepts.methods.common import explained_numbers, log_probability, measure_variants, measure_without
-from icebear.concepts.methods.gradients import embedding_gradients
+from icebear.concepts.methods.common import explained_numbers, measure_without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import METHODS, method_of
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import eager
 from icebear.errors import IcebearError, InputError
-from icebear.evaluation.baselines.attention import Alti, AltiLogit, AttentionRollout, GradCAM, GradientRollout
 from icebear.lrp.positions import Reading
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of
@@ -41,44 +39,6 @@ class Random(Method):
 
 
 @dataclass(frozen=True, repr=False)
-class Gradient(Method):
-    """The norm of the gradient at each token's embedding (Simonyan et al. 2014)."""
-
-    norm: Literal[1, 2] = 2
-
-    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        return common.by_row(
-            objective, [torch.linalg.vector_norm(g, self.norm, -1) for _, g in embedding_gradients(model, objective)]
-        )
-
-
-@dataclass(frozen=True, repr=False)
-class SmoothGrad(Method):
-    """Gradient x embedding, averaged over noisy embeddings (Smilkov et al. 2017); noise: in standard deviations."""
-
-    noise: float = 0.1
-    samples: int = 10
-    seed: int = 0
-
-    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        rows = [torch.Generator().manual_seed(self.seed) for _ in objective.positions]  # so that a batch is one by one
-        batches = (objective.batch, objective.batch.decoder)
-
-        def noisy(stack: int, x: Tensor) -> Tensor:
-            changed = x.clone()
-            for row, length in enumerate(batches[stack].lengths):  # type: ignore[union-attr]
-                embeddings = x[row, :length]
-                noise = torch.randn(embeddings.shape, generator=rows[row]).to(x.device, x.dtype)
-                changed[row, :length] = embeddings + self.noise * embeddings.std() * noise
-            return changed
-
-        plain = [x for x, _ in embedding_gradients(model, objective)]
-        steps = [[g for _, g in embedding_gradients(model, objective, noisy)] for _ in range(self.samples)]
-        means = [torch.stack(step).mean(0) for step in zip(*steps, strict=True)]
-        return common.by_row(objective, [(x * g).sum(-1) for x, g in zip(plain, means, strict=True)])
-
-
-@dataclass(frozen=True, repr=False)
 class Positions(Method):
     """The relevance of positions in all layers together (PA-LRP, Bakish et al. 2025).
 
@@ -94,6 +54,19 @@ class Positions(Method):
 
 
 @dataclass(frozen=True, repr=False)
+class AttentionRollout(Method):
+    """The product over layers of attention (mean of heads) and the residual stream (Abnar & Zuidema 2020)."""
+
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        maps = _attention(model, objective)
+        joint = torch.eye(maps[0].shape[-1], device=maps[0].device)
+        for attention in maps:
+            mean = attention.mean(1)  # (B, T, T)
+            joint = (mean + torch.eye(mean.shape[-1], device=mean.device)) / 2 @ joint
+        return explained_rows(objective, joint)
+
+
+@dataclass(frozen=True, repr=False)
 class Occlusion(Method):
     """The decrease of the explained logit when the embedding of a token is zero (Zeiler & Fergus 2014)."""
 
@@ -101,71 +74,50 @@ class Occlusion(Method):
         rows = []
         for row in range(len(objective.positions)):
             count = len(objective.batch.columns(row))
-            measured = measure_without(model, objective, row, _each_token(count), explained_numbers)
+            measured = measure_without(model, objective, row, each_token(count), explained_numbers)
             rows.append((measured[0] - measured[1:]).float().cpu())
         return rows
 
 
-@dataclass(frozen=True, repr=False)
-class AtMan(Method):
-    """The decrease of the explained log-probability when attention to a token is scaled down (Deiseroth et al. 2023).
-
-    A key times 1 - p scales its column of attention scores by 1 - p.
-    """
-
-    p: float = 0.9
-
-    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        if model.task.stacks == 2:
-            raise InputError(f"AtMan does not support encoder-decoders such as {model.name}; choose another method.")
-        modules = (name.rpartition(".")[2] for name, _ in model.layer_modules[0].named_modules())
-        if {"k_norm", "k_layernorm"} & set(modules):
-            raise InputError(f"{model.name} normalizes its keys, so AtMan does not work; choose another method.")
-        keys = [("k", layer) for layer in range(model.layers)]
-        scale = lambda part: hooks(model, keys, lambda site, layer, x: x * (1 - self.p * part[..., None]).to(x))  # noqa: E731
-        rows = []
-        for row, length in enumerate(objective.batch.lengths):
-            measured = measure_variants(model, objective, row, _each_token(length), log_probability, scale).cpu()
-            rows.append(measured[0] - measured[1:])
-        return rows
+def _attention(model: Model, objective: Objective) -> list[Tensor]:
+    """Return the attention maps (B, H, T, T) of each layer in float32."""
+    if model.task.stacks == 2:
+        raise InputError(
+            f"Methods of attention maps do not support encoder-decoders such as {model.name}; choose another method."
+        )
+    with model.lock, torch.no_grad(), eager(model):
+        return [x.float() for x in model.task.forward(model, objective.batch, output_attentions=True).attentions]
 
 
-def _each_token(count: int) -> Tensor:
+def explained_rows(objective: Objective, joint: Tensor) -> list[Tensor]:
+    """Return the sum of the rows of (B, T, T) at the explained positions."""
+    rows = zip(joint, objective.positions, objective.batch.lengths, strict=True)
+    return [matrix[list(positions)].sum(0)[:length].cpu() for matrix, positions, length in rows]
+
+
+def each_token(count: int) -> Tensor:
     """Return masks (1 + T, T) of no token, and of each token alone."""
     return torch.cat((torch.zeros(1, count), torch.eye(count))).bool()
 
 
 BASELINES: dict[str, Method] = {
     "random": Random(),
-    "grad-l1": Gradient(1),
-    "grad-l2": Gradient(2),
-    "smoothgrad": SmoothGrad(),
-    "gradcam": GradCAM(),
     "rollout": AttentionRollout(),
-    "grad-rollout": GradientRollout(),
-    "atman": AtMan(),
     "occlusion": Occlusion(),
-    "alti-logit": AltiLogit(),
-    "alti": Alti(),
     "pa-positions": Positions(),
     "pa-lrp-signed": Positions("signed", tokens=True),
 }
 
 
-def methods_of(names: str, usual: Sequence[str] = (), controls: Collection[str] = ()) -> dict[str, Any]:
-    """Return the methods of a comma-separated list by their names; the value of a control of the caller is its name.
-
-    usual: the names that ``all`` stands for, by default every method that explains a prompt alone.
-    """
+def methods_of(names: str) -> dict[str, Method]:
+    """Return the methods of a comma-separated list by their names; ``all`` is each that explains a prompt alone."""
     known = BASELINES | METHODS
     if names == "all":
-        wanted = list(usual) or [name for name, method in known.items() if not method.needs_counterfactual]
-    else:
-        wanted = _split(names)
-    return {name: name if name in controls else method_of(name, known) for name in wanted}
+        return {name: method for name, method in known.items() if not method.needs_counterfactual}
+    return {name: method_of(name, known) for name in split_names(names)}
 
 
-def _split(names: str) -> list[str]:
+def split_names(names: str) -> list[str]:
     """Split at the commas outside brackets."""
     parts, depth = [""], 0
     for sign in names:

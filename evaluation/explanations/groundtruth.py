@@ -22,7 +22,7 @@ from icebear.paths import read_text
 
 BATCH_SIZE = 16
 """Prompts in one pass take about half the time of one by one."""
-LEXICON = json.loads((Path(__file__).parents[1] / "data" / "words.json").read_text(encoding="utf-8"))
+LEXICON = json.loads(Path(__file__).with_name("groundtruth.json").read_text(encoding="utf-8"))
 """The openings vary because otherwise the subject would always be the second token."""
 METRICS = {
     "pointing": "pointing game: the largest score is evidence, higher is better",

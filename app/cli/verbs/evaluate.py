@@ -22,7 +22,6 @@ from icebear.app.cli.options import (
 )
 from icebear.app.cli.output import show, stdout
 from icebear.app.cli.progress import bar
-from icebear.errors import need
 from icebear.evaluation.evaluations import EVALUATIONS
 
 if TYPE_CHECKING:
@@ -78,8 +77,6 @@ def command(kind: type[protocol.Evaluation]) -> click.Command:
 
     def run(**values: Any) -> None:
         evaluation = kind(**{declared.name: values[declared.name] for declared in fields(kind)})
-        for extra in kind.needs:
-            need(extra)
         _run(evaluation, filled(output, values))
 
     params = [*(_click_option(declared, hints[declared.name]) for declared in fields(kind)), *parameters(output)]

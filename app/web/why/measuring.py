@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import streamlit as st
 
 from icebear.app.web.shared import explanations, jobs, links, markdown, served
-from icebear.app.web.shared.background import duration
 from icebear.app.web.shared.explanations import explained
 from icebear.app.web.shared.question import Answers, Request
 from icebear.app.web.steering import flips
 from icebear.app.web.why import ranked_neurons
-from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import StageRecord
@@ -25,15 +22,11 @@ from icebear.records import Neuron
 
 LONG_TOKENS = 512
 """The largest number of tokens of a prompt that is explained without a question."""
-TIMED_TOKENS = 128
-"""Tokens of a longer prompt that are timed for the question."""
-PEAK = {False: 5, True: 15}
-"""The memory of an explanation, without and with a counterfactual, in multiples of its result (smollm2-135m)."""
 
 
 def answers(prompt: str, counterfactual: str | None) -> Answers:
     """Return the probable answers, and which ones are explained if none is chosen; a long prompt is asked about."""
-    if not is_short(prompt, counterfactual):
+    if not is_short(prompt):
         st.stop()
     likely = explanations.predicted(served.model_name(), prompt)
     others = explanations.predicted(served.model_name(), counterfactual) if counterfactual else []
@@ -41,14 +34,12 @@ def answers(prompt: str, counterfactual: str | None) -> Answers:
     return Answers(likely, others, likely[0].text, contrast)
 
 
-def is_short(prompt: str, counterfactual: str | None) -> bool:
+def is_short(prompt: str) -> bool:
     """Return whether to explain the prompt at once; else offer to explain a part of it."""
     ids = jobs.model().ids(markdown.read_prompt(prompt))
     if len(ids) <= LONG_TOKENS or st.session_state.get("whole") == prompt:
         return True
-    seconds, size = _cost(tuple(ids), counterfactual is not None)
-    cost = f"about {duration(seconds)} and {size:.1f} GB of memory"
-    st.info(f"{len(ids):,} tokens: {cost}. Explain the last {LONG_TOKENS} instead?")
+    st.info(f"{len(ids):,} tokens take long and much memory. Explain the last {LONG_TOKENS} instead?")
     with st.container(horizontal=True):
         part = jobs.model().tokenizer.decode(ids[-LONG_TOKENS:], skip_special_tokens=True)
         shorten = partial(st.session_state.update, prompt=part, counterfactual="")
@@ -56,18 +47,6 @@ def is_short(prompt: str, counterfactual: str | None) -> bool:
         explain_all = partial(st.session_state.update, whole=prompt)
         st.button("Explain all of it", key="whole_prompt", on_click=explain_all)
     return False
-
-
-@st.cache_data(max_entries=16, show_spinner="Estimating how long this takes ...")
-def _cost(ids: tuple[int, ...], compared: bool) -> tuple[float, float]:
-    """Return about how many seconds an explanation takes, and how many GB, from that of a part of the prompt."""
-    target, contrast = (token.id for token in jobs.model().predict(list(ids[:TIMED_TOKENS]), 2))
-    for count in (8, TIMED_TOKENS):  # the first one is slower than all that follow
-        part, begun = list(ids[:count]), time.monotonic()
-        other = [*part[:-1], part[0]] if compared else None
-        relevance = attribute(jobs.model(), part, target, contrast, counterfactual=other)
-    scale = len(ids) / TIMED_TOKENS
-    return (time.monotonic() - begun) * scale, PEAK[compared] * relevance.neurons.nbytes * scale / 1e9
 
 
 def relevance_of(request: Request) -> Relevance:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
+from benchmarks.baselines import ControlledEvaluation
+from benchmarks.task_pairs import named
 from benchmarks.truth.judge import true_stages
 from benchmarks.truth.judge.judged_pairs import Pair, pairs_of
 from benchmarks.truth.judge.judging import (
@@ -34,7 +36,7 @@ from benchmarks.truth.programs.program import Program
 from benchmarks.truth.programs.programs import PROGRAMS
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.method import Method
-from icebear.evaluation.protocol import Line, Lines, MethodEvaluation, Part, Setting, Table, named
+from icebear.evaluation.protocol import Line, Lines, Part, Setting, Table
 
 METHODS = (
     *("difference", "difference-constant", "attnlrp", "attnlrp@prompt", "attnlrp@midpoint", "cp-lrp"),
@@ -69,7 +71,7 @@ VARIANTS: dict[str, Callable[[Program, int], Compiled]] = {
 
 
 @dataclass(frozen=True)
-class KnownMechanisms(MethodEvaluation):
+class KnownMechanisms(ControlledEvaluation):
     """Judge methods on small models whose mechanism is known, compiled from programs or trained to them.
 
     It needs no model: ten programs are compiled, alone, with decoys, and with decoys and LayerNorm; others are

@@ -1,36 +1,106 @@
-"""Methods from attention maps, for one stack of layers: rollouts, GradCAM, ALTI and ALTI-Logit."""
+"""Attribution methods that only our tables compare: gradients, attention maps, AtMan, ALTI and ALTI-Logit.
+
+python -m benchmarks.baselines groundtruth --task agreement --samples 5 --methods grad-l2,random --out agreement
+
+It is `icebear evaluate`, which then knows the names of `OTHERS`, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from icebear.app.cli.verbs.evaluate import evaluate
+from icebear.concepts.methods import common
+from icebear.concepts.methods.common import measure_variants
+from icebear.concepts.methods.gradients import embedding_gradients
 from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import METHODS, method_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import eager, hooks
 from icebear.concepts.vocabulary.vocabulary import unembedding
 from icebear.errors import InputError
+from icebear.evaluation.baselines.all_methods import BASELINES, each_token, explained_rows, split_names
+from icebear.evaluation.protocol import MethodEvaluation
 from icebear.models.model import Model, at
 from icebear.models.objective import Objective
 from icebear.models.parts.linear import Linear, norm_divisor, through_norm
 
 
 @dataclass(frozen=True, repr=False)
-class AttentionRollout(Method):
-    """The product over layers of attention (mean of heads) and the residual stream (Abnar & Zuidema 2020)."""
+class Gradient(Method):
+    """The norm of the gradient at each token's embedding (Simonyan et al. 2014)."""
+
+    norm: Literal[1, 2] = 2
 
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        maps, _ = _attention(model, objective)
-        joint = torch.eye(maps[0].shape[-1], device=maps[0].device)
-        for attention in maps:
-            mean = attention.mean(1)  # (B, T, T)
-            joint = (mean + torch.eye(mean.shape[-1], device=mean.device)) / 2 @ joint
-        return _rows(objective, joint)
+        return common.by_row(
+            objective, [torch.linalg.vector_norm(g, self.norm, -1) for _, g in embedding_gradients(model, objective)]
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class SmoothGrad(Method):
+    """Gradient x embedding, averaged over noisy embeddings (Smilkov et al. 2017); noise: in standard deviations."""
+
+    noise: float = 0.1
+    samples: int = 10
+    seed: int = 0
+
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        rows = [torch.Generator().manual_seed(self.seed) for _ in objective.positions]  # so that a batch is one by one
+        batches = (objective.batch, objective.batch.decoder)
+
+        def noisy(stack: int, x: Tensor) -> Tensor:
+            changed = x.clone()
+            for row, length in enumerate(batches[stack].lengths):  # type: ignore[union-attr]
+                embeddings = x[row, :length]
+                noise = torch.randn(embeddings.shape, generator=rows[row]).to(x.device, x.dtype)
+                changed[row, :length] = embeddings + self.noise * embeddings.std() * noise
+            return changed
+
+        plain = [x for x, _ in embedding_gradients(model, objective)]
+        steps = [[g for _, g in embedding_gradients(model, objective, noisy)] for _ in range(self.samples)]
+        means = [torch.stack(step).mean(0) for step in zip(*steps, strict=True)]
+        return common.by_row(objective, [(x * g).sum(-1) for x, g in zip(plain, means, strict=True)])
+
+
+def log_probability(model: Model, objective: Objective) -> Tensor:
+    """Return log-probabilities (B,) of the explained answers. Raises `InputError` for models that have none."""
+    scores = model.task.log_probabilities(model, model.logits(objective.batch, objective.all_positions).float())
+    if scores is None:
+        raise InputError(f"{model.name} predicts a number, not probabilities; choose another method.")
+    return replace(objective, contrasts=(None,) * len(objective.contrasts), kind="logit").evaluate(scores)[1]
+
+
+@dataclass(frozen=True, repr=False)
+class AtMan(Method):
+    """The decrease of the explained log-probability when attention to a token is scaled down (Deiseroth et al. 2023).
+
+    A key times 1 - p scales its column of attention scores by 1 - p.
+    """
+
+    p: float = 0.9
+
+    def scores(self, model: Model, objective: Objective) -> list[Tensor]:
+        if model.task.stacks == 2:
+            raise InputError(f"AtMan does not support encoder-decoders such as {model.name}; choose another method.")
+        modules = (name.rpartition(".")[2] for name, _ in model.layer_modules[0].named_modules())
+        if {"k_norm", "k_layernorm"} & set(modules):
+            raise InputError(f"{model.name} normalizes its keys, so AtMan does not work; choose another method.")
+        keys = [("k", layer) for layer in range(model.layers)]
+        scale = lambda part: hooks(model, keys, lambda site, layer, x: x * (1 - self.p * part[..., None]).to(x))  # noqa: E731
+        rows = []
+        for row, length in enumerate(objective.batch.lengths):
+            measured = measure_variants(model, objective, row, each_token(length), log_probability, scale).cpu()
+            rows.append(measured[0] - measured[1:])
+        return rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +113,7 @@ class GradientRollout(Method):
         joint = eye.expand(len(maps[0]), -1, -1)
         for attention, gradient in zip(maps, gradients, strict=True):
             joint = joint + (attention * gradient).clamp(min=0).mean(1) @ joint
-        return _rows(objective, joint - eye)
+        return explained_rows(objective, joint - eye)
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +124,7 @@ class GradCAM(Method):
         maps, gradients = _attention(model, objective)
         parts = zip(gradients[-1], objective.batch.lengths, strict=True)  # without padding
         weights = torch.stack([g[:, :n, :n].mean((-1, -2), keepdim=True) for g, n in parts])  # (B, H, 1, 1)
-        return _rows(objective, (weights * maps[-1]).mean(1).clamp(min=0))
+        return explained_rows(objective, (weights * maps[-1]).mean(1).clamp(min=0))
 
 
 class _Maps(Target):
@@ -84,12 +154,6 @@ def _attention(model: Model, objective: Objective) -> tuple[list[Tensor], list[T
     with eager(model):
         forward_backward(model, maps, [Inputs(), maps])
     return [x.detach().float() for x in maps.leaves], [g.float() for g in maps.gradients]
-
-
-def _rows(objective: Objective, joint: Tensor) -> list[Tensor]:
-    """Return the sum of the rows of (B, T, T) at the explained positions."""
-    rows = zip(joint, objective.positions, objective.batch.lengths, strict=True)
-    return [matrix[list(positions)].sum(0)[:length].cpu() for matrix, positions, length in rows]
 
 
 # --- ALTI ----------------------------------------------------------------------------------------------
@@ -189,3 +253,39 @@ def _layers(model: Model, objective: Objective, row: int) -> tuple[list[Tensor],
         return torch.einsum("hij,jhd,hdD->ijD", attention, v, w_o.unflatten(0, (model.heads, -1)))
 
     return streams, map(by_token, range(model.layers))
+
+
+OTHERS: dict[str, Method] = {
+    "grad-l1": Gradient(1),
+    "grad-l2": Gradient(2),
+    "smoothgrad": SmoothGrad(),
+    "gradcam": GradCAM(),
+    "grad-rollout": GradientRollout(),
+    "atman": AtMan(),
+    "alti-logit": AltiLogit(),
+    "alti": Alti(),
+}
+
+
+@dataclass(frozen=True)
+class ControlledEvaluation(MethodEvaluation):
+    """An evaluation of methods and of controls, which it scores itself."""
+
+    usual: ClassVar[Sequence[str]] = ()
+    """The meaning of ``all``."""
+    controls: ClassVar[Sequence[str]] = ()
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the methods by name; a control is its name. Raises `UnknownName`."""
+        return with_controls(self.methods, self.usual, self.controls)
+
+
+def with_controls(names: str, usual: Sequence[str], controls: Collection[str]) -> dict[str, Any]:
+    """Return the methods of a comma-separated list by their names; a control is its name. usual: for ``all``."""
+    wanted = usual if names == "all" else split_names(names)
+    return {name: name if name in controls else method_of(name, BASELINES | METHODS) for name in wanted}
+
+
+if __name__ == "__main__":
+    BASELINES.update(OTHERS)
+    evaluate()

@@ -1,4 +1,7 @@
-"""Sufficiency and necessity of the FFN neurons that a score ranks first, at nine sizes."""
+"""Sufficiency and necessity of the FFN neurons that a score ranks first, at nine sizes.
+
+python -m benchmarks.ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks import task_pairs
+from benchmarks.baselines import ControlledEvaluation
+from benchmarks.task_pairs import Pair, Pairs, Tasks, answers, relevance_of
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.passes.patching import Nodes
-from icebear.evaluation import protocol
-from icebear.evaluation.data import task_pairs
-from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of
-from icebear.evaluation.protocol import DataFile, Lines, MethodEvaluation, Part, Tasks
+from icebear.evaluation.protocol import DataFile, Lines, Part
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 
@@ -108,7 +112,7 @@ def ratios(lines: Lines) -> str:
 
 
 @dataclass(frozen=True)
-class AblationCurves(MethodEvaluation):
+class AblationCurves(ControlledEvaluation):
     """Measure the sufficiency and necessity of the nodes (FFN neurons at a token) that a method ranks first.
 
     Sizes are 1 to 10,000 nodes. For sufficiency, all other nodes take their counterfactual values; for necessity, the
@@ -118,7 +122,7 @@ class AblationCurves(MethodEvaluation):
     --out.
 
     Example:
-      icebear evaluate ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
+      python -m benchmarks.ablation --tasks capitals --samples 4 --methods difference,gxi,matched --out ablation
     """
 
     name: ClassVar = "ablation"
@@ -127,7 +131,7 @@ class AblationCurves(MethodEvaluation):
     steps: ClassVar = SIZES
     tasks: Tasks = "all"
     data: DataFile = None
-    samples: protocol.Pairs = 20
+    samples: Pairs = 20
 
     def parts(self, model: Model) -> Iterator[Part]:
         tasks = {"data": task_pairs.read_pairs(self.data)} if self.data else task_pairs.pairs_of(self.tasks)
@@ -142,3 +146,7 @@ class AblationCurves(MethodEvaluation):
                 methods={name: name for name in methods},
                 notes=lambda lines: [note, ratios(lines)],  # noqa: B023
             )
+
+
+if __name__ == "__main__":
+    command(AblationCurves)()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
@@ -16,16 +17,19 @@ from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.method import Method
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
-from icebear.evaluation.protocol import named
+from icebear.evaluation.protocol import Setting
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
 from icebear.paths import read_text
+from icebear.values import one_of
 
 log = logging.getLogger("icebear")
 
+Pairs = Annotated[int, Setting("Number of pairs of prompts for each task.", least=1)]
+Tasks = Annotated[str, Setting("Separated by commas: simple, phrase, across-clause, capitals, ...", decides=False)]
 MARGIN = 0.5
 """The least logit difference by which a model must be right on both prompts."""
-LEXICON = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+LEXICON = json.loads(Path(__file__).with_name("task_pairs.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ MORE_TASKS = {
     name: [pair for frame in row["frames"] for pair in _looked_up(frame, row["known"], row["space"])]
     for name, row in LEXICON["more_tasks"].items()
 }
-"""Tasks of `icebear evaluate stages` beside `TASKS`."""
+"""Tasks of `stage_shares` besides `TASKS`."""
 
 
 def reworded(task: str, pair: Pair) -> Pair | None:
@@ -116,6 +120,12 @@ def reworded(task: str, pair: Pair) -> Pair | None:
             prompt, counterfactual = (text.replace(words, other) for text in (pair.prompt, pair.counterfactual))
             return replace(pair, prompt=prompt, counterfactual=counterfactual)
     return None
+
+
+def named(names: str, what: str, known: Collection[str]) -> list[str]:
+    """Return the names of a comma-separated list; ``all`` is every known one. Raises `UnknownName`."""
+    wanted = list(known) if names == "all" else [name.strip() for name in names.split(",")]
+    return [one_of(name, what, known) for name in wanted]
 
 
 def pairs_of(names: str, tasks: Mapping[str, list[Pair]] = TASKS) -> dict[str, list[Pair]]:

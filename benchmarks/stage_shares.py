@@ -1,4 +1,7 @@
-"""What the heads and neurons of stages carry: alone, on other prompts, and beside other parts of equal number."""
+"""What the heads and neurons of stages carry: alone, on other prompts, and beside other parts of equal number.
+
+python -m benchmarks.stage_shares --tasks capitals,pronouns --samples 2 --out stages
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from benchmarks import task_pairs
+from benchmarks.task_pairs import Pair, Pairs, Tasks, answers, relevance_of, reworded
+from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.concepts.results.result import Relevance
@@ -21,9 +27,7 @@ from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stages import Stages, stage_sites, stages_of
 from icebear.errors import InputError
 from icebear.evaluation.baselines.all_methods import methods_of
-from icebear.evaluation.data import task_pairs
-from icebear.evaluation.data.task_pairs import Pair, answers, relevance_of, reworded
-from icebear.evaluation.protocol import DataFile, Evaluation, Line, Lines, Pairs, Part, Seed, Table, Tasks
+from icebear.evaluation.protocol import DataFile, Evaluation, Line, Lines, Part, Seed, Table
 from icebear.models.model import Model
 from icebear.records import Neuron
 
@@ -91,7 +95,7 @@ class StagesHold(Evaluation):
     weights show what the search finds without knowledge.
 
     Example:
-      icebear evaluate stages --tasks capitals,pronouns --samples 2 --out stages
+      python -m benchmarks.stage_shares --tasks capitals,pronouns --samples 2 --out stages
     """
 
     name: ClassVar = "stages"
@@ -292,3 +296,7 @@ def _row(name: str, lines: Lines) -> dict[str, Any]:
     shares = {row: [line["methods"][row]["share"] for line in lines if row in line["methods"]] for row in LISTED}
     medians = {row: f"{median(values):.2f}" if values else "" for row, values in shares.items()}
     return {"task": name, "pairs": len(lines), "reached": sum(line["reached"] for line in lines), **counts, **medians}
+
+
+if __name__ == "__main__":
+    command(StagesHold)()

@@ -1,1 +1,0 @@
-"""Texts, pairs and concepts that evaluations read."""
