@@ -227,7 +227,7 @@ class Meaning:
     neuron: Neuron
     polarity: str
     kind: str
-    """The kind of label, see actmax/labels/kinds.py; empty if the neuron is hardly active at this polarity."""
+    """``topic``, or ``tokens`` for words of a person; empty if the neuron is hardly active at this polarity."""
     text: str
     by: str
     """The unit of the score, ``token`` or ``sentence``."""

@@ -106,7 +106,7 @@ def test_values_of_another_form_are_refused_in_a_sentence(model, path):
 
 
 RECORD = {
-    "label": {"kind": "tokens", "scope": "here", "forms": ["ice"]},
+    "label": {"kind": "tokens", "items": ["ice"]},
     "thresholds": {"circular_shift": 0.6, "other_neuron": 0.7},
     "sentences": {"test": 300},
     "auroc": {"token": 0.9},
