@@ -91,7 +91,6 @@ def describe(
         effects,
         {polarity: rows[:k] for polarity, rows in examples.items()},
         statistics,
-        {polarity: kind for polarity, kind in store.neurons.classes(neuron).items() if polarity in polarities},
         meanings,
         {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
         *store.labels.manual(neuron),

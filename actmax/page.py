@@ -48,14 +48,14 @@ HEAD_SENTENCES = "Each sentence is the one in which it writes most, for one toke
 HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
 HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
 RELMAX = (
-    "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "
+    "This index is by relevance: examples, + and - refer to the relevance of the neuron for the model's own "
     "predictions (RelMax), not to its activation."
 )
 
 
 @dataclass(frozen=True)
 class Card(SavedRecord, Tabled):
-    """A neuron with its vocabulary projection, examples of both signs, statistics, classes and labels, and its page."""
+    """A neuron with its vocabulary projection, examples of both signs, statistics and labels, and its page."""
 
     neuron: Neuron
     by: str
@@ -68,8 +68,6 @@ class Card(SavedRecord, Tabled):
     examples: dict[str, list[Example]]
     """polarity -> maximally activating examples, largest first."""
     statistics: NeuronStatistics
-    kind: dict[str, str]
-    """polarity -> class (`icebear.actmax.index.classes`)."""
     meanings: dict[str, Meaning]
     """polarity -> automatic label with its score; empty before `icebear label --auto`."""
     held_out: dict[str, dict[str, list[Example]]]
@@ -160,7 +158,6 @@ class Card(SavedRecord, Tabled):
             "label": self.label,
             "label_scores": self.label_scores,
             "automatic_label": {polarity: meaning.to_dict() for polarity, meaning in self.meanings.items()},
-            "class": self.kind,
             "statistics": self.statistics.to_dict(),
             "vocabulary": self.projection and self.projection.to_dict(),
             "other_lens": self.other and self.other.to_dict(),

@@ -97,9 +97,8 @@ def label_lines(
     rows: dict[Neuron, list[dict[str, Any]]] = {neuron: [] for neuron in group}
     for side in sides(parts, group, values):
         if side.active:
-            voita = store.neurons.classes(side.neuron)[side.polarity]
             name = f"{side.neuron} {side.polarity}"
-            rows[side.neuron].append({"pair": name, "class": voita, **_pair_line(side, known)})
+            rows[side.neuron].append({"pair": name, **_pair_line(side, known)})
     return [{"neuron": str(neuron), "pairs": pairs} for neuron, pairs in rows.items()]
 
 
@@ -151,29 +150,21 @@ def pairs(lines: Lines) -> list[dict[str, Any]]:
 
 
 def label_notes(lines: Lines) -> list[str]:
-    """Return how many labels are significant together, by class, and how much higher scores on the train and
-    validation documents are."""
+    """Return how many labels are significant together, and how much higher scores on the train and validation documents
+    are."""
     rows = pairs(lines)
     of_label = pandas.DataFrame(
         [row["methods"]["label"] | {"test": row["methods"]["label"][row["by"]]} for row in rows]
     )
-    frame = pandas.DataFrame({"class": [row["class"] for row in rows]})
-    frame["significant"] = of_label.passes
     together = (np.array(benjamini_hochberg([row["p"] for row in rows])) & (of_label.passes > 0)).mean()
     higher = {part: of_label[part] - of_label.test for part in ("train", "validation")}
     on = {part: f"{np.mean(gain):.3f} ± {np.std(gain, ddof=1) / len(gain) ** 0.5:.3f}" for part, gain in higher.items()}
     return [
         f"{len(lines)} neurons, of which {len(rows)} of {2 * len(lines)} (neuron, polarity) are active",
         f"significant for all {len(rows)} together (Benjamini-Hochberg at 5 %): {together:.0%}",
-        f"significant by class: {_shares(frame, 'class')}",
         f"labels score {on['train']} higher on the train documents than on the test documents, {on['validation']} on "
         "the validation documents",
     ]
-
-
-def _shares(frame: pandas.DataFrame, by: str) -> str:
-    groups = frame.groupby(by).significant
-    return ", ".join(f"{name} {group.mean():.0%} of {len(group)}" for name, group in groups)
 
 
 if __name__ == "__main__":

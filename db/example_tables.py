@@ -40,12 +40,6 @@ class SentenceTables:
             yield from map(_sentence, self.file.database.execute(query, (start,)))
 
     @reads
-    def tokens(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the ids of all sentences, ascending, with their tokens."""
-        for identity, tokens in self.file.database.execute("SELECT id, tokens FROM sentences ORDER BY id"):
-            yield identity, list(json_list(tokens, str))
-
-    @reads
     def matching(self, query: str, k: int) -> list[int]:
         """Return the ids of the k sentences that match the full-text query best."""
         rows = self.file.database.execute(

@@ -77,14 +77,6 @@ CREATE TABLE attributions (
     PRIMARY KEY (neuron, polarity, sentence, method)
 ) WITHOUT ROWID;
 
--- dead, token detector, positional or other (actmax/index/classes.py).
-CREATE TABLE classes (
-    neuron INTEGER NOT NULL REFERENCES neurons,
-    polarity INTEGER NOT NULL,
-    class TEXT NOT NULL,
-    PRIMARY KEY (neuron, polarity)
-) WITHOUT ROWID;
-
 -- The norm of the W_out row times the gain of the final norm.
 CREATE TABLE w_out_norms (
     neuron INTEGER PRIMARY KEY REFERENCES neurons,

@@ -231,11 +231,10 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
         sentences = sentences if len(sentences) else np.zeros_like(sentences, shape=(1, sentences.shape[1]))
         store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
     largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
-    store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE))})
     # That of the weights is known in an index that comes with icebear.
     known = {**(store.controls.get(KURTOSIS) or {}), vectors.LENS: None}
     kurtoses = {name: known.get(name) or _kurtosis_by_chance(store, name) for name in store.vectors.writing}
-    store.controls.set({KURTOSIS: kurtoses})
+    store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE)), KURTOSIS: kurtoses})
 
 
 def kurtosis(logits: np.ndarray) -> np.ndarray:

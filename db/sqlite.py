@@ -21,7 +21,7 @@ from icebear.errors import IcebearError, StoreError, too_many_files
 from icebear.paths import existing, local, locked
 from icebear.values import shown, text_of
 
-VERSION = 11
+VERSION = 12
 """The version of the tables; a store of another version must be built again."""
 BUSY_SECONDS = 10.0
 WRITE_ERRORS = {

@@ -91,9 +91,8 @@ class Store(Tables):
     @property
     @reads
     def is_complete(self) -> bool:
-        """Whether the scan is finished, with vectors and classes, which are made last."""
-        classes = self.database.execute("SELECT 1 FROM classes LIMIT 1").fetchone()
-        return "finished" in self.facts.all() and classes is not None
+        """Whether the scan is finished, with vectors and then their nulls."""
+        return "finished" in self.facts.all() and self.controls.get("nearest") is not None
 
     @reads
     def examples(
@@ -255,7 +254,7 @@ class Store(Tables):
     def status(self) -> dict[str, Any]:
         """Return how far the scan is, and how many rows the index has of each kind, JSON-ready."""
         shards, scanned = self.scan.shards(), "finished" in self.facts.all()
-        state = "complete" if self.is_complete else "without vectors or classes" if scanned else "unfinished"
+        state = "complete" if self.is_complete else "without vectors" if scanned else "unfinished"
         tables = ("neurons", "examples", "attributions", "meanings", "labels", "concepts")
         rows = {table: self.count(table) for table in tables}
         rows = {"neurons": self.neurons.count(), "heads": rows.pop("neurons") - self.neurons.count(), **rows}

@@ -13,7 +13,6 @@ from safetensors.torch import load, save
 
 from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.activation_statistics import STATISTICS, ScanSummary, empty_summary, merge
-from icebear.actmax.index.classes import ensure_classes
 from icebear.actmax.index.corpus import Corpus
 from icebear.actmax.index.engines import Engine, in_process
 from icebear.actmax.index.head_norms import head_means
@@ -124,7 +123,6 @@ def build_index(
             }
             store.scan.finish(_columns(table, model, settings.sites), _examples(table), facts)
         ensure_vectors(model, store)
-        ensure_classes(store)
         ensure_heads(model, store)
         return Counter(store.facts.all().get("counts") or {"sentences": store.count("sentences")})
 

@@ -21,7 +21,6 @@ from markupsafe import Markup
 from icebear.actmax import page
 from icebear.actmax.card import SILENT, describe
 from icebear.actmax.index.annotation import annotate
-from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
@@ -210,8 +209,6 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
             st.markdown(words)
         if side in card.meanings:
             _styled(page.meaning_html(card, side))
-        if card.kind[side] != OTHER:
-            st.caption(markdown.plain(f"class: {class_name(card.kind[side])}"))
         sentences, below = st.empty(), st.empty()
         if card.examples[side]:
             _styled(page.examples_html(card.examples[side], of_head=card.is_head), sentences)
