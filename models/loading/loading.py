@@ -111,7 +111,7 @@ def load_model(
             net = net.to(torch_device)
         model = Model(net, tokenizer, name, processor)
     if name in PRESETS:
-        model.weights = f"{PRESETS[name].bits}-bit weights, dequantized"
+        model.weights = "4-bit weights, dequantized"
     elif gguf:
         model.weights = "weights of a GGUF file, dequantized"
     if bits:
