@@ -85,7 +85,6 @@ def describe(
     projection, other = (*(replace(shown, std=statistics.std) for shown in vocabulary), None, None)[:2]
     return Card(
         neuron,
-        store.by,
         projection,
         other,
         effects,

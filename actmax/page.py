@@ -46,11 +46,6 @@ HEAD_HEADING = "Sentences in which it writes most"
 HEAD_MARKS = "Underlined: the token where it writes; the number is the norm of what it writes there, less its mean."
 HEAD_SENTENCES = "Each sentence is the one in which it writes most, for one token that it attends to."
 HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
-HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
-RELMAX = (
-    "This index is by relevance: examples, + and - refer to the relevance of the neuron for the model's own "
-    "predictions (RelMax), not to its activation."
-)
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,6 @@ class Card(SavedRecord, Tabled):
     """A neuron with its vocabulary projection, examples of both signs, statistics and labels, and its page."""
 
     neuron: Neuron
-    by: str
-    """What the examples maximize, and whose sign is the polarity: ``activation`` or ``relevance``."""
     projection: Projection | None
     other: Projection | None
     """The projection through the other lens, which is shown second; None without a model."""
@@ -139,7 +132,7 @@ class Card(SavedRecord, Tabled):
             {
                 "neuron": str(self.neuron),
                 "polarity": polarity,
-                self.by: example.value,
+                "activation": example.value,
                 "token": example.token_text,
                 "text": example.sentence.text,
                 "title": example.sentence.title,
@@ -154,7 +147,6 @@ class Card(SavedRecord, Tabled):
         return {
             **self.made_with,
             "neuron": str(self.neuron),
-            "by": self.by,
             "label": self.label,
             "label_scores": self.label_scores,
             "automatic_label": {polarity: meaning.to_dict() for polarity, meaning in self.meanings.items()},
@@ -206,12 +198,12 @@ def _example(example: Example, of_head: bool) -> dict[str, Any]:
         row = _example(example, False)
         return {**row, "attention": row.pop("relevance"), "attends_to": attended_token(example)}
     return {
-        example.by: example.value,
+        "activation": example.value,
         "token": example.token,
         "token_text": example.token_text,
         "text": example.sentence.text,
         "title": example.sentence.title,
-        **({"relevance": example.relevance} if example.by == "activation" else {}),  # of its tokens
+        "relevance": example.relevance,  # of its tokens
     }
 
 
@@ -219,7 +211,7 @@ def heading(card: Card, polarity: str) -> str:
     """Return the heading of the examples at a polarity."""
     if card.is_head:
         return HEAD_HEADING
-    return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
+    return f"Strongest {'positive' if polarity == '+' else 'negative'} sentences"
 
 
 def card_fragment(card: Card) -> Markup:
@@ -235,7 +227,6 @@ def card_fragment(card: Card) -> Markup:
         histogram=histogram_html(card.statistics.histogram),
         writes=writes_html(card),
         vocabulary=projections_html(card.projections),
-        relmax=RELMAX if card.by == "relevance" else "",
     )
 
 

@@ -60,7 +60,7 @@ class Labels(Evaluation):
 
     def parts(self, model: Model) -> Iterator[Part]:
         with open_store(self.store) as store:
-            store.check_activations(model.fingerprint, model.name, model.dtype_name)
+            store.check(model.fingerprint, model.name, model.dtype_name)
             samples, index = prepare_samples(model, store, self.seed), store.made_with()["index"]
             for third, drawn in neurons(store, self.neurons, self.seed).items():
                 yield Part(

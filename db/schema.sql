@@ -56,7 +56,7 @@ CREATE TABLE neurons (
     UNIQUE (layer, site, idx)
 );
 
--- Polarity 0 is +, 1 is -. token is a position. In an index by relevance, activation is the relevance.
+-- Polarity 0 is +, 1 is -. token is a position.
 CREATE TABLE examples (
     neuron INTEGER NOT NULL REFERENCES neurons,
     polarity INTEGER NOT NULL,

@@ -32,7 +32,7 @@ WRITE_ERRORS = {
 LATE_INDEX = "CREATE INDEX examples_by_sentence ON examples (sentence)"
 """A scan drops this index while it writes its results."""
 FACTS = {
-    **dict.fromkeys(("model", "fingerprint", "dtype", "corpus", "content", "by"), str),
+    **dict.fromkeys(("model", "fingerprint", "dtype", "corpus", "content"), str),
     **dict.fromkeys(("k", "max_tokens", "seed", "shard", "tokens", "statistics_tokens"), int),
     **dict.fromkeys(("limit", "claimed_limit", "documents"), int | None),
     **dict.fromkeys(("sites", "center", "spread", "typical"), list),

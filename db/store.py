@@ -119,7 +119,7 @@ class Store(Tables):
         StoreError
             If the index does not have the neuron.
         """
-        return self.example_tables.of(neuron, polarity, k, method, self.by)
+        return self.example_tables.of(neuron, polarity, k, method)
 
     @reads
     def search(self, text: str, k: int = 20) -> list[Hit]:
@@ -219,12 +219,6 @@ class Store(Tables):
                 f"{self.path} is an index of {facts['model']}, not of {name}; load {facts['model']} with --model."
             )
 
-    def check_activations(self, fingerprint: str, name: str, dtype: str) -> None:
-        """Raise `StoreError` if the index is not by activation, or not of this model and dtype."""
-        self.check(fingerprint, name, dtype)
-        if self.by != "activation":
-            raise StoreError(f"{self.path} is an index by {self.by}, not by activation; use another --store.")
-
     @property
     @reads
     def sample(self) -> str:
@@ -242,7 +236,7 @@ class Store(Tables):
     def made_with(self) -> dict[str, Any]:
         """Return the provenance of the index, JSON-ready: model, versions, corpus and settings."""
         facts, provenance = self.facts.all(), self.facts.get("made_with")
-        settings = "corpus language limit documents order content k by max_tokens seed tokens statistics_tokens"
+        settings = "corpus language limit documents order content k max_tokens seed tokens statistics_tokens"
         model = {"name": facts["model"], **provenance["model"]}
         return {
             **provenance,

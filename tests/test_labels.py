@@ -416,12 +416,3 @@ def test_labels_are_evaluated(run, tmp_path):
     for pair in result["samples"]:
         assert set(pair["methods"]) == set(evaluation.METHODS)
         assert all(set(numbers) == set(evaluation.METRICS) for numbers in pair["methods"].values())
-
-
-def test_an_index_by_relevance_says_nothing_of_activations(indexed, monkeypatch):
-    model, path = indexed
-    with open_store(path) as store:
-        monkeypatch.setattr(type(store), "by", "relevance")
-        for ask in (lambda: label_neurons(model, store, [WORD]), lambda: score_label(model, store, WORD, "zebra")):
-            with pytest.raises(StoreError, match="relevance"):
-                ask()

@@ -37,10 +37,10 @@ def label_neurons(
     """Label both polarities of neurons and save the labels with their scores in the store.
 
     Neurons with labels are skipped, and each neuron's labels are committed, so a killed run can be run again for the
-    rest. on_progress(done, total) counts sentences and labels. Raises `StoreError` for an index by relevance, or with
-    too few documents.
+    rest. on_progress(done, total) counts sentences and labels. Raises `StoreError` for an index
+    of another model, or with too few documents.
     """
-    store.check_activations(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.fingerprint, model.name, model.dtype_name)
     have = store.labels.meanings(neurons)
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:
@@ -102,7 +102,7 @@ def score_label(
     words = re.findall(r"\w+", text.lower())
     if not words:
         raise InputError("A label without words cannot be scored; give a label with words.")
-    store.check_activations(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.fingerprint, model.name, model.dtype_name)
     parts = prepare_samples(model, store, seed)
     advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
     values, known = measure_activations(model, store, parts, [neuron], seed, advance)

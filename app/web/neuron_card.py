@@ -122,9 +122,9 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     sides = sorted(card.examples, key=lambda side: side != polarity)
     columns = zip(sides, st.columns(len(sides)), strict=True)
     slots = {side: _side(card, side, column) for side, column in columns}
-    if card.by == "activation" and any(e.relevance is None for rows in card.examples.values() for e in rows):
+    if any(e.relevance is None for rows in card.examples.values() for e in rows):
         _annotating(opened, neuron)
-    if not card.is_head and card.by == "activation":
+    if not card.is_head:
         _own_text(card)
     if worded:
         without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
@@ -152,8 +152,6 @@ def _title(card: Card) -> None:
     """Show the label of a neuron, and where a head looks."""
     if card.title:
         st.markdown(f"**{markdown.plain(card.title)}**")
-    if card.by == "relevance":
-        st.caption(markdown.plain(page.RELMAX))
     elif not card.meanings:
         _suggesting(card.neuron)
     for line in card.attention.lines if card.attention else ():

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from icebear.actmax.labels import meanings
 from icebear.actmax.page import (
-    RELMAX,
     attended_line,
     attended_text,
     statistics_line,
@@ -92,14 +91,12 @@ def card_report(card: icebear.Card) -> Group:
     words = projections_report(card.projections, PROJECTED_TOKENS)
     written = ["", writes_table(card)] if card.writes else []
     parts += [*words, *written] if card.has_fixed_words else [*written, "", *words]
-    if card.by == "relevance":
-        parts.append(Text(RELMAX, "dim"))
     for polarity, examples in card.examples.items():
         side = "Tokens that it attends to" if card.is_head else f"Polarity {polarity}"
         parts.append(label_report(side, card.meanings.get(polarity), card.held_out.get(polarity, {})))
         parts += [Text(visible(attended_line(card)), "dim")] if card.attends_to else []
         effects = card.writes[polarity].places if polarity in card.writes else ()
-        value = ">norm" if card.is_head else f">{card.by}"
+        value = ">norm" if card.is_head else ">activation"
         parts.append(_examples_table(value, "sentence", examples, effects, card.is_head))
     parts += [Text(f"Try: {card.swap}", "dim")] if card.swap else []
     return Group(*parts)
