@@ -85,13 +85,11 @@ def describe(
     projection, other = (*(replace(shown, std=statistics.std) for shown in vocabulary), None, None)[:2]
     return Card(
         neuron,
-        store.by,
         projection,
         other,
         effects,
         {polarity: rows[:k] for polarity, rows in examples.items()},
         statistics,
-        {polarity: kind for polarity, kind in store.neurons.classes(neuron).items() if polarity in polarities},
         meanings,
         {polarity: held_out_examples(store, meaning) for polarity, meaning in meanings.items()},
         *store.labels.manual(neuron),

@@ -1,4 +1,4 @@
-"""Where an attention head looks: the shares of its attention, and its kinds, each with its control."""
+"""Where an attention head looks: the shares of its attention, each with its control."""
 
 from __future__ import annotations
 
@@ -14,22 +14,7 @@ if TYPE_CHECKING:
 
 MEASURED = "heads"
 """The name of the measurement of all heads among the controls of a store."""
-MOST = 0.5
 SHARES = {"first": "the first token", "previous": "the token before", "itself": "itself"}
-KINDS = {
-    "induction": (
-        "induction: after the repetition of a token, it attends to the token that followed before",
-        "of any head where nothing repeats",
-    ),
-    "duplicate": (
-        "duplicate token: it attends to the same token earlier in the text",
-        "of any head where nothing repeats",
-    ),
-    "previous": ("previous token: it attends to the token before", "of any head to a token 2 to 20 before"),
-    "itself": ("current token: it attends to its own token", "of any head to a token 2 to 20 before"),
-    "first": ("first token: it attends to the start of the text", "of any head to one of the tokens 2 to 20"),
-}
-"""Kind -> what such a head does, and the attention that is its null."""
 
 
 def attended_token(example: Example) -> int | None:
@@ -65,9 +50,9 @@ class HeadAttention:
 
     shares: dict[str, tuple[float, float]]
     """Where to (`SHARES`) -> the share of its attention in the calibration texts, and that of even attention."""
-    kinds: dict[str, tuple[float, float]]
-    """Kind (`KINDS`) -> the share of its attention on random tokens, and the null: the largest share that any head of
-    the model has by chance."""
+    induction: tuple[float, float]
+    """The share of its attention on random tokens that goes to the token after the earlier occurrence, and the null:
+    the largest share that any head of the model has by chance."""
 
     @classmethod
     def of(cls, store: Store, head: Neuron) -> HeadAttention | None:
@@ -80,32 +65,23 @@ class HeadAttention:
             rows = measured[part].items()
             return {name: (row["heads"][head.layer][head.index], row["control"]) for name, row in rows}
 
-        return cls(pairs("shares"), pairs("kinds"))
-
-    @property
-    def named(self) -> list[str]:
-        """The kinds whose share is above the null, the largest share first; the first token last, and only with most of
-        the attention: nearly all heads attend to it where they have nothing to do."""
-        above = [kind for kind, (share, null) in self.kinds.items() if share > null]
-        above = [kind for kind in above if kind != "first" or self.kinds[kind][0] > MOST]
-        return sorted(above, key=lambda kind: (kind == "first", -self.kinds[kind][0]))
+        return cls(pairs("shares"), pairs("kinds")["induction"])
 
     @property
     def lines(self) -> list[str]:
-        """The attention and the kinds, in words."""
+        """The attention in words, with its controls."""
         parts = [f"{share:.0%} to {SHARES[name]} [{even:.0%}]" for name, (share, even) in self.shares.items()]
-        lines = [f"Attention in the calibration texts [if it were even]: {', '.join(parts)}"]
-        for kind in self.named:
-            (share, null), (does, control) = self.kinds[kind], KINDS[kind]
-            lines.append(f"Kind: {does} ({share:.0%} of its attention on random tokens; {control} at most {null:.0%})")
-        return lines if self.named else [*lines, "Kind: none is above its null"]
+        share, null = self.induction
+        return [
+            f"Attention in the calibration texts [if it were even]: {', '.join(parts)}",
+            f"{'Induction head' if share > null else 'Not an induction head'}: after the repetition of a random token, "
+            f"{share:.0%} of its attention is on the token that followed before (of any head where nothing repeats at "
+            f"most {null:.0%})",
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
         return {
             "shares": {name: {"share": share, "even": even} for name, (share, even) in self.shares.items()},
-            "kinds": {
-                kind: {"share": share, "null": null, "named": kind in self.named}
-                for kind, (share, null) in self.kinds.items()
-            },
+            "induction": dict(zip(("share", "null"), self.induction, strict=True)),
         }

@@ -25,10 +25,9 @@ REPEATS = 8
 """The number of sequences of random tokens."""
 PERIOD = 30
 """Random tokens are repeated after this many."""
-NEAR = range(2, 21)
-FAR = range(PERIOD - 18, PERIOD + 1)
-"""Distances that stand for chance, near ones (also positions) and those about the period: 19, so that in a model whose
-heads do not look at one of 20 in particular, any head is named in one of 20 measurements."""
+DISTANCES = range(PERIOD - 18, PERIOD + 1)
+"""Distances that stand for chance: 19, so that in a model whose heads do not look at one of 20 in particular, any head
+is named in one of 20 measurements."""
 
 
 @torch.no_grad()
@@ -77,8 +76,8 @@ def ensure_heads(model: Model, store: Store) -> None:
 
 
 def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
-    """Return shares and kinds -> name -> the mean attention of each head, by layer, and the control, JSON-ready; empty
-    for models of several stacks, of images, and of short contexts, and for those that return no attention."""
+    """Return shares, and kinds with induction -> name -> the mean attention of each head, by layer, and the control,
+    JSON-ready; empty for models of several stacks, images and short contexts, and those that return no attention."""
     if model.task.stacks != 1 or not model.task.reads_text or model.context_length <= 2 * PERIOD:
         return {}
     rows = sorted(token_rows(model)[:TEXTS], key=len)
@@ -87,13 +86,10 @@ def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
     repeated, plain = (_stacked(model, ids) for ids in random_rows(model))
     if not len(repeated):
         return {}
-    shares = text_shares(texts)
+    measured = {"shares": text_shares(texts), "kinds": {"induction": induction_shares(repeated, plain)}}
     return {
-        "shares": {name: {"heads": _by_layer(x), "control": even} for name, (x, even) in shares.items()},
-        "kinds": {
-            name: {"heads": _by_layer(x), "control": null.max().item()}
-            for name, (x, null) in kind_shares(repeated, plain).items()
-        },
+        part: {name: {"heads": _by_layer(x), "control": control} for name, (x, control) in shares.items()}
+        for part, shares in measured.items()
     }
 
 
@@ -126,29 +122,18 @@ def text_shares(texts: Iterable[tuple[list[list[int]], Tensor]]) -> dict[str, tu
     return {name: (total / count, even / count) for name, total in sums.items()}
 
 
-def kind_shares(repeated: Tensor, plain: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return kind -> the mean attention (L, H) that makes a head of this kind, and the attention (N, L, H) that heads
-    pay by chance: where nothing repeats, at distances about the period; or at other distances and positions.
+def induction_shares(repeated: Tensor, plain: Tensor) -> tuple[Tensor, float]:
+    """Return the mean attention (L, H) to the token after the earlier occurrence, and the largest that any head pays by
+    chance: where nothing repeats, at distances about the period.
 
     repeated, plain: attention (L, B, H, T, T) on the sequences of `random_rows`.
     """
-    second = slice(1 + PERIOD, None)
 
     def at(maps: Tensor, distance: int) -> Tensor:
         """The mean attention of the second half to the token at a distance."""
-        return maps[..., second, :].diagonal(1 + PERIOD - distance, dim1=-2, dim2=-1).mean(-1).mean(1)
+        return maps[..., 1 + PERIOD :, :].diagonal(1 + PERIOD - distance, dim1=-2, dim2=-1).mean(-1).mean(1)
 
-    def to(position: int) -> Tensor:
-        return plain[..., second, position].mean(-1).mean(1)
-
-    near, far = (torch.stack([at(plain, distance) for distance in distances]) for distances in (NEAR, FAR))
-    return {
-        "induction": (at(repeated, PERIOD - 1), far),
-        "duplicate": (at(repeated, PERIOD), far),
-        "previous": (at(plain, 1), near),
-        "itself": (at(plain, 0), near),
-        "first": (to(0), torch.stack([to(position - 1) for position in NEAR])),
-    }
+    return at(repeated, PERIOD - 1), max(at(plain, distance).max().item() for distance in DISTANCES)
 
 
 def _stacked(model: Model, rows: Sequence[list[int]]) -> Tensor:

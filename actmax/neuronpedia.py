@@ -12,7 +12,7 @@ from typing import Any
 
 from icebear.db.search import vocabulary_projections
 from icebear.db.store import Store
-from icebear.errors import InputError, StoreError
+from icebear.errors import InputError
 from icebear.paths import new_folder, write_file
 from icebear.records import HISTOGRAM_EDGES, POLARITIES, WRITERS, Example, Meaning, Neuron, NeuronStatistics, Projection
 from icebear.steps import OnProgress, unwatched
@@ -71,8 +71,6 @@ def export_dashboards(store: Store, folder: str | Path, on_progress: OnProgress 
     Raises `StoreError` if the scan is not finished or is not by activation, `InputError` if the folder is not new.
     """
     store.facts.get("finished")
-    if store.by != "activation":
-        raise StoreError(f"{store.path} is an index by {store.by}, not by activation; use another --store.")
     name = model_id(store.facts.get("model"))
     total, done, sources, files = store.neurons.count(), 0, set(), 0
     with new_folder(folder) as part:

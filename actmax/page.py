@@ -46,20 +46,13 @@ HEAD_HEADING = "Sentences in which it writes most"
 HEAD_MARKS = "Underlined: the token where it writes; the number is the norm of what it writes there, less its mean."
 HEAD_SENTENCES = "Each sentence is the one in which it writes most, for one token that it attends to."
 HEAD_COLORS = "Red: its attention from there, darker for more; the line below names the token with the most."
-HEADINGS = {"activation": "Strongest {} sentences", "relevance": "Sentences with the largest {} relevance"}
-RELMAX = (
-    "This index is by relevance: examples, classes, + and - refer to the relevance of the neuron for the model's own "
-    "predictions (RelMax), not to its activation."
-)
 
 
 @dataclass(frozen=True)
 class Card(Tabled):
-    """A neuron with its vocabulary projection, examples of both signs, statistics, classes and labels, and its page."""
+    """A neuron with its vocabulary projection, examples of both signs, statistics and labels, and its page."""
 
     neuron: Neuron
-    by: str
-    """What the examples maximize, and whose sign is the polarity: ``activation`` or ``relevance``."""
     projection: Projection | None
     other: Projection | None
     """The projection through the other lens, which is shown second; None without a model."""
@@ -68,8 +61,6 @@ class Card(Tabled):
     examples: dict[str, list[Example]]
     """polarity -> maximally activating examples, largest first."""
     statistics: NeuronStatistics
-    kind: dict[str, str]
-    """polarity -> class (`icebear.actmax.index.classes`)."""
     meanings: dict[str, Meaning]
     """polarity -> automatic label with its score; empty before `icebear label --auto`."""
     held_out: dict[str, dict[str, list[Example]]]
@@ -141,7 +132,7 @@ class Card(Tabled):
             {
                 "neuron": str(self.neuron),
                 "polarity": polarity,
-                self.by: example.value,
+                "activation": example.value,
                 "token": example.token_text,
                 "text": example.sentence.text,
                 "title": example.sentence.title,
@@ -156,11 +147,9 @@ class Card(Tabled):
         return {
             **self.made_with,
             "neuron": str(self.neuron),
-            "by": self.by,
             "label": self.label,
             "label_scores": self.label_scores,
             "automatic_label": {polarity: meaning.to_dict() for polarity, meaning in self.meanings.items()},
-            "class": self.kind,
             "statistics": self.statistics.to_dict(),
             "vocabulary": self.projection and self.projection.to_dict(),
             "other_lens": self.other and self.other.to_dict(),
@@ -209,12 +198,12 @@ def _example(example: Example, of_head: bool) -> dict[str, Any]:
         row = _example(example, False)
         return {**row, "attention": row.pop("relevance"), "attends_to": attended_token(example)}
     return {
-        example.by: example.value,
+        "activation": example.value,
         "token": example.token,
         "token_text": example.token_text,
         "text": example.sentence.text,
         "title": example.sentence.title,
-        **({"relevance": example.relevance} if example.by == "activation" else {}),  # of its tokens
+        "relevance": example.relevance,  # of its tokens
     }
 
 
@@ -222,7 +211,7 @@ def heading(card: Card, polarity: str) -> str:
     """Return the heading of the examples at a polarity."""
     if card.is_head:
         return HEAD_HEADING
-    return HEADINGS[card.by].format("positive" if polarity == "+" else "negative")
+    return f"Strongest {'positive' if polarity == '+' else 'negative'} sentences"
 
 
 def card_fragment(card: Card) -> Markup:
@@ -238,7 +227,6 @@ def card_fragment(card: Card) -> Markup:
         histogram=histogram_html(card.statistics.histogram),
         writes=writes_html(card),
         vocabulary=projections_html(card.projections),
-        relmax=RELMAX if card.by == "relevance" else "",
     )
 
 

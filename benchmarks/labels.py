@@ -1,4 +1,4 @@
-"""Measure how many neurons have a significant label, and how well each kind of label predicts, with controls.
+"""Measure how many neurons have a significant label, and how well labels predict, with controls.
 
 python benchmarks/labels.py --neurons 200 --out labels --store wiki.db
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import pandas
 
-from icebear.actmax.labels import kinds, scores
+from icebear.actmax.labels import scores
 from icebear.actmax.labels.auto import measure_activations
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS, benjamini_hochberg
@@ -31,8 +31,8 @@ THIRDS = ("first third", "middle third", "last third")
 SHIFT = "circular shift"
 OTHER = "other neuron"
 TABLE = "token-mean table"
-METHODS = ("label", *kinds.KINDS, SHIFT, OTHER, TABLE)
-"""The chosen label, the best label of each kind, both nulls, and the upper baseline."""
+METHODS = ("label", SHIFT, OTHER, TABLE)
+"""The chosen label, both nulls, and the upper baseline."""
 BARS = (0.6, 0.7, 0.8)
 METRICS = {
     "token": "AUROC for the 1 % of tokens with the largest activations, of the best candidate by token",
@@ -47,7 +47,7 @@ NO_LABEL = dict.fromkeys(METRICS, 0.0) | dict.fromkeys(("token", "sentence", "tr
 
 @dataclass(frozen=True)
 class Labels(Evaluation):
-    """Measure how many neurons have a significant label, and how well each kind of label predicts, with controls.
+    """Measure how many neurons have a significant label, and how well labels predict, with controls.
 
     Labels are scored on test documents only. Each third of the layers has a folder in --out.
     """
@@ -59,7 +59,7 @@ class Labels(Evaluation):
 
     def parts(self, model: Model) -> Iterator[Part]:
         with open_store(self.store) as store:
-            store.check_activations(model.fingerprint, model.name, model.dtype_name)
+            store.check(model.fingerprint, model.name, model.dtype_name)
             samples, index = prepare_samples(model, store, self.seed), store.made_with()["index"]
             for third, drawn in neurons(store, self.neurons, self.seed).items():
                 yield Part(
@@ -94,16 +94,15 @@ def label_lines(
     """Return a line for each neuron, with a pair (neuron, polarity) for each polarity at which it is active."""
     values, known = measure_activations(model, store, parts, group, seed)
     rows: dict[Neuron, list[dict[str, Any]]] = {neuron: [] for neuron in group}
-    for side in sides(store, parts, group, values):
+    for side in sides(parts, group, values):
         if side.active:
-            voita = store.neurons.classes(side.neuron)[side.polarity]
             name = f"{side.neuron} {side.polarity}"
-            rows[side.neuron].append({"pair": name, "class": voita, **_pair_line(side, known)})
+            rows[side.neuron].append({"pair": name, **_pair_line(side, known)})
     return [{"neuron": str(neuron), "pairs": pairs} for neuron, pairs in rows.items()]
 
 
 def _pair_line(side: Side, known: dict[str, Any]) -> dict[str, Any]:
-    labels, fired = side.candidates(), side.fired
+    labels, fired = side.candidates, side.fired
     chosen = choose_label(labels, fired)
     other = next(iter(other_labels(known["labels"], side, chosen)), None)
     shifted = side.shifted("evaluated")  # another draw than those of the nulls
@@ -113,9 +112,7 @@ def _pair_line(side: Side, known: dict[str, Any]) -> dict[str, Any]:
     )
     by_chance = nulls(known, side.neuron)
     methods = {"label": _of_labels(labels, fired, by_chance)}
-    for kind in kinds.KINDS:
-        methods[kind] = _of_labels([label for label in labels if label.kind == kind], fired, by_chance)
-    methods[SHIFT] = _of_labels(shifted.candidates(), shifted.fired, by_chance) if shifted.active else NO_LABEL
+    methods[SHIFT] = _of_labels(shifted.candidates, shifted.fired, by_chance) if shifted.active else NO_LABEL
     methods[OTHER] = NO_LABEL
     if other is not None:
         judgement = score_parts(other, chosen.by, fired)
@@ -123,7 +120,6 @@ def _pair_line(side: Side, known: dict[str, Any]) -> dict[str, Any]:
     passes = any(test[by] >= THRESHOLDS[by] for by in test)
     methods[TABLE] = test | _numbers(passes, test["token"], train["token"], validation["token"])
     return {
-        "kind": chosen.label.kind,
         "by": chosen.by,
         "p": p_value(chosen, by_chance),
         "labels": CONVERTER.unstructure({"label": chosen.label} | ({"other": other} if other else {})),
@@ -153,30 +149,21 @@ def pairs(lines: Lines) -> list[dict[str, Any]]:
 
 
 def label_notes(lines: Lines) -> list[str]:
-    """Return how many labels are significant together, by class and kind, and how much higher scores on the train and
-    validation documents are."""
+    """Return how many labels are significant together, and how much higher scores on the train and validation documents
+    are."""
     rows = pairs(lines)
     of_label = pandas.DataFrame(
         [row["methods"]["label"] | {"test": row["methods"]["label"][row["by"]]} for row in rows]
     )
-    frame = pandas.DataFrame({name: [row[name] for row in rows] for name in ("class", "kind")})
-    frame["significant"] = of_label.passes
     together = (np.array(benjamini_hochberg([row["p"] for row in rows])) & (of_label.passes > 0)).mean()
     higher = {part: of_label[part] - of_label.test for part in ("train", "validation")}
     on = {part: f"{np.mean(gain):.3f} ± {np.std(gain, ddof=1) / len(gain) ** 0.5:.3f}" for part, gain in higher.items()}
     return [
         f"{len(lines)} neurons, of which {len(rows)} of {2 * len(lines)} (neuron, polarity) are active",
         f"significant for all {len(rows)} together (Benjamini-Hochberg at 5 %): {together:.0%}",
-        f"significant by class: {_shares(frame, 'class')}",
-        f"significant by the kind that was chosen: {_shares(frame, 'kind')}",
         f"labels score {on['train']} higher on the train documents than on the test documents, {on['validation']} on "
         "the validation documents",
     ]
-
-
-def _shares(frame: pandas.DataFrame, by: str) -> str:
-    groups = frame.groupby(by).significant
-    return ", ".join(f"{name} {group.mean():.0%} of {len(group)}" for name, group in groups)
 
 
 if __name__ == "__main__":

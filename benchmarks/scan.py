@@ -27,7 +27,6 @@ from icebear import Model, Neuron, annotate, attribute, build_index, describe, l
 from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import empty_summary, merge
 from icebear.actmax.index.annotation import attribute_neurons
-from icebear.actmax.index.classes import ensure_classes
 from icebear.actmax.index.scan import BATCH, Settings, index_size, scan_shard, shards
 from icebear.records import Sentence
 
@@ -131,7 +130,6 @@ def large(neurons: int) -> None:
         with store.exclusively():
             store.scan.commit({0: [(sentence, b"") for sentence in made]}, {}, facts)
             store.scan.finish(rows, examples(), facts)
-            ensure_classes(store)
         for name, length in (("w2", neurons), ("w1", neurons), ("examples", 2 * neurons), ("tokens", 128_256)):
             with store.vectors.path(name).open("wb") as file:
                 file.truncate(length * 4096 * 2)  # float16

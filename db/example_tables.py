@@ -40,12 +40,6 @@ class SentenceTables:
             yield from map(_sentence, self.file.database.execute(query, (start,)))
 
     @reads
-    def tokens(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the ids of all sentences, ascending, with their tokens."""
-        for identity, tokens in self.file.database.execute("SELECT id, tokens FROM sentences ORDER BY id"):
-            yield identity, list(json_list(tokens, str))
-
-    @reads
     def matching(self, query: str, k: int) -> list[int]:
         """Return the ids of the k sentences that match the full-text query best."""
         rows = self.file.database.execute(
@@ -93,11 +87,11 @@ def _sentence(row: Sequence) -> Sentence:
     return Sentence(number, text, title, start, end, json_list(tokens, str))
 
 
-def _example(row: Sequence, by: str) -> Example:
+def _example(row: Sequence) -> Example:
     value, token, relevance, *sentence = row
     with_types((value, token), float, int)
     tokens = None if relevance is None else with_types([json.loads(relevance)["tokens"]], list)[0]
-    example = Example(value, token, _sentence(sentence), tokens and with_types(tokens, *[Real] * len(tokens)), by)
+    example = Example(value, token, _sentence(sentence), tokens and with_types(tokens, *[Real] * len(tokens)))
     if not 0 <= token < len(example.sentence.tokens) == len(tokens or example.sentence.tokens):
         raise LookupError(f"sentence {example.sentence.id} has no token {token}")
     return example
@@ -110,8 +104,8 @@ class ExampleTables:
         self.file, self.neurons = file, neurons
 
     @reads
-    def of(self, neuron: Neuron | str, polarity: str, k: int | None, method: str, by: str) -> list[Example]:
-        """Return the examples of a neuron, see `Store.examples`. by: ``activation`` or ``relevance``."""
+    def of(self, neuron: Neuron | str, polarity: str, k: int | None, method: str) -> list[Example]:
+        """Return the examples of a neuron, see `Store.examples`."""
         method = ATTENTION if as_neuron(neuron).site == "head" else method
         rows = self.file.database.execute(
             f"SELECT activation, token, a.relevance, {SENTENCE_COLUMNS} "
@@ -125,7 +119,7 @@ class ExampleTables:
                 -1 if k is None else check_int(k, "The number of examples"),
             ),
         )
-        return [_example(row, by) for row in rows]
+        return [_example(row) for row in rows]
 
     @reads
     def columns(self) -> np.recarray:

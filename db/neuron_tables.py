@@ -1,12 +1,10 @@
-"""The neurons and attention heads of an index: ids, statistics and classes."""
+"""The neurons and attention heads of an index: ids and statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any
-
-import numpy as np
 
 from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
 from icebear.errors import StoreError
@@ -15,7 +13,7 @@ from icebear.values import one_of
 
 
 class NeuronTables:
-    """The tables `neurons`, which a scan fills, and `classes`."""
+    """The table `neurons`, which a scan fills."""
 
     def __init__(self, file: SqliteFile) -> None:
         self.file = file
@@ -84,24 +82,3 @@ class NeuronTables:
         statistics = self.statistics(neuron)
         known = {"max": max(abs(statistics.max), abs(statistics.min)), "std": statistics.std}
         return known[one_of(unit, "statistic of a neuron", known)]
-
-    @reads
-    def largest(self) -> np.ndarray:
-        """Return the largest magnitude of the activation of each neuron (N,)."""
-        return np.array(self.file.database.execute("SELECT MAX(max, -min) FROM neurons ORDER BY id").fetchall())[:, 0]
-
-    def set_classes(self, classes: Iterable[str]) -> None:
-        """Save the class of each 2 * neuron id + (polarity is -)."""
-        self.file.refill("classes", ((number // 2, number % 2, name) for number, name in enumerate(classes)))
-
-    @reads
-    def classes(self, neuron: Neuron | str) -> dict[str, str]:
-        """Return polarity -> class, see actmax/index/classes.py."""
-        query = "SELECT polarity, class FROM classes WHERE neuron = ? ORDER BY polarity"
-        rows = self.file.database.execute(query, (self.id(neuron),))
-        classes = {"+-"[polarity]: name for polarity, name in rows}
-        if not classes:
-            raise StoreError(
-                f"The scan of {self.file.path} is not finished; run icebear index again with the same options."
-            )
-        return classes

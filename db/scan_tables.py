@@ -15,7 +15,7 @@ from icebear.records import Sentence
 
 SPELLED = ("model", "corpus", "claimed_limit", "order")
 """Facts that may be written in other ways; a path has many spellings, but one fingerprint or content."""
-MADE_OF_RESULTS = ("examples", "classes", "meanings", "controls", "vectors", "vectors_null")
+MADE_OF_RESULTS = ("examples", "meanings", "controls", "vectors", "vectors_null")
 
 
 class ScanTables:

@@ -56,7 +56,7 @@ CREATE TABLE neurons (
     UNIQUE (layer, site, idx)
 );
 
--- Polarity 0 is +, 1 is -. token is a position. In an index by relevance, activation is the relevance.
+-- Polarity 0 is +, 1 is -. token is a position.
 CREATE TABLE examples (
     neuron INTEGER NOT NULL REFERENCES neurons,
     polarity INTEGER NOT NULL,
@@ -75,14 +75,6 @@ CREATE TABLE attributions (
     method TEXT NOT NULL,
     relevance TEXT NOT NULL,
     PRIMARY KEY (neuron, polarity, sentence, method)
-) WITHOUT ROWID;
-
--- dead, token detector, positional or other (actmax/index/classes.py).
-CREATE TABLE classes (
-    neuron INTEGER NOT NULL REFERENCES neurons,
-    polarity INTEGER NOT NULL,
-    class TEXT NOT NULL,
-    PRIMARY KEY (neuron, polarity)
 ) WITHOUT ROWID;
 
 -- The norm of the W_out row times the gain of the final norm.

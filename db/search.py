@@ -80,11 +80,10 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
 
     def hit(side: int) -> Hit:
         neuron, by = store.neurons.of([side // 2])[side // 2], "sentences" if matched[side] else "weights"
-        examples = _examples_text(store)
-        why = [f"{counts[side]} of {totals[side]} {examples} contain the words"] if counts[side] else []
+        why = [f"{counts[side]} of {totals[side]} examples contain the words"] if counts[side] else []
         if sentences[side] > NOTABLE:
             similar_to = "sentences with the words" if meaning is None else "the text"
-            why.append(f"{examples} are similar to {similar_to} (z {sentences[side]:.1f})")
+            why.append(f"examples are similar to {similar_to} (z {sentences[side]:.1f})")
         if outputs[side] > least:
             why.append(f"output is similar to the words (z {outputs[side]:.1f})")
         why += [labels[side][0]] if side in labels else []
@@ -187,10 +186,6 @@ def _directions(tokens: Any, ids: Sequence[int]) -> np.ndarray:
     return vectors.unit(np.array([tokens.reconstruct(identity) for identity in ids]))
 
 
-def _examples_text(store: Tables) -> str:
-    return "examples" if store.by == "activation" else f"examples by {store.by}"
-
-
 @reads
 def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str) -> list[Hit]:
     one_of(by, "kind of similarity", NEAR)
@@ -208,7 +203,7 @@ def similar(store: Tables, neuron: Neuron | str, k: int, by: str, polarity: str)
     # Rows of zeros, of neurons without examples or without such a matrix, have no neighbors.
     nearest = [row for row in nearest if row[0] != identity and row[2] > 1e-3][:k]
     names = store.neurons.of([other for other, _, _ in nearest])
-    why = {"writes": "similar W_out row", "reads": "similar W_in row"}.get(by, f"similar {_examples_text(store)}")
+    why = {"writes": "similar W_out row", "reads": "similar W_in row"}.get(by, "similar examples")
     return [Hit(names[other], p, cosine, (f"{why} ({cosine:.2f})",), by) for other, p, cosine in nearest]
 
 
@@ -231,11 +226,10 @@ def measure_chance(store: Tables, seed: int = 0) -> None:
         sentences = sentences if len(sentences) else np.zeros_like(sentences, shape=(1, sentences.shape[1]))
         store.vectors.set_null("examples", generator.permutation(sentences)[:RANDOM], pooled=True)
     largest = [np.abs(store.vectors.z(store.vectors.outputs, direction)).max() for direction in random_rows(of_tokens)]
-    store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE))})
     # That of the weights is known in an index that comes with icebear.
     known = {**(store.controls.get(KURTOSIS) or {}), vectors.LENS: None}
     kurtoses = {name: known.get(name) or _kurtosis_by_chance(store, name) for name in store.vectors.writing}
-    store.controls.set({KURTOSIS: kurtoses})
+    store.controls.set({"nearest": chance, "outputs": float(np.percentile(largest, ABOVE)), KURTOSIS: kurtoses})
 
 
 def kurtosis(logits: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from icebear.errors import IcebearError, StoreError, too_many_files
 from icebear.paths import existing, local, locked
 from icebear.values import shown, text_of
 
-VERSION = 11
+VERSION = 12
 """The version of the tables; a store of another version must be built again."""
 BUSY_SECONDS = 10.0
 WRITE_ERRORS = {
@@ -32,7 +32,7 @@ WRITE_ERRORS = {
 LATE_INDEX = "CREATE INDEX examples_by_sentence ON examples (sentence)"
 """A scan drops this index while it writes its results."""
 FACTS = {
-    **dict.fromkeys(("model", "fingerprint", "dtype", "corpus", "content", "by"), str),
+    **dict.fromkeys(("model", "fingerprint", "dtype", "corpus", "content"), str),
     **dict.fromkeys(("k", "max_tokens", "seed", "shard", "tokens", "statistics_tokens"), int),
     **dict.fromkeys(("limit", "claimed_limit", "documents"), int | None),
     **dict.fromkeys(("sites", "center", "spread", "typical"), list),

@@ -91,9 +91,8 @@ class Store(Tables):
     @property
     @reads
     def is_complete(self) -> bool:
-        """Whether the scan is finished, with vectors and classes, which are made last."""
-        classes = self.database.execute("SELECT 1 FROM classes LIMIT 1").fetchone()
-        return "finished" in self.facts.all() and classes is not None
+        """Whether the scan is finished, with vectors and then their nulls."""
+        return "finished" in self.facts.all() and self.controls.get("nearest") is not None
 
     @reads
     def examples(
@@ -120,7 +119,7 @@ class Store(Tables):
         StoreError
             If the index does not have the neuron.
         """
-        return self.example_tables.of(neuron, polarity, k, method, self.by)
+        return self.example_tables.of(neuron, polarity, k, method)
 
     @reads
     def search(self, text: str, k: int = 20) -> list[Hit]:
@@ -220,12 +219,6 @@ class Store(Tables):
                 f"{self.path} is an index of {facts['model']}, not of {name}; load {facts['model']} with --model."
             )
 
-    def check_activations(self, fingerprint: str, name: str, dtype: str) -> None:
-        """Raise `StoreError` if the index is not by activation, or not of this model and dtype."""
-        self.check(fingerprint, name, dtype)
-        if self.by != "activation":
-            raise StoreError(f"{self.path} is an index by {self.by}, not by activation; use another --store.")
-
     @property
     @reads
     def sample(self) -> str:
@@ -243,7 +236,7 @@ class Store(Tables):
     def made_with(self) -> dict[str, Any]:
         """Return the provenance of the index, JSON-ready: model, versions, corpus and settings."""
         facts, provenance = self.facts.all(), self.facts.get("made_with")
-        settings = "corpus language limit documents order content k by max_tokens seed tokens statistics_tokens"
+        settings = "corpus language limit documents order content k max_tokens seed tokens statistics_tokens"
         model = {"name": facts["model"], **provenance["model"]}
         return {
             **provenance,
@@ -255,7 +248,7 @@ class Store(Tables):
     def status(self) -> dict[str, Any]:
         """Return how far the scan is, and how many rows the index has of each kind, JSON-ready."""
         shards, scanned = self.scan.shards(), "finished" in self.facts.all()
-        state = "complete" if self.is_complete else "without vectors or classes" if scanned else "unfinished"
+        state = "complete" if self.is_complete else "without vectors" if scanned else "unfinished"
         tables = ("neurons", "examples", "attributions", "meanings", "labels", "concepts")
         rows = {table: self.count(table) for table in tables}
         rows = {"neurons": self.neurons.count(), "heads": rows.pop("neurons") - self.neurons.count(), **rows}

@@ -34,12 +34,6 @@ class Tables(SqliteFile):
         self.labels = LabelTables(self, self.neurons)
         self.scan = ScanTables(self, self.vectors)
 
-    @property
-    @reads
-    def by(self) -> str:
-        """The number that examples are ranked by, ``activation`` or ``relevance``; polarities are its signs."""
-        return self.facts.all().get("by", "activation")
-
     @reads
     def sentence_vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids (S,) and vectors (S, D) that examples are compared by: of a sentence encoder if the index has

@@ -81,8 +81,11 @@ def too_many_files(error: BaseException | None) -> IcebearError | None:
     return InputError("Too many files are open; allow more, such as with: ulimit -n 1024")
 
 
-def exhausted(error: BaseException) -> IcebearError | None:
-    """Return an error that says what to do about a machine that lacks memory or open files; None for another error."""
+def known_error(error: BaseException) -> IcebearError | None:
+    """Return an error of icebear itself, or one that says what to do about a machine that lacks memory or open files;
+    None for another error."""
+    if isinstance(error, IcebearError):
+        return error
     if not (isinstance(error, MemoryError) or re.search("(out of|not enough|allocate) memory", str(error))):
         return too_many_files(error)
     return InputError(

@@ -177,18 +177,14 @@ class Example(InNotebooks):
     """A sentence, and the token position where a neuron has a value."""
 
     value: float
-    """The activation or relevance, see `by`."""
+    """The activation."""
     token: int
     sentence: Sentence
     relevance: tuple[float, ...] | None = None
     """The relevance of each token for the activation, if the example is annotated."""
-    by: str = "activation"
 
     @property
     def activation(self) -> float:
-        """The activation. Raises `InputError` if the value is a relevance."""
-        if self.by != "activation":
-            raise InputError(f"This example has a {self.by}, not an activation; use .value.")
         return self.value
 
     @property
@@ -227,7 +223,7 @@ class Meaning:
     neuron: Neuron
     polarity: str
     kind: str
-    """The kind of label, see actmax/labels/kinds.py; empty if the neuron is hardly active at this polarity."""
+    """``topic``, or ``tokens`` for words of a person; empty if the neuron is hardly active at this polarity."""
     text: str
     by: str
     """The unit of the score, ``token`` or ``sentence``."""

@@ -156,35 +156,15 @@ def test_the_index_that_comes_with_icebear_is_prepared_at_the_first_visit(enviro
 
 @pytest.fixture
 def tiny_store(model, corpus, tmp_path, monkeypatch):
-    """Builds an index of a gated model, which the app then shows."""
-
-    def build(by):
-        with open_store(tmp_path / f"{by}.db", create=True) as store:
-            build_index(model, corpus, store, k=5, by=by)
-        set_up(monkeypatch, store=str(tmp_path / f"{by}.db"))
-
-    return build
-
-
-def test_a_card_and_lists_by_relevance_say_so(tiny_store):
-    tiny_store("activation")
-    plain = text(fine(visit(view="neurons", neuron="L1.ffn.3")))
-    tiny_store("relevance")
-    neuron = fine(visit(view="neurons", neuron="L1.ffn.3"))
-    assert "Sentences with the largest positive relevance" in text(neuron)
-    assert "Strongest" not in text(neuron)
-    assert not [button for button in neuron.button if button.key == "annotate"]
-    assert "index is by relevance" in text(neuron)
-    assert "index is by relevance" not in plain
-    found = text(fine(visit(view="neurons", text="bear")))
-    assert "sentences by relevance" in found
-    assert "sentences contain" not in found
+    """An index of a gated model, which the app shows."""
+    with open_store(tmp_path / "tiny.db", create=True) as store:
+        build_index(model, corpus, store, k=5)
+    set_up(monkeypatch, store=str(tmp_path / "tiny.db"))
 
 
 @pytest.mark.parametrize("wrong", ["L99.ffn.1", "L2.ffn.99999", "nonsense"])
 def test_wrong_neurons(tiny_store, wrong):
     """From the field or in a link: an error that names it and no command, and the field to enter another one."""
-    tiny_store("activation")
     page = visit(view="neurons")
     page.get_by_key("jump").set_value(wrong).run()
     for shown_page in (page, visit(view="neurons", neuron=wrong)):

@@ -263,7 +263,6 @@ DOORS = {
     "examples.neuron": (lambda at, x: at.store.examples(x), NO_NEURON),
     "examples.polarity": (lambda at, x: at.store.examples(neuron(3), x), (*NO_SIGN, None)),
     "examples.k": (lambda at, x: at.store.examples(neuron(3), "+", x), NO_COUNT),
-    "classes": (lambda at, x: at.store.neurons.classes(x), NO_NEURON),
     "w_out_norm": (lambda at, x: at.store.vectors.w_out_norm(x), NO_NEURON),
     "label": (lambda at, x: at.store.labels.manual(x), NO_NEURON),
     "set_label.neuron": (lambda at, x: at.store.labels.set_manual(x, "ice"), NO_NEURON),

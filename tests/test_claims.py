@@ -233,7 +233,7 @@ def test_what_a_model_lacks_is_not_measured_and_does_not_pass(made, claims, abou
 
 
 def test_every_kind_is_written_and_read_and_in_the_schema():
-    label = Label.of("tokens", "here", [" zebra"])
+    label = Label("tokens", (" zebra",))
     part = {"neuron": "L1.ffn.3", "polarity": "+", "weight": 1.0, "mean": 0.0, "std": 1.0, "max_activation": 2.0}
     lines = {
         "answer": {"prompt": [{"role": "user", "content": "Where?"}], "answer": "a"},
@@ -242,7 +242,7 @@ def test_every_kind_is_written_and_read_and_in_the_schema():
         "effect": {"prompt": "a", "node": "L1.ffn.3@2", "raises": ["x"], "number": "logit"},
         "flip": {"prompt": "a", "to": " b", "edits": ["L1.ffn.3=-20@last"], "max_kl": 1},
         "label": {"store": "a.db", "neuron": "L1.ffn.3", "polarity": "-", "text": "zebra", "by": "token"}
-        | {"label": {"kind": label.kind, "where": label.where, "items": [[" zebra"]]}},
+        | {"label": {"kind": label.kind, "items": [" zebra"]}},
         "monitor": {"name": "x", "unit": "token", "threshold": 1.5, "false_positive_rate": 0.03}
         | {"neurons": [part], "vector": None, "examples": ["a b"], "others": ["c d"]},
         "relevance": {"prompt": "a", "token": 2, "text": "x", "target": 7},

@@ -1,4 +1,4 @@
-"""Heads in the index and on a card: scores against hooks made by hand, interrupted scans, kinds, search."""
+"""Heads in the index and on a card: scores against hooks made by hand, interrupted scans, induction, search."""
 
 import shlex
 from collections import Counter
@@ -120,13 +120,11 @@ def test_an_interrupted_scan_keeps_its_means(model, corpus, tmp_path, monkeypatc
     assert len(checksums) == 1
 
 
-def test_an_index_by_relevance_and_one_of_named_sites_have_no_heads(model, corpus, tmp_path):
-    with open_store(tmp_path / "r.db", create=True) as store, open_store(tmp_path / "a.db", create=True) as other:
-        build_index(model, read_corpus(corpus.facts["corpus"], 20), store, k=2, by="relevance")
-        assert store.facts.get("sites") == ["ffn"]
-        build_index(model, read_corpus(corpus.facts["corpus"], 20), other, k=2, sites=["head", "attn"])
-        assert other.facts.get("sites") == ["attn", "head"]
-        assert other.neurons.id("L0.head.0") == other.neurons.count() == 72
+def test_an_index_of_named_sites_has_those(model, corpus, tmp_path):
+    with open_store(tmp_path / "a.db", create=True) as store:
+        build_index(model, read_corpus(corpus.facts["corpus"], 20), store, k=2, sites=["head", "attn"])
+        assert store.facts.get("sites") == ["attn", "head"]
+        assert store.neurons.id("L0.head.0") == store.neurons.count() == 72
         with pytest.raises(InputError):
             build_index(model, corpus, store, sites=["heads"])
 
@@ -141,29 +139,21 @@ def maps(**heads_at):
     return made
 
 
-def test_kinds_are_those_that_their_pattern_has_and_no_other():
+def test_an_induction_head_looks_behind_the_repetition_and_no_other_does():
     period = heads.PERIOD
-    fixed = {
-        "previous": lambda token: token - 1,
-        "itself": lambda token: token,
-        "first": lambda token: 0,
-        "even": lambda token: token // 2,
-    }
+    fixed = {"previous": lambda token: token - 1, "itself": lambda token: token, "even": lambda token: token // 2}
     repeating = {"induction": lambda token: token - period + 1, "duplicate": lambda token: token - period}
-    nothing = dict.fromkeys(repeating, fixed["first"])
-    shares = heads.kind_shares(maps(**repeating, **fixed), maps(**nothing, **fixed))
-    names = [*repeating, *fixed]
-    for kind, (share, null) in shares.items():
-        named = {name for name, value in zip(names, share[0].tolist(), strict=True) if value > null.max()}
-        assert named == ({kind, *nothing} if kind == "first" else {kind})
+    nothing = dict.fromkeys(repeating, lambda token: 0)
+    share, null = heads.induction_shares(maps(**repeating, **fixed), maps(**nothing, **fixed))
+    assert (share[0] > null).tolist() == [True, False, False, False, False]
 
 
 def test_a_head_that_looks_back_by_position_is_no_induction_head():
     far = {"far": lambda token: token - heads.PERIOD + 1}
-    share, null = heads.kind_shares(maps(**far), maps(**far))["induction"]
+    share, null = heads.induction_shares(maps(**far), maps(**far))
     assert share.item() == 1
-    assert not share.item() > null.max().item()
-    assert HeadAttention({}, {"induction": (share.item(), null.max().item())}).named == []
+    assert not share.item() > null
+    assert HeadAttention({}, (share.item(), null)).lines[1].startswith("Not an induction head")
 
 
 def test_random_tokens_repeat_where_they_should(model):
@@ -224,7 +214,7 @@ def test_a_card_has_the_token_that_the_head_attends_to(model, store):
     assert [row["attends_to"] for row in rows] == [
         max(range(len(e.relevance)), key=e.relevance.__getitem__) for e in card.examples["+"]
     ]
-    assert set(card.examples) == set(card.kind) == {"+"}
+    assert set(card.examples) == {"+"}
     assert card.projections == []
     other = Neuron(2, "head", 0)
     annotate(model, store, other, k=2)
@@ -251,17 +241,16 @@ def test_the_page_of_a_card_names_where_a_head_writes_and_what_it_attends_to(mod
     assert head_marks(describe(store, Neuron(1, "ffn", 2))) == ""
 
 
-def test_a_card_names_shares_and_kinds_with_their_controls(model, store):
+def test_a_card_names_shares_with_their_controls(model, store):
     card = describe(store, HEAD)
     measured = heads.measured_heads(model)
-    for part, pairs in (("shares", card.attention.shares), ("kinds", card.attention.kinds)):
+    for part, pairs in (("shares", card.attention.shares), ("kinds", {"induction": card.attention.induction})):
         assert pairs
         for name, (share, control) in pairs.items():
             row = measured[part][name]
             assert (share, control) == (row["heads"][HEAD.layer][HEAD.index], row["control"])
-    for kind, row in card.to_dict()["attention"]["kinds"].items():
-        least = max(row["null"], 0.5) if kind == "first" else row["null"]
-        assert row["named"] == (row["share"] > least) == (kind in card.attention.named)
+    share, null = card.attention.induction
+    assert card.to_dict()["attention"]["induction"] == {"share": share, "null": null}
     assert describe(store, Neuron(1, "ffn", 2)).attention is None
     assert all(line in " ".join(printed(card_report(card)).split()) for line in card.attention.lines)
     assert all(line in card.to_html() for line in card.attention.lines)

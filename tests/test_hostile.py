@@ -642,11 +642,11 @@ CLAIMS = {
     "far": CLAIM.replace("answer, prompt: a, answer: b", "effect, neuron: L99.ffn.1, raised: [a], lowered: [b]"),
     "store": CLAIM.replace(
         "answer, prompt: a, answer: b",
-        "label, store: folder, neuron: L1.ffn.3, polarity: +, text: x, by: token, label: {kind: words, words: [x]}",
+        "label, store: folder, neuron: L1.ffn.3, polarity: +, text: x, by: token, label: {kind: tokens, items: [x]}",
     ),
     "pipe": CLAIM.replace(
         "answer, prompt: a, answer: b",
-        "label, store: pipe, neuron: L1.ffn.3, polarity: +, text: x, by: token, label: {kind: words, words: [x]}",
+        "label, store: pipe, neuron: L1.ffn.3, polarity: +, text: x, by: token, label: {kind: tokens, items: [x]}",
     ),
     "tab": CLAIM.replace("  threshold", "\tthreshold"),
     "bool": CLAIM.replace("0.1", "yes"),

@@ -93,7 +93,7 @@ def test_the_wheel_has_its_packages_and_their_files(wheel):
     data += "app/web/steering/examples/music.txt app/web/steering/examples/not-music.txt "
     data += "app/web/steering/examples/everyday.txt __init__.pyi py.typed "
     data += "concepts/answers/common.txt db/schema.sql concepts/vocabulary/calibration.txt "
-    data += "actmax/labels/categories.toml steering/held_out.txt app/cli/options.json "
+    data += "steering/held_out.txt app/cli/options.json "
     data += "AGENTS.md evaluation/explanations/groundtruth.json"
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("templates/*")]
     assert templates

@@ -10,7 +10,6 @@ import sqlite3
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import LLAMA, Letters, random_model, started_alone
@@ -19,7 +18,6 @@ from icebear import ATTNLRP, CP_LRP, Model, annotate, attribute, build_index, de
 from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import BIN_EDGES, STATISTICS, Statistic, merge
 from icebear.actmax.index.annotation import attribute_neurons
-from icebear.actmax.index.classes import classify
 from icebear.actmax.index.corpus import sentence_id
 from icebear.actmax.index.engines import in_process
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
@@ -387,49 +385,10 @@ def test_planted_neuron(tmp_path, monkeypatch):
         result = card.examples["+"]
         assert {example.sentence.text for example in result} == set(texts[-3:])  # nothing else makes it fire
         assert all(example.token_text == "z" for example in result)
-        assert card.kind["+"] == "token detector"
         assert card.meanings == {}
         assert card.projection.promoted[0].id == letter
         assert card.statistics.min > -1e-3
         assert [hit.neuron for hit in store.search("zebra", 3)].index(planted) == 0
-
-
-def test_classes():
-    keys, tokens, positions = [], [], []
-    cases = [
-        ("other", [(n, n) for n in range(20)]),
-        ("token detector", [(n, n) for n in range(2)] + [(99, n) for n in range(18)]),
-        ("positional", [(n, n) for n in range(2)] + [(n, 4) for n in range(5, 23)]),
-        ("other", [(n, n) for n in range(3)] + [(n, 4) for n in range(5, 22)]),
-        ("other", [(1, 1)]),
-        ("other", []),
-        ("dead", [(1, 1), (1, 1)]),
-        ("dead", []),
-    ]
-    for number, (_, rows) in enumerate(cases):
-        for token, position in rows:
-            keys.append(number)
-            tokens.append(token)
-            positions.append(position)
-    largest = np.array([1.0, 1.0, 1.0, 1e-4])
-    assert classify(*map(np.array, (keys, tokens, positions)), largest) == [kind for kind, _ in cases]
-
-
-def test_classes_of_an_index_are_those_of_its_examples(model, corpus, tmp_path):
-    with open_store(tmp_path / "i.db", create=True) as store:
-        build_index(model, corpus, store, k=K)
-        for number in range(60):
-            neuron = Neuron(number // 20, "ffn", number % 20)
-            for polarity in "+-":
-                examples = store.examples(neuron, polarity)
-                tokens = collections.Counter(e.token_text.strip().lower() for e in examples)
-                positions = collections.Counter(e.token for e in examples)
-                expected = "other"
-                if len(examples) > 1 and max(positions.values()) >= 0.9 * len(examples):
-                    expected = "positional"
-                if len(examples) > 1 and max(tokens.values()) >= 0.9 * len(examples):
-                    expected = "token detector"
-                assert store.neurons.classes(neuron)[polarity] == expected
 
 
 def test_vocabulary_without_the_model(model, corpus, tmp_path):

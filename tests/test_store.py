@@ -36,8 +36,6 @@ def test_a_store_of_something_else_is_refused(model, corpus, tmp_path):
         (tmp_path / "other.txt").write_text("Another text.")
         with pytest.raises(StoreError, match=r"other\.txt"):
             build_index(model, read_corpus(str(tmp_path / "other.txt")), store, k=K)
-        with pytest.raises(StoreError, match="'activation'"):
-            build_index(model, corpus, store, k=K, by="relevance")
         other = Model(random_model(LLAMA, dtype=torch.float32, seed=3).net, Letters(), "letters")
         with pytest.raises(StoreError, match="letters"):
             build_index(other, corpus, store, k=K)

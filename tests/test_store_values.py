@@ -61,12 +61,12 @@ READERS = [
     lambda store, model: absent(store, "bear"),
     lambda store, model: [store.similar(NEURON, 3, by) for by in ("writes", "reads", "examples")],
     lambda store, model: store.vocabulary(NEURON, 3),
-    lambda store, model: (store.neurons.all(), store.neurons.statistic(NEURON, "max"), store.neurons.largest()),
+    lambda store, model: (store.neurons.all(), store.neurons.statistic(NEURON, "max")),
     lambda store, model: [store.labels.name(NEURON, side) for side in "+-"],
     lambda store, model: (store.labels.manual(NEURON), store.labels.all_meanings(), store.labels.significant()),
     lambda store, model: (store.status(), store.made_with(), store.sample, store.checksum()),
     lambda store, model: [Concept.from_dict(row) for row in store.concepts.all().values()],
-    lambda store, model: (list(store.sentences.starting_at(0)), list(store.sentences.tokens())),
+    lambda store, model: list(store.sentences.starting_at(0)),
 ]
 
 
@@ -106,7 +106,7 @@ def test_values_of_another_form_are_refused_in_a_sentence(model, path):
 
 
 RECORD = {
-    "label": {"kind": "tokens", "scope": "here", "forms": ["ice"]},
+    "label": {"kind": "tokens", "items": ["ice"]},
     "thresholds": {"circular_shift": 0.6, "other_neuron": 0.7},
     "sentences": {"test": 300},
     "auroc": {"token": 0.9},
@@ -134,7 +134,7 @@ def test_records_of_labels_of_another_form_are_refused(path):
                 return False
             return True
 
-        number = next(iter(store.sentences.tokens()))[0]
+        number = next(iter(store.sentences.starting_at(0))).id
         record = {**RECORD, "examples": {"hits": [{"sentence": number, "token": 0, "value": 1.5}]}}
         assert is_shown(record)
         assert not is_shown(record, by="nope")
@@ -142,8 +142,8 @@ def test_records_of_labels_of_another_form_are_refused(path):
 
 
 OBJECTS = {
-    "view": "DROP TABLE classes; CREATE VIEW classes AS WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 "
-    "FROM r) SELECT x AS neuron, 0 AS polarity, 'other' AS class FROM r",
+    "view": "DROP TABLE w_out_norms; CREATE VIEW w_out_norms AS WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT "
+    "x + 1 FROM r) SELECT x AS neuron, 0.0 AS norm FROM r",
     "one more view": "CREATE VIEW more AS SELECT 1",
     "trigger": "CREATE TRIGGER t AFTER INSERT ON labels BEGIN DELETE FROM concepts; END",
     "other trigger": "DROP TRIGGER sentences_ai; CREATE TRIGGER sentences_ai AFTER INSERT ON sentences BEGIN SELECT 1; "

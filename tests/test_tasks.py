@@ -271,15 +271,6 @@ def read(model, text, neuron):
     return seen[-1][:, neuron.index]
 
 
-@pytest.mark.parametrize("name", ["bert", "t5"])
-def test_relmax_scans_too(name, tmp_path):
-    model = make(name, dtype=torch.float32)
-    (tmp_path / "c.txt").write_text("Ice bear.\nA camel.\nSand.")
-    with open_store(tmp_path / "i.db", create=True) as store:
-        build_index(model, read_corpus(str(tmp_path / "c.txt")), store, k=2, by="relevance")
-        assert store.examples(Neuron(0, "ffn", 3), "+")
-
-
 def test_edits_reach_the_encoder_and_the_decoder_where_they_say():
     model = make("t5", dtype=torch.float32)
     plain = model.generate("the ice bear", max_new_tokens=6)

@@ -62,7 +62,7 @@ def annotate(
     Raises
     ------
     StoreError
-        If the index is of another model or dtype, or by relevance.
+        If the index is of another model or dtype.
     InputError
         If the method cannot explain a neuron, or the model does not have a neuron.
 
@@ -74,7 +74,7 @@ def annotate(
     if not isinstance(method, AttnLRP):
         raise InputError(f"{shown(method)} cannot explain a neuron; use AttnLRP(...) or CP_LRP.")
     named = [model.check(neuron) for neuron in several(neurons)]
-    store.check_activations(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.fingerprint, model.name, model.dtype_name)
     limit = store.facts.get("max_tokens")
     wanted: list[tuple[Neuron, str, Example]] = [
         (neuron, polarity, example)

@@ -13,7 +13,6 @@ from safetensors.torch import load, save
 
 from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.activation_statistics import STATISTICS, ScanSummary, empty_summary, merge
-from icebear.actmax.index.classes import ensure_classes
 from icebear.actmax.index.corpus import Corpus
 from icebear.actmax.index.engines import Engine, in_process
 from icebear.actmax.index.head_norms import head_means
@@ -40,7 +39,6 @@ def build_index(
     store: Store,
     k: int = 32,
     sites: Sequence[str] = INDEXED,
-    by: str = "activation",
     max_tokens: int = 256,
     seed: int = 0,
     engine: Engine = in_process,
@@ -63,10 +61,7 @@ def build_index(
     sites : sequence of str
         The sites whose neurons are indexed, such as ``ffn`` and ``attn``, and ``head`` for attention heads. The
         activation of a head at a token is the norm of what it writes to the residual stream, less its mean on the
-        calibration texts. An index by relevance, or of a model without attention heads, has none.
-    by : str
-        ``activation`` (ActMax) or ``relevance`` (RelMax): the number by which sentences are ranked. The relevance is
-        that of the neuron at a token for the model's top predictions at this and later tokens.
+        calibration texts. An index of a model without attention heads has none.
     max_tokens : int
         Each sentence is truncated after this many tokens.
     seed : int
@@ -88,13 +83,9 @@ def build_index(
         If the store was made with another model, corpus or setting, or with a larger limit.
     InputError
         If the model does not have a site, or the corpus has too few tokens.
-
-    References
-    ----------
-    Achtibat et al. 2023, RelMax in Concept Relevance Propagation (arXiv 2206.03208).
     """
     need("index")  # at the start, not after the scan
-    settings = Settings(k, indexed_sites(model, several(sites), by), by, max_tokens, seed)
+    settings = Settings(k, indexed_sites(model, several(sites)), max_tokens, seed)
     index_size(model, settings.sites)  # raises for what the model does not have, before anything is written
     facts = {
         "model": model.name,
@@ -124,7 +115,6 @@ def build_index(
             }
             store.scan.finish(_columns(table, model, settings.sites), _examples(table), facts)
         ensure_vectors(model, store)
-        ensure_classes(store)
         ensure_heads(model, store)
         return Counter(store.facts.all().get("counts") or {"sentences": store.count("sentences")})
 

@@ -11,9 +11,6 @@ from torch import Tensor
 
 from icebear.actmax.index.activation_statistics import STATISTICS, LayerActivations, ScanSummary, strongest
 from icebear.actmax.index.head_norms import HeadNorms, head_means
-from icebear.concepts.methods.attnlrp import ATTNLRP
-from icebear.concepts.passes.inputs import Inputs
-from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.errors import InputError
 from icebear.models.batch import Batch
@@ -24,9 +21,6 @@ from icebear.values import check_int, one_of, seed_of, stable_hash
 BATCH = 32
 INDEXED = ("ffn", "head")
 """What an index has unless other sites are named."""
-BY = ("activation", "relevance")
-RELEVANCE_BATCH = 8
-"""Smaller, because the backward pass needs the logits of every token."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,6 @@ class Settings:
 
     k: int = 32
     sites: tuple[str, ...] = INDEXED
-    by: str = "activation"
     max_tokens: int = 256
     seed: int = 0
     head_means: Tensor | None = field(default=None, compare=False, repr=False)
@@ -49,7 +42,6 @@ class Settings:
             one_of(site, "site", SITES_AND_HEADS)
         if not self.sites:
             raise InputError(f"An index needs sites; name some of {', '.join(SITES_AND_HEADS)}.")
-        one_of(self.by, "quantity to rank by", BY)
 
 
 def index_size(model: Model, sites: Sequence[str]) -> int:
@@ -62,11 +54,11 @@ def head_count(model: Model, sites: Sequence[str]) -> int:
     return index_size(model, [site for site in sites if site == "head"])
 
 
-def indexed_sites(model: Model, sites: Sequence[str], by: str) -> tuple[str, ...]:
+def indexed_sites(model: Model, sites: Sequence[str]) -> tuple[str, ...]:
     """Return the sites of an index without repetition, heads last: so the ids of neurons do not depend on them. Heads
-    are left out where the model has no attention heads, and in an index by relevance."""
+    are left out where the model has no attention heads."""
     neurons = [site for site in dict.fromkeys(sites) if site != "head"]
-    has_heads = "head" in sites and "attn" in model.sites and by == "activation"
+    has_heads = "head" in sites and "attn" in model.sites
     return (*neurons, *(["head"] if has_heads else []))
 
 
@@ -99,8 +91,7 @@ def scan_shard(
     reader = _Reader(model, settings, len(rows), threshold, sums)
     width = getattr(model.config, "word_embed_proj_dim", model.config.hidden_size)  # OPT-350m's last map narrows it
     vectors = torch.zeros(len(sentences), width, dtype=torch.float16)
-    size = batch_size or (BATCH if settings.by == "activation" else RELEVANCE_BATCH)
-    for numbers in model.batches([len(ids) for _, ids in rows], size):
+    for numbers in model.batches([len(ids) for _, ids in rows], batch_size or BATCH):
         part = [rows[number] for number in numbers]
         vectors[[index for index, _ in part]] = reader.read([(sentences[index].id, ids) for index, ids in part])
         on_batch([sentences[index] for index, _ in part])
@@ -144,39 +135,26 @@ class _Reader:
 
         def visit(site: str, layer: int, x: Tensor) -> None:
             if site in self.settings.sites:
-                collect(site, layer, x, x.detach().float())
+                collect(site, layer, x.float())
             if site == "attn" and "head" in self.settings.sites:
-                collect("head", layer, x, self.heads(layer, x))
+                collect("head", layer, self.heads(layer, x))
 
-        def collect(site: str, layer: int, x: Tensor, values: Tensor) -> None:
+        def collect(site: str, layer: int, values: Tensor) -> None:
             columns = self.columns[site, layer]
             best = _largest(values, batch)
             seen = LayerActivations(values, counted.flatten(), best, drawn)
             for name, statistic in STATISTICS.items():
                 if self.summing or statistic.all_shards:
                     statistic.add(self.statistics[name][..., columns], seen)
-            if self.settings.by == "activation":
-                self._enter(columns, values, batch, span, best)
-            else:
-                x.register_hook(lambda g: self._enter(columns, values * g.float(), batch, span))
+            self._enter(columns, values, span, best)
 
-        with self.model.lock, hooks(self.model, self.site_layers, visit):
-            stream = self._pass(read).detach().float()  # (B, T, D)
+        with self.model.lock, hooks(self.model, self.site_layers, visit), torch.no_grad():
+            stream = self.model.final_stream(read).float()  # (B, T, D)
         weights = batch.mask[:, 1:, None].float()
         return ((stream[:, 1:] * weights).sum(1) / weights.sum(1)).half().cpu()
 
-    def _pass(self, batch: Batch) -> Tensor:
-        """Run a forward pass (and for relevance a backward pass). Return the final residual stream (B, T, D)."""
-        if self.settings.by == "activation":
-            with torch.no_grad():
-                return self.model.final_stream(batch)
-        target = _Predictions(batch)
-        forward_backward(self.model, target, [Inputs()], ATTNLRP)
-        return target.stream
-
-    def _enter(self, columns: slice, x: Tensor, batch: Batch, span: slice, best: Tensor | None = None) -> None:
-        """Record the sentences that reach the threshold. best (2, B, N): the extremes of x (B, T, N), if known."""
-        best = _largest(x, batch) if best is None else best
+    def _enter(self, columns: slice, x: Tensor, span: slice, best: Tensor) -> None:
+        """Record the sentences that reach the threshold. best (2, B, N): the extremes of x (B, T, N)."""
         for polarity, sign in enumerate((1, -1)):
             entering = (best[polarity] >= self.threshold[polarity, columns]) & (best[polarity] > 0)
             row, neuron = entering.nonzero(as_tuple=True)
@@ -195,24 +173,6 @@ class _Reader:
             token_count=self.token_count,
             counted=self.token_count if self.summing else 0,
         )
-
-
-class _Predictions(Target):
-    """The objective of RelMax: the sum of the top logits at every token."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.stream = torch.empty(0)
-        """(B, T, D) after the last layer and its norm; of an encoder-decoder model, that of the encoder."""
-
-    def numbers(self, model: Model) -> Tensor:
-        output = model.task.forward(model, self.batch, output_hidden_states=True)
-        self.stream = output.encoder_last_hidden_state if self.batch.decoder else output.hidden_states[-1]
-        predicted = output.logits.amax(-1)  # (B, T), or (B,) of a classifier of texts
-        if predicted.dim() == 1:
-            return predicted
-        # Padding has logits too, but no counted token precedes it.
-        return (predicted * (self.batch.decoder or self.batch).mask).sum(-1)
 
 
 def counted_length(ids: Sequence[int], special: set[int]) -> int:

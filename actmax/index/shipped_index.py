@@ -88,7 +88,6 @@ def _packed(name: str) -> Path:
 
 def unpack(packed: Path, model: Model, path: Path) -> None:
     """Make the store of a packed index. Raises `StoreError` if model or corpus are not those that it was made of."""
-    from icebear.actmax.index.classes import ensure_classes
     from icebear.actmax.index.neuron_vectors import ensure_vectors
 
     with np.load(packed) as file:
@@ -106,7 +105,6 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
         store.scan.finish(_columns(arrays), _examples(arrays, [s.id for s in sentences]), facts)
         store.controls.set({name: about[name] for name in CONTROLS})
         ensure_vectors(model, store)
-        ensure_classes(store)
 
 
 def documents_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

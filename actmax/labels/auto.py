@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels import kinds, scores
+from icebear.actmax.labels import scores
 from icebear.actmax.labels.kinds import Label
 from icebear.actmax.labels.meanings import THRESHOLDS
 from icebear.actmax.labels.null import Side, controls, nulls, other_labels, p_value, random_neurons, sides, significant
@@ -37,10 +37,10 @@ def label_neurons(
     """Label both polarities of neurons and save the labels with their scores in the store.
 
     Neurons with labels are skipped, and each neuron's labels are committed, so a killed run can be run again for the
-    rest. on_progress(done, total) counts sentences and labels. Raises `StoreError` for an index by relevance, or with
-    too few documents.
+    rest. on_progress(done, total) counts sentences and labels. Raises `StoreError` for an index
+    of another model, or with too few documents.
     """
-    store.check_activations(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.fingerprint, model.name, model.dtype_name)
     have = store.labels.meanings(neurons)
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:
@@ -52,7 +52,7 @@ def label_neurons(
     advance = counting(on_progress, total)
     for group in groups:
         values, known = measure_activations(model, store, parts, group, seed, advance)
-        for _, both in groupby(sides(store, parts, group, values), lambda side: side.neuron):
+        for _, both in groupby(sides(parts, group, values), lambda side: side.neuron):
             meanings = []
             for side in both:
                 meanings.append(score_candidates(side, side.candidates, known))
@@ -76,14 +76,14 @@ def measure_activations(
     values = {part: read_activations(model, sample, [*neurons, *others], advance) for part, sample in parts.items()}
     if known is None:
         of_others = {part: x[len(neurons) :] for part, x in values.items()}
-        store.controls.set({name: controls(list(sides(store, parts, others, of_others)), seed)})
+        store.controls.set({name: controls(list(sides(parts, others, of_others)), seed)})
         known = store.controls.get(name)
     return values, known
 
 
 def control_name(seed: int, heads: bool = False) -> str:
-    """Return the name of the nulls in the store, which depend on the kinds of labels."""
-    return f"labels {seed}{' heads' if heads else ''}: {', '.join(kinds.KINDS)}"
+    """Return the name of the nulls in the store."""
+    return f"topics {seed}{' heads' if heads else ''}"
 
 
 def score_label(
@@ -102,22 +102,22 @@ def score_label(
     words = re.findall(r"\w+", text.lower())
     if not words:
         raise InputError("A label without words cannot be scored; give a label with words.")
-    store.check_activations(model.fingerprint, model.name, model.dtype_name)
+    store.check(model.fingerprint, model.name, model.dtype_name)
     parts = prepare_samples(model, store, seed)
     advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
     values, known = measure_activations(model, store, parts, [neuron], seed, advance)
-    label = Label.of("tokens", "here", [form for word in words for form in (word, f" {word}")])
-    return [score_candidates(side, lambda: [label], known) for side in sides(store, parts, [neuron], values)]
+    label = Label("tokens", tuple(form for word in words for form in (word, f" {word}")))
+    return [score_candidates(side, [label], known) for side in sides(parts, [neuron], values)]
 
 
 # --- scores of a label ---------------------------------------------------------------------------------------
 
 
-def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], known: dict[str, Any]) -> Meaning:
+def score_candidates(side: Side, candidates: Sequence[Label], known: dict[str, Any]) -> Meaning:
     """Return the best label with its scores on the test part. known: the nulls."""
     if not side.active:
         return Meaning(side.neuron, side.polarity, "", "hardly active at this polarity", "token", 0.5, 1.0, False, {})
-    chosen = choose_label(candidates(), side.fired)
+    chosen = choose_label(candidates, side.fired)
     test, label, by = side.fired["test"], chosen.label, chosen.by
     by_chance = nulls(known, side.neuron)
     others = other_labels(known["labels"], side, chosen)
@@ -134,7 +134,7 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
         "sentences": {part: len(fired.sample.ids) for part, fired in side.fired.items()},
         "examples": test_examples(label, test),
     }
-    text, passes = kinds.of(label).text(label), significant(chosen, by_chance)
+    text, passes = str(label), significant(chosen, by_chance)
     p = p_value(chosen, by_chance)
     return Meaning(side.neuron, side.polarity, label.kind, text, by, chosen.test, p, passes, record)
 
@@ -142,7 +142,7 @@ def score_candidates(side: Side, candidates: Callable[[], Sequence[Label]], know
 def test_examples(label: Label, fired: TopActivations) -> dict[str, list[dict[str, Any]]]:
     """Return hits, misses and false alarms among the tokens of the test part."""
     sample = fired.sample
-    true = kinds.of(label).true(label, sample)
+    true = label.true(sample)
     activating = np.zeros(len(sample), dtype=bool)
     activating[sample.counted] = fired.tokens
     groups = {

@@ -68,7 +68,7 @@ def measured(meaning: Meaning) -> list[str]:
     return [
         f"AUROC of the label for {POSITIVES[by]}: {meaning.score:.2f} (chance 0.5, threshold {THRESHOLDS[by]:.2f}; "
         f"95th percentile of the {nulls}; p {meaning.p:.3f}), on {record['sentences']['test']} test sentences.",
-        f"Another neuron's label of the same kind: {_number(record['other_neuron'])}; on train documents: "
+        f"Another neuron's label: {_number(record['other_neuron'])}; on train documents: "
         f"{_number(record['train'])}; by token: {record['auroc']['token']:.2f}; upper baseline (table of the mean "
         f"activation of each token): {record['token_mean']:.2f}.",
     ]

@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from icebear.actmax.labels import kinds, scores
-from icebear.actmax.labels.kinds import Evidence, Label
-from icebear.actmax.labels.sample import Sample, part_of
+from icebear.actmax.labels import scores
+from icebear.actmax.labels.kinds import Label
+from icebear.actmax.labels.sample import Sample
 from icebear.actmax.labels.scores import Chosen, TopActivations, choose_label, score_parts
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
 from icebear.models.model import Model
 from icebear.records import Neuron
 
-PROMOTED = 5
 CONTROLS = 100
 """The number of random neurons that the nulls are made from."""
 NULL_DRAWS = 5
@@ -38,18 +37,18 @@ class Side:
     polarity: str
     fired: dict[str, TopActivations]
     """part -> the activations in its sample; negated for polarity ``-``."""
-    evidence: Evidence
 
     @property
     def active(self) -> bool:
         """Whether the neuron is active at this polarity in each part."""
         return all(fired.active for fired in self.fired.values())
 
+    @property
     def candidates(self) -> list[Label]:
-        return [label for kind in kinds.KINDS.values() for label in kind.candidates(self.evidence)]
+        return [Label("topic", words) for words in self.fired["train"].sample.topics]
 
     def shifted(self, seed: str) -> Side:
-        """Return the neuron with circularly shifted activations, and random tokens as its examples."""
+        """Return the neuron with circularly shifted activations."""
         name = f"{self.neuron} {self.polarity} {seed}"
         generator = np.random.default_rng(list(hashlib.blake2b(name.encode(), digest_size=16).digest()))
         fired = {}
@@ -58,31 +57,17 @@ class Side:
             count = int(counted.sum())
             moved[counted] = np.roll(moved[counted], int(generator.integers(count // 4, 3 * count // 4)))
             fired[part] = scores.top_activations(top.sample, moved)
-        sample, evidence = fired["train"].sample, self.evidence
-        rows = generator.choice(np.flatnonzero(sample.counted), len(evidence.examples))
-        examples = tuple(sample.sentence_token(row) for row in rows)
-        evidence = replace(evidence, values=fired["train"].values, examples=examples)
-        return replace(self, fired=fired, evidence=evidence)
+        return replace(self, fired=fired)
 
 
-def sides(
-    store: Store, samples: dict[str, Sample], neurons: Sequence[Neuron], activations: dict[str, np.ndarray]
-) -> Iterator[Side]:
+def sides(samples: dict[str, Sample], neurons: Sequence[Neuron], activations: dict[str, np.ndarray]) -> Iterator[Side]:
     """Yield both polarities of each neuron. activations: part -> (P, N)."""
     for row, neuron in enumerate(neurons):
-        projection = store.vocabulary(neuron, PROMOTED) if neuron.site in ("ffn", "attn", "mixer") else None
-        promoted = {"+": projection.promoted, "-": projection.suppressed} if projection else {"+": (), "-": ()}
         for polarity, sign in (("+", 1), ("-", -1)):
             fired = {
                 part: scores.top_activations(sample, sign * activations[part][row]) for part, sample in samples.items()
             }
-            # The examples of a head are by the norm of what it writes; its labels are about its attention.
-            examples = store.examples(neuron, polarity) if neuron.site != "head" else []
-            examples = [example for example in examples if part_of(example.sentence.title) == "train"]
-            strongest = tuple((example.sentence.tokens, example.token) for example in examples)
-            train, writes = fired["train"], tuple(token.text for token in promoted[polarity])
-            evidence = Evidence(train.sample, train.values, strongest, writes)
-            yield Side(neuron, polarity, fired, evidence)
+            yield Side(neuron, polarity, fired)
 
 
 def nulls(controls: dict[str, Any], neuron: Neuron) -> Nulls:
@@ -120,9 +105,9 @@ def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
     circular_shift: labels of their shifted activations. other_neuron: labels of other random neurons, scored on their
     activations.
     """
-    chosen = [(side, choose_label(side.candidates(), side.fired)) for side in drawn if side.active]
+    chosen = [(side, choose_label(side.candidates, side.fired)) for side in drawn if side.active]
     shifts = [
-        (side.neuron.layer, choose_label(moved.candidates(), moved.fired).margin)
+        (side.neuron.layer, choose_label(moved.candidates, moved.fired).margin)
         for side in drawn
         for moved in (side.shifted(f"{seed} {draw}") for draw in range(NULL_DRAWS))
         if moved.active
@@ -142,14 +127,14 @@ def controls(drawn: Sequence[Side], seed: int) -> dict[str, Any]:
 def share(label: Label, side: Side) -> float:
     """Return the share of validation tokens where the label is true."""
     sample = side.fired["validation"].sample
-    return float(kinds.of(label).true(label, sample)[sample.counted].mean())
+    return float(label.true(sample)[sample.counted].mean())
 
 
 def other_labels(labels: Sequence[dict[str, Any]], side: Side, chosen: Chosen) -> list[Label]:
-    """Return `DRAWS` labels of other random neurons, of the same kind and near in layer and frequency, the
+    """Return `NULL_DRAWS` labels of other random neurons, with the same unit and near in layer and frequency, the
     nearest first."""
-    same, record = (chosen.label.kind, chosen.by), CONVERTER.unstructure(chosen.label)
-    rows = [row for row in labels if (row["label"]["kind"], row["by"]) == same and row["label"] != record]
+    record = CONVERTER.unstructure(chosen.label)
+    rows = [row for row in labels if row["by"] == chosen.by and row["label"] != record]
     frequency = share(chosen.label, side)
 
     def distance(row: dict[str, Any]) -> float:

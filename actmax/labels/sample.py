@@ -8,8 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,25 +47,11 @@ def part_of(title: str) -> str:
     return PARTS[stable_hash(f"part {title}") % 3]
 
 
-@dataclass
-class Codes:
-    """Integer codes of tokens (in lower case, with their space) and of words. All parts share them."""
-
-    tokens: dict[str, int] = field(default_factory=dict)
-    words: dict[str, int] = field(default_factory=dict)
-
-    @staticmethod
-    def chosen(codes: dict[str, int], texts: Iterable[str]) -> np.ndarray:
-        """Return which codes belong to these texts (C + 1,); the last entry, for code -1, is False."""
-        mask = np.zeros(len(codes) + 1, dtype=bool)
-        mask[[codes[text] for text in texts if text in codes]] = True
-        return mask
-
-
 class Sample:
     """Sentences as flat arrays over all their tokens (N,)."""
 
-    def __init__(self, rows: Sequence[SampleRow], codes: Codes) -> None:
+    def __init__(self, rows: Sequence[SampleRow], codes: dict[str, int]) -> None:
+        """codes: integer codes of tokens (in lower case, with their space), which all parts share."""
         self.sentences, self.ids, self.codes = [row[0] for row in rows], [row[1] for row in rows], codes
         counted, ids = [row[2] for row in rows], self.ids
         lengths = np.array([len(row) for row in ids])
@@ -80,45 +65,15 @@ class Sample:
         self.counted = (self.position > 0) & (self.left > 0)
         self.weights = np.bincount(self.sentence[self.counted], minlength=len(ids))
         """The number of counted tokens of each sentence."""
-        self.pieces = [piece for sentence in self.sentences for piece in sentence.tokens]
-        self.token = np.array([codes.tokens.setdefault(p.lower(), len(codes.tokens)) for p in self.pieces])
-        self.word = np.full(len(self.pieces), -1)
-        """The code of the word that ends with this token; -1 inside words and elsewhere."""
-        for start, sentence in zip(self.starts, self.sentences, strict=True):
-            for word, last in words(sentence.tokens):
-                self.word[start + last] = codes.words.setdefault(word, len(codes.words))
-
+        pieces = (piece.lower() for sentence in self.sentences for piece in sentence.tokens)
+        self.token = np.array([codes.setdefault(piece, len(codes)) for piece in pieces])
         self.topics: dict[tuple[str, ...], np.ndarray] = {}
         """The words of a topic -> its cosine with each sentence (S,)."""
         self.seen: dict[Any, Any] = {}
-        """What candidates of every neuron share, such as label -> `icebear.actmax.labels.scores.label_truth`."""
+        """label -> `icebear.actmax.labels.scores.label_truth`, which all neurons share."""
 
     def __len__(self) -> int:
         return len(self.sentence)
-
-    def sentence_token(self, token: int) -> tuple[tuple[str, ...], int]:
-        """Return the tokens of the sentence of a token, and its position among them."""
-        return self.sentences[self.sentence[token]].tokens, int(self.position[token])
-
-    def beside(self, x: np.ndarray, steps: int) -> np.ndarray:
-        """Return x (N,) shifted by `steps` tokens within each sentence; False where the sentence has no such token."""
-        if not steps:
-            return x
-        shifted = np.roll(x, -steps)
-        shifted[self._outside(steps)] = False
-        return shifted
-
-    def _outside(self, steps: int) -> np.ndarray:
-        """Return the tokens whose sentence has no token `steps` tokens after them."""
-        if steps not in self.seen:
-            position = self.position + steps
-            self.seen[steps] = np.flatnonzero((position < 0) | (position >= (self.ends - self.starts)[self.sentence]))
-        return self.seen[steps]
-
-    @cached_property
-    def token_counts(self) -> Counter[str]:
-        """The count of each token in lower case."""
-        return Counter(map(str.lower, self.pieces))
 
     def means(self, x: np.ndarray) -> np.ndarray:
         """Return the mean (S,) of x (N,) over the counted tokens of each sentence."""
@@ -134,12 +89,9 @@ class Sample:
         return tokens, self.sentence[tokens]
 
 
-@lru_cache(maxsize=4096)
-def words(pieces: tuple[str, ...]) -> list[tuple[str, int]]:
-    """Return the words of a text in lower case, each with the index of its last token."""
-    ends = np.cumsum([len(piece) for piece in pieces])
-    text = "".join(pieces)
-    return [(m[0].lower(), int(np.searchsorted(ends, m.end()))) for m in _WORD.finditer(text)]
+def words(text: str) -> set[str]:
+    """Return the words of a text in lower case."""
+    return {match[0].lower() for match in _WORD.finditer(text)}
 
 
 def distinctive(items: Iterable[Any], background: Counter, total: int, k: int) -> list[Any]:
@@ -183,7 +135,7 @@ def prepare_samples(model: Model, store: Store, seed: int = 0) -> dict[str, Samp
                 f"{store.path} is too small to score labels: the {part} part has {len(drawn)} of {SENTENCES[part]} "
                 f"sentences, and needs at least {-(-SENTENCES[part] // 4)}. Index more documents (--limit)."
             )
-    codes = Codes()
+    codes: dict[str, int] = {}
     samples = {part: Sample(rows[part], codes) for part in rows}
     if store.controls.get("topics") is None:
         store.controls.set({"topics": _topics(store)})
@@ -206,7 +158,7 @@ def _topics(store: Store) -> dict[str, Any]:
     learner.train(rows)
     centers = np.array(learner.centroids)
     nearest = (rows @ centers.T).argmax(1)
-    vocabularies = [{word for word, _ in words(sentence.tokens)} for sentence in sentences]
+    vocabularies = [words("".join(sentence.tokens)) for sentence in sentences]
     background = Counter(word for row in vocabularies for word in row)
     vocabularies = [{word for word in row if background[word] <= FREQUENT * len(vocabularies)} for row in vocabularies]
     total = sum(background.values())

@@ -9,14 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from icebear.actmax.labels import kinds
 from icebear.actmax.labels.kinds import FEWEST, TOP_SENTENCES, TOP_TOKENS, Label, top
 from icebear.actmax.labels.meanings import THRESHOLDS, margin
 from icebear.actmax.labels.sample import PARTS, Sample
 from icebear.concepts.statistics import auroc
 
-SHORTER = 0.01
-"""The margin that each item of a label after the first must add."""
 SMOOTHING = 2.0
 """The number of pseudo-counts at the overall mean in the table of token means."""
 
@@ -77,15 +74,11 @@ def top_activations(sample: Sample, values: np.ndarray) -> TopActivations:
 
 def label_truth(label: Label, sample: Sample) -> tuple[np.ndarray, int, np.ndarray]:
     """Return at which counted tokens a label is true (C,), their number, and the rank (S,) of each sentence by the
-    degree of the label; ties have their mean rank. It is cached if the label is a candidate of every neuron."""
-    if label in sample.seen:
-        return sample.seen[label]
-    kind = kinds.of(label)
-    true = kind.true(label, sample)[sample.counted]
-    truth = true, int(true.sum()), mean_ranks(kind.degree(label, sample))
-    if not kind.depends_on_neuron:
-        sample.seen[label] = truth
-    return truth
+    degree of the label; ties have their mean rank."""
+    if label not in sample.seen:
+        true = label.true(sample)[sample.counted]
+        sample.seen[label] = true, int(true.sum()), mean_ranks(label.degree(sample))
+    return sample.seen[label]
 
 
 def label_auroc(label: Label, fired: TopActivations) -> dict[str, float]:
@@ -124,7 +117,7 @@ def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations)
     """
     tokens = np.concatenate([part.sample.token[part.sample.counted] for part in learnt])
     values = np.concatenate([part.values[part.sample.counted] for part in learnt])
-    sample, size = fired.sample, len(fired.sample.codes.tokens)
+    sample, size = fired.sample, len(fired.sample.codes)
     sums, counts = np.bincount(tokens, values, size), np.bincount(tokens, minlength=size)
     means = ((sums + SMOOTHING * values.mean()) / (counts + SMOOTHING))[sample.token]
     return {
@@ -165,14 +158,14 @@ def better_of(candidates: dict[str, tuple[Label, float]], fired: dict[str, TopAc
 
 
 def best_of(labels: Sequence[Label], fired: TopActivations, responding: bool = True) -> dict[str, tuple[Label, float]]:
-    """Return, for each unit, the best label and its margin, less `SHORTER` for each item after the first.
+    """Return, for each unit, the best label and its margin.
 
     responding: consider only labels that raise the activation. The first label wins a tie.
     """
     best = {}
-    detected = [(label, label_auroc(label, fired)) for label in labels]
+    detected = [label_auroc(label, fired) for label in labels]
     for by in THRESHOLDS:
-        worth = [margin(by, score[by]) - SHORTER * (len(label.items) - 1) for label, score in detected]
+        worth = [margin(by, score[by]) for score in detected]
         for index in sorted(range(len(labels)), key=lambda index: -worth[index]):
             if not responding or responds(labels[index], fired, by):
                 best[by] = labels[index], worth[index]

@@ -23,7 +23,7 @@ from icebear.app.api.schemas import LIMITS, ModelRequest, Refusal
 from icebear.app.localhost import is_local
 from icebear.app.mcp.session import Session, one_line, with_arguments
 from icebear.concepts.passes.run import Checked
-from icebear.errors import IcebearError, NumericalError, exhausted
+from icebear.errors import NumericalError, known_error
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Refusal, "description": "The request cannot be answered"},
@@ -92,7 +92,7 @@ class Queue:
                 check_model(self.session.model, request.model)
                 return _written(call(self.session.model, request), getattr(request, "stream", False))
         except Exception as error:
-            known = error if isinstance(error, IcebearError) else exhausted(error)
+            known = known_error(error)
             if known is None:
                 raise
             return refusal(400, with_arguments(str(known), type(request).model_fields))

@@ -18,7 +18,7 @@ from icebear.app.cli import verbs
 from icebear.app.cli.options import Verbs
 from icebear.app.cli.output import log_to_stderr
 from icebear.app.cli.streams import filtered
-from icebear.errors import IcebearError, InputError, SameAnswer, exhausted
+from icebear.errors import IcebearError, InputError, SameAnswer, known_error
 
 ORDER = (
     "demo explain rank neuron search atlas index label circuit steer flip recipe concept chat evaluate check "
@@ -47,7 +47,7 @@ class Group(Verbs):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            known = error if isinstance(error, IcebearError) else exhausted(error) or _unwritable(error)
+            known = known_error(error) or _unwritable(error)
             if known is None:
                 raise
             if os.environ.get("ICEBEAR_DEBUG"):

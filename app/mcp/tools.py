@@ -32,7 +32,7 @@ from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.concepts.vocabulary.projection import both_projections
 from icebear.db.search import BY, absence, absent
 from icebear.edits import parse_edits
-from icebear.errors import IcebearError, InputError, exhausted, need
+from icebear.errors import InputError, known_error, need
 from icebear.explanation.explanation import (
     ExplainedNode,
     Explanation,
@@ -85,7 +85,7 @@ def tool(run: Callable[..., Any]) -> Callable[..., Any]:
             with redirect_stdout(sys.stderr), Checked(anyio.from_thread.check_cancelled):
                 return short(run(self, *args, **options))
         except Exception as error:
-            known = error if isinstance(error, IcebearError) else exhausted(error)
+            known = known_error(error)
             if known is None:
                 raise
             raise ToolError(with_arguments(str(known), run.__annotations__)) from None

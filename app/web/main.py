@@ -8,7 +8,7 @@ from pathlib import Path
 import streamlit as st
 
 from icebear.app.web.shared import background, header, jobs, links, markdown
-from icebear.errors import IcebearError, StoreError, exhausted
+from icebear.errors import IcebearError, StoreError, known_error
 
 ICON = Path(__file__).with_name("icon.svg")
 """A file of ours: for an emoji or a Material icon the browser asks a foreign host."""
@@ -76,6 +76,6 @@ def main() -> None:
     except Exception as error:  # a view must not take the app with it
         logging.getLogger("icebear.app").exception("The view %s failed.", view.title)
         message = f"This page failed ({type(error).__name__}: {error}); change the settings and try again."
-        st.error(markdown.message(exhausted(error) or message))
+        st.error(markdown.message(known_error(error) or message))
     finally:
         background.drawn()

@@ -21,7 +21,6 @@ from markupsafe import Markup
 from icebear.actmax import page
 from icebear.actmax.card import SILENT, describe
 from icebear.actmax.index.annotation import annotate
-from icebear.actmax.index.classes import OTHER, class_name
 from icebear.actmax.labels.sample import SENTENCES
 from icebear.actmax.page import Card
 from icebear.actmax.writes import PAGE_SENTENCES, writes
@@ -123,9 +122,9 @@ def _card(opened: Store, neuron: Neuron, polarity: str) -> None:
     sides = sorted(card.examples, key=lambda side: side != polarity)
     columns = zip(sides, st.columns(len(sides)), strict=True)
     slots = {side: _side(card, side, column) for side, column in columns}
-    if card.by == "activation" and any(e.relevance is None for rows in card.examples.values() for e in rows):
+    if any(e.relevance is None for rows in card.examples.values() for e in rows):
         _annotating(opened, neuron)
-    if not card.is_head and card.by == "activation":
+    if not card.is_head:
         _own_text(card)
     if worded:
         without_model = [worded, *card.projections] if worded.lens == "mean" else card.projections
@@ -153,8 +152,6 @@ def _title(card: Card) -> None:
     """Show the label of a neuron, and where a head looks."""
     if card.title:
         st.markdown(f"**{markdown.plain(card.title)}**")
-    if card.by == "relevance":
-        st.caption(markdown.plain(page.RELMAX))
     elif not card.meanings:
         _suggesting(card.neuron)
     for line in card.attention.lines if card.attention else ():
@@ -210,8 +207,6 @@ def _side(card: Card, side: str, column: Any) -> tuple[Any, Any]:
             st.markdown(words)
         if side in card.meanings:
             _styled(page.meaning_html(card, side))
-        if card.kind[side] != OTHER:
-            st.caption(markdown.plain(f"class: {class_name(card.kind[side])}"))
         sentences, below = st.empty(), st.empty()
         if card.examples[side]:
             _styled(page.examples_html(card.examples[side], of_head=card.is_head), sentences)

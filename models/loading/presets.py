@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from icebear.cache import cache_folder
 
@@ -25,12 +24,6 @@ class Preset:
     """The size of the download in bytes."""
     room: int
     """Bytes of disk needed while it is converted."""
-    bits: int = 4
-    """The bits of each weight before dequantization."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """The configuration of the architecture, if the package has none."""
-    special_tokens: dict[str, str] = field(default_factory=dict)
-    """The special tokens of the tokenizer, if the package has none."""
     terms: str = ""
     """The address of terms of use that the user must accept."""
 

@@ -457,7 +457,7 @@ def _neurons(state: SearchState, edits: Sequence[Edit], store: Store | None) -> 
             round(state.now[at].item(), 4),
             relevance[at].item(),
             calibrate(state.model).share(at[:2], edit.value),
-            tuple(example.sentence.text for example in examples if example.by == "activation"),
+            tuple(example.sentence.text for example in examples),
         )
         rows.append(row)
     return tuple(rows)

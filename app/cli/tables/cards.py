@@ -13,10 +13,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from icebear.actmax.index.classes import class_name
 from icebear.actmax.labels import meanings
 from icebear.actmax.page import (
-    RELMAX,
     attended_line,
     attended_text,
     statistics_line,
@@ -93,19 +91,13 @@ def card_report(card: icebear.Card) -> Group:
     words = projections_report(card.projections, PROJECTED_TOKENS)
     written = ["", writes_table(card)] if card.writes else []
     parts += [*words, *written] if card.has_fixed_words else [*written, "", *words]
-    if card.by == "relevance":
-        parts.append(Text(RELMAX, "dim"))
     for polarity, examples in card.examples.items():
         side = "Tokens that it attends to" if card.is_head else f"Polarity {polarity}"
         parts.append(label_report(side, card.meanings.get(polarity), card.held_out.get(polarity, {})))
         parts += [Text(visible(attended_line(card)), "dim")] if card.attends_to else []
         effects = card.writes[polarity].places if polarity in card.writes else ()
-        title = f"class: {class_name(card.kind[polarity])}"
-        parts.append(
-            _examples_table(
-                ">norm" if card.is_head else f">{card.by}", "sentence", examples, title, effects, card.is_head
-            )
-        )
+        value = ">norm" if card.is_head else ">activation"
+        parts.append(_examples_table(value, "sentence", examples, effects, card.is_head))
     parts += [Text(f"Try: {card.swap}", "dim")] if card.swap else []
     return Group(*parts)
 
@@ -145,7 +137,6 @@ def _examples_table(
     value: str,
     heading: str,
     examples: Sequence[Example],
-    title: str = "",
     effects: Sequence[SentenceEffects] = (),
     of_head: bool = False,
 ) -> Table:
@@ -158,7 +149,7 @@ def _examples_table(
         both = [repr(example.token_text), attended_text(example)] if of_head else []
         rows.append((f"{example.value:{'' if of_head else '+'}.2f}", *both, text))
     columns = ("writes at", "attends to") if of_head else ()
-    return grid(value, *columns, heading, rows=rows, title=title)
+    return grid(value, *columns, heading, rows=rows)
 
 
 def highlighted(example: Example) -> Text:

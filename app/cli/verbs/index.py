@@ -47,9 +47,6 @@ class Options:
     store: str = option(type="file")
     json: bool
     max_tokens: int = option(default=256, advanced=True)
-    examples_by: Literal["activation", "relevance"] = option(
-        "Rank the sentences by activation, or by relevance (RelMax; slower).", "activation", advanced=True
-    )
     encoder: str = option(
         "Sentence encoder that says what the examples are about, for icebear search: minilm, a folder, or none.",
         "minilm",
@@ -103,7 +100,7 @@ def index(options: Options) -> None:
         WIKI if options.corpus is None else options.corpus,
         *(options.limit, options.language, options.column, options.subset, options.split, options.revision),
     )
-    how = {"k": options.k, "sites": options.site, "by": options.examples_by, "max_tokens": options.max_tokens}
+    how = {"k": options.k, "sites": options.site, "max_tokens": options.max_tokens}
     encoder = _encoder(options.encoder) if options.encoder != "none" else None
     counts = indexing(options.model.load(), documents, options.store, encoder, **how, engine=engine)
     with icebear.open_store(options.store) as store:

@@ -32,8 +32,8 @@ def label(options: Options) -> None:
     """Label NEURON with your own TEXT, or find labels (--auto) and score them on held-out sentences.
 
     An empty TEXT removes your label. With --auto --prompt "The ice bear lives in the", the command labels the 20 most
-    relevant neurons for this prompt in about two minutes. --auto needs an index of about 1,200 sentences, such
-    as 300 summaries. You can interrupt the command at any time; run it again to resume.
+    relevant neurons for this prompt in about a minute. --auto needs an index of about 1,200 sentences, such as 300
+    summaries. You can interrupt the command at any time; run it again to resume.
 
     Example:
       icebear label L29.ffn.860 "the far north" --store wiki.db

@@ -24,7 +24,7 @@ from icebear.actmax.index.shipped_index import shipped_index, shipped_path
 from icebear.cache import cache_folder, cached, partial_folder
 from icebear.db.sqlite import VERSION
 from icebear.db.store import complete_facts
-from icebear.errors import IcebearError, exhausted
+from icebear.errors import IcebearError, known_error
 from icebear.models.loading.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Job(threading.Thread):
         except Exception as error:
             log.warning("%s: failed.", what, exc_info=error)
             message = f"{what} failed ({type(error).__name__}: {error}); the log of icebear app has the details."
-            self.error = exhausted(error) or IcebearError(message)
+            self.error = known_error(error) or IcebearError(message)
 
     @property
     def share(self) -> float:
