@@ -42,7 +42,9 @@ class ModuleRules:
         self.q_columns, self.k_columns = model.columns("q"), model.columns("k")
         self.elementwise = elementwise_modules(net)
         self.norms = [module for module in self.modules if isinstance(module, nn.LayerNorm)]
-        biased = [module for module in self.modules if Linear.reads(module) and getattr(module, "bias", None) is not None]
+        biased = [
+            module for module in self.modules if Linear.reads(module) and getattr(module, "bias", None) is not None
+        ]
         self.scored = [module for module in biased if module in {*self.q, *self.k}]
         self.biased = [module for module in biased if module not in {*self.q, *self.k}]
         self.gated = _products(self.ffn, self.modules)
