@@ -42,11 +42,10 @@ class ModuleRules:
         self.q_columns, self.k_columns = model.columns("q"), model.columns("k")
         self.elementwise = elementwise_modules(net)
         self.norms = [module for module in self.modules if isinstance(module, nn.LayerNorm)]
-        biased = [
-            module for module in self.modules if Linear.reads(module) and getattr(module, "bias", None) is not None
-        ]
-        self.scored = [module for module in biased if module in {*self.q, *self.k}]
-        self.biased = [module for module in biased if module not in {*self.q, *self.k}]
+        biased = [part for part in self.modules if Linear.reads(part) and getattr(part, "bias", None) is not None]
+        scoring = {*self.q, *self.k}
+        self.scored = [module for module in biased if module in scoring]
+        self.biased = [module for module in biased if module not in scoring]
         self.gated = _products(self.ffn, self.modules)
         table = model.family.position_embedding
         self.tables = [module for path, module in net.named_modules() if table and path == table]

@@ -11,6 +11,7 @@ from icebear.actmax.heads import attended
 from icebear.concepts.methods.attnlrp import ATTNLRP, AttnLRP
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.passes.inputs import Inputs
+from icebear.concepts.passes.proved import rules_at_modules
 from icebear.concepts.passes.run import Activations, Conservation, forward_backward, new_accounting
 from icebear.db.store import Store
 from icebear.errors import InputError
@@ -161,7 +162,8 @@ def attribute_neurons(
     batch = model.read(rows)
     accounting, inputs = new_accounting(model, len(prompts)), Inputs()
     target = Activations(batch, list(zip(neurons, positions, strict=True)))
-    activations, _ = forward_backward(model, target, [inputs], method, accounting=accounting)
+    at_modules = rules_at_modules(model, target, method)
+    activations, _ = forward_backward(model, target, [inputs], method, accounting=accounting, at_modules=at_modules)
     tokens = torch.zeros(encoded.ids.shape, dtype=accounting["softmax"].dtype)  # (B, T)
     for relevance in inputs.relevance():  # encoder and decoder read the same
         tokens[:, : batch.ids.shape[1]] += relevance.sum(-1).cpu()

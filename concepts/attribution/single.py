@@ -38,7 +38,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     excluded = partial(excluded_positions, model, objective, stream)
     largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded)
     optional: list[Recorder] = [*([sinks] if method.positions else []), *([largest] if largest else [])]
-    at_modules = rules_at_modules(model, target, method.rules) if request.strict and not request.checkpoint else None
+    at_modules = rules_at_modules(model, target, None if method.positions else method.rules, request.checkpoint)
     numbers, rules = forward_backward(
         model,
         target,
@@ -74,6 +74,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
                 positions=positions,
                 image=image,
                 missing_rules=tuple(dict.fromkeys(rules.missing)) if rules else (),
+                at_modules=at_modules is not None,
                 run=Run(model, replace(objective.rows([row]), targets=(target.targets[row],))),
             )
         )

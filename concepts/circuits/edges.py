@@ -22,7 +22,7 @@ from icebear.concepts.methods.attnlrp import Difference
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import NeuronRecorder
 from icebear.concepts.passes.prompt import prompt_relevance
-from icebear.concepts.passes.run import Logits, TokenNode, forward, forward_backward
+from icebear.concepts.passes.run import Logits, Target, TokenNode, forward, forward_backward
 from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.models.model import Model
 from icebear.models.objective import Objective
@@ -44,7 +44,7 @@ class Probe:
     direction: Tensor
 
 
-class Probes:
+class Probes(Target):
     """S times B numbers to explain, one a row; None is the answer. Further rows are counterfactuals."""
 
     def __init__(self, objective: Objective, chosen: Sequence[Sequence[Probe | None]]) -> None:

@@ -2,8 +2,9 @@
 
 1. The first pass of a kind looks every operation up, so that one without a rule is an error.
 2. Before the second one, the same prompts are explained in both ways. A half is exact in floating point, so the
-   relevance of the tokens must be equal to the last bit, the conservation accounting up to rounding, and the same rules
-   must stand in both graphs, also where their effect is small. Passes of this kind then take the rules at modules.
+   relevance of the tokens must be equal to the last bit; the conservation accounting up to rounding. Both graphs must
+   have the same rules, and the one with lookups no other products, also where their effect is small. Passes of this
+   kind then take the rules at modules.
 3. A kind is a method, an implementation of attention, whether there are several prompts, whether they are padded, and
    the number of tokens up to a factor of two. While something is in the model, a hook or another module, operations
    are looked up.
@@ -19,27 +20,25 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import LONG, Target, forward_backward, new_accounting
 from icebear.lrp import rules
 from icebear.lrp.context import applied
-from icebear.lrp.module_rules import ModuleRules
-from icebear.lrp.rule_values import Rules
+from icebear.lrp.module_rules import FACTORS, ModuleRules
+from icebear.lrp.rule_values import Epsilon, Rules
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 
 ROUNDING_ERRORS = 100
 """How far the accounting may differ, in rounding errors of the sum of all relevance."""
 
-ANYWHERE = (rules.Scaled, rules.CaptureGradient)
-"""Halves and records, which stand at other places in both ways."""
 
-
-def rules_at_modules(model: Model, target: Target, method: Rules | None) -> ModuleRules | None:
+def rules_at_modules(
+    model: Model, target: Target, method: Rules | None, checkpoint: bool | None = None
+) -> ModuleRules | None:
     """Return the rules at modules if passes of this kind are proved; None if operations must be looked up."""
     batch = target.batch
-    if batch is None or method not in (ATTNLRP, CP_LRP) or (kind := _kind(model, batch, method)) is None:
+    if batch is None or checkpoint or method is None or (kind := _kind(model, batch, method)) is None:
         return None
     with model.lock:
         if kind not in model.proofs:
@@ -53,8 +52,9 @@ def rules_at_modules(model: Model, target: Target, method: Rules | None) -> Modu
 
 def _kind(model: Model, batch: Batch, method: Rules) -> Hashable | None:
     rows, tokens = batch.ids.shape
+    plain_rules = method.linear == Epsilon() and method.softmax in FACTORS and not method.paired
     alone = batch.decoder is None and batch.pixels is None and batch.after is None and not batch.before
-    if not alone or tokens >= LONG or not model.task.is_causal:
+    if not plain_rules or not alone or tokens >= LONG or not model.task.is_causal:
         return None
     padded = min(batch.lengths) < tokens
     return method, model.net.config._attn_implementation, rows > 1, padded, tokens.bit_length(), model.dtype
@@ -70,8 +70,10 @@ def _proof(model: Model, batch: Batch, method: Rules) -> ModuleRules | str | Non
     except (LookupError, TypeError, AttributeError, RuntimeError) as error:  # the code of the model has another form
         return _refused(model, str(error))
     relevance, sums, functions = looked_up
-    if functions != ruled[2]:
-        return _refused(model, f"other rules: {functions} and {ruled[2]}")
+    halves = functions.pop("Scaled", 0) - len(at_modules.gated)
+    attended = (3, 2) if method.softmax == "taylor" else (0,)  # at q, k and y, or at both products
+    if functions != ruled[2] or halves not in [count * model.layers for count in attended]:
+        return _refused(model, f"other rules: {functions}, {halves} products in attention, and {ruled[2]}")
     difference = (ruled[0] - relevance).abs().max() / relevance.abs().max()
     unaccounted = ((ruled[1] - sums).abs() / relevance.abs().sum((1, 2))).max()
     if difference == 0 and unaccounted <= ROUNDING_ERRORS * torch.finfo(model.dtype).eps:
@@ -88,11 +90,11 @@ def _refused(model: Model, reason: str) -> str:
 def _explained(
     model: Model, batch: Batch, method: Rules, at_modules: ModuleRules | None
 ) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """Return the relevance of the input (B, T, D), the sums that rules retained (3, B), and how often each function but
-    `ANYWHERE` was applied."""
+    """Return the relevance of the input (B, T, D), the sums that rules retained (3, B), and how often each rule was
+    applied."""
     inputs, target, accounting = Inputs(), _Largest(batch), new_accounting(model, len(batch.ids))
     forward_backward(model, target, [inputs], method, accounting=accounting, at_modules=at_modules)
-    functions = {kind.__name__: count for kind, count in target.applied.items() if kind not in ANYWHERE}
+    functions = {kind.__name__: count for kind, count in target.applied.items() if kind is not rules.CaptureGradient}
     return inputs.relevance()[0], torch.stack(list(accounting.values())), functions
 
 

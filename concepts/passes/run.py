@@ -65,7 +65,8 @@ class Activations(Target):
     """The activation of a neuron at a token, one a row."""
 
     def __init__(self, batch: Batch, rows: Sequence[TokenNode]) -> None:
-        self.batch, self.rows = batch, rows
+        self.batch: Batch = batch
+        self.rows = rows
         self.seen: dict[tuple[str, int], Tensor] = {}
 
     @contextmanager

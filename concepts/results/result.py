@@ -120,6 +120,15 @@ class Relevance(Tabled):
     """If set, relevance is that of differences, and `conservation().target` is the difference explained."""
     missing_rules: tuple[str, ...] = ()
     """With ``strict=False``: the operations that used their plain gradient."""
+    at_modules: bool = False
+    """Whether the rules were at modules (see `proved`)."""
+
+    @property
+    def proved(self) -> str:
+        """How it is known that no operation lacks a rule, see `icebear.concepts.passes.proved`."""
+        if self.at_modules:
+            return "rules at modules: with every operation looked up, another pass of this kind gave the same"
+        return "operations without a rule took their gradient" if self.missing_rules else "every operation looked up"
 
     def __repr__(self) -> str:
         against = f" against {self.contrast_text!r}" if self.contrast_text else ""
@@ -393,6 +402,7 @@ class Relevance(Tabled):
             "conservation": self.sums.to_dict(),
             "counterfactual": {**other.to_dict(), "linear_share": self.linear_share} if other else None,
             "missing_rules": list(self.missing_rules),
+            "proved": self.proved,
             "top": {site: [row.to_dict() for row in self.top(k, site)] for site in self.sites} if k else {},
         }
 
