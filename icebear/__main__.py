@@ -16,7 +16,7 @@ SERVERS = ["app"], ["mcp"], ["serve"]
 def main() -> None:
     if sys.getfilesystemencoding() != "utf-8":  # as with LC_ALL=C, which would split prompts and names into bytes
         os.execv(sys.executable, [sys.executable, "-P", "-X", "utf8", "-m", "icebear", *sys.argv[1:]])
-    gc.set_threshold(7_000)  # imports make many objects that stay, which 700 has Python walk again and again
+    gc.set_threshold(1_000_000)  # imports make many objects that stay, which Python would walk again and again
     if sys.argv[1:2] not in SERVERS:
         sys.meta_path.insert(0, Postponing)  # type: ignore[arg-type]
     for number in range(3):
@@ -24,7 +24,10 @@ def main() -> None:
     sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    stoppable(_command)
+    try:
+        stoppable(_command)
+    finally:
+        gc.freeze()  # and once more when it ends
 
 
 def _opened(number: int) -> None:

@@ -6,6 +6,7 @@ Other fields are an `option` or an `argument`. A field whose type is such a reco
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import socket
@@ -256,6 +257,8 @@ class ModelOptions:
             for oldest in [*loaded][:-1]:
                 del loaded[oldest]
             loaded[key] = model
+            gc.freeze()  # what was imported stays
+            gc.set_threshold(700)  # what follows makes graphs of tensors, which must go at once
         return loaded[key]
 
     @property
