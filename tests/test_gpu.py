@@ -12,7 +12,7 @@ WAITS = {
     "AttnLRP, tokens": 22,
     "AttnLRP, all neurons": 22,
     "difference rules, all neurons": 29,
-    "stages": 540,
+    "stages": 120,
     "scan of 32 rows": 24,
 }
 """The calls for which Python would wait for a GPU, in a model of two layers. Lower a limit when a call goes."""
@@ -55,6 +55,17 @@ def test_passes_and_scans_wait_no_more_often_than_before():
     lines = gpu_checks.waits(gpu_checks.build("135M", "cpu", torch.float32, True))
     assert lines.keys() == WAITS.keys()
     assert all(counted.total() <= WAITS[name] for name, counted in lines.items()), lines
+
+
+def test_the_waits_of_a_pass_do_not_grow_with_layers(monkeypatch):
+    few, many = ({**gpu_checks.NARROW, "num_hidden_layers": layers} for layers in (2, 5))
+    counted = []
+    for sizes in (few, many):
+        monkeypatch.setattr(gpu_checks, "NARROW", sizes)
+        lines = gpu_checks.waits(gpu_checks.build("135M", "cpu", torch.float32, True))
+        counted.append({name: lines[name] for name in WAITS if "neurons" in name or "tokens" in name})
+    assert len(counted[0]) == 3
+    assert counted[0] == counted[1]
 
 
 def test_each_function_that_makes_the_host_wait_is_counted():

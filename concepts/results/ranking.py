@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat, starmap
 from numbers import Integral
 from typing import Any, Literal
 
@@ -172,21 +173,23 @@ class NeuronScores:
         if ranking.layers is not None:
             layers = {check_int(layer, "A layer", 0, len(scores) - 1) for layer in several(ranking.layers)}
             scores[[layer for layer in range(len(scores)) if layer not in layers]] = -torch.inf
-        for entry in _largest(scores.flatten(), ranking.k):
-            layer, rest = divmod(entry, chosen.shape[1] * chosen.shape[2])
-            index, p = divmod(rest, chosen.shape[2])
-            column = int(where[layer, index, p])
-            value, other = (None if x is None else x[layer, column, index].item() for x in (activation, others))
-            position = self._positions(site)[column]
-            yield Ranked(Neuron(layer, site, index), position, value, chosen[layer, index, p].item(), other)
+        layer, index, p = torch.unravel_index(_largest(scores.flatten(), ranking.k), scores.shape)
+        column = where[layer, index, p]
+        values, counterfactuals = (
+            [None] * len(column) if x is None else x[layer, column, index].tolist() for x in (activation, others)
+        )
+        neurons = map(Neuron, layer.tolist(), repeat(site), index.tolist())
+        positions = [self._positions(site)[number] for number in column.tolist()]
+        rows = zip(neurons, positions, values, chosen[layer, index, p].tolist(), counterfactuals, strict=True)
+        return starmap(Ranked, rows)
 
 
-def _largest(scores: Tensor, k: int) -> list[int]:
+def _largest(scores: Tensor, k: int) -> Tensor:
     """Return the indices of the k largest finite scores. Ties go to the first one, which topk does not guarantee."""
     k = min(k, int((scores > -torch.inf).sum()))
     if k == 0:
-        return []
+        return torch.empty(0, dtype=torch.long)
     last = scores.topk(k).values[-1]
     above = (scores > last).nonzero().flatten()
     tied = (scores == last).nonzero().flatten()[: k - len(above)]
-    return torch.cat((above, tied)).tolist()
+    return torch.cat((above, tied))

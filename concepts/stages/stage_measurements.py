@@ -344,7 +344,7 @@ def _candidates(relevance: Relevance, network: Network) -> tuple[list[Ranked], l
 def _largest_between(relevance: Relevance, between: Sequence[int]) -> list[int]:
     """Return the tokens between with the largest sum over layers of |relevance|; ties go to the later one."""
     neurons = [relevance.of(site) for site in KINDS["ffn"] if site in relevance.sites]
-    sizes = torch.stack([values.abs().sum((0, 2)) for values in (relevance.heads(), *neurons)]).sum(0)
+    sizes = torch.stack([values.abs().sum((0, 2)) for values in (relevance.heads(), *neurons)]).sum(0).tolist()
     columns = {position: column for column, position in enumerate(relevance.neurons.recorded)}
     known = [position for position in between if position in columns]
-    return sorted(known, key=lambda position: (-sizes[columns[position]].item(), -position))[:BETWEEN]
+    return sorted(known, key=lambda position: (-sizes[columns[position]], -position))[:BETWEEN]

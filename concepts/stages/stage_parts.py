@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -101,20 +101,21 @@ class Network:
         sizes: dict[Neuron, float] = {}
         for site in self.head_sites:
             changes = [torch.sub(*pair.at_explained(site)) for pair in pairs]
-            for layer in self.layers[site]:
-                each = fmean_of(self._written_sizes(change[layer], site, layer) for change in changes)
-                sizes |= zip(self.heads_of(site, layer), each, strict=True)
+            heads = [head for layer in self.layers[site] for head in self.heads_of(site, layer)]
+            each = [
+                torch.cat(
+                    [self._written_sizes(change[layer], site, layer).to(change.device) for layer in self.layers[site]]
+                )
+                for change in changes
+            ]
+            sizes |= zip(heads, torch.stack(each).double().mean(0).tolist(), strict=True)
         return sorted(sizes.keys() - set(taken), key=lambda head: (-sizes[head], head))[:count]
 
-    def _written_sizes(self, change: Tensor, site: str, layer: int) -> list[float]:
-        """Return for each head the norm of W_O times the change (W) of its output."""
+    def _written_sizes(self, change: Tensor, site: str, layer: int) -> Tensor:
+        """Return (H,) for each head the norm of W_O times the change (W) of its output."""
         weights = Linear(self.model.site_module(site, layer)).columns(dtype=change.dtype)
         written = (weights * change.to(weights.device)).unflatten(-1, (self.model.heads, -1)).sum(-1)  # (D, H)
-        return written.norm(dim=0).tolist()  # type: ignore[no-any-return]
-
-
-def fmean_of(rows: Iterable[list[float]]) -> list[float]:
-    return [fmean(column) for column in zip(*rows, strict=True)]
+        return written.norm(dim=0)
 
 
 class Shares:
@@ -129,4 +130,4 @@ class Shares:
     def of_states(self, states: Sequence[Sequence[State]]) -> list[float]:
         """states: of each pair."""
         each = [pair.shares(pair.logits(part)) for pair, part in zip(self.pairs, states, strict=True)]
-        return fmean_of(each)
+        return [fmean(column) for column in zip(*each, strict=True)]
