@@ -70,7 +70,7 @@ class LastToken:
         """phrase: tokens after the prompt; all S of them are predicted, and all but the last are read. source: a prompt
         after whose last token heads have the outputs that they are swapped for; without it there are no heads."""
         self.model, self.ids = model, list(ids)
-        self.swapped = {} if source is None else LastToken(model, source).head_outputs()
+        self.swapped = {} if source is None else _head_outputs(model, source)
         self.read = [self.ids[-1], *phrase[:-1]]
         self.steps = len(self.read)
         self.rows = max(1, min(PASS_ROWS, PASS_TOKENS // (len(self.ids) + self.steps)))
@@ -83,7 +83,7 @@ class LastToken:
     def with_source(self, ids: Sequence[int]) -> LastToken:
         """Return the same passes with heads that are swapped from another prompt."""
         other = copy.copy(self)
-        other.swapped = LastToken(self.model, ids).head_outputs()
+        other.swapped = _head_outputs(self.model, ids)
         return other
 
     def before(self, step: int) -> list[int]:
@@ -100,20 +100,9 @@ class LastToken:
     def activations(self) -> Tensor:
         """(L, F, S) of the FFN neurons, and 0 for each head after them."""
         values = self._zeros()
-        for layer, x in self._read("ffn").items():
+        for layer, x in _read(self.model, "ffn", self._inputs(1)).items():
             values[layer, : x.shape[-1]] = x[0, self.predicting].float().cpu().T
         return values
-
-    def head_outputs(self) -> dict[int, Tensor]:
-        """Layer -> the outputs of its heads at the last token, before the output projection (heads x head_dim)."""
-        return {layer: x[0, self.predicting][0] for layer, x in self._read("attn").items()}
-
-    def _read(self, site: str) -> dict[int, Tensor]:
-        read: dict[int, Tensor] = {}
-        at = [(site, layer) for layer in self.model.layers_with(site)]
-        with self.model.lock, torch.no_grad(), hooks(self.model, at, lambda _, layer, x: read.update({layer: x})):
-            self.model.net(**self._inputs(1))
-        return read
 
     def _zeros(self) -> Tensor:
         heads = self.model.width("head") if self.swapped else 0
@@ -196,3 +185,18 @@ class _Edited:
 
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         self.gradients = gradients
+
+
+def _head_outputs(model: Model, ids: Sequence[int]) -> dict[int, Tensor]:
+    """Layer -> the outputs of its heads at the last token, before the output projection (heads x head_dim)."""
+    inputs = {"input_ids": torch.tensor([list(ids)], device=model.device)}
+    return {layer: x[0, -1] for layer, x in _read(model, "attn", inputs).items()}
+
+
+def _read(model: Model, site: str, inputs: dict[str, Any]) -> dict[int, Tensor]:
+    """Return layer -> the activations (B, T, N) of a site in one pass."""
+    read: dict[int, Tensor] = {}
+    at = [(site, layer) for layer in model.layers_with(site)]
+    with model.lock, torch.no_grad(), hooks(model, at, lambda _, layer, x: read.update({layer: x})):
+        model.net(**inputs)
+    return read
