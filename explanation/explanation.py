@@ -258,7 +258,7 @@ def explain_relevance(
         return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
     stages = None if why_no_stages(model, relevance) else stages_of(model, relevance, on_progress)
     unstaged = relevance.counterfactual is not None and stages is None
-    next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
+    next_token = relevance.target is not None and relevance.prompt.answer_start is None
     explanation = Explanation.of(
         model,
         relevance,
@@ -325,7 +325,7 @@ def saved_tokens(
         tuple(relevance.tokens.tolist()),
         relevance.prompt.sinks,
         relevance.prompt.template,
-        "" if relevance.image else sentences.tokens_sentence(relevance),
+        sentences.tokens_sentence(relevance),
         sentences.margins_sentence(relevance),
         relevance.made_with,
     )

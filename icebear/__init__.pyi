@@ -24,7 +24,6 @@ from .concepts.methods.attnlrp import ATTNLRP as ATTNLRP
 from .concepts.methods.attnlrp import CP_LRP as CP_LRP
 from .concepts.methods.attnlrp import DIFFERENCE as DIFFERENCE
 from .concepts.methods.attnlrp import PA_LRP as PA_LRP
-from .concepts.methods.attnlrp import VIT as VIT
 from .concepts.methods.attnlrp import AttnLRP as AttnLRP
 from .concepts.methods.attnlrp import Difference as Difference
 from .concepts.methods.method import Method as Method

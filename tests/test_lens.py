@@ -143,15 +143,13 @@ def test_in_the_last_layer_everything_is_known(monkeypatch):
 
 
 @pytest.mark.usefixtures("four_texts")
-def test_there_is_no_lens_of_edits_or_images():
+def test_there_is_no_lens_of_edits_or_queries():
     model = lettered(LLAMA)
     build_mean_lens(model)
     with steer(model, ["L0.ffn.0=5"]):
         assert mean_lens(model) is None
         with pytest.raises(InputError):
             build_mean_lens(model)
-    with pytest.raises(InputError):
-        mean_rows(make("vit"), [Neuron(0, "ffn", 0)])
     with pytest.raises(InputError):
         mean_rows(model, [Neuron(0, "q", 0)])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from icebear.concepts.methods.method import Method, Multiplying, OnePass
 from icebear.errors import InputError
-from icebear.lrp.rule_values import Epsilon, Gamma, LinearRule
+from icebear.lrp.rule_values import Epsilon, LinearRule
 from icebear.values import one_of, shown
 
 if TYPE_CHECKING:
@@ -103,5 +103,3 @@ ATTNLRP = AttnLRP()
 CP_LRP = AttnLRP(softmax="constant")
 PA_LRP = AttnLRP(positions=True)
 DIFFERENCE = Difference()
-VIT = AttnLRP(softmax="zplus", linear=Gamma(0.05), conv=Gamma(0.25))
-"""For vision transformers, whose gradients are noisy: the composite of AttnLRP, appendix B.4."""

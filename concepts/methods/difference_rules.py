@@ -56,7 +56,7 @@ def by_difference_rules(rules: Rules, pair: Pair) -> PairResult:
         checkpoint=pair.checkpoint,
         paired=causes.weights if causes else None,
     )
-    if causes is None or batch.pixels is not None:
+    if causes is None:
         tokens = [product(x[0] - x[1], g[0]) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
     else:
         tokens = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]

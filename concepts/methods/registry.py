@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, VIT, Difference
+from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, Difference
 from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.errors import InputError, UnknownName
@@ -20,7 +20,6 @@ METHODS: dict[str, Method] = {
     "attnlrp": ATTNLRP,
     "cp-lrp": CP_LRP,
     "pa-lrp": PA_LRP,
-    "vit": VIT,
     "difference": DIFFERENCE,
     "difference-constant": Difference("constant"),
 }

@@ -1,1 +1,1 @@
-"""Prompts, chats, answers and images."""
+"""Prompts, chats and answers."""

@@ -56,9 +56,6 @@ class Options:
         show_default=False,
         advanced=True,
     )
-    png: str | None = option(
-        "With --image: write the image with its relevance to this file.", type="output", advanced=True
-    )
     claim: str | None
     model: ModelOptions
 
@@ -88,7 +85,6 @@ def explain(options: Options) -> None:
     explanation = _explained(options, model, arguments)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
-    write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
     is_report = options.units or options.sources or not explanation.random_effects
@@ -223,9 +219,7 @@ def _checked(options: Options) -> AttributionOptions:
     """Return what is explained. Raises `UsageError` where options do not go together."""
     attribution = options.attribution
     prompt, pairs = attribution.prompt, len(attribution.counterfactual)
-    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
-    if options.png and not attribution.image:
-        raise click.UsageError("--png draws the relevance of an image; give --image.")
+    exactly_one({"a PROMPT": prompt.prompt, "--messages": prompt.messages})
     if options.sources and pairs > 1:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs and attribution.contrast:
