@@ -13,7 +13,7 @@ from conftest import CAMEL, ICE_BEAR, IDS, LLAMA, Letters, random_model, started
 from few import FEW
 from test_tasks import make
 
-from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, flip, steer
+from icebear import ATTNLRP, Chat, Edit, Model, Neuron, Recipe, attribute, build_index, flip, open_store, steer
 from icebear.app.cli.main import main
 from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.vocabulary.calibration import calibrate
@@ -27,6 +27,7 @@ from icebear.steering.flipping.flip import (
     WAYS,
     FlipRequest,
     _edits,
+    _neurons,
     _proposals,
     _pruned,
     _Result,
@@ -668,3 +669,12 @@ def test_a_suppressed_answer_has_the_control_of_a_wanted_one(letters, few_contex
     assert outcome.as_far == sum(flip_holds(letters, edits, prompt, record.phrase, 2) for edits in draws)
     assert outcome.control.after == pytest.approx(phrase_probability(letters, recipe, prompt, record.phrase), abs=1e-6)
     assert len(outcome.random_off_target_kl) == FEW["icebear.steering.outcome.KL_DRAWS"]
+
+
+def test_a_flip_shows_the_sentences_of_its_neurons(model, corpus, tmp_path):
+    state = _start(FlipRequest(model, "the ice bear"), (7,))
+    edit = Edit(Neuron(2, "ffn", 13), "set", 5.0, where="last")
+    with open_store(tmp_path / "i.db", create=True) as store:
+        build_index(model, corpus, store, k=5)
+        (row,) = _neurons(state, [edit], store)
+        assert row.examples == tuple(e.sentence.text for e in store.examples(edit.neuron, "+", 3))

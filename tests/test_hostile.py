@@ -169,7 +169,6 @@ index --model tiny --corpus text.txt --store new.db --k 0
 index --model tiny --corpus text.txt --store new.db --site mlp
 index --model tiny --corpus text.txt --store new.db --language "en; fr"
 index --model tiny --corpus text.txt --store new.db --max-tokens 1
-index --model tiny --corpus text.txt --store new.db --engine ray --workers 0
 index --model tiny --corpus text.txt --store new.db --subset x
 neuron L1.ffn.3 --model tiny --store none.db
 neuron L9.ffn.3 --model tiny --store good.db
@@ -397,9 +396,6 @@ index --model tiny --corpus socket --store {new}.db
 index --model tiny --corpus circle-b --store {new}.db
 index --model tiny --corpus text.txt --store {new}.db --k 99999999999999999999
 index --model tiny --corpus text.txt --store {new}.db --max-tokens 99999999
-index --model tiny --corpus text.txt --store {new}.db --workers 3
-index --model tiny --corpus text.txt --store {new}.db --address nowhere:1
-index --model tiny --corpus text.txt --store {new}.db --engine ray --address "::::"
 index --model tiny --status --store none.db
 index --model tiny --corpus text.txt --annotate L1.ffn.3 --store {new}.db
 index --model nan --corpus text.txt --store {new}.db
@@ -832,7 +828,6 @@ CAUSES = {
     "index --model nan --corpus text.txt --store {new}.db": "NaN",
     "index --model nan-layer --corpus text.txt --store {new}.db": "NaN",
     "index --model tiny --corpus newlines.txt --store {new}.db": "no text",
-    "index --model tiny --corpus text.txt --store {new}.db --workers 3": "--engine ray",
     "index --lens --corpus text.txt --model tiny": "exclude",
     "label --auto --all --top 3 --model tiny --store good.db": "at least 75",
     "recipe show recipe-format.json": "version 2.5",

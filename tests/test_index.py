@@ -19,7 +19,6 @@ from icebear.actmax.index import build as index
 from icebear.actmax.index.activation_statistics import BIN_EDGES, STATISTICS, Statistic, merge
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.corpus import sentence_id
-from icebear.actmax.index.engines import in_process
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.vocabulary import calibration
@@ -110,18 +109,11 @@ def test_a_new_statistic_is_one_class_and_its_line(model, corpus, tmp_path, monk
             assert describe(store, neuron).to_dict()["statistics"]["above"] == above
 
 
-def test_shards_in_any_order_interrupted_or_not(model, corpus, tmp_path, monkeypatch):
+def test_shards_interrupted_or_not(model, corpus, tmp_path, monkeypatch):
     checksums = set()
-    for name, order in (("a", slice(None)), ("b", slice(None, None, -1)), ("c", slice(None, None, 3))):
-
-        def engine(model, settings, shards, threshold, order=order):
-            shards = list(shards)
-            first = shards[order]
-            yield from in_process(model, settings, [*first, *(s for s in shards if s not in first)], threshold)
-
-        with open_store(tmp_path / f"{name}.db", create=True) as store:
-            build_index(model, corpus, store, k=K, engine=engine)
-            checksums.add(store.checksum())
+    with open_store(tmp_path / "a.db", create=True) as store:
+        build_index(model, corpus, store, k=K)
+        checksums.add(store.checksum())
     monkeypatch.setattr(index, "COMMIT_SECONDS", 0)
 
     class Stop(Exception):
@@ -185,9 +177,6 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
         if done > begun[0] + 32:
             raise Stop
 
-    def backwards(model, settings, shards, threshold):
-        yield from in_process(model, settings, list(shards)[::-1], threshold)  # the short one first
-
     with open_store(tmp_path / "one.db", create=True) as one, open_store(tmp_path / "parts.db", create=True) as parts:
         scan(model, path, one, 100)
         scan(model, path, parts, 40)
@@ -195,7 +184,7 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
         annotate(model, parts, [neuron], k=2)
         before = parts.neurons.columns(), parts.examples(neuron), parts.similar(neuron)
         with pytest.raises(Stop):
-            build_index(model, read_corpus(str(path), 100), parts, k=K, on_progress=stop, engine=backwards)
+            build_index(model, read_corpus(str(path), 100), parts, k=K, on_progress=stop)
         assert parts.facts.get("limit") == 40
         assert parts.neurons.columns() == before[0]
         assert [e.value for e in parts.examples(neuron)] == [e.value for e in before[1]]
@@ -337,6 +326,15 @@ def assert_same_but_for_ties(a, b, k):
         row, head = a.values[polarity, neuron], neuron - heads
         tied = torch.isclose(row, row[place], rtol=1e-4).sum() > 1
         assert tied or (head >= 0 and a.written_at[head, place] == b.written_at[head, place])
+
+
+def test_summaries_merge_in_any_order_bit_for_bit(model, corpus):
+    sentences = list(corpus.sentences())
+    parts = [scan_shard(model, sentences[n : n + 16], Settings(k=K))[0] for n in range(0, len(sentences), 16)]
+    forwards = functools.reduce(merge, parts)
+    for order in (parts[::-1], parts[1::2] + parts[::2]):
+        other = functools.reduce(merge, order)
+        assert index._pack(other, Settings(k=K)) == index._pack(forwards, Settings(k=K))
 
 
 def test_special_tokens_in_a_text_count_the_same_beside_others_as_alone(model):

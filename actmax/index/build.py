@@ -14,10 +14,19 @@ from safetensors.torch import load, save
 from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.activation_statistics import STATISTICS, ScanSummary, empty_summary, merge
 from icebear.actmax.index.corpus import Corpus
-from icebear.actmax.index.engines import Engine, in_process
 from icebear.actmax.index.head_norms import head_means
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
-from icebear.actmax.index.scan import INDEXED, Settings, head_count, index_size, indexed_sites, shards
+from icebear.actmax.index.scan import (
+    INDEXED,
+    OnBatch,
+    Settings,
+    head_count,
+    index_size,
+    indexed_sites,
+    scan_shard,
+    shards,
+    sums_up,
+)
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need
 from icebear.models.model import Model
@@ -41,13 +50,14 @@ def build_index(
     sites: Sequence[str] = INDEXED,
     max_tokens: int = 256,
     seed: int = 0,
-    engine: Engine = in_process,
     on_progress: OnProgress = unwatched,
+    on_batch: OnBatch | None = None,
+    batch_size: int | None = None,
 ) -> Counter[str]:
     """Index the maximally activating sentences of every neuron, with statistics of its activations.
 
     An interrupted scan, or one with a smaller limit of the same corpus, is resumed. The finished tables do not depend
-    on interruptions, earlier limits, the order of shards or the engine, bit for bit.
+    on interruptions or earlier limits, bit for bit.
 
     Parameters
     ----------
@@ -66,11 +76,13 @@ def build_index(
         Each sentence is truncated after this many tokens.
     seed : int
         The seed of the random tokens of histograms, and of the shards that sums are taken of.
-    engine : Engine
-        Where shards are scanned, see `icebear.actmax.index.engines`.
     on_progress : callable
         Called with (done, total) sentences after each shard, those of earlier runs included; the total of a streamed
         corpus is 0.
+    on_batch : callable, optional
+        Called with the sentences of each batch that is read.
+    batch_size : int, optional
+        The number of sentences of a batch, by default 32; other threads wait less for small batches.
 
     Returns
     -------
@@ -100,7 +112,7 @@ def build_index(
     with store.exclusively():
         store.check(model.fingerprint, model.name)
         if not store.scan.finished_with(facts):
-            table, counts = _scan(model, corpus, store, settings, facts, engine, on_progress)
+            table, counts = _scan(model, corpus, store, settings, facts, on_progress, on_batch, batch_size)
             passed_over = store.scan.passed_over(settings.max_tokens)
             facts = {
                 "finished": True,
@@ -125,8 +137,9 @@ def _scan(
     store: Store,
     settings: Settings,
     facts: dict[str, Any],
-    engine: Engine,
     on_progress: OnProgress,
+    on_batch: OnBatch | None,
+    batch_size: int | None,
 ) -> tuple[ScanSummary, Counter[str]]:
     """Scan and commit the missing shards. Return the summary of all shards, and the counts of the corpus.
 
@@ -146,11 +159,11 @@ def _scan(
     advance(SHARD * len(done))
     waiting: dict[int, list[tuple[Sentence, bytes]]] = {}
 
-    def threshold() -> torch.Tensor:
-        return table.values[:, :, -1]
-
-    left = (row for row in enumerate(shards(corpus.sentences(counts), SHARD)) if row[0] not in done)
-    for number, shard, scanned, vectors in engine(model, settings, left, threshold):
+    for number, shard in enumerate(shards(corpus.sentences(counts), SHARD)):
+        if number in done:
+            continue
+        sums = sums_up(number, settings.seed)
+        scanned, vectors = scan_shard(model, shard, settings, table.values[:, :, -1], batch_size, sums, on_batch)
         if vectors.isnan().any():
             raise NumericalError("The residual stream of a sentence is NaN; try other weights or --dtype float32.")
         if len(shard) == SHARD:

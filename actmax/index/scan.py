@@ -18,6 +18,8 @@ from icebear.models.model import Model
 from icebear.records import SITES_AND_HEADS, Sentence
 from icebear.values import check_int, one_of, seed_of, stable_hash
 
+OnBatch = Callable[[Sequence[Sentence]], None]
+
 BATCH = 32
 INDEXED = ("ffn", "head")
 """What an index has unless other sites are named."""
@@ -69,7 +71,7 @@ def scan_shard(
     threshold: Tensor | None = None,
     batch_size: int | None = None,
     sums: bool = True,
-    on_batch: Callable[[Sequence[Sentence]], None] = lambda sentences: None,
+    on_batch: OnBatch | None = None,
 ) -> tuple[ScanSummary, Tensor]:
     """Return the summary of some sentences, and their vectors (S, D).
 
@@ -94,7 +96,8 @@ def scan_shard(
     for numbers in model.batches([len(ids) for _, ids in rows], batch_size or BATCH):
         part = [rows[number] for number in numbers]
         vectors[[index for index, _ in part]] = reader.read([(sentences[index].id, ids) for index, ids in part])
-        on_batch([sentences[index] for index, _ in part])
+        if on_batch:
+            on_batch([sentences[index] for index, _ in part])
     return reader.summary(settings.k), vectors
 
 

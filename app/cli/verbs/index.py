@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 import click
 
@@ -52,9 +51,6 @@ class Options:
         "minilm",
         advanced=True,
     )
-    engine: Literal["local", "ray"] = option("Engine that runs the scan.", "local", advanced=True)
-    workers: int = option("Number of Ray workers.", 2, type="count", advanced=True)
-    address: str | None = option("Address of a Ray cluster.", show_default="a new one on this machine", advanced=True)
     model: ModelOptions
 
 
@@ -89,20 +85,14 @@ def index(options: Options) -> None:
         raise click.UsageError("NEURONS and --prompt need --annotate; add it, or leave them out.")
     if options.lens:
         return _lens(options)
-    for name in ("workers", "address"):
-        if options.engine != "ray" and named(name):
-            raise click.UsageError(f"--{name} needs --engine ray; add it, or leave --{name} out.")
-    from icebear.actmax.index.engines import in_process, on_ray
-
     need("index")
-    engine = on_ray(options.workers, options.address) if options.engine == "ray" else in_process
     documents = icebear.read_corpus(
         WIKI if options.corpus is None else options.corpus,
         *(options.limit, options.language, options.column, options.subset, options.split, options.revision),
     )
     how = {"k": options.k, "sites": options.site, "max_tokens": options.max_tokens}
     encoder = _encoder(options.encoder) if options.encoder != "none" else None
-    counts = indexing(options.model.load(), documents, options.store, encoder, **how, engine=engine)
+    counts = indexing(options.model.load(), documents, options.store, encoder, **how)
     with icebear.open_store(options.store) as store:
         document = {**store.made_with(), "store": options.store, "counts": counts}
     show(options.json, document, f"{options.store}: {', '.join(f'{n:,} {what}' for what, n in counts.items())}")

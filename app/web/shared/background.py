@@ -342,7 +342,6 @@ def _build(loading: Job, path: Path | None, job: Job) -> Path:
 def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
     """Scan a corpus into an index; the job says by sentence how far it is, and how long it still takes."""
     from icebear.actmax.index import build as index
-    from icebear.actmax.index.engines import in_process
     from icebear.actmax.index.meanings import embed_examples
     from icebear.db.store import open_store
     from icebear.models.loading.encoder import default_encoder
@@ -359,8 +358,9 @@ def _scan(job: Job, model: Model, corpus: Corpus, path: Path) -> None:
             if done == total:
                 job.doing = "writing the results"
 
-        engine = partial(in_process, on_batch=reading.batch, batch_size=BATCH)
-        index.build_index(model, corpus, store, sites=SITES, engine=engine, on_progress=on_shard)
+        index.build_index(
+            model, corpus, store, sites=SITES, on_progress=on_shard, on_batch=reading.batch, batch_size=BATCH
+        )
         job.doing = "encoding what the sentences are about"
         if encoder := default_encoder(logging.getLogger("icebear").warning):
             embed_examples(store, encoder, job.step)
