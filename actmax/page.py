@@ -132,7 +132,7 @@ class Card(Tabled):
             {
                 "neuron": str(self.neuron),
                 "polarity": polarity,
-                "activation": example.value,
+                "activation": example.activation,
                 "token": example.token_text,
                 "text": example.sentence.text,
                 "title": example.sentence.title,
@@ -198,7 +198,7 @@ def _example(example: Example, of_head: bool) -> dict[str, Any]:
         row = _example(example, False)
         return {**row, "attention": row.pop("relevance"), "attends_to": attended_token(example)}
     return {
-        "activation": example.value,
+        "activation": example.activation,
         "token": example.token,
         "token_text": example.token_text,
         "text": example.sentence.text,

@@ -174,18 +174,13 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Example(InNotebooks):
-    """A sentence, and the token position where a neuron has a value."""
+    """A sentence, and the token position where a neuron has this activation."""
 
-    value: float
-    """The activation."""
+    activation: float
     token: int
     sentence: Sentence
     relevance: tuple[float, ...] | None = None
     """The relevance of each token for the activation, if the example is annotated."""
-
-    @property
-    def activation(self) -> float:
-        return self.value
 
     @property
     def token_text(self) -> str:

@@ -178,7 +178,7 @@ def test_datasette_opens_an_index(model, store):
     assert names.json()[0]["mean"] == pytest.approx(store.neurons.statistics(neuron).mean)
     selected = store.examples(neuron, "+")
     assert [row["text"] for row in examples.json()] == [example.sentence.text for example in selected]
-    assert [row["activation"] for row in examples.json()] == [example.value for example in selected]
+    assert [row["activation"] for row in examples.json()] == [example.activation for example in selected]
     assert result.json()
     assert all("camel" in row["text"].lower() for row in result.json())
     assert "the &lt;b&gt;north" in page.text

@@ -87,10 +87,10 @@ def test_an_index_has_for_each_token_the_sentence_in_which_a_head_writes_most(mo
             for row in sorted(rows, key=lambda row: (-row[0], row[1])):
                 expected.setdefault(row[3], row)
             examples = store.examples(head)
-            assert [e.value for e in examples] == pytest.approx([row[0] for row in expected.values()][:K], rel=1e-4)
+            assert [e.activation for e in examples] == pytest.approx([row[0] for row in expected.values()][:K], rel=1e-4)
             for example in examples:
                 (value, token) = next((v, t) for v, identity, t, _ in rows if identity == example.sentence.id)
-                assert (example.value, example.token) == (pytest.approx(value, rel=1e-4), token)
+                assert (example.activation, example.token) == (pytest.approx(value, rel=1e-4), token)
             assert store.examples(head, "-") == []
 
 
@@ -101,7 +101,7 @@ def test_an_interrupted_scan_keeps_its_means(model, corpus, tmp_path, monkeypatc
     with open_store(tmp_path / "one.db", create=True) as store:
         build_index(model, corpus, store, k=K)
         checksums.add(store.checksum())
-        expected = [e.value for e in store.examples(HEAD)]
+        expected = [e.activation for e in store.examples(HEAD)]
 
     class Stop(Exception):
         pass
@@ -116,7 +116,7 @@ def test_an_interrupted_scan_keeps_its_means(model, corpus, tmp_path, monkeypatc
         monkeypatch.setattr(index, "head_means", lambda model: torch.full((3, 24), 9.0))
         build_index(model, corpus, store, k=K)
         checksums.add(store.checksum())
-        assert [e.value for e in store.examples(HEAD)] == expected
+        assert [e.activation for e in store.examples(HEAD)] == expected
     assert len(checksums) == 1
 
 
@@ -269,7 +269,7 @@ def test_a_head_has_words_only_where_its_effect_is_above_random_tokens(corpus, t
         written = writes(model, store, HEAD, {"+": examples}, K)["+"]
         rows = [model.token_ids(e.sentence.text)[: e.token + 1] for e in examples]
         plain, patched, activations = patched_logits(model, HEAD, value, rows)
-        assert activations.tolist() == pytest.approx([e.value for e in examples], rel=1e-4)
+        assert activations.tolist() == pytest.approx([e.activation for e in examples], rel=1e-4)
         random = [model.token_ids(s.text)[: t + 1] for s, t in heads_random(store)]
         least = effect_sizes(likely_effects(*patched_logits(model, HEAD, value, random)[:2])[1]).max()
         sizes = effect_sizes(likely_effects(plain, patched)[1])

@@ -187,7 +187,7 @@ def test_a_scan_that_goes_on_leaves_the_index_before_until_it_is_done(model, cor
             build_index(model, read_corpus(str(path), 100), parts, k=K, on_progress=stop)
         assert parts.facts.get("limit") == 40
         assert parts.neurons.columns() == before[0]
-        assert [e.value for e in parts.examples(neuron)] == [e.value for e in before[1]]
+        assert [e.activation for e in parts.examples(neuron)] == [e.activation for e in before[1]]
         assert parts.similar(neuron) == before[2]
         with pytest.raises(StoreError, match="not 99"):
             scan(model, path, parts, 99)

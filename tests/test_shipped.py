@@ -36,7 +36,7 @@ def test_the_strongest_sentences_and_the_statistics_come_back(model, packed, tmp
             for polarity in "+-":
                 before, after = store.examples(neuron, polarity, kept), again.examples(neuron, polarity)
                 assert [(e.sentence, e.token) for e in after] == [(e.sentence, e.token) for e in before]
-                assert [e.value for e in after] == pytest.approx([e.value for e in before], rel=1e-3)
+                assert [e.activation for e in after] == pytest.approx([e.activation for e in before], rel=1e-3)
             before, after = (s.neurons.statistics(neuron) for s in (store, again))
             assert after.histogram == before.histogram
             assert [after.mean, after.std, after.max] == pytest.approx(
@@ -81,4 +81,4 @@ def test_the_shipped_values_are_those_of_the_model(smol, generator):
                 smol.final_stream(smol.read([ids]))
             (x,) = read.values()
             value = (x if site == "ffn" else norms(neuron.layer, x))[0, example.token, neuron.index].item()
-            assert value == pytest.approx(example.value, rel=1e-3, abs=1e-3)
+            assert value == pytest.approx(example.activation, rel=1e-3, abs=1e-3)

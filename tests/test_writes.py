@@ -175,7 +175,7 @@ def test_hostile_words_are_words(corpus, tmp_path):
     assert "<img" not in html
     assert "&lt;img" in html
     assert "[red]" in text
-    assert card.to_dict()["writes"]["+"]["places"][0]["activation"] == pytest.approx(card.examples["+"][0].value)
+    assert card.to_dict()["writes"]["+"]["places"][0]["activation"] == pytest.approx(card.examples["+"][0].activation)
 
 
 def test_the_verdict_follows_the_correlation_of_the_sentences_and_names_a_like_one_of_random_ones():

@@ -147,7 +147,7 @@ def _examples_table(
         if effect:
             text.append(f"\n{visible(effect_text(effect.raises, effect.lowers))}", "dim")
         both = [repr(example.token_text), attended_text(example)] if of_head else []
-        rows.append((f"{example.value:{'' if of_head else '+'}.2f}", *both, text))
+        rows.append((f"{example.activation:{'' if of_head else '+'}.2f}", *both, text))
     columns = ("writes at", "attends to") if of_head else ()
     return grid(value, *columns, heading, rows=rows)
 

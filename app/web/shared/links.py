@@ -155,7 +155,7 @@ def _strongest_side(neuron: Neuron) -> str:
     if not served.has_store(neuron.site):
         return "+"
     with served.store(neuron.site) as opened:
-        strongest = [(abs(example.value), side) for side in "+-" for example in opened.examples(neuron, side, 1)]
+        strongest = [(abs(example.activation), side) for side in "+-" for example in opened.examples(neuron, side, 1)]
     return max(strongest, default=(0, "+"))[1]
 
 
