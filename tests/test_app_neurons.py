@@ -52,7 +52,9 @@ def test_a_text_that_a_person_tries_has_the_values_of_the_index(environment):
     with open_store(environment / "wiki.db") as store:
         (example,) = store.examples(Neuron.parse("L28.ffn.7"), "+", 1)
     page = fine(visit("neurons", neuron="L28.ffn.7", own_text=example.sentence.text))
-    assert markdown.plain(f"{example.activation:+.2f} at") in text(page) or f"{example.activation:+.2f} at" in text(page)
+    assert markdown.plain(f"{example.activation:+.2f} at") in text(page) or f"{example.activation:+.2f} at" in text(
+        page
+    )
     page.get_by_key("own_text").set_value("a").run()
     assert page.error
     assert page.get_by_key("annotate")

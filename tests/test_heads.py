@@ -87,7 +87,9 @@ def test_an_index_has_for_each_token_the_sentence_in_which_a_head_writes_most(mo
             for row in sorted(rows, key=lambda row: (-row[0], row[1])):
                 expected.setdefault(row[3], row)
             examples = store.examples(head)
-            assert [e.activation for e in examples] == pytest.approx([row[0] for row in expected.values()][:K], rel=1e-4)
+            assert [e.activation for e in examples] == pytest.approx(
+                [row[0] for row in expected.values()][:K], rel=1e-4
+            )
             for example in examples:
                 (value, token) = next((v, t) for v, identity, t, _ in rows if identity == example.sentence.id)
                 assert (example.activation, example.token) == (pytest.approx(value, rel=1e-4), token)
