@@ -92,7 +92,7 @@ def label_lines(
     model: Model, store: Store, parts: dict[str, Sample], group: Sequence[Neuron], seed: int
 ) -> list[dict[str, Any]]:
     """Return a line for each neuron, with a pair (neuron, polarity) for each polarity at which it is active."""
-    values, known = measure_activations(model, store, parts, group, seed)
+    values, known = measure_activations(model, store, parts, group, seed=seed)
     rows: dict[Neuron, list[dict[str, Any]]] = {neuron: [] for neuron in group}
     for side in sides(parts, group, values):
         if side.active:

@@ -122,7 +122,9 @@ def test_both_sides_of_a_card_are_shown_and_all_of_it_follows_the_chosen_one(env
     for side, page in pages.items():
         parts = [one.proto.body for one in page.html]
         html, words = "".join(parts), next(part for part in parts if f"Promotes at {side}" in part)
-        first, second = [html.index(f">{examples[one].value:+.2f}<") for one in (side, "-" if side == "+" else "+")]
+        first, second = [
+            html.index(f">{examples[one].activation:+.2f}<") for one in (side, "-" if side == "+" else "+")
+        ]
         assert first < second
         promotes, suppresses = words.split(f"Promotes at {side}")[1].split(f"Suppresses at {side}")
         suppresses = suppresses.split("<p ")[0]  # what follows is the other lens

@@ -91,7 +91,7 @@ def test_texts_of_a_result_are_texts_on_its_page(model, store):
     assert "<img" not in page
     card = describe(store, Neuron(1, "ffn", 3), model)
     examples = {evil: card.examples["+"]}
-    assert "<img" not in replace(card, examples=examples, kind={evil: evil}, meanings={}, label=evil).to_html()
+    assert "<img" not in replace(card, examples=examples, meanings={}, label=evil).to_html()
 
 
 # --- tables --------------------------------------------------------------------------------------------

