@@ -299,9 +299,10 @@ def test_detection_is_the_auroc(lines):
         by_token = auroc(label.true(x)[x.counted].astype(float), fired.tokens)
         assert result["token"] == pytest.approx(by_token)
         assert result["sentence"] == pytest.approx(auroc(label.degree(x), fired.sentences))
-        for unit in ("token", "sentence"):
-            values, positive = scores._answers(label, fired, unit)
-            larger = auroc(values, positive) > 0.5  # NaN where the label is always or never true
+        true, sentence = label.true(x)[x.counted], x.sentence[x.counted]
+        having = np.array([true[sentence == number].any() for number in range(len(x.ids))])
+        for unit, activations, positive in (("token", values[x.counted], true), ("sentence", fired.means, having)):
+            larger = auroc(activations, positive) > 0.5  # NaN where the label is always or never true
             assert scores.responds(label, fired, unit) == larger
 
 

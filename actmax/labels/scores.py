@@ -95,19 +95,13 @@ def label_auroc(label: Label, fired: TopActivations) -> dict[str, float]:
 
 def responds(label: Label, fired: TopActivations, unit: str) -> bool:
     """Return whether the activation tends to be larger where the label is true."""
-    _, positive = _answers(label, fired, unit)
+    sample, (positive, _, _) = fired.sample, label_truth(label, fired.sample)
+    if unit == "sentence":
+        positive = np.bincount(sample.sentence[sample.counted], positive, len(fired.means)) > 0
     ranks, count = fired.token_ranks if unit == "token" else fired.sentence_ranks, np.count_nonzero(positive)
     # The sum of ranks is U of Mann and Whitney: the AUROC without sorting the activations for each label.
     above = ranks[positive].sum() - count * (count + 1) / 2
     return bool(0 < count < len(positive)) and bool(above > count * (len(positive) - count) / 2)
-
-
-def _answers(label: Label, fired: TopActivations, unit: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the activations of the counted tokens, or the means of sentences, and where the label is true."""
-    sample, (true, _, _) = fired.sample, label_truth(label, fired.sample)
-    if unit == "token":
-        return fired.values[sample.counted], true
-    return fired.means, np.bincount(sample.sentence[sample.counted], true, len(fired.means)) > 0
 
 
 def token_mean_baseline(learnt: Sequence[TopActivations], fired: TopActivations) -> dict[str, float]:
