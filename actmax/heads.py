@@ -88,7 +88,10 @@ def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
         return {}
     measured = {"shares": text_shares(texts), "kinds": {"induction": induction_shares(repeated, plain)}}
     return {
-        part: {name: {"heads": _by_layer(x), "control": control} for name, (x, control) in shares.items()}
+        part: {
+            name: {"heads": [[round(share, 5) for share in row] for row in x.tolist()], "control": control}
+            for name, (x, control) in shares.items()
+        }
         for part, shares in measured.items()
     }
 
@@ -144,7 +147,3 @@ def _stacked(model: Model, rows: Sequence[list[int]]) -> Tensor:
         return torch.zeros(0)
     empty = torch.zeros_like(next(iter(maps.values())))
     return torch.stack([maps.get(layer, empty) for layer in range(model.layers)])
-
-
-def _by_layer(heads: Tensor) -> list[list[float]]:
-    return [[round(share, 5) for share in row] for row in heads.tolist()]

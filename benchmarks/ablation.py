@@ -128,7 +128,6 @@ class AblationCurves(ControlledEvaluation):
     name: ClassVar = "ablation"
     usual: ClassVar = METHODS
     controls: ClassVar = tuple(CONTROLS)
-    steps: ClassVar = SIZES
     tasks: Tasks = "all"
     data: DataFile = None
     samples: Pairs = 20
@@ -144,6 +143,7 @@ class AblationCurves(ControlledEvaluation):
                 partial(ablate, model, methods=methods),
                 name=task,
                 methods={name: name for name in methods},
+                settings={"steps": list(SIZES)},
                 notes=lambda lines: [note, ratios(lines)],  # noqa: B023
             )
 

@@ -26,7 +26,7 @@ from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import eager, hooks
 from icebear.concepts.vocabulary.vocabulary import unembedding
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import BASELINES, each_token, explained_rows, split_names
+from icebear.evaluation.baselines import BASELINES, each_token, explained_rows, split_names
 from icebear.evaluation.protocol import MethodEvaluation
 from icebear.models.model import Model, at
 from icebear.models.objective import Objective

@@ -19,7 +19,7 @@ from benchmarks.baselines import OTHERS
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.methods.method import Method
 from icebear.concepts.selftest import seconds
-from icebear.evaluation.baselines.all_methods import BASELINES, able_and_unable, methods_of
+from icebear.evaluation.baselines import BASELINES, able_and_unable, methods_of
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Setting
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of

@@ -21,8 +21,8 @@ from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.vocabulary import direct_rows, unembedding
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.evaluation.flips import NEURONS, RANDOM, SEARCHES
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
-from icebear.evaluation.uses.flips import NEURONS, RANDOM, SEARCHES
 from icebear.models.model import Model
 from icebear.records import Neuron
 from icebear.steering.apply import steer

@@ -25,8 +25,8 @@ from icebear.concepts.passes.inputs import Stream
 from icebear.concepts.statistics import localization_metrics
 from icebear.concepts.vocabulary.calibration import TEXTS
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import BASELINES, AttentionRollout, Occlusion, able_and_unable, methods_of
-from icebear.evaluation.explanations.groundtruth import tokens_between
+from icebear.evaluation.baselines import BASELINES, AttentionRollout, Occlusion, able_and_unable, methods_of
+from icebear.evaluation.groundtruth import tokens_between
 from icebear.evaluation.protocol import Evaluation, Methods, Part, Samples, Seed, Setting
 from icebear.models.model import Model
 from icebear.models.text.answer import Answer

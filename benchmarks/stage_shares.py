@@ -26,7 +26,7 @@ from icebear.concepts.stages.stage_parts import Network, Parts, Shares
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stages import Stages, stage_sites, stages_of
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import methods_of
+from icebear.evaluation.baselines import methods_of
 from icebear.evaluation.protocol import DataFile, Evaluation, Line, Lines, Part, Seed, Table
 from icebear.models.model import Model
 from icebear.records import Neuron

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
-from icebear.evaluation.baselines.all_methods import methods_of
+from icebear.evaluation.baselines import methods_of
 from icebear.models.model import Model
 from icebear.values import check_int, seed_of
 
@@ -90,8 +90,6 @@ class Evaluation:
     name: ClassVar[str]
     needs_model: ClassVar[bool] = True
     """Whether it evaluates a model of the user, or makes its own; `parts` then gets None."""
-    steps: ClassVar[Sequence[float]] = ()
-    """The x values of the samples' curves."""
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises `InputError`."""

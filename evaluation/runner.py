@@ -85,7 +85,6 @@ def _measured(evaluation: Evaluation, model: Any, folder: Path, part: Part, prog
         **({"part": part.name} if part.name else {}),
         **evaluation.settings(),
         **part.settings,
-        "steps": list(evaluation.steps),
     }
     resumed = (folder / SAMPLES).exists()
     with progress(part.name or evaluation.name) as advance:

@@ -148,7 +148,7 @@ def identity_of(forward: Callable, x: Tensor) -> Tensor:
     """Eq. 9; some norms (HY-V4) return only their divisor, a constant (Eq. 19)."""
     with torch.no_grad():
         y = forward(x)
-    return rules.identity(x, y) if y.shape == x.shape else y
+    return rules.identity(x, y) if is_activation(x) and y.shape == x.shape else y
 
 
 def _checkpointed(mode: RelevanceMode, tokens: int, forward: Callable, *args: Any, **kwargs: Any) -> Any:

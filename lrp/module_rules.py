@@ -34,10 +34,9 @@ class ModuleRules:
         net, layers = model.net, range(model.layers)
         self.modules = list(net.modules())
         usual = model.has_family and model.task.stacks == 1 and not (model.family.experts or model.has_scan)
+        usual = usual and all(site in model.sites and len(model.layers_with(site)) == len(layers) for site in PARTS)
         if not usual or model.offloaded or any(map(packed, self.modules)):
             raise LookupError("not a language model of the usual form")
-        if lacking := [site for site in PARTS if site not in model.sites or len(model.layers_with(site)) < len(layers)]:
-            raise LookupError(f"layers without {lacking[0]}")
         self.q, self.k, self.heads, self.ffn = ([model.site_module(site, layer) for layer in layers] for site in PARTS)
         self.q_columns, self.k_columns = model.columns("q"), model.columns("k")
         self.elementwise = elementwise_modules(net)
@@ -64,7 +63,7 @@ class ModuleRules:
         """Apply all rules but those of queries and keys: recorders, which come after, see what these return."""
         with ExitStack() as undo:
             for module in self.elementwise:
-                undo.enter_context(replaced(module, "forward", partial(_elementwise, module.forward)))
+                undo.enter_context(replaced(module, "forward", partial(identity_of, module.forward)))
             for module in self.norms:
                 undo.enter_context(replaced(module, "forward", partial(_layer_norm, mode, module)))
             for module in self.biased:
@@ -100,10 +99,6 @@ def _products(ffn: Sequence[nn.Module], modules: Sequence[nn.Module]) -> list[nn
     maps = {w_out: [part for part in parents[w_out].children() if Linear.reads(part)] for w_out in ffn}
     outputs = lambda w_out: sum(Linear(part).shape[0] for part in maps[w_out] if part is not w_out)  # noqa: E731
     return [w_out for w_out in ffn if outputs(w_out) == 2 * Linear(w_out).shape[1]]
-
-
-def _elementwise(forward: Any, x: Tensor) -> Tensor:
-    return identity_of(forward, x) if is_activation(x) else forward(x)
 
 
 def _layer_norm(mode: RelevanceMode, module: nn.LayerNorm, x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from icebear.claims.claim import Provenance
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.vocabulary import calibration
 from icebear.errors import IcebearError
-from icebear.evaluation.explanations.faithfulness import Faithfulness
+from icebear.evaluation.faithfulness import Faithfulness
 
 PROMPT, OTHER = "ice bear", "big cats"
 NAN, INF = float("nan"), float("inf")

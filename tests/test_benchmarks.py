@@ -15,7 +15,7 @@ from icebear import attribute, load_model
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.verbs.evaluate import command
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import BASELINES, methods_of
+from icebear.evaluation.baselines import BASELINES, methods_of
 
 METHODS = "attnlrp,gxi,random"
 

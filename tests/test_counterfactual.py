@@ -25,7 +25,7 @@ from icebear.concepts.answers.counterfactuals import (
 )
 from icebear.concepts.methods.multipliers import alignment
 from icebear.errors import InputError, SameAnswer
-from icebear.evaluation.baselines.all_methods import AttentionRollout
+from icebear.evaluation.baselines import AttentionRollout
 from icebear.explanation.sentences import tokens_sentence
 from icebear.render import visible
 

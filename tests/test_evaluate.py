@@ -17,7 +17,7 @@ from icebear.concepts import selftest
 from icebear.concepts.statistics import table
 from icebear.errors import InputError
 from icebear.evaluation import report, runner
-from icebear.evaluation.baselines.all_methods import BASELINES
+from icebear.evaluation.baselines import BASELINES
 from icebear.evaluation.protocol import Part
 
 ROOT = Path(__file__).parent.parent

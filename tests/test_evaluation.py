@@ -19,9 +19,8 @@ from icebear.concepts import statistics as metrics
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.statistics import paired_p, table
 from icebear.errors import InputError, NumericalError
-from icebear.evaluation import report, runner
-from icebear.evaluation.baselines.all_methods import methods_of
-from icebear.evaluation.explanations import faithfulness, groundtruth
+from icebear.evaluation import faithfulness, groundtruth, report, runner
+from icebear.evaluation.baselines import methods_of
 from icebear.evaluation.protocol import Part
 
 RUN = CliRunner()

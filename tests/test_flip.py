@@ -19,7 +19,7 @@ from icebear.concepts.nodes.random_controls import RANDOM_DRAWS
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import IcebearError, InputError
 from icebear.evaluation import runner
-from icebear.evaluation.uses.flips import NEURONS, SEARCHES, FlipPair, Flips, at_random, flips
+from icebear.evaluation.flips import NEURONS, SEARCHES, FlipPair, Flips, at_random, flips
 from icebear.models.loading.loading import load_model
 from icebear.records import Example, Hit, Sentence
 from icebear.steering.flipping.flip import (

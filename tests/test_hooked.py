@@ -37,7 +37,7 @@ from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.errors import InputError, ModelError
-from icebear.evaluation.baselines.all_methods import methods_of
+from icebear.evaluation.baselines import methods_of
 from icebear.steering.flipping import flip as search
 from icebear.steering.side_effects import HeldOutContexts
 

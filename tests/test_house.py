@@ -94,7 +94,7 @@ def test_the_wheel_has_its_packages_and_their_files(wheel):
     data += "app/web/steering/examples/everyday.txt __init__.pyi py.typed "
     data += "concepts/answers/common.txt db/schema.sql concepts/vocabulary/calibration.txt "
     data += "steering/held_out.txt app/cli/options.json "
-    data += "AGENTS.md evaluation/explanations/groundtruth.json"
+    data += "AGENTS.md evaluation/groundtruth.json"
     templates = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("templates/*")]
     assert templates
     wanted = (*data.split(), *(str(path).removeprefix("icebear/") for path in templates))

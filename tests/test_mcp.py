@@ -28,7 +28,7 @@ from icebear.concepts.answers.counterfactuals import Suggestion
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.edits import parse_edits
-from icebear.evaluation.baselines.all_methods import Occlusion
+from icebear.evaluation.baselines import Occlusion
 from icebear.explanation.explanation import Explanation
 from icebear.records import RandomControl
 from icebear.steering.random_edits import random_edit_control, random_edits

@@ -32,7 +32,8 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import Values
 from icebear.concepts.passes.run import Logits, forward, new_accounting
 from icebear.errors import InputError, UnknownName
-from icebear.evaluation.baselines.all_methods import (
+from icebear.evaluation import faithfulness
+from icebear.evaluation.baselines import (
     BASELINES,
     AttentionRollout,
     Occlusion,
@@ -40,7 +41,6 @@ from icebear.evaluation.baselines.all_methods import (
     Random,
     methods_of,
 )
-from icebear.evaluation.explanations import faithfulness
 from icebear.lrp.context import relevance_rules
 from icebear.models.objective import objective_of
 

@@ -17,7 +17,7 @@ from pages import NOTEBOOKS, build_site, script
 import icebear
 from icebear.actmax import writes
 from icebear.concepts.stages import stage_measurements
-from icebear.evaluation.explanations import faithfulness
+from icebear.evaluation import faithfulness
 from icebear.models.model import Model
 
 notebooks = script("notebooks")

@@ -10,7 +10,7 @@ from conftest import IDS
 from icebear import attribute
 from icebear.app.cli.main import main
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import Occlusion
+from icebear.evaluation.baselines import Occlusion
 from icebear.records import Neuron, Ranked
 
 SIZE = {"positive": lambda r: r, "negative": lambda r: -r, "absolute": abs}

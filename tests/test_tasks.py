@@ -33,7 +33,7 @@ from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
 from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
 from icebear.errors import InputError, ModelError, UnknownName
-from icebear.evaluation.baselines.all_methods import AttentionRollout, Occlusion
+from icebear.evaluation.baselines import AttentionRollout, Occlusion
 from icebear.models.objective import objective_of
 from icebear.steering.comparison import compare
 from icebear.steering.outcome import answer_outcomes

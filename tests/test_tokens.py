@@ -12,8 +12,8 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 from icebear import Model, attribute, flip, load_model
 from icebear.app.cli.main import main
 from icebear.errors import InputError
-from icebear.evaluation.explanations import groundtruth
-from icebear.evaluation.uses.flips import FlipPair, flips
+from icebear.evaluation import groundtruth
+from icebear.evaluation.flips import FlipPair, flips
 
 PROMPT = "The ice bear lives in the"
 TEXTS = [

@@ -1,7 +1,5 @@
 """Recipes that come with icebear."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 EXAMPLE_RECIPE = Path(__file__).with_name("ice-bear-to-desert.json")

@@ -32,7 +32,7 @@ from icebear.concepts.methods.common import explained_numbers
 from icebear.concepts.methods.pair import Pair
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.passes.inputs import input_hooks
-from icebear.evaluation.explanations.groundtruth import tokens_between
+from icebear.evaluation.groundtruth import tokens_between
 from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of

@@ -30,7 +30,7 @@ from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.passes.inputs import input_hooks
 from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.sites import eager
-from icebear.evaluation.baselines.all_methods import AttentionRollout, Random
+from icebear.evaluation.baselines import AttentionRollout, Random
 from icebear.evaluation.protocol import Evaluation, Part, Seed, Setting
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of

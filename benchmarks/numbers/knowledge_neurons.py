@@ -27,7 +27,7 @@ from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.stages.stages import stages
-from icebear.evaluation.explanations.groundtruth import tokens_between
+from icebear.evaluation.groundtruth import tokens_between
 from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed
 from icebear.models.model import Model
 from icebear.models.objective import objective_of

@@ -23,8 +23,8 @@ from benchmarks.numbers import common
 from icebear.app.cli.verbs.evaluate import command
 from icebear.edits import Edit
 from icebear.errors import InputError
+from icebear.evaluation.flips import SEARCHES
 from icebear.evaluation.protocol import Evaluation, Lines, Part, Seed
-from icebear.evaluation.uses.flips import SEARCHES
 from icebear.models.model import Model
 from icebear.records import Neuron
 from icebear.steering.apply import steer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -85,10 +86,9 @@ def _word_tokens(model: Model) -> Tensor:
     """Return whether each token (V,) is of letters and digits, or has an apostrophe or hyphen inside."""
     if model not in _WORD_TOKENS:
         texts = (model.text(token).strip() for token in range(model.output_size))
-        flags = [bool(text[:1].isalnum() and text[-1:].isalnum() and _letters(text).isalnum()) for text in texts]
+        flags = [
+            bool(text[:1].isalnum() and text[-1:].isalnum() and re.sub("[-'\u2019]", "", text).isalnum())
+            for text in texts
+        ]
         _WORD_TOKENS[model] = torch.tensor(flags, device=model.device)
     return _WORD_TOKENS[model]
-
-
-def _letters(text: str) -> str:
-    return "".join(letter for letter in text if letter not in "'-\u2019")

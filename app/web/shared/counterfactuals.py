@@ -33,7 +33,7 @@ def field(prompt: str, default: str, label: str) -> str | None:
         # No run waits for it: a request of the browser from before the field was filled would empty the field again.
         jobs.watched(job)
         st.stop()
-    if _is_chosen(prompt, counterfactual):
+    if st.session_state.get("chosen") == (prompt, counterfactual):  # by icebear, which may have chosen none
         st.caption(markdown.plain(chosen_sentence(counterfactual, WAYS)))
     return counterfactual
 
@@ -41,11 +41,6 @@ def field(prompt: str, default: str, label: str) -> str | None:
 def _decide() -> None:
     """What a person writes into the field, or an empty one, stays; a callback."""
     st.session_state["typed"] = None
-
-
-def _is_chosen(prompt: str, counterfactual: str | None) -> bool:
-    """Return whether icebear chose this counterfactual, or looked for one and found none."""
-    return st.session_state.get("chosen") == (prompt, counterfactual)
 
 
 def _chosen(prompt: str) -> Job | None:

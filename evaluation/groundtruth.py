@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icebear.concepts.statistics import localization_metrics
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import able_and_unable
+from icebear.evaluation.baselines import able_and_unable
 from icebear.evaluation.protocol import DataFile, MethodEvaluation, Part, Setting, Table, accuracy
 from icebear.models.model import Model
 from icebear.models.objective import objective_of

@@ -16,7 +16,7 @@ from icebear.concepts.methods.common import measure_without
 from icebear.concepts.methods.method import Method
 from icebear.concepts.statistics import removal_metrics
 from icebear.errors import InputError
-from icebear.evaluation.baselines.all_methods import able_and_unable
+from icebear.evaluation.baselines import able_and_unable
 from icebear.evaluation.protocol import CorpusName, MethodEvaluation, Part, Setting
 from icebear.models.model import Model
 from icebear.models.objective import Objective, objective_of
@@ -44,7 +44,6 @@ class Faithfulness(MethodEvaluation):
     """
 
     name: ClassVar = "faithfulness"
-    steps: ClassVar = SHARES
     corpus: CorpusName = None
     max_tokens: Annotated[int, Setting(least=17)] = 128
 
@@ -59,7 +58,7 @@ class Faithfulness(MethodEvaluation):
             partial(sample, model, methods=methods),
             methods=methods,
             unable=unable,
-            settings={"corpus": corpus},
+            settings={"corpus": corpus, "steps": list(SHARES)},
         )
 
 

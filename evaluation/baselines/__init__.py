@@ -1,1 +1,0 @@
-"""Attribution methods that only evaluations know: baselines of the published tables."""

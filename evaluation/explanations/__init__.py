@@ -1,1 +1,0 @@
-"""Evaluations of explanations: are they true of the model?"""

@@ -1,1 +1,0 @@
-"""Evaluations of uses: flips, labels and concepts."""
