@@ -42,9 +42,8 @@ class ModuleRules:
         self.elementwise = elementwise_modules(net)
         self.norms = [module for module in self.modules if isinstance(module, nn.LayerNorm)]
         biased = [part for part in self.modules if Linear.reads(part) and getattr(part, "bias", None) is not None]
-        scoring = {*self.q, *self.k}
-        self.scored = [module for module in biased if module in scoring]
-        self.biased = [module for module in biased if module not in scoring]
+        self.scored = [module for module in dict.fromkeys((*self.q, *self.k)) if module in biased]
+        self.biased = [module for module in biased if module not in self.scored]
         self.gated = _products(self.ffn, self.modules)
         table = model.family.position_embedding
         self.tables = [module for path, module in net.named_modules() if table and path == table]

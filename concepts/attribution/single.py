@@ -38,7 +38,8 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     excluded = partial(excluded_positions, model, objective, stream)
     largest = None if request.k is None else LargestNeurons(model, batch, sites, request.k, excluded)
     optional: list[Recorder] = [*([sinks] if method.positions else []), *([largest] if largest else [])]
-    at_modules = rules_at_modules(model, target, None if method.positions else method.rules, request.checkpoint)
+    usual = method.rules if request.strict and not method.positions else None
+    at_modules = rules_at_modules(model, target, usual, request.checkpoint)
     numbers, rules = forward_backward(
         model,
         target,
