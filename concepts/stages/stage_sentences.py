@@ -95,10 +95,10 @@ def summary(stages: StageRecord) -> str:
     if stages.says_little:
         return f"{_little(stages)} The search named {nodes} at {at}."
     several = len(stages.heads) + len(stages.neurons) > 1
-    whole = f", and all of {' and of '.join(whole_texts(stages.prompt.tokens, stages.whole))}," if stages.whole else ""
+    also = f", and all of {' and of '.join(whole_texts(stages.prompt.tokens, stages.whole))}," if stages.whole else ""
     only, values = ("these", "have their values") if several else ("this", "has its value")
     return (
-        f"Keep: {nodes} at {at}{whole} {'are' if several or stages.whole else 'is'} computed from the "
+        f"Keep: {nodes} at {at}{also} {'are' if several or stages.whole else 'is'} computed from the "
         f"prompt, and {_held(stages)}. {percent(stages.alone)} of the difference of {abs(stages.difference):.1f} "
         f"logits between the prompts comes back [instead, at {at}: {controls_text(stages)}]. Remove: only {only} "
         f"{nodes} {values} in the counterfactual prompt, and everything else is computed from the prompt. "
