@@ -32,6 +32,7 @@ class ModuleRules:
     def __init__(self, model: Model) -> None:
         """Raises `LookupError` if the model lacks a part of the form."""
         net, layers = model.net, range(model.layers)
+        self.methods = [(part, type(part).forward) for part in net.modules()]
         self.modules = list(net.modules())
         usual = model.has_family and model.task.stacks == 1 and not (model.family.experts or model.has_scan)
         usual = usual and all(site in model.sites and len(model.layers_with(site)) == len(layers) for site in PARTS)
@@ -50,12 +51,9 @@ class ModuleRules:
         self.first_layer = model.layer_modules[0]
 
     def fits(self, net: nn.Module) -> bool:
-        """Return whether these are still the modules, and nothing was put into them: no hook, no other method."""
-        modules = list(net.modules())
-        if len(modules) != len(self.modules):
-            return False
-        pairs = zip(modules, self.modules, strict=True)
-        return all(a is b and not (a._forward_hooks or a._forward_pre_hooks or "forward" in vars(a)) for a, b in pairs)
+        """Return whether these are still the modules, with the same methods, and nothing was put into them."""
+        inside = (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in net.modules())
+        return [(part, type(part).forward) for part in net.modules()] == self.methods and not any(inside)
 
     @contextmanager
     def below_recorders(self, mode: RelevanceMode) -> Iterator[None]:

@@ -123,6 +123,15 @@ def _patched(model):
     mlp.forward = lambda x: forward(x * x)
 
 
+def test_a_method_of_its_class_is_seen(monkeypatch):
+    model = random_model(LLAMA)
+    assert thrice(model)[2].at_modules
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: self.down_proj(self.up_proj(x)))
+    changed = thrice(model)[2]
+    assert not changed.at_modules
+    assert equal(changed, thrice(random_model(LLAMA))[0])
+
+
 @pytest.mark.parametrize("change", [_hooked, _replaced, _patched])
 def test_what_is_put_into_a_model_after_its_proof_is_looked_up(change):
     model, fresh = random_model(LLAMA), random_model(LLAMA)
