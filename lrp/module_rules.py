@@ -32,28 +32,29 @@ class ModuleRules:
     def __init__(self, model: Model) -> None:
         """Raises `LookupError` if the model lacks a part of the form."""
         net, layers = model.net, range(model.layers)
-        self.methods = [(part, type(part).forward) for part in net.modules()]
-        self.modules = list(net.modules())
+        modules = list(net.modules())
+        self.methods = [(part, type(part).forward) for part in modules]
         usual = model.has_family and model.task.stacks == 1 and not (model.family.experts or model.has_scan)
         usual = usual and all(site in model.sites and len(model.layers_with(site)) == len(layers) for site in PARTS)
-        if not usual or model.offloaded or any(map(packed, self.modules)):
+        if not usual or model.offloaded or any(map(packed, modules)):
             raise LookupError("not a language model of the usual form")
         self.q, self.k, self.heads, self.ffn = ([model.site_module(site, layer) for layer in layers] for site in PARTS)
         self.q_columns, self.k_columns = model.columns("q"), model.columns("k")
         self.elementwise = elementwise_modules(net)
-        self.norms = [module for module in self.modules if isinstance(module, nn.LayerNorm)]
-        biased = [part for part in self.modules if Linear.reads(part) and getattr(part, "bias", None) is not None]
+        self.norms = [module for module in modules if isinstance(module, nn.LayerNorm)]
+        biased = [part for part in modules if Linear.reads(part) and getattr(part, "bias", None) is not None]
         self.scored = [module for module in dict.fromkeys((*self.q, *self.k)) if module in biased]
         self.biased = [module for module in biased if module not in self.scored]
-        self.gated = _products(self.ffn, self.modules)
+        self.gated = _products(self.ffn, modules)
         table = model.family.position_embedding
         self.tables = [module for path, module in net.named_modules() if table and path == table]
         self.first_layer = model.layer_modules[0]
 
     def fits(self, net: nn.Module) -> bool:
         """Return whether these are still the modules, with the same methods, and nothing was put into them."""
-        inside = (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in net.modules())
-        return [(part, type(part).forward) for part in net.modules()] == self.methods and not any(inside)
+        modules = list(net.modules())
+        inside = (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in modules)
+        return [(part, type(part).forward) for part in modules] == self.methods and not any(inside)
 
     @contextmanager
     def below_recorders(self, mode: RelevanceMode) -> Iterator[None]:
