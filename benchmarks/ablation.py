@@ -18,7 +18,7 @@ from benchmarks import task_pairs
 from benchmarks.baselines import ControlledEvaluation
 from benchmarks.task_pairs import Pair, Pairs, Tasks, answers, relevance_of
 from icebear.app.cli.verbs.evaluate import command
-from icebear.concepts.methods.attnlrp import DIFFERENCE
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import largest, nodes_of, random_nodes, recovered_shares
 from icebear.concepts.passes.patching import Nodes

@@ -24,7 +24,7 @@ from icebear.concepts.methods.registry import METHODS, method_of
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Target, forward_backward
 from icebear.concepts.passes.sites import eager, hooks
-from icebear.concepts.vocabulary.vocabulary import unembedding
+from icebear.concepts.vocabulary.weight_rows import unembedding
 from icebear.errors import InputError
 from icebear.evaluation.baselines import BASELINES, each_token, explained_rows, split_names
 from icebear.evaluation.protocol import MethodEvaluation

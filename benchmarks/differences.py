@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import task_pairs
 from benchmarks.task_pairs import Pair
-from icebear.concepts.methods.attnlrp import DIFFERENCE
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.lrp.paired_rows import partner

@@ -18,7 +18,7 @@ import torch
 from benchmarks.steering import repeated_trigrams
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.vocabulary.calibration import calibrate
-from icebear.concepts.vocabulary.vocabulary import direct_rows, unembedding
+from icebear.concepts.vocabulary.weight_rows import direct_rows, unembedding
 from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.evaluation.flips import NEURONS, RANDOM, SEARCHES

@@ -32,7 +32,7 @@ from icebear.concepts.passes.sites import hooks
 from icebear.concepts.results.effects import LIKELY
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.lens import mean_lens, mean_rows
-from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
+from icebear.concepts.vocabulary.weight_rows import direct_row, unembedding
 from icebear.evaluation.protocol import Evaluation, Line, Lines, Part, Seed, Table
 from icebear.models.model import Model
 from icebear.records import Neuron, Ranked

@@ -16,7 +16,7 @@ import torch
 from icebear import Neuron, load_model
 from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.projection import project
-from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
+from icebear.concepts.vocabulary.weight_rows import direct_row, unembedding
 from icebear.steering.flipping.last_token import LastToken
 
 PROMPTS = [

@@ -25,9 +25,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from icebear import Model, Neuron, annotate, attribute, build_index, describe, load_model, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.actmax.index.activation_statistics import empty_summary, merge
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.scan import BATCH, Settings, index_size, scan_shard, shards
+from icebear.actmax.index.top_activations import empty_summary, merge
 from icebear.records import Sentence
 
 

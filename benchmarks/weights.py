@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from icebear import Model, Neuron, project
 from icebear.concepts.vocabulary.calibration import calibrate
-from icebear.concepts.vocabulary.vocabulary import direct_row
+from icebear.concepts.vocabulary.weight_rows import direct_row
 
 CONFIG = LlamaConfig(
     hidden_size=2048,

@@ -221,7 +221,7 @@ def _troubles(model: Model, parity: float, conserved: Conservation, missing: tup
     if parity > tolerance:
         troubles.append(f"The logits change by {parity:.1e} under the rules; please report this model.")
     if missing:
-        troubles.append(f"No rule for {', '.join(missing)}: add it to lrp/operation_rules.py.")
+        troubles.append(f"No rule for {', '.join(missing)}: add it to lrp/operation_table.py.")
     elif abs(conserved.remainder) > tolerance * max(abs(conserved.target), abs(conserved.tokens)):
         troubles.append(f"Relevance is not conserved (remainder {conserved.remainder:.1e}); try --dtype float32.")
     if not model.has_family:

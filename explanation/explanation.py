@@ -70,21 +70,20 @@ class Explanation(ExplainedPrediction):
         sizes: Sequence[int] = (),
         removal_control: RandomControl | None = None,
         cards: int = 0,
-        effects: bool = True,
+        with_nodes: bool = True,
     ) -> Explanation:
         """Explain an existing relevance.
 
         sizes: the numbers of nodes to ablate, of each site apart. cards: the number of neurons with a card from the
-            store. effects: whether to measure what each node does to the next word.
+            store. with_nodes: whether nodes are ranked, and what each does to the next word is measured.
 
         Raises `InputError` as `Relevance.top` and `ablation` do.
         """
         ranking = ranking or Ranking(site=model.main_site)
         if ranking.position is None:
             ranking = replace(ranking, position="all" if relevance.counterfactual else "last")
-        rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites else []
-        writers = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
-        measured = writers if effects else []
+        rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites and with_nodes else []
+        measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
         patched = Patched(model, relevance) if measured else None
         each = patched.measure(measured) if patched else None
         words = {row: each.words(number) for number, row in enumerate(measured)} if each else {}
@@ -252,8 +251,7 @@ def explain_relevance(
     on_progress: OnProgress = unwatched,
 ) -> Explanation:
     """Explain a relevance by its stages, or by the effects of nodes and a control of the tokens. is_screen: only the
-    screen is shown, which has stages without the effects of nodes. Raises `InputError`."""
-    ranking = ranking or Ranking(site=model.main_site)
+    screen is shown, which has stages without nodes. Raises `InputError`."""
     if isinstance(relevance, Diff):
         return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
     stages = None if why_no_stages(model, relevance) else stages_of(model, relevance, on_progress)
@@ -266,7 +264,7 @@ def explain_relevance(
         store=store,
         removal_control=token_removal_control(model, relevance) if unstaged and next_token else None,
         cards=cards,
-        effects=stages is None or not is_screen,
+        with_nodes=stages is None or not is_screen,
     )
     return replace(explanation, stages=stages)
 

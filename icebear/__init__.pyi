@@ -22,10 +22,10 @@ from .concepts.circuits.circuit import circuit as circuit
 from .concepts.circuits.graph import Graph as Graph
 from .concepts.methods.attnlrp import ATTNLRP as ATTNLRP
 from .concepts.methods.attnlrp import CP_LRP as CP_LRP
-from .concepts.methods.attnlrp import DIFFERENCE as DIFFERENCE
 from .concepts.methods.attnlrp import PA_LRP as PA_LRP
 from .concepts.methods.attnlrp import AttnLRP as AttnLRP
-from .concepts.methods.attnlrp import Difference as Difference
+from .concepts.methods.difference_rules import DIFFERENCE as DIFFERENCE
+from .concepts.methods.difference_rules import Difference as Difference
 from .concepts.methods.method import Method as Method
 from .concepts.nodes.controls import Ablation as Ablation
 from .concepts.nodes.controls import ablation as ablation
@@ -52,10 +52,10 @@ from .errors import StoreError as StoreError
 from .errors import UnknownName as UnknownName
 from .explanation.explanation import Explanation as Explanation
 from .explanation.explanation import explain as explain
-from .lrp.rule_values import AlphaBeta as AlphaBeta
-from .lrp.rule_values import Epsilon as Epsilon
-from .lrp.rule_values import Gamma as Gamma
-from .lrp.rule_values import ZPlus as ZPlus
+from .lrp.linear_rules import AlphaBeta as AlphaBeta
+from .lrp.linear_rules import Epsilon as Epsilon
+from .lrp.linear_rules import Gamma as Gamma
+from .lrp.linear_rules import ZPlus as ZPlus
 from .models.loading.encoder import Encoder as Encoder
 from .models.loading.encoder import load_encoder as load_encoder
 from .models.loading.loading import load_model as load_model

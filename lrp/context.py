@@ -20,9 +20,9 @@ from transformers.activations import ACT2CLS
 
 from icebear.errors import MissingRule
 from icebear.lrp import differences, model_pairs, paired_rows, rules
+from icebear.lrp.linear_rules import Epsilon, Rules
 from icebear.lrp.model_pairs import PairedWeights, TwoModels
-from icebear.lrp.operation_rules import TABLE, RelevanceMode, is_activation
-from icebear.lrp.rule_values import Epsilon, Rules
+from icebear.lrp.operation_table import TABLE, RelevanceMode, is_activation
 from icebear.models.lock import replaced
 from icebear.models.parts.families import SCANS, family_of
 from icebear.models.parts.linear import Linear, packed

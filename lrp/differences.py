@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from icebear.errors import MissingRule
-from icebear.lrp import operation_rules
-from icebear.lrp.operation_rules import Rule, is_activation
+from icebear.lrp import operation_table
+from icebear.lrp.operation_table import Rule, is_activation
 from icebear.lrp.paired_rows import (
     InPlaceOf,
     Interpolate,
@@ -198,7 +198,7 @@ def fused_attention(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
         return PairedAttention.apply(q, k, v, mask, run, named.get("is_causal", False), scale)
     with torch.no_grad():
         y = run()
-    return InPlaceOf.apply(operation_rules.attention_apart(mode, q, k, v, mask, **named), y)
+    return InPlaceOf.apply(operation_table.attention_apart(mode, q, k, v, mask, **named), y)
 
 
 def solve(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -346,7 +346,7 @@ def indexed(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
 
 
 NOT_LINEAR = "max amax min amin topk sort maximum minimum max_pool1d max_pool2d norm std std_mean".split()
-"""Operations in `operation_rules.KEEP` that are not linear."""
+"""Operations in `operation_table.KEEP` that are not linear."""
 LINEAR_IN_PAIRS = "repeat __getitem__ gather scatter scatter_ masked_fill masked_fill_".split()
 """Operations that are linear where rows keep their partners."""
 KERNELS = "_grouped_mm grouped_mm".split()
@@ -356,30 +356,30 @@ IN_PLACE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     func: plain
     for plain, names in ((torch.mul, ("mul_", "__imul__")), (torch.div, ("div_", "__itruediv__")))
     for name in names
-    for func in operation_rules.named(name)
+    for func in operation_table.named(name)
 }
-SQUARE = set(operation_rules.named("square"))
-SMALLER = {*operation_rules.named("minimum"), *operation_rules.named("min")}
-POWER = {*operation_rules.named("pow"), *operation_rules.named("__pow__")}
+SQUARE = set(operation_table.named("square"))
+SMALLER = {*operation_table.named("minimum"), *operation_table.named("min")}
+POWER = {*operation_table.named("pow"), *operation_table.named("__pow__")}
 
 
-TABLE = operation_rules.table(
+TABLE = operation_table.table(
     {
-        operation_rules.keep_gradient: [
-            *(name for name in operation_rules.KEEP if name not in (*NOT_LINEAR, *LINEAR_IN_PAIRS)),
-            *operation_rules.CONVOLUTIONS,
-            *operation_rules.ADD,
-            *operation_rules.CONCATENATE,
+        operation_table.keep_gradient: [
+            *(name for name in operation_table.KEEP if name not in (*NOT_LINEAR, *LINEAR_IN_PAIRS)),
+            *operation_table.CONVOLUTIONS,
+            *operation_table.ADD,
+            *operation_table.CONCATENATE,
         ],
         linear: ["linear"],
-        addmm: operation_rules.ADDMM,
-        elementwise: [*operation_rules.ELEMENTWISE, "rsqrt", "reciprocal", "__rtruediv__"],
-        product: [name for name in operation_rules.PRODUCT if name not in KERNELS],
-        divide: operation_rules.DIVIDE,
+        addmm: operation_table.ADDMM,
+        elementwise: [*operation_table.ELEMENTWISE, "rsqrt", "reciprocal", "__rtruediv__"],
+        product: [name for name in operation_table.PRODUCT if name not in KERNELS],
+        divide: operation_table.DIVIDE,
         variance: ["var"],
         softmax: ["softmax"],
-        operation_rules.normalisation(True, norm): ["layer_norm"],
-        operation_rules.normalisation(False, norm): ["rms_norm"],
+        operation_table.normalisation(True, norm): ["layer_norm"],
+        operation_table.normalisation(False, norm): ["rms_norm"],
         fused_attention: ["scaled_dot_product_attention"],
         maximum: ["max"],
         larger: ["maximum", "minimum"],
@@ -391,5 +391,5 @@ TABLE = operation_rules.table(
         indexed: ["__getitem__"],
     }
 ) | {torch.linalg.solve_triangular: solve}
-LINEAR = (operation_rules.keep_gradient, linear, repeated, indexed, gathered, scattered, filled)
+LINEAR = (operation_table.keep_gradient, linear, repeated, indexed, gathered, scattered, filled)
 """The rules of operations that are linear in each argument."""

@@ -19,8 +19,8 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from icebear.errors import MissingRule
-from icebear.lrp import differences, operation_rules
-from icebear.lrp.operation_rules import RelevanceMode, Rule, is_activation
+from icebear.lrp import differences, operation_table
+from icebear.lrp.operation_table import RelevanceMode, Rule, is_activation
 from icebear.lrp.paired_rows import row_mean
 
 Weights = Mapping[str, Tensor]
@@ -346,5 +346,5 @@ class _Root:
     values: tuple[Tensor, Tensor]
 
 
-LAYER_NORMS = set(operation_rules.named("layer_norm"))
-NORMS = LAYER_NORMS | set(operation_rules.named("rms_norm"))
+LAYER_NORMS = set(operation_table.named("layer_norm"))
+NORMS = LAYER_NORMS | set(operation_table.named("rms_norm"))

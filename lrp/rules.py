@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from icebear.lrp.rule_values import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
+from icebear.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
 
 
 class Multiplied(Function):
@@ -118,7 +118,7 @@ class SoftmaxZPlus(Function):
 
 
 class LinearMap(Function):
-    """A rule of `icebear.lrp.rule_values` for y = f(x, weight) + bias, f linear in x.
+    """A rule of `icebear.lrp.linear_rules` for y = f(x, weight) + bias, f linear in x.
 
     With z_ij = w_ij x_i, and the bias as one more input: R_i = sum_j (c_j z_ij + c+_j z_ij+ + c-_j z_ij-).
     """

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from icebear import CP_LRP, AttnLRP, Edit, Model, Neuron, attribute, project, steer
 from icebear.errors import InputError, ModelError
-from icebear.lrp.rule_values import Gamma
+from icebear.lrp.linear_rules import Gamma
 from icebear.models.loading.loading import load_model
 from icebear.models.parts.linear import Linear, packed
 

@@ -21,7 +21,7 @@ from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
 from icebear.errors import MissingRule
 from icebear.lrp import differences
-from icebear.lrp import operation_rules as operations
+from icebear.lrp import operation_table as operations
 from icebear.lrp.context import relevance_rules
 from icebear.lrp.paired_rows import BLOCK, partner
 from icebear.models.objective import objective_of

@@ -27,7 +27,7 @@ from icebear.actmax.index.neuron_vectors import gated
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
-from icebear.concepts.vocabulary.vocabulary import unembedding, w_out_rows
+from icebear.concepts.vocabulary.weight_rows import unembedding, w_out_rows
 from icebear.errors import InputError, MissingRule, ModelError
 from icebear.models.parts.families import FAMILIES
 

@@ -16,10 +16,11 @@ from conftest import LLAMA, Letters, random_model, started_alone
 
 from icebear import ATTNLRP, CP_LRP, Model, annotate, attribute, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.actmax.index.activation_statistics import BIN_EDGES, STATISTICS, Statistic, merge
+from icebear.actmax.index.activation_statistics import BIN_EDGES, STATISTICS, Statistic
 from icebear.actmax.index.annotation import attribute_neurons
 from icebear.actmax.index.corpus import sentence_id
 from icebear.actmax.index.scan import Settings, _hash, scan_shard, sums_up
+from icebear.actmax.index.top_activations import merge
 from icebear.concepts.methods.registry import name_of
 from icebear.concepts.vocabulary import calibration
 from icebear.concepts.vocabulary.projection import project

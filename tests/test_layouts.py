@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from icebear import attribute, steer
 from icebear.concepts.passes.sites import hooks
-from icebear.concepts.vocabulary.vocabulary import unembedding, w_in_rows, w_out_rows
+from icebear.concepts.vocabulary.weight_rows import unembedding, w_in_rows, w_out_rows
 from icebear.models.parts.families import FAMILIES, SCANS
 from icebear.models.parts.linear import norm_divisor, through_norm
 

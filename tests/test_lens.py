@@ -15,7 +15,7 @@ from icebear.actmax.index.neuron_vectors import ensure_vectors
 from icebear.app.cli.main import main
 from icebear.concepts.vocabulary import calibration, lens
 from icebear.concepts.vocabulary.lens import build_mean_lens, contexts_of, mean_lens, mean_rows
-from icebear.concepts.vocabulary.vocabulary import direct_row, unembed
+from icebear.concepts.vocabulary.weight_rows import direct_row, unembed
 from icebear.errors import InputError
 from icebear.models.parts.linear import Linear
 from icebear.records import Reliability

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
 from icebear import Model, Neuron, project
-from icebear.concepts.vocabulary import vocabulary
-from icebear.concepts.vocabulary.vocabulary import direct_row, direct_rows, unembed, unembedding, w_in_rows, w_out_rows
+from icebear.concepts.vocabulary import weight_rows
+from icebear.concepts.vocabulary.weight_rows import direct_row, direct_rows, unembed, unembedding, w_in_rows, w_out_rows
 from icebear.models.parts.linear import Linear
 
 CONFIGS = different()
@@ -94,7 +94,7 @@ def test_the_unembedding_in_blocks_is_the_unembedding(name, monkeypatch):
     if model.unembedding_in:
         reference = reference @ whole(model.unembedding_in)
     x = torch.randn(3, model.config.hidden_size)
-    monkeypatch.setattr(vocabulary, "BLOCK", 16)  # of 50 tokens
+    monkeypatch.setattr(weight_rows, "BLOCK", 16)  # of 50 tokens
     assert torch.allclose(unembedding(model), reference, rtol=1e-5, atol=1e-5)
     assert torch.allclose(unembedding(model, 7), reference[7], rtol=1e-5, atol=1e-5)
     assert torch.allclose(unembed(model, x), x @ reference.T, rtol=1e-5, atol=1e-5)
@@ -112,7 +112,7 @@ def test_what_stands_for_the_unembedding_elsewhere(name, monkeypatch):
     model = other_model(name)
     output = model.net.get_output_embeddings() or model.embeddings[0]
     reference = whole(output) * (24**-0.5 if name == "t5, relu" else 1)
-    monkeypatch.setattr(vocabulary, "BLOCK", 2)
+    monkeypatch.setattr(weight_rows, "BLOCK", 2)
     assert torch.equal(unembedding(model), reference)
     x = torch.randn(3, 24)
     assert torch.allclose(unembed(model, x), x @ reference.T, rtol=1e-5, atol=1e-5)
@@ -134,7 +134,7 @@ def test_a_shape_is_learnt_without_converting_a_weight(name):
 def test_a_neurons_words_convert_its_row_and_blocks_of_the_unembedding(name, monkeypatch):
     model = make(name)
     project(model, Neuron(1, "ffn", 3))  # measures what norms divide by, once
-    monkeypatch.setattr(vocabulary, "BLOCK", 16)
+    monkeypatch.setattr(weight_rows, "BLOCK", 16)
     with Converted() as converted:
         project(model, Neuron(1, "ffn", 3))
     assert max(converted.sizes) == 16 * model.config.hidden_size

@@ -23,7 +23,8 @@ from benchmarks.baselines import (
 )
 from benchmarks.truth.judge.rounds import Rounds, gains
 from icebear import attribute
-from icebear.concepts.methods.attnlrp import CP_LRP, PA_LRP, AttnLRP, Difference
+from icebear.concepts.methods.attnlrp import CP_LRP, PA_LRP, AttnLRP
+from icebear.concepts.methods.difference_rules import Difference
 from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import METHODS, method_of, name_of

@@ -11,7 +11,7 @@ from benchmarks.projection import PROMPTS
 from icebear import Model, Neuron, attribute, project, steer
 from icebear.concepts.vocabulary import calibration as texts
 from icebear.concepts.vocabulary.calibration import calibrate
-from icebear.concepts.vocabulary.vocabulary import direct_row, typical, unembedding
+from icebear.concepts.vocabulary.weight_rows import direct_row, typical, unembedding
 from icebear.models.parts.linear import norm_divisor as divisor
 
 

@@ -21,7 +21,7 @@ from icebear.actmax.index.corpus import Corpus
 from icebear.app.cli.main import main
 from icebear.app.cli.tables.cards import card_report
 from icebear.concepts.vocabulary.projection import both_projections
-from icebear.concepts.vocabulary.vocabulary import direct_row, unembedding
+from icebear.concepts.vocabulary.weight_rows import direct_row, unembedding
 from icebear.db import search, vectors
 from icebear.db.vectors import unit
 from icebear.errors import StoreError

@@ -18,7 +18,7 @@ from transformers import GPT2Config
 
 from icebear import Model, Store, annotate, build_index, describe, open_store, read_corpus
 from icebear.actmax.index import build as index
-from icebear.concepts.vocabulary.vocabulary import direct_row, w_in_rows
+from icebear.concepts.vocabulary.weight_rows import direct_row, w_in_rows
 from icebear.db import search, vectors
 from icebear.db.search import nearest_by_chance
 from icebear.errors import InputError, StoreError, UnknownName

@@ -31,7 +31,7 @@ from icebear.app.cli.tables.steering import comparison_table
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.passes.sites import hooks
 from icebear.concepts.selftest import selftest
-from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
+from icebear.concepts.vocabulary.weight_rows import w_in_rows, w_out_rows
 from icebear.errors import InputError, ModelError, UnknownName
 from icebear.evaluation.baselines import AttentionRollout, Occlusion
 from icebear.models.objective import objective_of

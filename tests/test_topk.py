@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icebear.actmax.index.activation_statistics import EMPTY, strongest
+from icebear.actmax.index.top_activations import EMPTY, strongest
 
 rows = st.lists(
     st.tuples(

@@ -27,7 +27,7 @@ from benchmarks.truth.programs.decoys import KINDS, with_decoys
 from benchmarks.truth.programs.programs import PROGRAMS
 from icebear import attribute, load_model
 from icebear.app.cli.verbs.evaluate import command
-from icebear.concepts.methods.attnlrp import DIFFERENCE
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.nodes.controls import nodes_of, recovered_shares
 from icebear.steering.apply import steer
 from icebear.steering.flipping.flip import flip

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load, save
 
 from icebear.actmax.heads import ensure_heads
-from icebear.actmax.index.activation_statistics import STATISTICS, ScanSummary, empty_summary, merge
+from icebear.actmax.index.activation_statistics import STATISTICS
 from icebear.actmax.index.corpus import Corpus
 from icebear.actmax.index.head_norms import head_means
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
@@ -27,6 +27,7 @@ from icebear.actmax.index.scan import (
     shards,
     sums_up,
 )
+from icebear.actmax.index.top_activations import ScanSummary, empty_summary, merge
 from icebear.db.store import Store
 from icebear.errors import InputError, NumericalError, need
 from icebear.models.model import Model

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from icebear.concepts.vocabulary.lens import MeanLens, mean_lens
-from icebear.concepts.vocabulary.vocabulary import direct_rows, typical, unembedding, vocabulary, w_in_rows, w_out_rows
+from icebear.concepts.vocabulary.weight_rows import direct_rows, typical, unembedding, vocabulary, w_in_rows, w_out_rows
 from icebear.db import vectors
 from icebear.db.search import DEVIATION, RANDOM, measure_chance
 from icebear.db.store import Store

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from icebear.actmax.index.activation_statistics import STATISTICS, LayerActivations, ScanSummary, strongest
+from icebear.actmax.index.activation_statistics import STATISTICS, LayerActivations
 from icebear.actmax.index.head_norms import HeadNorms, head_means
+from icebear.actmax.index.top_activations import ScanSummary, strongest
 from icebear.concepts.passes.sites import hooks, neuron_site
 from icebear.errors import InputError
 from icebear.models.batch import Batch

@@ -27,8 +27,8 @@ from benchmarks.baselines import Gradient
 from benchmarks.numbers import common
 from benchmarks.numbers.dpa import Attention
 from icebear.app.cli.verbs.evaluate import command
-from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.common import explained_numbers
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.pair import Pair
 from icebear.concepts.methods.registry import METHODS
 from icebear.concepts.passes.inputs import input_hooks

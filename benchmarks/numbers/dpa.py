@@ -22,8 +22,8 @@ from benchmarks.numbers import common
 from benchmarks.task_pairs import named
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.methods.attnlrp import DIFFERENCE
 from icebear.concepts.methods.common import measure_without
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import Pair
 from icebear.concepts.methods.registry import METHODS

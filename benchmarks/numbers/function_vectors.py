@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.numbers import common
 from icebear.app.cli.verbs.evaluate import command
 from icebear.concepts.attribution.attribute import attribute
-from icebear.concepts.methods.attnlrp import DIFFERENCE
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.pair import Pair
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import hooks

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.attribution.request import AttributionRequest
-from icebear.concepts.methods.attnlrp import DIFFERENCE
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import BySite, Pair, PairResult

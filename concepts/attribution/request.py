@@ -9,7 +9,8 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Literal, TypedDict, get_args
 
-from icebear.concepts.methods.attnlrp import ATTNLRP, DIFFERENCE
+from icebear.concepts.methods.attnlrp import ATTNLRP
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.registry import method_of
 from icebear.concepts.passes.prompt import Recorded, recorded_positions

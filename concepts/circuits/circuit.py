@@ -17,7 +17,7 @@ from icebear.concepts.circuits.circuit_records import Node
 from icebear.concepts.circuits.edges import direct, inputs_of
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.stages_set import stages_set, whole_tokens
-from icebear.concepts.methods.attnlrp import DIFFERENCE, Difference
+from icebear.concepts.methods.difference_rules import DIFFERENCE, Difference
 from icebear.concepts.passes.prefix import after_common_beginning
 from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.passes.sites import neuron_site

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.attnlrp import Difference
+from icebear.concepts.methods.difference_rules import Difference
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import NeuronRecorder
 from icebear.concepts.passes.prompt import tokens_relevance

@@ -13,7 +13,7 @@ from icebear.concepts.circuits.nodes import change, moved_words
 from icebear.concepts.circuits.wiring import Wiring
 from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.statistics import clusters
-from icebear.concepts.vocabulary import vocabulary
+from icebear.concepts.vocabulary import weight_rows
 
 DISTANCE = 0.6
 """The largest mean cosine distance inside a group."""
@@ -72,13 +72,13 @@ def output_profiles(graph: Wiring) -> Tensor:
         if node.neuron.site == "head":
             layer, dim = node.neuron.layer, graph.model.head_dim
             part = slice(node.neuron.index * dim, (node.neuron.index + 1) * dim)
-            w_out = vocabulary.direct_rows(graph.model, "attn", layer, part)
+            w_out = weight_rows.direct_rows(graph.model, "attn", layer, part)
             assert w_out is not None
             differences = change(graph.relevance, "attn")[layer, node.position, part]
             rows.append(differences.to(w_out.dtype) @ w_out.cpu())
         else:
             difference = node.activation - node.counterfactual
-            rows.append(vocabulary.direct_row(graph.model, node.neuron).cpu() * difference)
+            rows.append(weight_rows.direct_row(graph.model, node.neuron).cpu() * difference)
     return torch.stack(rows).to(graph.difference)
 
 

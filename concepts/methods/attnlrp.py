@@ -1,17 +1,14 @@
-"""Layer-wise relevance propagation as methods: AttnLRP with its variants, and difference rules."""
+"""AttnLRP and its variants."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from icebear.concepts.methods.method import Method, Multiplying, OnePass
+from icebear.concepts.methods.method import Multiplying, OnePass
 from icebear.errors import InputError
-from icebear.lrp.rule_values import Epsilon, LinearRule
+from icebear.lrp.linear_rules import Epsilon, LinearRule
 from icebear.values import one_of, shown
-
-if TYPE_CHECKING:
-    from icebear.concepts.methods.pair import Pair, PairResult
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,37 +66,6 @@ class AttnLRP(OnePass):
         return super().compared()
 
 
-@dataclass(frozen=True, repr=False)
-class Difference(Method):
-    """Difference rules: relevance compared with a counterfactual, which sums exactly to the difference.
-
-    Parameters
-    ----------
-    softmax
-        ``exact`` attributes the change of attention weights too; ``constant`` fixes them at the mean of both prompts.
-
-    References
-    ----------
-    Shrikumar et al. 2017 (DeepLIFT's rescale rule); for the other rules see `icebear.lrp.differences`.
-    """
-
-    softmax: Literal["exact", "constant"] = "exact"
-    linear: ClassVar[LinearRule] = Epsilon()
-    conv: ClassVar[None] = None
-    scores_neurons = True
-    needs_counterfactual = needs_equal_length = keeps_largest = True
-    paired: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        one_of(self.softmax, "softmax rule of a difference", ("exact", "constant"))
-
-    def compare(self, pair: Pair) -> PairResult:
-        from icebear.concepts.methods.difference_rules import by_difference_rules
-
-        return by_difference_rules(self, pair)
-
-
 ATTNLRP = AttnLRP()
 CP_LRP = AttnLRP(softmax="constant")
 PA_LRP = AttnLRP(positions=True)
-DIFFERENCE = Difference()

@@ -11,8 +11,8 @@ from torch import Tensor
 from icebear.concepts.passes.inputs import Inputs, input_hooks
 from icebear.concepts.passes.neuron_recorders import AllNeurons
 from icebear.concepts.passes.run import Logits, forward_backward
+from icebear.lrp.linear_rules import Rules
 from icebear.lrp.positions import Reading, Sinks, over_layers
-from icebear.lrp.rule_values import Rules
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 

@@ -1,12 +1,15 @@
-"""`Difference.compare`: prompt and counterfactual are the two rows of one pass with difference rules."""
+"""Difference rules as a method: prompt and counterfactual are the two rows of one pass."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import Pair, PairResult, predictions
 from icebear.concepts.passes.inputs import Inputs, Stream, product
 from icebear.concepts.passes.neuron_recorders import LargestNeurons, PairedNeurons, Values
@@ -14,9 +17,10 @@ from icebear.concepts.passes.prompt import excluded_positions
 from icebear.concepts.passes.run import Logits, Recorder, forward, forward_backward
 from icebear.concepts.weights.changed_weights import Causes
 from icebear.errors import InputError
-from icebear.lrp.rule_values import Rules
+from icebear.lrp.linear_rules import Epsilon, LinearRule
 from icebear.models.model import Model
 from icebear.models.objective import Objective
+from icebear.values import one_of
 
 
 class PairLogits(Logits):
@@ -37,47 +41,70 @@ class PairLogits(Logits):
         return torch.cat((numbers[:1], numbers[1:].detach()))
 
 
-def by_difference_rules(rules: Rules, pair: Pair) -> PairResult:
-    """Return what `Method.compare` does. Raises `InputError` if a base model differs in more than its weights."""
-    model, objective, batch = pair.model, pair.objective, pair.objective.batch
-    causes = Causes(pair.models, batch) if pair.models else None
-    target, stream = PairLogits(pair), Stream(model, batch)
-    inputs = Inputs(causes.read) if causes else Inputs()
-    neurons = PairedNeurons(model, batch, pair.sites, pair.columns(2))
-    excluded = partial(excluded_positions, model, objective, stream)
-    largest = None if pair.k is None else LargestNeurons(model, batch, pair.sites, pair.k, excluded, True)
-    recorders: list[Recorder] = [inputs, stream, neurons, *([largest] if largest else [])]
-    numbers, _ = forward_backward(
-        model,
-        target,
-        recorders,
-        rules,
-        strict=pair.strict,
-        checkpoint=pair.checkpoint,
-        paired=causes.weights if causes else None,
-    )
-    if causes is None:
-        tokens = [product(x[0] - x[1], g[0]) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
-    else:
-        tokens = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]
-    if causes is not None and not causes.pair.only_weights_differ:
-        _check_base(causes.pair.base, target.objective, numbers[1])
-    relevance, activation, counterfactual = neurons.result()
-    explained = [objective.all_positions.index(position) for position in objective.positions[0]]
-    return PairResult(
-        objective=target.objective,
-        numbers=(numbers[0].item(), numbers[1].item()),
-        tokens=tuple(tokens),
-        relevance=relevance,
-        activation=activation,
-        counterfactual=counterfactual,
-        alignment=torch.eye(len(batch.columns(0))),
-        sinks=stream.sinks(0),
-        logits=target.logits[:1, explained],
-        predictions=predictions(model, objective, target.logits),
-        largest=largest.row(0) if largest else None,
-        changes=causes.result() if causes else (),
-    )
+@dataclass(frozen=True, repr=False)
+class Difference(Method):
+    """Difference rules: relevance compared with a counterfactual, which sums exactly to the difference.
+
+    Parameters
+    ----------
+    softmax
+        ``exact`` attributes the change of attention weights too; ``constant`` fixes them at the mean of both prompts.
+
+    References
+    ----------
+    Shrikumar et al. 2017 (DeepLIFT's rescale rule); for the other rules see `icebear.lrp.differences`.
+    """
+
+    softmax: Literal["exact", "constant"] = "exact"
+    linear: ClassVar[LinearRule] = Epsilon()
+    conv: ClassVar[None] = None
+    scores_neurons = True
+    needs_counterfactual = needs_equal_length = keeps_largest = True
+    paired: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        one_of(self.softmax, "softmax rule of a difference", ("exact", "constant"))
+
+    def compare(self, pair: Pair) -> PairResult:
+        model, objective, batch = pair.model, pair.objective, pair.objective.batch
+        causes = Causes(pair.models, batch) if pair.models else None
+        target, stream = PairLogits(pair), Stream(model, batch)
+        inputs = Inputs(causes.read) if causes else Inputs()
+        neurons = PairedNeurons(model, batch, pair.sites, pair.columns(2))
+        excluded = partial(excluded_positions, model, objective, stream)
+        largest = None if pair.k is None else LargestNeurons(model, batch, pair.sites, pair.k, excluded, True)
+        recorders: list[Recorder] = [inputs, stream, neurons, *([largest] if largest else [])]
+        numbers, _ = forward_backward(
+            model,
+            target,
+            recorders,
+            self,
+            strict=pair.strict,
+            checkpoint=pair.checkpoint,
+            paired=causes.weights if causes else None,
+        )
+        if causes is None:
+            tokens = [product(x[0] - x[1], g[0]) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
+        else:
+            tokens = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]
+        if causes is not None and not causes.pair.only_weights_differ:
+            _check_base(causes.pair.base, target.objective, numbers[1])
+        relevance, activation, counterfactual = neurons.result()
+        explained = [objective.all_positions.index(position) for position in objective.positions[0]]
+        return PairResult(
+            objective=target.objective,
+            numbers=(numbers[0].item(), numbers[1].item()),
+            tokens=tuple(tokens),
+            relevance=relevance,
+            activation=activation,
+            counterfactual=counterfactual,
+            alignment=torch.eye(len(batch.columns(0))),
+            sinks=stream.sinks(0),
+            logits=target.logits[:1, explained],
+            predictions=predictions(model, objective, target.logits),
+            largest=largest.row(0) if largest else None,
+            changes=causes.result() if causes else (),
+        )
 
 
 def _check_base(base: Model, objective: Objective, number: Tensor) -> None:
@@ -91,3 +118,6 @@ def _check_base(base: Model, objective: Objective, number: Tensor) -> None:
             f"{base.name} and the model have different configurations, so their outputs would differ even with equal "
             "weights; compare models that have the same configuration."
         )
+
+
+DIFFERENCE = Difference()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from icebear.concepts.methods.pair import Pair, PairResult
-    from icebear.lrp.rule_values import Rules
+    from icebear.lrp.linear_rules import Rules
     from icebear.models.model import Model
     from icebear.models.objective import Objective
 

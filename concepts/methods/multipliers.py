@@ -15,7 +15,7 @@ from icebear.concepts.passes.inputs import Inputs, Stream, product
 from icebear.concepts.passes.neuron_recorders import AllNeurons, Values
 from icebear.concepts.passes.run import Logits, forward, forward_backward
 from icebear.errors import InputError
-from icebear.lrp.rule_values import Rules
+from icebear.lrp.linear_rules import Rules
 from icebear.models.objective import Objective
 
 

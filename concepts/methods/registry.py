@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP, DIFFERENCE, PA_LRP, Difference
+from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP, PA_LRP
+from icebear.concepts.methods.difference_rules import DIFFERENCE, Difference
 from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.errors import InputError, UnknownName
-from icebear.lrp.rule_values import AlphaBeta, Epsilon, Gamma, ZPlus
+from icebear.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
 from icebear.values import shown
 
 METHODS: dict[str, Method] = {

@@ -24,8 +24,8 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import LONG, Target, forward_backward, new_accounting
 from icebear.lrp import rules
 from icebear.lrp.context import applied
-from icebear.lrp.module_rules import FACTORS, ModuleRules
-from icebear.lrp.rule_values import Epsilon, Rules
+from icebear.lrp.linear_rules import Epsilon, Rules
+from icebear.lrp.module_hooks import FACTORS, ModuleHooks
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 
@@ -35,7 +35,7 @@ ROUNDING_ERRORS = 100
 
 def rules_at_modules(
     model: Model, target: Target, method: Rules | None, checkpoint: bool | None = None
-) -> ModuleRules | None:
+) -> ModuleHooks | None:
     """Return the rules at modules if passes of this kind are proved; None if operations must be looked up."""
     batch = target.batch
     if batch is None or checkpoint or method is None or (kind := _kind(model, batch, method)) is None:
@@ -47,7 +47,7 @@ def rules_at_modules(
         if model.proofs[kind] is None:
             model.proofs[kind] = _proof(model, batch, method)
         proof = model.proofs[kind]
-        return proof if isinstance(proof, ModuleRules) and proof.fits(model.net) else None
+        return proof if isinstance(proof, ModuleHooks) and proof.fits(model.net) else None
 
 
 def _kind(model: Model, batch: Batch, method: Rules) -> Hashable | None:
@@ -60,10 +60,10 @@ def _kind(model: Model, batch: Batch, method: Rules) -> Hashable | None:
     return method, model.net.config._attn_implementation, rows > 1, padded, tokens.bit_length(), model.dtype
 
 
-def _proof(model: Model, batch: Batch, method: Rules) -> ModuleRules | str | None:
+def _proof(model: Model, batch: Batch, method: Rules) -> ModuleHooks | str | None:
     """Return the rules at modules, why they are not enough, or None while something else is in the model."""
     try:
-        at_modules = ModuleRules(model)
+        at_modules = ModuleHooks(model)
         if not at_modules.fits(model.net):
             return None
         looked_up, ruled = (_explained(model, batch, method, way) for way in (None, at_modules))
@@ -88,7 +88,7 @@ def _refused(model: Model, reason: str) -> str:
 
 
 def _explained(
-    model: Model, batch: Batch, method: Rules, at_modules: ModuleRules | None
+    model: Model, batch: Batch, method: Rules, at_modules: ModuleHooks | None
 ) -> tuple[Tensor, Tensor, dict[str, int]]:
     """Return the relevance of the input (B, T, D), the sums that rules retained (3, B), and how often each rule was
     applied."""

@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from icebear.concepts.passes.sites import hooks
 from icebear.lrp.context import relevance_rules
+from icebear.lrp.linear_rules import Rules
 from icebear.lrp.model_pairs import PairedWeights
-from icebear.lrp.module_rules import ModuleRules
-from icebear.lrp.operation_rules import RelevanceMode
-from icebear.lrp.rule_values import Rules
+from icebear.lrp.module_hooks import ModuleHooks
+from icebear.lrp.operation_table import RelevanceMode
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.model import Model
@@ -180,7 +180,7 @@ def forward_backward(
     strict: bool = True,
     checkpoint: bool | None = None,
     paired: PairedWeights | None = None,
-    at_modules: ModuleRules | None = None,
+    at_modules: ModuleHooks | None = None,
 ) -> tuple[Tensor, RelevanceMode | None]:
     """Return the numbers (B,) that were explained (one after the other, if there are several a row), and the rules
     that were applied (with strict=False they name the operations without one).

@@ -30,7 +30,6 @@ from icebear.render import heatmap, page, render
 from icebear.values import check_int, one_of, several, shown, typed
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas
 
 

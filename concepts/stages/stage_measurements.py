@@ -48,7 +48,7 @@ LARGE_CHANGE = 0.25
 """A left-out whole part that changes the share by more than this is said."""
 LARGE_EFFECT = 1 / 3
 """Words whose effect is above this share of the largest are shown."""
-RANDOM_SWAPS = 20
+"""Heads that are swapped as a control."""
 """Heads that are swapped as a control."""
 SHOWN_WORDS = 4
 """The largest number of words that are raised, and lowered."""
@@ -75,8 +75,9 @@ class Measured:
     def __init__(self, model: Model, pairs: Sequence[PatchedPair]) -> None:
         self.model, self.pairs, self.shares = model, pairs, Shares(pairs)
         self.network = Network(model, pairs[0].passes.stack_of(pairs[0].explained))
-        aligned = all(pair.is_aligned for pair in pairs)
-        self.kind: Kind = "last token" if not all(pair.ends_alike for pair in pairs) else "alone" if aligned else "cut"
+        self.is_aligned = all(pair.is_aligned for pair in pairs)
+        alone: Kind = "alone" if self.is_aligned else "cut"
+        self.kind = alone if all(pair.ends_alike for pair in pairs) else "last token"
         self.differing = tuple(sorted(frozenset().union(*(pair.differing for pair in pairs))))
         self.between = tuple(sorted(frozenset().union(*(pair.between for pair in pairs)) - {*self.differing}))
 
@@ -84,8 +85,7 @@ class Measured:
         """Take the steps, and return the fields of `StageRecord`."""
         assert relevance.target is not None
         shown = [*self.differing, *_largest_between(relevance, self.between)]
-        is_aligned = all(pair.is_aligned for pair in self.pairs)
-        trace = self.trace(sorted(shown)) if is_aligned else Trace((), (), ())
+        trace = self.trace(sorted(shown)) if self.is_aligned else Trace((), (), ())
         on_progress(2, STEPS)
         result = self.search(relevance, on_progress)
         heads, neurons, rest = result.heads, result.neurons, self.beside_the_set(result.earlier)
@@ -213,7 +213,7 @@ class Measured:
     def measured_parts(
         self, heads: Sequence[Ranked], neurons: Sequence[Ranked], rest: WholeParts, tokens: Sequence[int]
     ) -> dict[str, Any]:
-        """Steps 5 to 7 and the waterfall."""
+        """Steps 5 to 7, and the shares of the parts in sequence."""
         moving, writing = ([node.neuron for node in nodes] for nodes in (heads, neurons))
         chosen = [*moving, *writing]
         draws = self.random_sets(chosen)
@@ -256,7 +256,7 @@ class Measured:
     def random_swaps(self, heads: Sequence[Neuron], seed: int = 0) -> tuple[RandomSwap, ...]:
         """The control of step 6: the same with random other heads, of all layers."""
         others = [head for head in self.network.heads() if head not in set(heads)]
-        drawn = Random(seed).sample(others, min(RANDOM_SWAPS, len(others)))
+        drawn = Random(seed).sample(others, min(RANDOM_DRAWS, len(others)))
         after = self.swapped([[head] for head in drawn]) if drawn else []
         return tuple(map(RandomSwap, drawn, after))
 

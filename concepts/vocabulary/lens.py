@@ -26,7 +26,7 @@ from icebear.concepts.cached import Damaged, made_by, read_tensors, save_tensors
 from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.passes.sites import hooks, is_hooked
 from icebear.concepts.vocabulary import calibration
-from icebear.concepts.vocabulary.vocabulary import direct_row, gives_answers, unembed, w_out_rows
+from icebear.concepts.vocabulary.weight_rows import direct_row, gives_answers, unembed, w_out_rows
 from icebear.errors import InputError, ModelError
 from icebear.models.model import Model
 from icebear.records import WRITERS, Neuron, Reliability

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.vocabulary.lens import mean_lens, mean_rows
-from icebear.concepts.vocabulary.vocabulary import direct_row, direct_rows, gives_answers, typical, unembed, w_out_rows
+from icebear.concepts.vocabulary.weight_rows import direct_row, direct_rows, gives_answers, typical, unembed, w_out_rows
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import LENSES, WRITERS, Neuron, Projection, Promotion

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.passes.sites import stream_hooks
-from icebear.concepts.vocabulary.vocabulary import gives_answers, unembed
+from icebear.concepts.vocabulary.weight_rows import gives_answers, unembed
 from icebear.errors import InputError
 from icebear.models.model import Model
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from icebear.concepts.passes.sites import is_hooked
-from icebear.concepts.vocabulary.vocabulary import w_in_rows, w_out_rows
+from icebear.concepts.vocabulary.weight_rows import w_in_rows, w_out_rows
 from icebear.concepts.weights.weight_parts import Kind, Part, WeightParts
 from icebear.errors import InputError
 from icebear.lrp.model_pairs import Caused, Entries, PairedWeights

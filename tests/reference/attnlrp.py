@@ -6,7 +6,7 @@ a gradient: it takes the values of the forward pass and the relevance R of an ou
 
 import torch
 
-from icebear.lrp.rule_values import AlphaBeta, Epsilon, Gamma, ZPlus
+from icebear.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
 
 
 class Value:

@@ -24,11 +24,7 @@ class Options:
     attribution: AttributionOptions
     site: str | None = option(show_default="ffn")
     position: Any
-    top: int = option(
-        "Number of neurons to rank.",
-        default=10,
-        type="count",
-    )
+    top: int = option("Number of neurons to rank.", default=10, type="count")
     sources: bool = option(
         "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
         "earlier words."
@@ -87,9 +83,8 @@ def explain(options: Options) -> None:
     write_page(options.html, explanation.to_html)
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
-    is_report = options.units or options.sources or not explanation.random_effects
-    is_screen = explanation.stages or not is_report
-    report = explanation_screen if is_screen else explanation_report
+    has_tables = not explanation.stages and (options.units or options.sources or not explanation.random_effects)
+    report = explanation_report if has_tables else explanation_screen
     tables: list[Any] = [*about, report(explanation, units_table(units) if units else None)]
     if chosen:
         document["chosen_counterfactual"] = vars(chosen)

@@ -18,7 +18,7 @@ from benchmarks.truth.judge.judged_pairs import Pair
 from benchmarks.truth.judge.rounds import Rounds, in_rounds
 from benchmarks.truth.programs.compiler import Compiled
 from benchmarks.truth.programs.decoys import KINDS
-from icebear.concepts.methods.attnlrp import DIFFERENCE
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.nodes.controls import nodes_of
 from icebear.concepts.passes.patching import Nodes

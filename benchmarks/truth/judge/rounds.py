@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from icebear.concepts.methods.attnlrp import DIFFERENCE
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import BySite, Pair, PairResult
 from icebear.concepts.passes.patching import Nodes

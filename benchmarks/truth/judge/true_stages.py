@@ -14,7 +14,7 @@ from benchmarks.truth.judge.truth_tables import means
 from benchmarks.truth.programs.compiler import Compiled
 from benchmarks.truth.programs.decoys import KINDS
 from benchmarks.truth.programs.program import Program
-from icebear.concepts.methods.attnlrp import DIFFERENCE
+from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.stages.stages import stage_sites, stages_of
 from icebear.evaluation.protocol import Lines
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from icebear.lrp.context import elementwise_modules, identity_of
-from icebear.lrp.operation_rules import RelevanceMode, constant_name, is_activation, norm
+from icebear.lrp.operation_table import RelevanceMode, constant_name, is_activation, norm
 from icebear.models.lock import replaced
 from icebear.models.model import Model
 from icebear.models.parts.linear import Linear, packed
@@ -26,7 +26,7 @@ FACTORS = {"taylor": (0.5, 0.5), "constant": (0.0, 1.0)}
 PARTS = ("q", "k", "attn", "ffn")
 
 
-class ModuleRules:
+class ModuleHooks:
     """Where the rules are in a model of the usual form."""
 
     def __init__(self, model: Model) -> None:

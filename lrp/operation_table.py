@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from icebear.errors import MissingRule
 from icebear.lrp import rules
-from icebear.lrp.rule_values import Epsilon, LinearRule, Rules
+from icebear.lrp.linear_rules import Epsilon, LinearRule, Rules
 from icebear.models.parts import experts
 
 Rule = Callable[..., Any]
@@ -364,7 +364,7 @@ class RelevanceMode(TorchFunctionMode):
         self,
         operation: str,
         path: str,
-        remedy: str = "choose another method, such as gxi, add it to the table in lrp/operation_rules.py",
+        remedy: str = "choose another method, such as gxi, add it to the table in lrp/operation_table.py",
     ) -> None:
         """Raise, or with strict=False record and warn, that `operation` in module `path` has no rule."""
         message = (
