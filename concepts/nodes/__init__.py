@@ -1,1 +1,1 @@
-"""Sets of nodes: controls, groups."""
+"""Sets of nodes: controls."""

@@ -48,8 +48,6 @@ LARGE_CHANGE = 0.25
 """A left-out whole part that changes the share by more than this is said."""
 LARGE_EFFECT = 1 / 3
 """Words whose effect is above this share of the largest are shown."""
-"""Heads that are swapped as a control."""
-"""Heads that are swapped as a control."""
 SHOWN_WORDS = 4
 """The largest number of words that are raised, and lowered."""
 
