@@ -58,9 +58,10 @@ lint: install
 	cd build/typed && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 	cd build/typed && $(CURDIR)/$(BIN)/lint-imports $(CURDIR)/pyproject.toml --no-cache
 
-# Processes of one thread each do more on the same cores than one process with all threads.
+# Processes of one thread each do more on the same cores than one process with all threads; half as many again as cores,
+# because some wait for a browser or for other processes.
 pytest: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "$(MARKS)"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)) --maxprocesses 6 --dist worksteal -m "$(MARKS)"
 
 # The type checker, which has one process, runs beside the tests.
 check: install

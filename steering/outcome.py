@@ -188,9 +188,10 @@ def _flipped(
     outcome = Outcome(new, aim, reached, sum(others), len(contexts.contexts), SEED, old=old)
     if not swaps:
         return outcome
-    sources = contexts.contexts[:: max(1, len(contexts.contexts) // RANDOM_DRAWS)][:RANDOM_DRAWS]
-    values = [last.with_source(source).logits([values_by_step(model, edits)]) for source in sources]
-    drawn = _phrase(record, torch.cat(values).log_softmax(-1))
+    count = len(contexts.contexts)
+    sources = range(0, count, max(1, count // RANDOM_DRAWS))[:RANDOM_DRAWS]
+    swapped = last.with_swaps(contexts.head_outputs(sources))
+    drawn = _phrase(record, swapped.logits([values_by_step(model, edits)] * len(sources)).log_softmax(-1))
     return replace(outcome, other_sources=replace(new, others="the same swaps from other prompts", drawn=tuple(drawn)))
 
 

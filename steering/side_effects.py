@@ -20,6 +20,7 @@ from icebear.edits import AnyEdit
 from icebear.errors import InputError, NumericalError
 from icebear.models.model import Model
 from icebear.steering.apply import steer
+from icebear.steering.flipping.last_token import head_outputs, last_head_outputs
 
 HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="utf-8").splitlines()
 """Texts of our own that no recipe is about."""
@@ -117,6 +118,16 @@ class HeldOutContexts:
         with steer(self.model, edits), torch.no_grad():
             logits = self._prefix.logits(last, rows, [end - 1 for end in ends], [0])[:, 0]
         return logits.float().log_softmax(-1).cpu()
+
+    def head_outputs(self, chosen: Sequence[int]) -> dict[int, Tensor]:
+        """Return layer -> the outputs (C, A) of its heads at the last token of C chosen contexts."""
+        contexts = [self.contexts[number] for number in chosen]
+        if self._prefix:
+            rows, ends = zip(*(self._cuts[number] for number in chosen), strict=True)
+            last = torch.tensor([[context[-1]] for context in contexts], device=self.model.device)
+            return last_head_outputs(self.model, self._prefix.inputs(last, rows, [end - 1 for end in ends]))
+        each = [head_outputs(self.model, context) for context in contexts]
+        return {layer: torch.cat([row[layer] for row in each]) for layer in each[0]}
 
     def _whole_texts(self, edits: Sequence[AnyEdit]) -> Tensor:
         """Read each text once: edits act on each token in the same way in all contexts."""

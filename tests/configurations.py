@@ -128,15 +128,18 @@ def mixtures(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, 
     }
 
 
-DIFFERENT = "llama gemma3 olmo2 cohere2 nemotron apertus granite phi3 smollm3 gpt2 gptj gpt_neox bloom mixtral gpt_oss"
-DIFFERENT += " deepseek_v3"
+DIFFERENT = (
+    *"llama gemma3 olmo2 cohere2 nemotron apertus granite phi3 smollm3 gpt2 gptj gpt_neox bloom mixtral".split(),
+    *("gpt_oss", "deepseek_v3", "opt, norms behind", "falcon, grouped", "falcon, alibi"),
+)
+"""Families whose layers differ in more than names and sizes: for laws that tests/test_layouts.py or
+tests/test_reference.py have for every family in another form."""
 
 
 def different() -> dict[str, PreTrainedConfig]:
-    """Families whose layers differ in more than names and sizes: for laws that tests/test_layouts.py or
-    tests/test_reference.py have for every family in another form."""
+    """Name -> configuration of `DIFFERENT`."""
     each = {**dense(), **mixtures()}
-    return {name: each[name] for name in (*DIFFERENT.split(), "opt, norms behind", "falcon, grouped", "falcon, alibi")}
+    return {name: each[name] for name in DIFFERENT}
 
 
 def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tuple[str, PreTrainedConfig]]:

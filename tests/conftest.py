@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(items):
         for fixture, mark in (("smol", "real"), ("chromium", "browser")):
             if fixture in item.fixturenames:
                 item.add_marker(mark)
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, ("long", "browser"))))
     gc.collect()
     gc.freeze()  # the collector would walk over all that torch, transformers and pytest hold, for minutes in all
     gc.set_threshold(7000)

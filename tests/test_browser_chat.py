@@ -26,6 +26,7 @@ def pressed(page):
     return page.locator(".words button[aria-pressed=true]").all_text_contents()
 
 
+@pytest.mark.release
 def test_a_conversation(chromium, address):
     """Write, answer, click a word, contrast, steer, share the URL; what stands in a message does nothing."""
     page = open_view(chromium.new_page(viewport={"width": 1280, "height": 900}), address, "chat?length=8")

@@ -68,6 +68,7 @@ def test_an_answer_changes(chromium, address):
     page.close()
 
 
+@pytest.mark.release
 def test_a_concept_is_found_steered_and_watched(chromium, address):
     page = open_view(chromium.new_page(), address, "steer?section=concepts")
     page.get_by_role("button", name="Try an example: music").click()

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from configurations import dense, different, mixtures
+from configurations import DIFFERENT, dense, mixtures
 from conftest import IDS, LLAMA, Double, Letters, random_model
 from reference import differences as pair_reference
 from reference import models as reference_models
@@ -178,7 +178,7 @@ def test_contributions_are_those_of_the_reference(name, build):
                 assert graph.contribution[row, column].item() == pytest.approx(expected.item(), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if name in different()])
+@pytest.mark.parametrize("name", [name for name in KNOWN if name in DIFFERENT])
 def test_contributions_sum_to_each_targets_own_difference(name):
     graph = made(name, 8, heads=name in ("llama", "gpt2", "mixtral"))
     assert (graph.difference - graph.contribution.sum(-1)).abs().max() < 1e-6

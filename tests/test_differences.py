@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from configurations import dense, different, mixtures, others
+from configurations import DIFFERENT, dense, mixtures, others
 from conftest import IDS, LLAMA, Double, random_model
 from reference import differences as pair_reference
 from reference import models as reference_models
@@ -29,7 +29,7 @@ from icebear.models.objective import objective_of
 OTHER = [7, 3, 14, 44, 8, 3, 21, 9]
 FAMILIES = [
     (name, kind)
-    for name in different()
+    for name in DIFFERENT
     for kind in ("eager", "sdpa")
     if not (kind == "sdpa" and name in NO_SDPA) and not (kind == "eager" and name in ONLY_SDPA)
 ]

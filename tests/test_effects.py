@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import test_tasks
 import torch
-from configurations import dense, different, mixtures
+from configurations import DIFFERENT, dense, mixtures
 from conftest import IDS, Letters, random_model
 from torch.testing import assert_close
 
@@ -390,7 +390,7 @@ def test_words_are_read_once_and_have_letters():
 ROWS = [IDS[:5], OTHER_IDS, [3, 12, 40]]
 
 
-@pytest.mark.parametrize("name", different())
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_passes_after_any_beginning_equal_whole_passes(name):
     model, rows = made(name), ROWS
     prefix = Prefix.of(model, rows)

@@ -5,7 +5,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from configurations import dense, different, mixtures
+from configurations import DIFFERENT, dense, different, mixtures
 from conftest import IDS, Double, Letters, random_model
 from pages import script
 from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, LlamaForCausalLM
@@ -79,7 +79,7 @@ def test_eager_equals_sdpa(name):
         assert torch.allclose(one.activation(site), other.activation(site), rtol=1e-7, atol=1e-9), site
 
 
-@pytest.mark.parametrize("name", different())
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_batch_equals_single_and_everything_is_undone(name):
     """In every family the self-test compares a batch with single prompts too."""
     model = make(name, attention(name))
@@ -182,7 +182,7 @@ def test_the_text_half_of_a_model_of_images_and_text_is_explained_like_that_text
 
 
 @pytest.mark.usefixtures("few_draws", "few_texts")
-@pytest.mark.parametrize("name", different())
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_ranking_steering_and_the_scan(name, tmp_path):
     model = Model(random_model(different()[name], dtype=torch.float32, attention="eager").net, Letters(), name)
     best = attribute(model, "the ice bear", sites=[site for site in SITES if site in model.sites]).top(3)

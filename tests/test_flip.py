@@ -78,14 +78,16 @@ def test_two_heads_of_the_camel_move_the_ice_bear(smol, desert_by_heads, monkeyp
         with steer(smol, edit):
             assert row.alone == pytest.approx(smol.probability(ICE_BEAR, " desert"), rel=1e-3)
         assert (row.neuron, row.activation, row.relevance) == (edit.neuron, None, None)
-    outcome = next(outcomes(smol, recipe, HeldOutContexts(smol, HELD_OUT_TEXTS[:3])))  # without texts and side effects
+    contexts = HeldOutContexts(smol, HELD_OUT_TEXTS[:3])
+    outcome = next(outcomes(smol, recipe, contexts))  # without texts and side effects
     with steer(smol, recipe):
         assert smol.predict(ICE_BEAR, 1)[0].text == " desert"
         assert outcome.control.after == pytest.approx(smol.probability(ICE_BEAR, " desert"), rel=1e-3)
     assert outcome.as_far == 0
-    source = HeldOutContexts(smol, HELD_OUT_TEXTS[:3]).contexts[0]
-    with steer(smol, [Edit.from_prompt(edit.neuron, tuple(source)) for edit in recipe]):
-        assert outcome.other_sources.drawn[0] == pytest.approx(smol.probability(ICE_BEAR, " desert"), rel=1e-3)
+    step = max(1, len(contexts.contexts) // 4)
+    for source, drawn in zip(contexts.contexts[::step], outcome.other_sources.drawn[:2], strict=False):
+        with steer(smol, [Edit.from_prompt(edit.neuron, tuple(source)) for edit in recipe]):
+            assert drawn == pytest.approx(smol.probability(ICE_BEAR, " desert"), rel=1e-3)
     assert max(outcome.other_sources.drawn) < outcome.control.after
 
 

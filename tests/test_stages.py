@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from configurations import dense, different, mixtures, others
+from configurations import DIFFERENT, dense, mixtures, others
 from conftest import random_model
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,7 +109,7 @@ def chosen(masks, kind, layer, width):
     return mask.repeat_interleave(width // len(mask))
 
 
-@pytest.mark.parametrize("name", [*different(), "mistral"])
+@pytest.mark.parametrize("name", [*DIFFERENT, "mistral"])
 def test_cached_passes_are_complete_ones(name):
     """States of every kind, and the causal trace; a model without an exact cache reads all tokens."""
     model = made(name)

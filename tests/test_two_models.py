@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from configurations import dense, different, mixtures
+from configurations import DIFFERENT, dense, mixtures
 from conftest import IDS, LLAMA, Double, Letters, random_model
 from test_differences import FAMILIES, OTHER, pair_of
 from test_loading import words
@@ -27,7 +27,7 @@ from icebear.lrp.model_pairs import OuterProduct
 PLANTED = Neuron(2, "ffn", 7)
 LEARNED = ("apertus",)
 """Families whose activation function has weights."""
-EACH = {name: kind for name, kind in reversed(FAMILIES) if name in different() and name not in LEARNED}
+EACH = {name: kind for name, kind in reversed(FAMILIES) if name in DIFFERENT and name not in LEARNED}
 """Families with difference rules, with one kind of attention."""
 
 

@@ -70,7 +70,7 @@ class LastToken:
         """phrase: tokens after the prompt; all S of them are predicted, and all but the last are read. source: a prompt
         after whose last token heads have the outputs that they are swapped for; without it there are no heads."""
         self.model, self.ids = model, list(ids)
-        self.swapped = {} if source is None else _head_outputs(model, source)
+        self.swapped = {} if source is None else head_outputs(model, source)
         self.read = [self.ids[-1], *phrase[:-1]]
         self.steps = len(self.read)
         self.rows = max(1, min(PASS_ROWS, PASS_TOKENS // (len(self.ids) + self.steps)))
@@ -80,10 +80,11 @@ class LastToken:
         """The tokens before, which are read in every pass if later tokens have an influence on them."""
         self.predicting = slice(len(self.again), None)
 
-    def with_source(self, ids: Sequence[int]) -> LastToken:
-        """Return the same passes with heads that are swapped from another prompt."""
+    def with_swaps(self, swapped: dict[int, Tensor]) -> LastToken:
+        """Return the same passes with heads that are swapped for others. swapped: layer -> the outputs (R, A) of its
+        heads, one row for all rows of proposals or one for each."""
         other = copy.copy(self)
-        other.swapped = _head_outputs(self.model, ids)
+        other.swapped = swapped
         return other
 
     def before(self, step: int) -> list[int]:
@@ -114,7 +115,7 @@ class LastToken:
         logits = []
         for start in range(0, len(proposals), self.rows):
             part = proposals[start : start + self.rows]
-            edits = _Edited(self, part)
+            edits = _Edited(self, part, start)
             with self.model.lock, hooks(self.model, edits.moved, edits.set):
                 logits.append(self.model.net(**self._inputs(len(part))).logits[:, self.predicting].float().cpu())
         return torch.cat(logits)
@@ -152,8 +153,9 @@ class _Margin(Target):
 class _Edited:
     """Moves FFN neurons and heads of each row by its edits, and records the gradient at all of them."""
 
-    def __init__(self, last: LastToken, rows: Sequence[Edits]) -> None:
-        self.last, model = last, last.model
+    def __init__(self, last: LastToken, rows: Sequence[Edits], start: int = 0) -> None:
+        """start: the number of the first row among all proposals."""
+        self.last, self.start, model = last, start, last.model
         step_0, neurons = len(last.again), model.width("ffn")
         self.moved: dict[tuple[str, int], list[tuple[int, int, int, float]]] = {}
         for row, edits in enumerate(rows):
@@ -172,7 +174,10 @@ class _Edited:
             if site == "attn":
                 by_head = (-1, self.last.model.head_dim)
                 heads, swapped = x.unflatten(-1, by_head), self.last.swapped[layer].unflatten(-1, by_head)
-                heads[rows, steps, columns] += value[:, None] * (swapped[columns] - heads[rows, steps, columns])
+                sources = [min(self.start + row, len(swapped) - 1) for row in rows]
+                heads[rows, steps, columns] += value[:, None] * (
+                    swapped[sources, columns] - heads[rows, steps, columns]
+                )
             else:
                 x[rows, steps, columns] = value
         self.at.append((site, layer))
@@ -187,10 +192,14 @@ class _Edited:
         self.gradients = gradients
 
 
-def _head_outputs(model: Model, ids: Sequence[int]) -> dict[int, Tensor]:
-    """Layer -> the outputs of its heads at the last token, before the output projection (heads x head_dim)."""
-    inputs = {"input_ids": torch.tensor([list(ids)], device=model.device)}
-    return {layer: x[0, -1] for layer, x in _read(model, "attn", inputs).items()}
+def head_outputs(model: Model, ids: Sequence[int]) -> dict[int, Tensor]:
+    """Return layer -> the outputs (1, A) of its heads at the last token, before the output projection."""
+    return last_head_outputs(model, {"input_ids": torch.tensor([list(ids)], device=model.device)})
+
+
+def last_head_outputs(model: Model, inputs: dict[str, Any]) -> dict[int, Tensor]:
+    """Return layer -> the outputs (B, A) of its heads at the last column of a pass, before the output projection."""
+    return {layer: x[:, -1] for layer, x in _read(model, "attn", inputs).items()}
 
 
 def _read(model: Model, site: str, inputs: dict[str, Any]) -> dict[int, Tensor]:
