@@ -23,7 +23,7 @@ PAIRS = (
     ("The ice bear lives in the", "The wild camel lives in the"),
     ("The opposite of hot is", "The opposite of big is"),
     ("The doctor put on his", "The soldier put on his"),
-    ("The farmer milked the", "The farmer rode the"),
+    ("The capital of Italy is", "The capital of Japan is"),
     ("The girl in the photo", "The girls in the photo"),
 )
 
@@ -55,7 +55,7 @@ def own(page: Any, address: str, pair: tuple[str, str]) -> tuple[float, float, f
     settled(page)
     begun = time.perf_counter()
     page.get_by_text("Make it say").click()
-    page.get_by_text("Random edits", exact=True).wait_for(timeout=120_000)
+    page.get_by_text("draws, seed 0").first.wait_for(timeout=120_000)
     flipped = time.perf_counter() - begun
     page.get_by_text("Side effects are").wait_for(timeout=120_000)
     return staged, flipped, time.perf_counter() - begun

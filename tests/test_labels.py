@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from icebear.actmax.labels.scores import choose_label, score_parts
 from icebear.app.cli.main import main
 from icebear.app.cli.options import ModelOptions
 from icebear.app.cli.verbs.evaluate import command
+from icebear.claims.kinds.meanings import LabelClaim
 from icebear.concepts.passes.sites import eager
 from icebear.concepts.statistics import auroc
 from icebear.convert import CONVERTER
@@ -115,6 +117,16 @@ def test_a_planted_neuron_gets_the_right_label(indexed):
         assert all(set(map(str.strip, hit.sentence.tokens)) & set(TOPICS["song"]) for hit in hits)
         assert all(part_of(hit.sentence.title) == "test" for hit in hits)
         assert f"{topic.text} ({topic.score:.2f} by {topic.by})" in html.unescape(card.to_html())
+
+
+def test_the_claim_of_a_topic_that_the_index_has_no_more_is_an_error(indexed):
+    model, path = indexed
+    with open_store(path) as store:
+        label_neurons(model, store, [TOPIC])
+        (draft, _), *_ = LabelClaim.of(str(path), [store.labels.meanings([TOPIC])[TOPIC, "+"]])
+    assert draft.measure(model).value > 0.9
+    with pytest.raises(InputError):
+        replace(draft, label=Label("topic", ("no", "such", "topic"))).measure(model)
 
 
 def test_a_head_is_labelled_by_what_it_attends_to(indexed):

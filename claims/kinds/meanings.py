@@ -53,6 +53,8 @@ class LabelClaim(Kind):
             sample = prepare_samples(model, store, seed)["test"]
         if any(len(ids) != len(row.tokens) for ids, row in zip(sample.ids, sample.sentences, strict=True)):
             raise InputError(f"{model.name} has another tokenizer than the store; build a store of {model.name}.")
+        if self.label.kind == "topic" and self.label.items not in sample.topics:
+            raise InputError(f"{self.store} was built again and has other topics; label {self.neuron} again.")
         neurons = [model.check(self.neuron), *others_of(model, self.neuron, seed, OTHERS)]
         activations = read_activations(model, sample, neurons) * (1 if self.polarity == "+" else -1)
         each = [top_activations(sample, row) for row in activations]

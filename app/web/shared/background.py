@@ -42,9 +42,9 @@ SITES = ("ffn", "attn", "head")
 """What the app indexes: all that it ranks and links to."""
 BATCH = 4
 """Sentences that an index reads at once: between two batches it makes way for a person."""
-LETTERS = 80
+LETTERS = 140
 """As many letters take as long as a sentence without letters, in a batch of four (smollm2-135m)."""
-LETTERS_AFTER = 170_000
+LETTERS_AFTER = 143_000
 """As many letters take as long as all that follows the reading of the small index (smollm2-135m)."""
 ROOM = 1 << 30
 """Bytes of cached explanations; the last one is kept in any case (one of 4,096 tokens has 2 GB)."""
