@@ -1,4 +1,4 @@
-"""`explain`: the investigation of a prediction that command line, app, MCP server and report render."""
+"""The explanation of a prediction that command line, app, MCP server and report render."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def explain(
     Returns
     -------
     Explanation
-        With a counterfactual it has stages.
+        With a counterfactual it has stages, where they can be measured.
 
     Raises
     ------

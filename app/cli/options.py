@@ -316,7 +316,7 @@ def template_switches(options: Sequence[str]) -> dict[str, Any]:
 
 @record
 class AttributionOptions:
-    """The arguments of `attribute` that name the explained number and the method."""
+    """The prompt, and other arguments of `attribute`."""
 
     prompt: PromptOptions
     target: str | None

@@ -62,7 +62,7 @@ class _Trimmed:
 
 
 def show(as_json: bool, document: Any, *renderables: Any) -> None:
-    """Print a result: as one JSON document, or as tables and lines below each other; lines are not wrapped.
+    """Print a result: as one JSON document, or as tables and lines below each other; texts are not wrapped.
 
     Raises `NumericalError` for NaN and infinity, which JSON does not have.
     """

@@ -49,7 +49,7 @@ LARGE_CHANGE = 0.25
 LARGE_EFFECT = 1 / 3
 """Words whose effect is above this share of the largest are shown."""
 SHOWN_WORDS = 4
-"""The largest number of words that are raised, and lowered."""
+"""The largest number of words that are raised, and lowered, beside both answers."""
 
 STEPS = 6
 """The steps that are reported as progress."""

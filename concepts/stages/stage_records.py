@@ -170,7 +170,7 @@ class StageRecord(StageShares, Tabled):
     most_changed: float | None
     """The share of as many other heads that change most between the prompts, with the same neurons."""
     moved: float | None
-    """The share of the heads alone."""
+    """The share of the heads, without the neurons."""
     moved_random: Control | None
     written_random: Control | None
     """The heads with random neurons; None without neurons."""

@@ -1,6 +1,6 @@
 """What stages say: the lines of a screen, which page, chat and report show too.
 
-Probabilities come first, then logits, then shares; whatever the search left out of its set is said.
+Probabilities come first, then logits, then shares; whole parts that the search left out, and that matter, are said.
 """
 
 from __future__ import annotations

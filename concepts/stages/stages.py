@@ -5,7 +5,7 @@
 3. Whole parts: the FFN at the tokens that differ is recomputed, and the fewest others of which the difference needs.
 4. Sets: the first k heads and n neurons that give 80 % of the difference while everything else is held.
 5. Controls: random sets of the same size, and the other heads that change most.
-6. Each head alone, and swapped; 7. each token as the only source; 8. the words that the neurons write together.
+6. Each head with all the neurons, and swapped; 7. each token as the only source; 8. the words that the neurons write.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def units_table(parts: Sequence[tuple[Unit, float]]) -> Table:
 
 
 def explanation_screen(explanation: icebear.Explanation, units: Table | None = None) -> Constrain:
-    """At most 40 lines of 100 columns. units: a table in place of the tokens."""
+    """Lines of at most 100 columns. units: a table in place of the tokens."""
     relevance, (before, after) = explanation.relevance, lines(explanation)
     tokens: list[Any] = [Padding(units, (1, 2))] if units else []
     if after and not units:

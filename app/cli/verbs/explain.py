@@ -24,7 +24,7 @@ class Options:
     attribution: AttributionOptions
     site: str | None = option(show_default="ffn")
     position: Any
-    top: int = option("Number of neurons to rank.", default=10, type="count")
+    top: int = option("Number of neurons to rank; stages rank none.", default=10, type="count")
     sources: bool = option(
         "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
         "earlier words."
@@ -137,7 +137,7 @@ def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]
     relevance = relevance_of(model, site, **arguments)
     ranking = Ranking(options.top, site, position=options.position)
     has_page = bool(options.html or options.json)
-    with store_if_any(options.store, model) as store, waiting("Measuring effects and controls"):
+    with store_if_any(options.store, model) as store, waiting("Measuring nodes and controls"):
         explanation = explain_relevance(
             model,
             relevance,
