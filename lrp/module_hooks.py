@@ -63,7 +63,8 @@ class ModuleHooks:
             for module in self.elementwise:
                 undo.enter_context(replaced(module, "forward", partial(identity_of, module.forward)))
             for module in self.norms:
-                undo.enter_context(replaced(module, "forward", partial(_layer_norm, mode, module)))
+                rule = partial(norm, mode, weight=module.weight, bias=module.bias, eps=module.eps, center=True)
+                undo.enter_context(replaced(module, "forward", rule))
             for module in self.biased:
                 undo.callback(module.register_forward_hook(partial(_biased, mode)).remove)
             for module in self.gated:
@@ -97,10 +98,6 @@ def _products(ffn: Sequence[nn.Module], modules: Sequence[nn.Module]) -> list[nn
     maps = {w_out: [part for part in parents[w_out].children() if Linear.reads(part)] for w_out in ffn}
     outputs = lambda w_out: sum(Linear(part).shape[0] for part in maps[w_out] if part is not w_out)  # noqa: E731
     return [w_out for w_out in ffn if outputs(w_out) == 2 * Linear(w_out).shape[1]]
-
-
-def _layer_norm(mode: RelevanceMode, module: nn.LayerNorm, x: Tensor) -> Tensor:
-    return norm(mode, x, module.weight, module.bias, module.eps, True)
 
 
 def _biased(mode: RelevanceMode, module: nn.Module, args: Any, y: Tensor) -> None:

@@ -10,17 +10,18 @@ from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.prefix import Prefix
+from icebear.concepts.passes.prefix import Prefix, logits_at
 from icebear.concepts.vocabulary import calibration
 from icebear.edits import AnyEdit
 from icebear.errors import InputError, NumericalError
 from icebear.models.model import Model
 from icebear.steering.apply import steer
-from icebear.steering.flipping.last_token import head_outputs, last_head_outputs
+from icebear.steering.flipping.last_token import head_outputs
 
 HELD_OUT_TEXTS = (Path(__file__).parent / "held_out.txt").read_text(encoding="utf-8").splitlines()
 """Texts of our own that no recipe is about."""
@@ -112,21 +113,23 @@ class HeldOutContexts:
 
     def _last_tokens(self, edits: Sequence[AnyEdit]) -> Tensor:
         """Read the last token of each context after all tokens before it, on which the edits do not act."""
-        assert self._prefix
-        rows, ends = zip(*self._cuts, strict=True)
-        last = torch.tensor([[context[-1]] for context in self.contexts], device=self.model.device)
         with steer(self.model, edits), torch.no_grad():
-            logits = self._prefix.logits(last, rows, [end - 1 for end in ends], [0])[:, 0]
+            logits = logits_at(self.model, self._after_prefix(range(len(self._cuts))), [0])[0][:, 0]
         return logits.float().log_softmax(-1).cpu()
+
+    def _after_prefix(self, chosen: Sequence[int]) -> dict[str, Any]:
+        """Return the inputs of a pass over the last tokens of chosen contexts."""
+        assert self._prefix
+        rows, ends = zip(*(self._cuts[number] for number in chosen), strict=True)
+        last = torch.tensor([[self.contexts[number][-1]] for number in chosen], device=self.model.device)
+        return self._prefix.inputs(last, rows, [end - 1 for end in ends])
 
     def head_outputs(self, chosen: Sequence[int]) -> dict[int, Tensor]:
         """Return layer -> the outputs (C, A) of its heads at the last token of C chosen contexts."""
-        contexts = [self.contexts[number] for number in chosen]
         if self._prefix:
-            rows, ends = zip(*(self._cuts[number] for number in chosen), strict=True)
-            last = torch.tensor([[context[-1]] for context in contexts], device=self.model.device)
-            return last_head_outputs(self.model, self._prefix.inputs(last, rows, [end - 1 for end in ends]))
-        each = [head_outputs(self.model, context) for context in contexts]
+            return head_outputs(self.model, self._after_prefix(chosen))
+        batches = [self.model.padded([self.contexts[number]]) for number in chosen]
+        each = [head_outputs(self.model, self.model.inputs(batch)) for batch in batches]
         return {layer: torch.cat([row[layer] for row in each]) for layer in each[0]}
 
     def _whole_texts(self, edits: Sequence[AnyEdit]) -> Tensor:

@@ -25,7 +25,6 @@ from icebear.steering.side_effects import HeldOutContexts
 from icebear.values import shown
 
 NEWEST = 16
-SUFFIXES = (".json", ".html")
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class Session:
             path = (folder / name).resolve()
         except (OSError, ValueError):
             raise InputError(f"{name!r} is not a file name; give a name like why.json.") from None
-        if not path.is_relative_to(folder) or path.suffix not in SUFFIXES:
+        if not path.is_relative_to(folder) or path.suffix not in (".json", ".html"):
             raise InputError(f"{name!r} is not a file in the server's folder; give a name that ends in .json or .html.")
         return path
 

@@ -88,10 +88,11 @@ def attribute(
         The default contrast is the base model's answer. With a counterfactual, the base model reads that one instead.
     method : Method or str, optional
         A method or its name (see `icebear.concepts.methods.registry.METHODS`). ``cp-lrp@midpoint`` and
-        ``cp-lrp@prompt`` set where multipliers are taken. Default: AttnLRP, or difference rules with a counterfactual.
+        ``cp-lrp@prompt`` set where multipliers are taken. Default: AttnLRP; with a counterfactual, difference rules, or
+        for another length ``gxi@midpoint``.
     sites : sequence of str, optional
-        The sites whose neurons are recorded: ``ffn``, ``attn``, ``q``, ``k``, ``v``, and in some models ``cross`` and
-        ``router``. Default: ``ffn`` and ``attn``, or none if the model's family is unknown.
+        The sites whose neurons are recorded: ``ffn``, ``attn``, ``q``, ``k``, ``v``, and in some models ``cross``,
+        ``mixer`` and ``router``. Default: ``ffn``, ``attn`` and ``mixer``, or none if the family is unknown.
     span : (int, int) or str, optional
         The tokens [i, j) of an answer, or a phrase of it. Default: the whole answer.
     position : int, optional

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.circuits.edges import Probe
-from icebear.concepts.nodes.controls import most_relevant, nodes_of
-from icebear.concepts.passes.patching import Nodes
+from icebear.concepts.nodes.controls import most_relevant
 from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Patched
@@ -42,11 +41,6 @@ def scored(model: Model, relevance: Relevance, heads: bool) -> Tensor:
     """Return the relevance (L, T, W) of neurons, followed by that of heads if they are nodes."""
     parts = (relevance.heads() if site == "head" else relevance.of(site) for site in node_sites(model, heads))
     return torch.cat(list(parts), -1)
-
-
-def patchable(model: Model, relevance: Relevance, heads: bool) -> Nodes:
-    """Return the activations of both prompts, for activation patching."""
-    return nodes_of(model, relevance, *node_sites(model, heads))
 
 
 def most_relevant_nodes(relevance: Relevance, scores: Tensor, count: int) -> Tensor:

@@ -23,8 +23,6 @@ PAGE_PARTS = 30
 """The same number on a page."""
 LISTED_PAIRS = 5
 """The number of pairs that are listed where the shared set fails, those with the smallest share."""
-NAMED_NEURONS = 3
-"""The number of a pair's neurons that are looked up in a task, those in most of its pairs."""
 INDENT = 14
 """The columns of a kind of parts."""
 

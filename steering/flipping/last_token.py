@@ -70,7 +70,7 @@ class LastToken:
         """phrase: tokens after the prompt; all S of them are predicted, and all but the last are read. source: a prompt
         after whose last token heads have the outputs that they are swapped for; without it there are no heads."""
         self.model, self.ids = model, list(ids)
-        self.swapped = {} if source is None else head_outputs(model, source)
+        self.swapped = {} if source is None else head_outputs(model, model.inputs(model.padded([list(source)])))
         self.read = [self.ids[-1], *phrase[:-1]]
         self.steps = len(self.read)
         self.rows = max(1, min(PASS_ROWS, PASS_TOKENS // (len(self.ids) + self.steps)))
@@ -81,8 +81,7 @@ class LastToken:
         self.predicting = slice(len(self.again), None)
 
     def with_swaps(self, swapped: dict[int, Tensor]) -> LastToken:
-        """Return the same passes with heads that are swapped for others. swapped: layer -> the outputs (R, A) of its
-        heads, one row for all rows of proposals or one for each."""
+        """Return the same passes with other outputs (R, A) of heads, one row for all proposals or one for each."""
         other = copy.copy(self)
         other.swapped = swapped
         return other
@@ -175,9 +174,8 @@ class _Edited:
                 by_head = (-1, self.last.model.head_dim)
                 heads, swapped = x.unflatten(-1, by_head), self.last.swapped[layer].unflatten(-1, by_head)
                 sources = [min(self.start + row, len(swapped) - 1) for row in rows]
-                heads[rows, steps, columns] += value[:, None] * (
-                    swapped[sources, columns] - heads[rows, steps, columns]
-                )
+                moves = swapped[sources, columns] - heads[rows, steps, columns]
+                heads[rows, steps, columns] += value[:, None] * moves
             else:
                 x[rows, steps, columns] = value
         self.at.append((site, layer))
@@ -192,12 +190,7 @@ class _Edited:
         self.gradients = gradients
 
 
-def head_outputs(model: Model, ids: Sequence[int]) -> dict[int, Tensor]:
-    """Return layer -> the outputs (1, A) of its heads at the last token, before the output projection."""
-    return last_head_outputs(model, {"input_ids": torch.tensor([list(ids)], device=model.device)})
-
-
-def last_head_outputs(model: Model, inputs: dict[str, Any]) -> dict[int, Tensor]:
+def head_outputs(model: Model, inputs: dict[str, Any]) -> dict[int, Tensor]:
     """Return layer -> the outputs (B, A) of its heads at the last column of a pass, before the output projection."""
     return {layer: x[:, -1] for layer, x in _read(model, "attn", inputs).items()}
 

@@ -83,7 +83,9 @@ def ablation_table(ablations: Sequence[Ablation]) -> Table:
 def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfulness] | None) -> Group:
     """A circuit: its groups, its nodes from the last layer to the first with their largest sources, and measurements
     of nodes and edges."""
-    parts: list[Any] = [Text(summary(graph)), _groups_table(graph), _tree(graph)]
+    rows = [[group.name, str(len(group.nodes)), f"{group.score:+.3f}"] for group in graph.groups]
+    groups = grid("group", ">nodes", ">score", rows=rows, title="Groups")
+    parts: list[Any] = [Text(summary(graph)), groups, _tree(graph)]
     if measured:
         ablation, edges = measured
         lines = [edges_text(edges, bool(graph.edges))]
@@ -92,11 +94,6 @@ def circuit_report(graph: icebear.Graph, measured: tuple[Ablation, EdgeFaithfuln
             lines.append(f"{matched}: {edges.matched_sufficiency:z.0%}.")
         parts += [ablation_table([ablation]), Text(" ".join(lines), "dim")]
     return Group(*parts)
-
-
-def _groups_table(graph: icebear.Graph) -> Table:
-    rows = [[group.name, str(len(group.nodes)), f"{group.score:+.3f}"] for group in graph.groups]
-    return grid("group", ">nodes", ">score", rows=rows, title="Groups")
 
 
 def _tree(graph: icebear.Graph) -> Tree:

@@ -24,7 +24,7 @@ class Options:
     attribution: AttributionOptions
     site: str | None = option(show_default="ffn")
     position: Any
-    top: int = option("Number of neurons to rank; stages rank none.", default=10, type="count")
+    top: int = option("Number of neurons to rank; a screen of stages shows none.", default=10, type="count")
     sources: bool = option(
         "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
         "earlier words."

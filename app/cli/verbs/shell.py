@@ -17,9 +17,6 @@ from icebear.app.cli.streams import unfiltered
 from icebear.cache import cache_folder
 from icebear.stopping import interruptible
 
-PREFIX = re.compile(r"(python3? -m )?icebear\s+")
-ENDS = {"exit", "quit"}
-
 
 @record
 class Options:
@@ -70,7 +67,7 @@ def _typed(model: icebear.Model) -> Iterator[str]:
             continue
         except EOFError:
             return
-        if line.strip() in ENDS:
+        if line.strip() in ("exit", "quit"):
             return
         yield line
 
@@ -78,7 +75,7 @@ def _typed(model: icebear.Model) -> Iterator[str]:
 def _run(group: click.Group, line: str, models: dict[Any, Any], defaults: dict[str, Any]) -> bool:
     """Run a command; return whether it succeeded. Nothing that fails in it ends the shell."""
     try:
-        words = shlex.split(PREFIX.sub("", line.strip(), count=1), comments=True)
+        words = shlex.split(re.sub(r"(python3? -m )?icebear\s+", "", line.strip(), count=1), comments=True)
     except ValueError as error:
         click.echo(f"icebear: {error}; close the quotation mark.", err=True)
         return False
