@@ -18,9 +18,11 @@ from icebear.concepts.circuits.edges import direct, inputs_of
 from icebear.concepts.circuits.graph import Graph
 from icebear.concepts.circuits.stages_set import stages_set, whole_tokens
 from icebear.concepts.methods.difference_rules import DIFFERENCE, Difference
+from icebear.concepts.nodes.controls import most_relevant
 from icebear.concepts.passes.prefix import after_common_beginning
 from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.passes.sites import neuron_site
+from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.stages.stage_records import WholePart
 from icebear.errors import InputError
@@ -110,7 +112,8 @@ def circuit(
         rows, parts = known
         chosen = choosing.mask_of(model, scores.shape, [(row.neuron, row.position) for row in rows])
     else:
-        chosen = choosing.most_relevant_nodes(relevance, scores, nodes or DEFAULT_NODES[heads])
+        free = sorted(Ranking(position="all").positions(relevance.prompt))  # without sinks and template
+        chosen = most_relevant(scores, nodes or DEFAULT_NODES[heads], free)
     if not chosen.any():
         raise InputError(
             "No node contributes to the difference between the prompts; exchange target and contrast, or give another "

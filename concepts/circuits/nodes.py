@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.circuits.edges import Probe
-from icebear.concepts.nodes.controls import most_relevant
+from icebear.concepts.nodes.controls import nodes_of
+from icebear.concepts.passes.patching import Nodes
 from icebear.concepts.passes.run import TokenNode
 from icebear.concepts.results.effect_words import effect_words
 from icebear.concepts.results.effects import Patched
-from icebear.concepts.results.ranking import Ranking
 from icebear.concepts.results.result import Relevance
 from icebear.errors import InputError
 from icebear.models.model import Model
@@ -43,9 +43,9 @@ def scored(model: Model, relevance: Relevance, heads: bool) -> Tensor:
     return torch.cat(list(parts), -1)
 
 
-def most_relevant_nodes(relevance: Relevance, scores: Tensor, count: int) -> Tensor:
-    """Return the mask (L, T, W) of the most relevant nodes: largest positive scores, without sinks and template."""
-    return most_relevant(scores, count, sorted(Ranking(position="all").positions(relevance.prompt)))
+def patchable(model: Model, relevance: Relevance, heads: bool) -> Nodes:
+    """Return the activations of both prompts, for activation patching."""
+    return nodes_of(model, relevance, *node_sites(model, heads))
 
 
 def mask_of(model: Model, shape: Sequence[int], token_nodes: Sequence[TokenNode]) -> Tensor:

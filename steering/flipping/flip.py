@@ -45,8 +45,6 @@ CANDIDATES = 24
 """Heads or neurons that each round tries, neurons at `LEVELS` strengths each."""
 LEVELS = (0.5, 1.0)
 """Shares of the way to the limit of each activation."""
-SWAP = (1.0,)
-"""A head takes its whole output after the source prompt."""
 REACH_SOURCE = 2.5
 """An activation may move this many times the way to its value in the source prompt, or to zero with `suppress`."""
 MARGIN = 0.05
@@ -389,7 +387,7 @@ def _proposals(state: SearchState, choose: Chooser, edits: Edits) -> list[dict[N
         {**edits, neuron_step: (state.now + level * (limits - state.now))[neuron_step].item()}
         for neuron_step in dict.fromkeys(neuron_steps)
         if score[neuron_step] > 0
-        for level in (LEVELS if neuron_step[1] < state.model.width("ffn") else SWAP)
+        for level in (LEVELS if neuron_step[1] < state.model.width("ffn") else (1.0,))  # a head moves all the way
     ]
 
 

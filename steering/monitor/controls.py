@@ -24,7 +24,6 @@ from icebear.steering.monitor.text_values import text_values, threshold_of
 from icebear.steps import OnProgress
 
 LONGER = "five times longer"
-WITHOUT_KEYWORDS = "without keywords"
 KEYWORDS = 20
 """The words with the largest weights in the bag of words, which are removed."""
 TEXTS_JOINED = 5
@@ -59,7 +58,7 @@ def measured(
     rows: dict[str, Texts] = {
         HELD_OUT: (with_it, without),
         LONGER: longer(with_it, without),
-        **({WITHOUT_KEYWORDS: cut} if all(cut) else {}),
+        **({"without keywords": cut} if all(cut) else {}),
         **{name: (list(examples), list(others)) for name, (examples, others) in shifts.items()},
     }
     names, detectors, known = zip(*scored, strict=True)
