@@ -49,7 +49,8 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
         monkeypatch.setattr(module, name, count)
     for words in examples:
         if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo") and "--lens" not in words:
-            run(*words)
+            # Other tests share the index, and search it without an encoder.
+            run(*words, *["--encoder", "none"] * (words[:2] == ["index", "--limit"]))
 
 
 def test_json_on_every_verb_that_prints_a_result(tiny_folder):
