@@ -2,12 +2,15 @@
 
 import json
 import os
+import threading
 
 from streamlit.components.v2 import manifest_scanner
 from streamlit.config import set_option
 from streamlit.proto.WidgetStates_pb2 import WidgetState
 from streamlit.testing.v1 import AppTest, element_tree, local_script_runner
 from streamlit.util import calc_hash
+
+from icebear.app.web.shared import background
 
 MAIN = "../app/web/script/main.py"
 
@@ -63,3 +66,13 @@ def fine(page):
     assert not page.exception, page.exception
     assert not page.error, [element.value for element in page.error]
     return page
+
+
+def end_jobs():
+    """End what works in the background, but for loading a model, lest it run on beside other tests."""
+    loads = background.shared().loads.values()
+    jobs = [job for job in threading.enumerate() if isinstance(job, background.Job) and job not in loads]
+    for job in jobs:
+        job.stop()
+    for job in jobs:
+        job.join()

@@ -2,6 +2,7 @@
 
 import gc
 import io
+import logging
 import multiprocessing
 import os
 import random
@@ -93,6 +94,8 @@ def pytest_collection_modifyitems(items):
             if fixture in item.fixturenames:
                 item.add_marker(mark)
     items.sort(key=lambda item: not any(map(item.get_closest_marker, ("long", "browser"))))
+    for name in logging.Logger.manager.loggerDict:  # at each that keeps its records, pytest would look for each test
+        logging.getLogger(name).propagate = True
     gc.collect()
     gc.freeze()  # the collector would walk over all that torch, transformers and pytest hold, for minutes in all
     gc.set_threshold(7000)
@@ -354,12 +357,19 @@ def address(folder):
 
 
 @pytest.fixture
-def environment(folder, monkeypatch):
+def environment(whole_environment, few_all):
+    """And few contexts and draws."""
+    return whole_environment
+
+
+@pytest.fixture
+def whole_environment(folder, monkeypatch):
     """The app's settings: the small index."""
-    from appview import set_up
+    from appview import end_jobs, set_up
 
     set_up(monkeypatch, store=str(folder / "wiki.db"), dtype="float32", device="cpu")
-    return folder
+    yield folder
+    end_jobs()
 
 
 @pytest.fixture

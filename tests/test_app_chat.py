@@ -36,7 +36,7 @@ def bars_of(page):
     return {unescape(name): float(number) for name, number in zip(names[::2], names[1::2], strict=True)}
 
 
-def test_a_conversation_and_the_account_of_a_word(environment, smol, few_all):
+def test_a_conversation_and_the_account_of_a_word(environment, smol):
     page = fine(visit("chat", length="12"))
     page.get_by_key("example_0").click().run()
     request, answer = conversation(fine(page)).messages
@@ -164,7 +164,7 @@ def test_a_model_without_a_template_says_so(first_visit):
     assert not page.chat_input
 
 
-def test_views_take_a_conversation(environment, smol, few_all, no_stages):
+def test_views_take_a_conversation(environment, smol, no_stages):
     chat = output_of("What is the capital of France? Answer in one word.")
     page = fine(visit("why", prompt=chat, target="Paris"))
     assert "'France' accounts for" in text(page).replace("\\", "")
@@ -181,7 +181,7 @@ def test_views_take_a_conversation(environment, smol, few_all, no_stages):
     assert "cannot be read" in visit("steer", section="edits", prompt=chat[:-1]).error[0].value
 
 
-def test_a_conversation_s_circuit(environment, few_all, monkeypatch):
+def test_a_conversation_s_circuit(environment, monkeypatch):
     """Of few nodes."""
     monkeypatch.setattr(circuits, "circuit", lambda *pair, **options: circuit(*pair, **options | FEW_NODES))
     page = visit(

@@ -18,7 +18,7 @@ from icebear.steering import outcome
 from icebear.steering.comparison import compare, texts_under
 
 
-def test_a_flip(environment, few_all, monkeypatch):
+def test_a_flip(environment, monkeypatch):
     """A word without its space, found once for all visitors, and shown before it is measured; Stop leaves what there
     is, and a button measures the rest of it."""
     swaps = [f'L23.head.{head}<-"{CAMEL}"@last' for head in (4, 5)]
@@ -61,7 +61,7 @@ def test_the_flip_of_an_example_is_recorded(environment, monkeypatch):
     assert "Side effects are" in shown
 
 
-def test_steer(environment, few_all):
+def test_steer(environment):
     page = fine(visit("steer", section="edits", tokens="3"))
     page.get_by_key("example_recipe").click().run()
     page.get_by_key("generate").click().run()

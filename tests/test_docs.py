@@ -44,6 +44,7 @@ from icebear.models.loading import loading
 from icebear.models.model import Model
 from icebear.steering.concept import finding
 from icebear.steering.flipping import flip as flipping
+from icebear.steering.monitor import fitting
 
 NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 FEW = {"--samples": 1, "--limit": 20, "--nodes": 10, "limit=": 20, "nodes=": 6, "steps=": 3}
@@ -62,6 +63,7 @@ REMEMBERED = (
     (counterfactuals, "suggest_counterfactuals"),
     (writes, "writes"),
     (check, "check_claim"),
+    (fitting, "monitor"),
 )
 """What several commands and blocks of pages compute of the same arguments."""
 
@@ -85,7 +87,7 @@ def key_of(compute, *args, **options):
 
 def identity(value):
     """What is the same for arguments that give the same."""
-    if callable(value):
+    if callable(value) or value == {}:
         return None
     if isinstance(value, list | tuple):
         return tuple(map(identity, value))
@@ -122,6 +124,7 @@ def once(smol, desert, desert_by_heads):
         for place, name in REMEMBERED:
             patch.setattr(place, name, remembered(getattr(place, name), found if name == "flip" else {}))
         patch.setattr(icebear, "flip", flipping.flip)
+        patch.setattr(icebear, "monitor", fitting.monitor)
         patch.setattr(icebear, "build_index", build_small)
         yield
 

@@ -5,7 +5,7 @@ import shutil
 from bisect import bisect_right
 from pathlib import Path
 
-import jsonschema
+import jsonschema_rs
 import pytest
 import torch
 from click.testing import CliRunner
@@ -21,7 +21,7 @@ from icebear.records import HISTOGRAM_EDGES, Meaning, Neuron
 
 SCHEMA = json.loads((Path(__file__).parent / "data/neuronpedia-upload.schema.json").read_text())
 WORDS = "ice desert camel water north cold snow warm sand old new big".split()
-CHECK = jsonschema.Draft202012Validator(SCHEMA)
+CHECK = jsonschema_rs.Draft202012Validator(SCHEMA)
 
 
 @pytest.fixture
@@ -100,13 +100,14 @@ def test_labels_come_with_scores_and_only_significant_ones(thousand, tmp_path):
     thousand.labels.set_meanings([label(1, True), label(2, False)])
     thousand.labels.set_manual(Neuron(0, "ffn", 3), "snow")
     export_dashboards(thousand, tmp_path / "out")
-    features = exported(tmp_path / "out")["0-ffn-plus"]
+    sources = exported(tmp_path / "out")
+    features = sources["0-ffn-plus"]
     (explanation,) = features[1]["explanations"]
     assert explanation["text"] == ("ice" * 300)[:512]
     assert "AUROC 0.88 by token (chance 0.50)" in explanation["methodName"]
     assert features[2]["explanations"] == []
     assert [row["text"] for row in features[3]["explanations"]] == ["snow"]
-    assert exported(tmp_path / "out")["0-ffn-minus"][1]["explanations"] == []
+    assert sources["0-ffn-minus"][1]["explanations"] == []
 
 
 def test_what_is_there_stays(thousand, tmp_path, monkeypatch):

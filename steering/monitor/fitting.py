@@ -46,7 +46,7 @@ def monitor(
     model
         The model that the concept was found in.
     concept
-        A concept of `find_concept`, whose test texts measure the monitor; one that was result by hand is not measured.
+        A concept of `find_concept`, whose test texts measure the monitor; one that was made by hand is not measured.
     negatives
         Texts without the concept that did not find it, at least 122 for a rate of 0.01 and 23 for 0.05. They should be
         like the texts that the monitor will read.
