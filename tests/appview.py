@@ -69,10 +69,12 @@ def fine(page):
 
 
 def end_jobs():
-    """End what works in the background, but for loading a model, lest it run on beside other tests."""
+    """End what works in the background, but for loading a model, lest it run on beside other tests. It starts anew for
+    the next page that shows it."""
     loads = background.shared().loads.values()
     jobs = [job for job in threading.enumerate() if isinstance(job, background.Job) and job not in loads]
     for job in jobs:
+        job.abandoned = True
         job.stop()
     for job in jobs:
         job.join()
