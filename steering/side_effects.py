@@ -10,12 +10,11 @@ from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from icebear.concepts.passes.prefix import Prefix, logits_at
+from icebear.concepts.passes.prefix import Prefix
 from icebear.concepts.vocabulary import calibration
 from icebear.edits import AnyEdit
 from icebear.errors import InputError, NumericalError
@@ -113,21 +112,21 @@ class HeldOutContexts:
 
     def _last_tokens(self, edits: Sequence[AnyEdit]) -> Tensor:
         """Read the last token of each context after all tokens before it, on which the edits do not act."""
+        assert self._prefix
         with steer(self.model, edits), torch.no_grad():
-            logits = logits_at(self.model, self._after_prefix(range(len(self._cuts))), [0])[0][:, 0]
+            logits = self._prefix.logits(*self._after_prefix(range(len(self._cuts))), [0])[:, 0]
         return logits.float().log_softmax(-1).cpu()
 
-    def _after_prefix(self, chosen: Sequence[int]) -> dict[str, Any]:
-        """Return the inputs of a pass over the last tokens of chosen contexts."""
-        assert self._prefix
+    def _after_prefix(self, chosen: Sequence[int]) -> tuple[Tensor, list[int], list[int]]:
+        """Return the last tokens (C, 1) of chosen contexts, with the row of the prefix and the position of each."""
         rows, ends = zip(*(self._cuts[number] for number in chosen), strict=True)
         last = torch.tensor([[self.contexts[number][-1]] for number in chosen], device=self.model.device)
-        return self._prefix.inputs(last, rows, [end - 1 for end in ends])
+        return last, list(rows), [end - 1 for end in ends]
 
     def head_outputs(self, chosen: Sequence[int]) -> dict[int, Tensor]:
         """Return layer -> the outputs (C, A) of its heads at the last token of C chosen contexts."""
         if self._prefix:
-            return head_outputs(self.model, self._after_prefix(chosen))
+            return head_outputs(self.model, self._prefix.inputs(*self._after_prefix(chosen)))
         batches = [self.model.padded([self.contexts[number]]) for number in chosen]
         each = [head_outputs(self.model, self.model.inputs(batch)) for batch in batches]
         return {layer: torch.cat([row[layer] for row in each]) for layer in each[0]}
