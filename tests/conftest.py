@@ -2,7 +2,6 @@
 
 import gc
 import io
-import logging
 import multiprocessing
 import os
 import random
@@ -24,6 +23,7 @@ from serving import CHROMIUM, Tabs, browser, serving
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast
 
+import icebear
 from icebear import Model, Recipe, build_index, flip, open_store, read_corpus
 from icebear.actmax.index import build as index
 from icebear.cache import cache_folder, ensure
@@ -94,8 +94,6 @@ def pytest_collection_modifyitems(items):
             if fixture in item.fixturenames:
                 item.add_marker(mark)
     items.sort(key=lambda item: not any(map(item.get_closest_marker, ("long", "browser"))))
-    for name in logging.Logger.manager.loggerDict:  # at each that keeps its records, pytest would look for each test
-        logging.getLogger(name).propagate = True
     gc.collect()
     gc.freeze()  # the collector would walk over all that torch, transformers and pytest hold, for minutes in all
     gc.set_threshold(7000)
@@ -207,6 +205,12 @@ def build_small(model, corpus, store, **options):
         patch.setattr(search, "CHANCE_NEURONS", 4)
         patch.setattr(search, "DIRECTIONS", 20)
         return build_index(model, read_corpus("wiki-summaries", limit=20), store, k=4)
+
+
+def index_small(patch):
+    """`icebear index` makes that index, and encodes nothing: tests share it, and search it by words alone."""
+    patch.setattr(icebear, "build_index", build_small)
+    patch.setattr(encoder, "default_encoder", lambda warn: None)
 
 
 @pytest.fixture(scope="session")
@@ -382,7 +386,7 @@ def no_stages(monkeypatch):
 @pytest.fixture
 def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     """A small model, and a store that is not there; the texts are ours, as a store is built of them."""
-    from appview import set_up
+    from appview import end_jobs, set_up
 
     from icebear.app.web.shared import background
 
@@ -390,4 +394,5 @@ def first_visit(tiny_folder, corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(background.shared(), "builds", {})
     monkeypatch.setattr("icebear.actmax.index.corpus.read_corpus", lambda name, limit: corpus)
-    return tmp_path
+    yield tmp_path
+    end_jobs()

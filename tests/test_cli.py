@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 from click.testing import CliRunner
-from conftest import build_small
+from conftest import index_small
 from pages import runs_on_a_page
 
 import icebear
@@ -44,13 +44,12 @@ def test_every_verb_has_help_with_an_example_that_runs(verb, folder, monkeypatch
     examples = [shlex.split(line)[1:] for line in commands(main.commands[verb].help)]
     assert examples, f"{verb} has no example"
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(icebear, "build_index", build_small)
+    index_small(monkeypatch)
     for module, name, count in ((neighbor_map, "EARLY", 5), (neighbor_map, "LATE", 5), (clusters, "SHUFFLES", 19)):
         monkeypatch.setattr(module, name, count)
     for words in examples:
         if not runs_on_a_page(words) and verb not in ("app", "mcp", "demo") and "--lens" not in words:
-            # Other tests share the index, and search it without an encoder.
-            run(*words, *["--encoder", "none"] * (words[:2] == ["index", "--limit"]))
+            run(*words)
 
 
 def test_json_on_every_verb_that_prints_a_result(tiny_folder):

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import nbformat
 import pytest
 from click.testing import CliRunner
-from conftest import CAMEL, ICE_BEAR, build_small
+from conftest import CAMEL, ICE_BEAR, index_small
 from few import UNCOUNTED, few
 from pages import (
     BLOCK,
@@ -87,7 +87,7 @@ def key_of(compute, *args, **options):
 
 def identity(value):
     """What is the same for arguments that give the same."""
-    if callable(value) or value == {}:
+    if callable(value) or value == {}:  # as if it were not given
         return None
     if isinstance(value, list | tuple):
         return tuple(map(identity, value))
@@ -125,7 +125,7 @@ def once(smol, desert, desert_by_heads):
             patch.setattr(place, name, remembered(getattr(place, name), found if name == "flip" else {}))
         patch.setattr(icebear, "flip", flipping.flip)
         patch.setattr(icebear, "monitor", fitting.monitor)
-        patch.setattr(icebear, "build_index", build_small)
+        index_small(patch)
         yield
 
 
@@ -181,7 +181,6 @@ def command(words, folder, runs, page):
                 link = Path(path.name.replace("wiki", "icebear", 1))
                 if not link.is_symlink():
                     link.symlink_to(path)
-            rest = [*rest, "--encoder", "none"]  # other tests share the index
         result = CliRunner().invoke(main, rest)
         assert result.exit_code == 0, (words, result.output, result.exception)
         return result.stdout

@@ -6,7 +6,7 @@ from io import StringIO
 
 import nbformat
 import pytest
-from conftest import build_small
+from conftest import index_small
 from few import UNCOUNTED, few
 from IPython.core.displayhook import CapturingDisplayHook
 from IPython.core.interactiveshell import InteractiveShell
@@ -14,7 +14,6 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pages import NOTEBOOKS, build_site, script
 
-import icebear
 from icebear.actmax import writes
 from icebear.concepts.stages import stage_measurements
 from icebear.evaluation import faithfulness
@@ -71,7 +70,7 @@ def pages(shared, smol, scanned, tmp_path_factory):
                     Model, "_generated", lambda model, batch, n, *rest: generated(model, batch, min(n, 12), *rest)
                 )
                 few(patch, UNCOUNTED)
-                patch.setattr(icebear, "build_index", build_small)
+                index_small(patch)
                 patch.setattr(stage_measurements, "RANDOM_DRAWS", 20)  # *why* claims what they give
                 text = notebooks.page(executed(path))
             (folder / "page.md").write_text(text)
