@@ -1,5 +1,6 @@
 """The atlas: neighbors stay neighbors, clusters and names are the planted ones, and none is claimed by chance."""
 
+import itertools
 import json
 import re
 from base64 import b64decode
@@ -14,7 +15,7 @@ from icebear import build_index, open_store, read_corpus
 from icebear.actmax.atlas import clusters, layer_meanings, saved_map
 from icebear.actmax.atlas.atlas import atlas
 from icebear.actmax.atlas.atlas_page import atlas_page, packed, safe_json
-from icebear.actmax.atlas.neighbor_map import neighbors, plane, principal
+from icebear.actmax.atlas.neighbor_map import STEPS, apart, neighbors, on_page, plane, principal
 from icebear.actmax.atlas.side_data import SideData
 from icebear.app.cli.main import main
 from icebear.db.vectors import unit
@@ -61,6 +62,26 @@ def test_the_plane_keeps_more_neighbors_than_two_components_and_is_the_same_to_t
     assert share(rows, points) > 1.3 * share(rows, principal(rows)[:, :2])
     assert share(rows, points) > 5 * share(rows, np.random.default_rng(0).normal(size=points.shape))
     assert np.array_equal(points, plane(principal(rows), neighbors(principal(rows)), 0))
+
+
+@pytest.mark.parametrize("kind", ["all equal", "a corner", "within a step", "many places", "all apart"])
+def test_no_two_points_are_in_one_step_of_the_page(kind):
+    """Points that were alone stay, and the others go no farther than their number needs."""
+    generator = np.random.default_rng(0)
+    before = {
+        "all equal": np.zeros((50, 2)),
+        "a corner": np.full((50, 2), -1.0),
+        "within a step": generator.uniform(-0.2, 0.2, (40, 2)) / STEPS,
+        "many places": np.repeat(generator.uniform(-1, 1, (30, 2)), 7, 0),
+        "all apart": generator.uniform(-1, 1, (40, 2)),
+    }[kind].astype(np.float32)
+    after = apart(before)
+    places, steps = ([tuple(row) for row in on_page(points).tolist()] for points in (before, after))
+    assert len(set(steps)) == len(steps)
+    assert {*itertools.chain(*steps)} <= {*range(STEPS + 1)}
+    assert all(row == old for row, old in zip(steps, places, strict=True) if places.count(old) == 1)
+    assert {*places} <= {*steps}
+    assert np.abs(after - before).max() <= 2 * 8 / STEPS  # a square of 8 steps around has room for 288, a corner for 80
 
 
 def test_clusters_are_the_planted_groups(points):

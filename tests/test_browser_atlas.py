@@ -80,7 +80,7 @@ def test_a_map_is_drawn_once_and_its_points_lead_to_cards_lists_and_concepts(chr
     settled(page).get_by_role("heading", name=side.split()[0], exact=True).wait_for()
     page.get_by_role("button", name="Atlas", exact=True).click()
     shown_map(page)
-    ends = sorted(x for x, _ in points.values())
+    ends = sorted(x for x, _ in points.values())[:90]  # a longer list shows only the clearest
     middle = max(pairwise(ends), key=lambda pair: pair[1] - pair[0])[0] + 4
     inside = [side for side, (x, _) in points.items() if x < middle]
     page.get_by_role("button", name="Circle points").click()

@@ -253,3 +253,18 @@ def test_a_column_that_is_no_text_is_refused_and_leaves_no_store(model, tmp_path
     with pytest.raises(InputError, match="one token"), open_store(tmp_path / "n.db", create=True) as store:
         build_index(model, read_corpus(str(path)), store)
     assert not (tmp_path / "n.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a" * 2001, "2000 characters (1 are longer)"),
+        ("a" * 2001 + "\n" + "b" * 2002, "(2 are longer)"),
+        ("\n\n", "empty"),
+    ],
+    ids=["too long", "two too long", "empty"],
+)
+def test_an_index_of_no_sentences_says_what_was_left_out(tmp_path, model, text, reason):
+    (tmp_path / "a.txt").write_text(text)
+    with open_store(tmp_path / "a.db", create=True) as store, pytest.raises(InputError, match=re.escape(reason)):
+        build_index(model, read_corpus(str(tmp_path / "a.txt")), store, k=2)

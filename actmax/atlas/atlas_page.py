@@ -11,13 +11,11 @@ from markupsafe import Markup
 
 from icebear.actmax.atlas.atlas import Atlas
 from icebear.actmax.atlas.compare import Comparison
+from icebear.actmax.atlas.neighbor_map import STEPS, on_page
 from icebear.actmax.atlas.side_data import side_columns
 from icebear.db.store import Store
 from icebear.records import Sentence
 from icebear.render import environment, made_with_line, render
-
-FINEST = 65535
-"""Coordinates and clarity are rounded to this many steps."""
 
 
 def atlas_page(store: Store, atlas: Atlas, comparison: Comparison | None = None) -> str:
@@ -27,7 +25,7 @@ def atlas_page(store: Store, atlas: Atlas, comparison: Comparison | None = None)
         exchanged = np.zeros(len(atlas.sides))
         _, on_map, compared = np.intersect1d(atlas.sides, comparison.sides, return_indices=True)
         exchanged[on_map] = comparison.exchanged[compared]
-        data["arrays"]["exchanged"] = ["u2", _base64(exchanged * FINEST, "u2")]
+        data["arrays"]["exchanged"] = ["u2", _base64(exchanged * STEPS, "u2")]
     return render(
         "icebear.actmax.atlas/atlas.html",
         title=f"Atlas of {atlas.made_with['model']['name']}",
@@ -61,16 +59,16 @@ def packed(store: Store, atlas: Atlas) -> dict[str, Any]:
         [_span(sentences[identity], token) for identity, token in zip(strongest.sentence, strongest.token, strict=True)]
     )
     layer, site, index = side_columns(store, atlas.sides)
-    sites = np.unique(site)
+    sites, (x, y) = np.unique(site), on_page(atlas.points).T
     arrays = {
-        "x": ((atlas.points[:, 0] + 1) / 2 * FINEST, "u2"),
-        "y": ((atlas.points[:, 1] + 1) / 2 * FINEST, "u2"),
+        "x": (x, "u2"),
+        "y": (y, "u2"),
         "layer": (layer, "u2"),
         "site": (np.searchsorted(sites, site), "u2"),
         "index": (index, "u4"),
         "minus": (atlas.sides % 2, "u2"),
         "cluster": (atlas.cluster, "i2"),
-        "clarity": (atlas.clarity.clip(0, 1) * FINEST, "u2"),
+        "clarity": (atlas.clarity.clip(0, 1) * STEPS, "u2"),
         "sentence": (sentence, "u4"),
         "start": (spans[:, 0], "u2"),
         "end": (spans[:, 1], "u2"),

@@ -21,6 +21,9 @@ CALLBACK = 5
 EXACT = 20_000
 """Up to this many rows the search for neighbors is exact; above, it looks at the nearest 1 of 16 parts."""
 
+STEPS = 65535
+"""The page has each coordinate in this many steps."""
+
 Neighbors = tuple[np.ndarray, np.ndarray]
 """The ids (N, K) of the nearest rows of each row, and their distances."""
 
@@ -45,7 +48,43 @@ def plane(components: np.ndarray, near: Neighbors, seed: int, on_progress: OnPro
     embedding = embedding.optimize(n_iter=EARLY, exaggeration=12, momentum=0.5, **watched)
     points = np.asarray(embedding.optimize(n_iter=LATE, momentum=0.8, **watched))
     points -= (points.max(0) + points.min(0)) / 2
-    return (points / np.abs(points).max()).astype(np.float32)
+    return apart((points / np.abs(points).max()).astype(np.float32))
+
+
+def on_page(points: np.ndarray) -> np.ndarray:
+    """Return points (N, 2), within -1 to 1, in steps of the page, from 0 to `STEPS`."""
+    return np.round((points.astype(np.float64) + 1) / 2 * STEPS).astype(np.int64)
+
+
+def apart(points: np.ndarray) -> np.ndarray:
+    """Return points (N, 2), within -1 to 1, of which no two are in one step of the page: nobody could tell them apart.
+
+    Where several are, the first one stays, and each other one goes to the nearest free step.
+    """
+    steps = on_page(points)
+    _, first = np.unique(steps, axis=0, return_index=True)
+    taken, points = set(map(tuple, steps[first].tolist())), points.copy()
+    rings: dict[tuple[int, int], int] = {}  # of steps around which all nearer ones are taken
+    for row in np.setdiff1d(np.arange(len(points)), first).tolist():
+        middle = (int(steps[row, 0]), int(steps[row, 1]))
+        while not (free := _ring(middle, rings.setdefault(middle, 1), taken)):
+            rings[middle] += 1
+        taken.add(free)
+        points[row] = np.array(free) / STEPS * 2 - 1
+    return points
+
+
+def _ring(middle: tuple[int, int], distance: int, taken: set[tuple[int, int]]) -> tuple[int, int] | None:
+    """Return a free step of the page on the square around `middle`; None if all are taken."""
+    x, y = middle
+    across = range(-distance, distance + 1)
+    square = [
+        step
+        for d in across
+        for step in ((x + d, y - distance), (x + d, y + distance), (x - distance, y + d), (x + distance, y + d))
+    ]
+    inside = (step for step in square if min(step) >= 0 and max(step) <= STEPS)
+    return next((step for step in inside if step not in taken), None)
 
 
 def principal(rows: np.ndarray) -> np.ndarray:

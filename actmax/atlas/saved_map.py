@@ -21,7 +21,7 @@ from icebear.errors import StoreError
 from icebear.paths import written
 from icebear.steps import OnProgress, unwatched
 
-FORMAT = 2
+FORMAT = 3
 """Counts up when `atlas` draws another map of the same index, or the file has other contents."""
 ARRAYS = ("sides", "points", "cluster", "clarity")
 

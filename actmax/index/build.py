@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from icebear.actmax.heads import ensure_heads
 from icebear.actmax.index.activation_statistics import STATISTICS
-from icebear.actmax.index.corpus import Corpus
+from icebear.actmax.index.corpus import LONGEST, Corpus
 from icebear.actmax.index.head_norms import head_means
 from icebear.actmax.index.neuron_vectors import ensure_vectors, gated
 from icebear.actmax.index.scan import (
@@ -182,11 +182,22 @@ def _scan(
             waiting, last = {}, time.monotonic()
     total = merge(table, short)
     if not counts["sentences"]:
-        raise InputError("The corpus has no text; check the file, or choose another column with --column.")
+        raise InputError(_without_sentences(counts))
     if not total.counted:
         raise InputError(f"Each of the corpus's first {SHARD} sentences has only one token; give another corpus.")
     store.scan.commit(waiting, _pack(table, settings), facts)
     return total, counts
+
+
+def _without_sentences(counts: Counter[str]) -> str:
+    """Return why a corpus has no sentences, and what to do."""
+    if counts["too long"]:
+        return (
+            f"The corpus has no sentence of at most {LONGEST} characters ({counts['too long']:,} are longer); write "
+            "each sentence in a line of its own, or give the language of the text with --language."
+        )
+    empty = f" (its {counts['documents']:,} documents are empty)" if counts["documents"] else ""
+    return f"The corpus has no text{empty}; check the file, or choose another column with --column."
 
 
 def _pack(table: ScanSummary, settings: Settings) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ function atlas(root, data, app) {
   const types = {u2: Uint16Array, u4: Uint32Array, i2: Int16Array};
   const column = ([kind, text]) => new types[kind](Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
   const sides = Object.fromEntries(Object.entries(data.arrays).map(([name, packed]) => [name, column(packed)]));
-  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, FEW = 1000, NAMED = 3, CHANGED = 200, INK = [127, 127, 127];
+  const count = sides.x.length, FINEST = 65535, HITS = 50, NEAR = 12, LABELS = 24, TAKEN = 100, CLOSE = 12, SLIP = 6, AROUND = 30, FEW = 1000, NAMED = 3, CHANGED = 200, SAME = 2, LISTED = 8, INK = [127, 127, 127];
   const canvas = root.querySelector("canvas"), pen = canvas.getContext("2d"), hint = root.querySelector(".hint");
   const form = root.querySelector("form"), panel = root.querySelector(".panel"), list = root.querySelector(".hits");
   const most = {layer: sides.layer.reduce((a, b) => Math.max(a, b), 1), clarity: FINEST / 5, exchanged: FINEST};
@@ -162,9 +162,19 @@ function atlas(root, data, app) {
     return `${from ? "…" : ""}${letters.slice(from, to).join("")}${to < letters.length ? "…" : ""}`.trim();
   }
 
+  function under(i) {  // the other points in the same place, as the eye sees it; those with a label first
+    const near = (SAME * devicePixelRatio / scale()) ** 2, others = [];
+    for (let j = 0; j < count; j++) if (j !== i && (sides.x[j] - sides.x[i]) ** 2 + (sides.y[j] - sides.y[i]) ** 2 <= near) others.push(j);
+    if (labels) others.sort((a, b) => !labels[a] - !labels[b]);
+    const rows = others.slice(0, LISTED).flatMap((j) => [element("div", `${name(j)} ${sign(j)}`), ...label(j)]);
+    const more = others.length - LISTED;
+    return [...(rows.length ? [element("p", "In the same place", "about")] : []), ...rows, ...(more > 0 ? [element("div", `and ${more} more; zoom in`, "about")] : [])];
+  }
+
+  const label = (i) => (labels?.[i] ? [element("div", labels[i])] : []);
+
   function about(i) {
-    const label = labels?.[i] ? [element("div", labels[i])] : [];
-    return [element("div", `${name(i)} ${sign(i)}`, "name"), ...label, element("div", cluster(i), "about"), sentence(i)];
+    return [element("div", `${name(i)} ${sign(i)}`, "name"), ...label(i), element("div", cluster(i), "about"), sentence(i)];
   }
 
   function point(i, x, y) {
@@ -172,7 +182,7 @@ function atlas(root, data, app) {
     pointed = i;
     hint.hidden = i < 0;
     if (i >= 0) {
-      hint.replaceChildren(...about(i));
+      hint.replaceChildren(...about(i), ...under(i));
       hint.style.left = `${Math.max(0, Math.min(x + 14, canvas.clientWidth - hint.offsetWidth))}px`;
       hint.style.top = `${y + 14 + hint.offsetHeight > canvas.clientHeight ? Math.max(0, y - 14 - hint.offsetHeight) : y + 14}px`;
     }
