@@ -13,19 +13,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Conservation, Logits, forward_backward
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import hooks, not_called
 from icebear.concepts.results.result import Relevance
 from icebear.concepts.vocabulary.calibration import token_rows
-from icebear.errors import MissingRule
+from icebear.errors import MissingRule, ModelError
 from icebear.lrp.context import relevance_rules
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.objective import objective_of
+from icebear.models.parts import experts
+from icebear.models.parts.linear import packed
 from icebear.models.text.prompts import PromptLike
 from icebear.records import WRITERS
 from icebear.values import several
@@ -52,7 +55,8 @@ def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: f
 
     ``context``: as many tokens as `context_length` says run. ``batch``: each row has the relevance that it has alone.
     ``activations``: recorded activations equal a plain pass with a plain hook. ``counterfactual``: relevance
-    sums to the difference of two prompts. ``compared activations``: the same beside a counterfactual.
+    sums to the difference of two prompts. ``compared activations``: the same beside a counterfactual. ``edits``: to
+    silence neurons does what the model does without their W_out rows.
 
     tolerance: the largest deviation at which a law holds.
     """
@@ -64,6 +68,7 @@ def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: f
         "batch": partial(_together, model, ids, options),
         "activations": partial(_recorded, model, ids, options),
         "counterfactual": partial(_compared, model, ids, options),
+        "edits": partial(_silenced, model, ids, options),
     }
     return [law for name, measure in measures.items() for law in _laws(name, measure, tolerance)]
 
@@ -73,6 +78,8 @@ def _laws(name: str, measure: Callable[[], Found], tolerance: float) -> list[Law
         deviations = measure()
     except MissingRule as error:
         return [Law(name, f"refused: {str(error).split('; ')[0].split('. The method')[0]}", None)]
+    except ModelError as error:
+        return [Law(name, f"fails: {error}", False)]
     except Exception as error:  # whatever another's model may raise
         return [Law(name, f"fails ({type(error).__name__})", False)]
     return [
@@ -114,6 +121,49 @@ def _compared(model: Model, ids: Sequence[int], options: dict[str, Any]) -> Foun
     sums = result.conservation()
     largest = max(abs(sums.target), result.tokens.abs().max().item(), 1e-12)
     return {"counterfactual": abs(sums.remainder) / largest, "compared activations": _off_plain(model, result)}
+
+
+def _silenced(model: Model, ids: Sequence[int], options: dict[str, Any]) -> Found:
+    """Silence the strongest neuron of each layer and site by a hook, and by zeros in place of its W_out row: weights
+    count even where no module is called that a hook could see."""
+    objective = objective_of(model, [list(ids)], position=options["position"])
+    batch, positions = objective.batch, objective.all_positions
+    if not model.has_family or model.offloaded or any(map(packed, model.net.modules())):
+        return {"edits": "not tried (no neurons, or weights that are quantized or offloaded)"}
+    seen = plain_activations(model, batch)
+    wanted = [(site, layer) for site in model.sites if site in WRITERS for layer in model.layers_with(site)]
+    if lacking := [key for key in wanted if key not in seen]:
+        raise not_called(model, *lacking[0])
+    strongest = {key: int(seen[key].abs().amax(0).argmax()) for key in wanted}
+    rows = [_w_out_row(model, site, layer, index) for (site, layer), index in strongest.items()]
+    if len({row.data_ptr() for row in rows}) < len(rows):
+        return {"edits": "not tried (layers share weights)"}
+    silence = lambda site, layer, x: x.index_fill(-1, torch.tensor(strongest[site, layer], device=x.device), 0)  # noqa: E731
+    with model.lock, torch.no_grad():
+        plain = model.logits(batch, positions)
+        with hooks(model, strongest, silence):
+            edited = model.logits(batch, positions)
+        before = [row.clone() for row in rows]
+        try:
+            for row in rows:
+                row.zero_()
+            without = model.logits(batch, positions)
+        finally:
+            for row, values in zip(rows, before, strict=True):
+                row.copy_(values)
+    change = (plain - without).abs().max().clamp(min=torch.finfo(plain.dtype).eps * plain.abs().max())
+    return {"edits": ((edited - without).abs().max() / change).item()}
+
+
+def _w_out_row(model: Model, site: str, layer: int, index: int) -> Tensor:
+    """Return the W_out row (D,) of a neuron, as a part of the weights of which torch counts no version."""
+    if site == "ffn" and (mixture := model.experts(layer)) is not None:
+        expert, neuron = divmod(index, experts.width(mixture))
+        weight, is_first = mixture.down_proj.data[expert], experts.is_transposed(mixture)
+    else:
+        module = model.site_module(site, layer)
+        weight, neuron, is_first = module.weight.data, index, isinstance(module, Conv1D)
+    return weight[neuron] if is_first else weight[:, neuron]
 
 
 def _special(model: Model) -> set[int | None]:

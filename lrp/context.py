@@ -121,14 +121,17 @@ def _scan(mode: RelevanceMode, module: nn.Module, forward: Callable, *args: Any,
     return forward(*args, **kwargs)
 
 
-def _elementwise(mode: RelevanceMode, module: nn.Module, rule: Callable, forward: Callable, x: Tensor) -> Tensor:
+def _elementwise(mode: RelevanceMode, module: Any, rule: Callable, forward: Callable, x: Tensor) -> Tensor:
     """Apply one rule to a whole element-wise module, past the table."""
     if not is_activation(x):
         return forward(x)
     if isinstance(mode, TwoModels) and any(id(parameter) in mode.changed for parameter in module.parameters()):
         raise MissingRule(f"{type(module).__name__} has parameters that differ, and no rule for two models.")
     with mode.aside():
-        return rule(forward, x)
+        if not getattr(module, "inplace", False):
+            return rule(forward, x)
+        with replaced(module, "inplace", False):
+            return x.copy_(rule(forward, x))
 
 
 def _packed(mode: RelevanceMode, linear: Linear, forward: Callable, x: Tensor) -> Tensor:

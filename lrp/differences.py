@@ -100,10 +100,11 @@ def elementwise(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
     x, more = args[0] if args else kwargs.pop("input"), args[1:]
     if not is_activation(x):
         return func(x, *more, **kwargs)
+    if operation_table.takes_inplace(func, args, kwargs):
+        return x.copy_(elementwise(mode, operation_table.out_of_place(func), (x, *more), kwargs))
     if func in SQUARE or (func in POWER and (*more, kwargs.get("exponent")) == (2, None)):
         return square(x)
-    options = {**kwargs, "inplace": False} if "inplace" in kwargs else kwargs
-    return secant(lambda x: func(x, *more, **options), x)
+    return secant(lambda x: func(x, *more, **kwargs), x)
 
 
 def square(x: Tensor) -> Tensor:

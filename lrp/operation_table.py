@@ -7,6 +7,7 @@ parameters are frozen) that is not in the table raises `MissingRule`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -103,9 +104,50 @@ def elementwise(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> A
     x = args[0] if args else kwargs["input"]
     if not is_activation(x):
         return func(*args, **kwargs)
+    if takes_inplace(func, args, kwargs):
+        return overwriting(elementwise, out_of_place(func))(mode, func, args, kwargs)
     with torch.no_grad():
-        y = func(*args, **{**kwargs, "inplace": False} if "inplace" in kwargs else kwargs)
+        y = func(*args, **kwargs)
     return rules.identity(x, y)
+
+
+def takes_inplace(func: Rule, args: tuple, kwargs: dict) -> bool:
+    """Return whether a function of `torch.nn.functional` is told to change its input in place."""
+    position = _inplace_position(func)
+    return position is not None and bool(args[position] if len(args) > position else kwargs.get("inplace"))
+
+
+@functools.cache
+def _inplace_position(func: Rule) -> int | None:
+    try:
+        names = list(inspect.signature(func).parameters)
+    except ValueError:  # a function of C++
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
+@functools.cache
+def out_of_place(func: Rule) -> Rule:
+    """Return a function whose argument ``inplace`` is false, whatever is given."""
+    position = _inplace_position(func)
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        others = {name: value for name, value in kwargs.items() if name != "inplace"}
+        return func(*(False if at == position else value for at, value in enumerate(args)), **others)
+
+    return plain
+
+
+def overwriting(rule: Rule, plain: Rule) -> Rule:
+    """Return the rule of an operation in place: that of its plain form, whose result is written over the input."""
+
+    def ruled(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
+        x, more = (args[0], args[1:]) if args else (kwargs["input"], ())
+        others = {name: value for name, value in kwargs.items() if args or name != "input"}
+        y = rule(mode, plain, (x, *more), others)
+        return x.copy_(y) if is_activation(x) or is_activation(y) else func(*args, **kwargs)
+
+    return ruled
 
 
 def product(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
@@ -240,7 +282,7 @@ CONCATENATE = "cat concat concatenate".split()
 ADDMM = "addmm baddbmm".split()
 ELEMENTWISE = """
     silu gelu relu leaky_relu elu selu celu mish softplus softsign hardswish hardsigmoid logsigmoid tanh
-    sigmoid exp expm1 log log1p pow __pow__ square sqrt abs sin cos erf clamp clamp_min clamp_max hardtanh
+    sigmoid exp expm1 log log1p pow __pow__ square sqrt abs sin cos erf clamp clamp_min clamp_max clip hardtanh
     relu6 tanhshrink
 """.split()
 PRODUCT = """
@@ -260,8 +302,24 @@ def named(name: str) -> Iterator[Any]:
 
 
 def table(rows: dict[Rule, list[str]]) -> dict[Any, Rule]:
-    """Return the rule of every torch function and method that has one of these names."""
-    return {func: rule for rule, names in rows.items() for name in names for func in named(name)}
+    """Return the rule of every torch function and method that has one of these names, or is the form in place of one
+    (``clamp_`` of ``clamp``) and has no name of its own in the rows."""
+    plain = {func: rule for rule, names in rows.items() for name in names for func in named(name)}
+    in_place = {}
+    for rule, names in rows.items():
+        for name in names:
+            for plain_func, func in forms_in_place(name):
+                in_place[func] = rule if rule is keep_gradient else overwriting(rule, plain_func)
+    return in_place | plain
+
+
+def forms_in_place(name: str) -> Iterator[tuple[Any, Any]]:
+    """Yield each torch function or method of a name, with its form that changes its input in place."""
+    other = f"__i{name[2:]}" if name.startswith("__") else f"{name}_"
+    for home in (torch, Tensor, F, torch._C._nn):
+        both = getattr(home, name, None), getattr(home, other, None)
+        if all(map(callable, both)):
+            yield both
 
 
 TABLE = table(

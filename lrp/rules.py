@@ -2,6 +2,9 @@
 
 Relevance is activation x gradient on a graph with a changed backward pass. Each function here changes one gradient, and
 no forward value. Nothing in this file depends on a model.
+
+A function that passes values on returns them detached: they share memory, and are no view, so that a model may change
+them in place.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ class Multiplied(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, multiplier: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(multiplier)
-        return y.view_as(y)
+        return y.detach()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
@@ -45,8 +48,7 @@ class Scaled(Function):
     A half is the uniform rule, AttnLRP Eq. 14 and 15: behind a product, each of its two factors gets half. Zero is a
     stop-gradient.
 
-    fresh: y is new and nothing else refers to it. The result is y itself, not a view, because models may change it in
-        place.
+    fresh: y is new and nothing else refers to it. The result is y itself.
     """
 
     @staticmethod
@@ -55,7 +57,7 @@ class Scaled(Function):
         if fresh:
             ctx.mark_dirty(y)
             return y
-        return y.view_as(y)
+        return y.detach()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
@@ -104,7 +106,7 @@ class SoftmaxZPlus(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, s: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x, s)
-        return s.view_as(s)
+        return s.detach()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
@@ -136,7 +138,7 @@ class LinearMap(Function):
     ) -> Tensor:
         ctx.save_for_backward(x, y, weight, bias)
         ctx.options = f, rule, retain
-        return y.view_as(y)
+        return y.detach()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -218,7 +220,7 @@ class CaptureGradient(Function):
     def forward(ctx: Any, x: Tensor, saved: Tensor, show: Callable) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(saved)
         ctx.show = show
-        return x.view_as(x)
+        return x.detach()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]

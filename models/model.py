@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -487,7 +487,7 @@ class Model(Architecture):
         """
         if not (self.task.is_causal and self.task.generates):
             raise InputError(f"{self.name} does not continue a prompt; see its predictions with `Model.predict`.")
-        if options.get("num_beams", 1) > 1:
+        if (generation_option(self.net, options, "num_beams") or 1) > 1:
             raise InputError("`Model.answer` has no beam search (num_beams above 1); use `Model.generate`.")
         chat, ids = Prompt.of(prompt).chat, self.ids(prompt)
         room = max(1, min(256, self.context_length - len(ids))) if max_new_tokens is None else max_new_tokens
@@ -566,6 +566,14 @@ def _usable(net: Any) -> Any:
     if not getattr(net.config, "return_dict", True):
         raise ModelError("The model returns tuples (config.return_dict is False); set net.config.return_dict = True.")
     return net
+
+
+def generation_option(net: Any, options: Mapping[str, Any], name: str) -> Any:
+    """Return the value of an option of transformers' `generate`: as given, or of the configuration that is given, or of
+    the model's; None without one."""
+    configs = (options.get("generation_config"), getattr(net, "generation_config", None))
+    values = (options.get(name), *(getattr(config, name, None) for config in configs))
+    return next((value for value in values if value is not None), None)
 
 
 @cache

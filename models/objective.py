@@ -136,7 +136,9 @@ def objective_of(
 
     Raises `InputError`.
     """
-    each = zip(*(per_prompt(value, len(prompts)) for value in (target, contrast, target_text, position)), strict=True)
+    phrases = per_prompt(target_text, len(prompts), is_phrase=True)
+    target, contrast, position = (per_prompt(value, len(prompts)) for value in (target, contrast, position))
+    each = zip(target, contrast, phrases, position, strict=True)
     rows = [
         request_of(model, Prompt.of(prompt), token, against, phrase, position=at)
         for prompt, (token, against, phrase, at) in zip(prompts, each, strict=True)
@@ -151,12 +153,15 @@ def joint_objective(model: Model, rows: Sequence[PromptRequest]) -> Objective:
     return Objective(batch, tuple(positions), answers, contrasts, rows[0].kind)
 
 
-def per_prompt(value: Any, count: int) -> list[Any]:
-    """Return one value for each prompt, from a list or from one value for all."""
+def per_prompt(value: Any, count: int, is_phrase: bool = False) -> list[Any]:
+    """Return one value for each prompt, from a list or from one value for all. is_phrase: whether a value may be a list
+    of token ids."""
     value = scalar(value)
     if value is None or isinstance(value, str) or not isinstance(value, Iterable):
         return [value] * count
     values = list(value)
+    if is_phrase and values and not any(isinstance(part, (str, tuple, list)) for part in values):
+        return [tuple(values)] * count  # the token ids of one phrase
     if len(values) != count:
         raise InputError(
             f"An argument (target, contrast, target_text, prefix or position) has {len(values)} values for {count} "

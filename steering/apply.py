@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,8 @@ def steer(
         ``statistic(neuron, unit)`` returns a neuron's recorded ``max`` or ``std`` for edits in those units; see
         `Store`.
     trace
-        Add an `Act` to the list of ``with ... as acts`` for each edit, row and token that it acts on.
+        Add an `Act` to the list of ``with ... as acts`` for each edit, row and token that it acts on; while text is
+        generated, once for each token that stays in the text.
     prompt_tokens
         Outside `generate`, the first columns that count as the prompt; default all.
     rows
@@ -80,8 +82,9 @@ def steer(
     wanted = [edit.in_raw_units(statistic) for edit in parse_edits(edits)]
     of_neurons, of_vectors = _checked(model, wanted)
     swapped = _swapped_values(model, of_neurons)
-    acts: list[Act] = []
-    where = TokenTracker(model, prompt_tokens, rows)
+    where = _Edited(model, prompt_tokens, rows)
+    where.is_placed = any(edit.where != "all" or edit.decay != 1 for edit in wanted)
+    acts = where.acts
     by_site_layer: dict[tuple[str, int], list[Edit]] = {}
     for edit in of_neurons:
         by_site_layer.setdefault((neuron_site(edit.neuron.site), edit.layer), []).append(edit)
@@ -107,14 +110,28 @@ def steer(
 
     with model.lock.yielding(edited):
         yield acts
-    _warn_of_idle(wanted, where)
+    _warn_of_idle(wanted if when is None else (), where)
+
+
+class _Edited(TokenTracker):
+    """Follows a model with edits."""
+
+    is_placed = False
+    """Whether some edits act at some tokens only."""
+
+    def begin(self, rows: int, option: Callable[[str], Any]) -> None:
+        if self.is_placed and option("guidance_scale") not in (None, 1):
+            raise InputError(
+                "With guidance_scale the model reads a second text, whose tokens are no prompt and no answer; leave it "
+                "out, or edit all tokens."
+            )
 
 
 def _warn_of_idle(edits: Iterable[AnyEdit], where: TokenTracker) -> None:
-    idle = [edit for edit in edits if edit not in where.acted and edit.where.startswith(("position", "step"))]
+    idle = [edit for edit in edits if edit not in where.acted]
     if idle and where.ran:
         logging.getLogger("icebear").warning(
-            "%s acted at no token, because no text was that long; check its position.", " and ".join(map(str, idle))
+            "%s acted at no token; check where it acts, and whether a text was that long.", " and ".join(map(str, idle))
         )
 
 

@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import StoppingCriteriaList
 
 from icebear.edits import AnyEdit, Edit, acts_at
 from icebear.errors import InputError
 from icebear.models.lock import replaced
-from icebear.models.model import Model
+from icebear.models.model import Model, generation_option
 
+POSITIONAL = ("inputs", "generation_config", "logits_processor", "stopping_criteria")
+"""The first arguments of transformers' `generate`."""
+PROMPTS = ("inputs", "input_ids", "inputs_embeds")
+"""The arguments of `generate` that the prompt may be in."""
 UNKNOWN = -2
 """Stands for the id of a token that is an embedding."""
 
@@ -34,6 +39,11 @@ class Act:
     after: float
 
 
+def _is_mask(mask: Any) -> bool:
+    """Return whether a mask has a number for each token; others are of pairs, or one for each kind of layer."""
+    return isinstance(mask, Tensor) and mask.dim() == 2
+
+
 class TokenTracker:
     """Tracks, in each stack, the ids and positions of the columns of the running forward pass, and the length of the
     prompt. The prompt of an encoder-decoder's decoder is its start token."""
@@ -43,8 +53,12 @@ class TokenTracker:
         stacks = model.task.stacks
         self.position = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass; negative: padding
         self.prompt_length = [torch.ones(1, dtype=torch.long)] * stacks  # (B,)
-        self.given_columns = self.prompt_columns = prompt_columns
+        self.prompt_columns = prompt_columns
         self.ids = [torch.zeros(1, 1, dtype=torch.long)] * stacks  # (B, T) of the running pass
+        self.acts: list[Act] = []
+        self._accepted = 0  # of these
+        self._acted_at: set[tuple[AnyEdit, int, int]] = set()  # in this generation
+        self.generates = False
         self.running = False  # a pass of the whole network
         self.ran = False
         self.acted: set[AnyEdit] = set()
@@ -67,18 +81,55 @@ class TokenTracker:
                 undo.enter_context(replaced(net, "generate", partial(self._generate, net.generate)))
             yield
 
-    def _generate(self, generate: Callable, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        prompt = next(
-            (x for x in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None
-        )
+    def _generate(self, generate: Callable, *args: Any, **kwargs: Any) -> Any:
+        if self.generates:  # a draft by the same network, within a generation
+            return generate(*args, **kwargs)
+        options = dict(zip(POSITIONAL, args, strict=False)) | kwargs
+        prompt = next((x for name in PROMPTS if (x := options.get(name)) is not None), None)
         if prompt is None:
             raise InputError("Under `steer` and `watching`, generate needs a prompt: give it input_ids.")
-        self.prompt_columns = prompt.shape[1] if len(self.position) == 1 else 1
-        self.prompt_mask = kwargs.get("attention_mask") if len(self.position) == 1 else None
+        self.begin(len(prompt), partial(generation_option, self.model.net, options))
+        is_single = len(self.position) == 1
+        before = self.prompt_columns, self.prompt_mask
+        self.prompt_columns = prompt.shape[1] if is_single else 1
+        self.prompt_mask = options.get("attention_mask") if is_single else None
+        first_new = self.prompt_columns if not is_single or prompt.dim() == 2 else 0  # embeddings are in no list of ids
+        criteria = StoppingCriteriaList([partial(self._step, first_new), *(options.get("stopping_criteria") or ())])
+        at = POSITIONAL.index("stopping_criteria")
+        if len(args) > at:
+            args = (*args[:at], criteria, *args[at + 1 :])
+        else:
+            kwargs["stopping_criteria"] = criteria
+        self.generates, self._accepted, self._acted_at = True, len(self.acts), set()
         try:
-            return generate(inputs, *args, **kwargs)
+            return generate(*args, **kwargs)
         finally:
-            self.prompt_columns, self.prompt_mask = self.given_columns, None
+            self.generates = False
+            self.prompt_columns, self.prompt_mask = before
+
+    def begin(self, rows: int, option: Callable[[str], Any]) -> None:
+        """Take the number of prompts that are continued, and a function that returns the value of an option. Raises
+        `InputError` for a way of generating that cannot be followed."""
+
+    def _step(self, first_new: int, ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        self.accept(ids.shape[1] - first_new - 1)
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    def accept(self, read: int) -> None:
+        """Take the number of new tokens that were read and stay, after each step; the last new token is not yet read.
+
+        A pass may read more: drafts that are rejected. Without a cache it reads all tokens again.
+        """
+        acts = self.acts[self._accepted :]
+        del self.acts[self._accepted :]
+        for act in acts:
+            stack = self.model.stack_of(act.edit.layer)
+            stays = act.position < int(self.prompt_length[stack][act.row]) + read
+            place = act.edit, act.row, act.position
+            if stays and place not in self._acted_at:
+                self._acted_at.add(place)
+                self.acts.append(act)
+        self._accepted = len(self.acts)
 
     def _run(self, running: bool, *_: Any) -> None:
         self.running = running
@@ -88,6 +139,7 @@ class TokenTracker:
             self._before(0, net, args, kwargs)
 
     def _before(self, stack: int, net: Any, args: tuple, kwargs: dict) -> None:
+        self.ran = True
         tokens: Any = kwargs.get("input_ids", args[0] if args else None)
         if tokens is None:
             tokens = kwargs["inputs_embeds"]
@@ -98,19 +150,25 @@ class TokenTracker:
         mask = self._mask(kwargs.get("attention_mask"), batch, past + new, writes)
         position = (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)  # (B, past + T)
         columns = (self.prompt_columns if writes else None) or past + new
-        self.prompt_length[stack] = mask[:, :columns].sum(1)
+        prompt = self._rows(self.prompt_mask, batch) if writes and _is_mask(self.prompt_mask) else mask[:, :columns]
+        unread = max(0, columns - prompt.shape[1])  # of a prompt that is read in chunks
+        self.prompt_length[stack] = prompt.sum(1) + unread
         self.position[stack] = position[:, past : past + new]
         self.ids[stack] = tokens.cpu() if tokens.shape == (batch, new) else torch.full((batch, new), UNKNOWN)
 
-    def _mask(self, attention_mask: Tensor | None, batch: int, columns: int, writes: bool) -> Tensor:
-        """(B, past + T) 1 for tokens; if a pass has only a mask of pairs (static caches), the mask of the prompt."""
-        if attention_mask is None or attention_mask.dim() != 2:
+    def _mask(self, attention_mask: Any, batch: int, columns: int, writes: bool) -> Tensor:
+        """(B, past + T) 1 for tokens; if a pass has only masks of pairs (static caches), the mask of the prompt."""
+        if not _is_mask(attention_mask):
             attention_mask = self.prompt_mask if writes else None
-        if attention_mask is None:
+        if not _is_mask(attention_mask):
             return torch.ones(batch, columns, dtype=torch.long)
-        mask = attention_mask.cpu().long()
-        mask = mask.repeat_interleave(batch // len(mask), 0)[:, :columns]  # beams of a prompt are next to each other
+        mask = self._rows(attention_mask, batch)[:, :columns]
         return torch.cat((mask, torch.ones(batch, columns - mask.shape[1], dtype=torch.long)), 1)
+
+    @staticmethod
+    def _rows(mask: Any, batch: int) -> Tensor:
+        """Return a mask of prompts for the rows of a pass: beams of a prompt are next to each other."""
+        return mask.cpu().long().repeat_interleave(batch // len(mask), 0)
 
     def read_at(self, edit: Edit, tokens: int) -> Tensor:
         """Return which of the tokens of a swap's prompt each token of the running pass takes its value from (B, T)."""
@@ -129,7 +187,6 @@ class TokenTracker:
 
     def acting(self, edit: AnyEdit, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the edit acts and how strongly, both (B, T, 1) for the running pass, on the device of `x`."""
-        self.ran = True
         stack = self.model.stack_of(edit.layer)
         positions, lengths = self.position[stack], self.prompt_length[stack]
         steps = positions - (lengths[:, None] - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from icebear.actmax.neuronpedia import POLARITY_WORDS, Source, model_id
@@ -15,7 +16,7 @@ from icebear.edits import Edit
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.text.chat import Chat
-from icebear.models.text.prompts import PromptLike
+from icebear.models.text.prompts import PromptLike, special_note
 from icebear.records import Neuron
 from icebear.steering.comparison import continued
 
@@ -171,14 +172,33 @@ def capabilities(model: Model) -> Answer:
 
 
 Call = Callable[[Model, Any], Answer]
+TEXTS = ("text", "prompt", "counterfactual")
+"""The fields of requests that a tokenizer reads."""
+
+
+def _noted(call: Call) -> Call:
+    """Return a call whose answer has ``notes`` on special tokens that change what is asked, if there are any."""
+
+    @wraps(call)
+    def noted(model: Model, request: Any) -> Answer:
+        answer = call(model, request)
+        texts = (getattr(request, name, None) for name in TEXTS)
+        notes = [note for text in texts if isinstance(text, str) and (note := special_note(model, text))]
+        if notes:
+            (answer.get("meta") or answer)["notes"] = notes
+        return answer
+
+    return noted
+
+
 CALLS: dict[str, tuple[Call, type[schemas.ModelRequest]]] = {
-    "/v1/tokenize": (tokenize, schemas.TokenizeRequest),
-    "/v1/activation/single": (activation_single, schemas.ActivationSingleRequest),
-    "/v1/activation/all": (activation_all, schemas.ActivationAllRequest),
-    "/v1/activation/topk-by-token": (activation_topk_by_token, schemas.ActivationTopkByTokenRequest),
-    "/v1/steer/completion": (steer_completion, schemas.SteerCompletionRequest),
-    "/v1/lens/prompt": (lens_prompt, schemas.LensPromptRequest),
-    "/v1/stages": (stages_call, schemas.StagesRequest),
+    "/v1/tokenize": (_noted(tokenize), schemas.TokenizeRequest),
+    "/v1/activation/single": (_noted(activation_single), schemas.ActivationSingleRequest),
+    "/v1/activation/all": (_noted(activation_all), schemas.ActivationAllRequest),
+    "/v1/activation/topk-by-token": (_noted(activation_topk_by_token), schemas.ActivationTopkByTokenRequest),
+    "/v1/steer/completion": (_noted(steer_completion), schemas.SteerCompletionRequest),
+    "/v1/lens/prompt": (_noted(lens_prompt), schemas.LensPromptRequest),
+    "/v1/stages": (_noted(stages_call), schemas.StagesRequest),
 }
 """Path -> what it computes, and the body of its request."""
 

@@ -25,7 +25,7 @@ from icebear.concepts.passes.run import Conservation
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
-from icebear.concepts.weights.changed_weights import ChangedWeights
+from icebear.concepts.weights.changed_weights import ChangedWeights, ModelPair
 from icebear.errors import InputError, MissingRule, NumericalError
 from icebear.models.model import Model
 from icebear.models.objective import Objective, joint_objective
@@ -95,15 +95,24 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
         same = pair.batch.row_ids(0) == pair.batch.row_ids(1)
         if same and base is None:
             raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; change it.")
-        if base is not None:
-            _check_tokens(base, other)
+        if request.models is not None:
+            _check_tokens(request.models, row, other)
         pairs.append(pair)
     return pairs
 
 
-def _check_tokens(base: Model, prompt: Prompt) -> None:
-    """Raise `InputError` if the base model reads other tokens."""
-    written = replace(prompt, ids=None)
+def _check_tokens(models: ModelPair, row: PromptRequest, prompt: Prompt) -> None:
+    """Raise `InputError` if the base model reads other tokens, or lacks one."""
+    base, written = models.base, replace(prompt, ids=None)
+    answers = (*(row.answer or ()), row.contrast, *(row.contrast_phrase or ()))
+    models.check_tokens([*models.model.ids(row.prompt), *models.model.ids(prompt)])
+    if not models.model.labels:
+        models.check_tokens([token for token in answers if token is not None])
+    if "centered" in row.kind and base.output_size != models.model.output_size:
+        raise InputError(
+            f"A phrase is explained by logits minus the mean of all, and {base.name} has another number of tokens than "
+            f"{models.model.name}; name one token of it as the target."
+        )
     if prompt.ids is not None and written != Prompt() and tuple(base.ids(written)) != prompt.ids:
         raise InputError(
             f"{base.name} and the model split the prompt into different tokens; give token ids instead of text, or "

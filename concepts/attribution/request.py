@@ -20,7 +20,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Phrase, Token, per_prompt, phrase_ids, read_once, request_of
 from icebear.models.text.answer import Answer, Span
-from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, prompts_of
+from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, prompts_of, special_note
 from icebear.values import check_int, of_type, one_of, several
 
 
@@ -91,6 +91,12 @@ def note_ending(model: Model, prompt: Any) -> None:
         return
     word = model.predict(bare, 1)[0]
     say(f"The prompt ends in a space; without it, {word.text!r} ({word.number}) is the likeliest.")
+
+
+def note_special(model: Model, prompt: Any) -> None:
+    """Log that special tokens which the tokenizer adds change the question (see `special_note`)."""
+    if note := special_note(model, prompt):
+        say(note)
 
 
 @lru_cache(1000)
@@ -300,14 +306,16 @@ def rows_of(
     """Return the request of each prompt, and whether it is a single one. Arguments are one for all, or one for each.
     Raises `InputError`."""
     prompts, is_single = prompts_of(prompt)
-    each = [per_prompt(value, len(prompts)) for value in (target, contrast, target_text, prefix, position)]
+    phrases = per_prompt(target_text, len(prompts), is_phrase=True)
+    target, contrast, prefix, position = (per_prompt(x, len(prompts)) for x in (target, contrast, prefix, position))
     others = _counterfactuals(counterfactual, len(prompts), is_single)
     if len(prompts) == 1:
         note_ending(model, prompts[0])
-        for answer in (each[0][0], each[1][0]):
+        note_special(model, prompts[0])
+        for answer in (target[0], contrast[0]):
             if isinstance(answer, str) and model.task.is_causal:
                 note_space(model, prompts[0], answer)
-    rows = zip(prompts, *each, map(tuple, others), strict=True)
+    rows = zip(prompts, target, contrast, phrases, prefix, position, map(tuple, others), strict=True)
     return [_row(model, *row) for row in rows], is_single
 
 
@@ -328,6 +336,8 @@ def _row(
     against = contrast if phrase is None else None
     row = request_of(model, prompt, target, against, phrase, prefix, position)
     row = replace(row, counterfactuals=tuple(read_once(model, other) for other in compared))
+    if row.is_phrase and row.answer and row.prompt.ids and model.task.is_causal:
+        _check_rotations(model, len(row.prompt.ids), row.answer, len(row.answer))
     if phrase is None or contrast is None:
         return row
     return replace(row, contrast_phrase=phrase_ids(model, contrast, prompt), answer=phrase_ids(model, phrase, prompt))
@@ -348,6 +358,21 @@ def _counterfactuals(counterfactual: Any, count: int, is_single: bool) -> Sequen
     return [[other] for other in others]
 
 
+def _check_rotations(model: Model, begins: int, ids: Sequence[int], stop: int) -> None:
+    """Raise `InputError` if one pass would give some new tokens other positions than they were written with.
+
+    begins: the number of tokens before the first new one. stop: the number of new tokens that are explained or read.
+    """
+    longest = model.scales_positions_from
+    first = longest - begins + 1  # the new token that is the first one written after more tokens than that
+    if begins <= longest and stop > first:
+        raise InputError(
+            f"{model.name} rotates positions by other angles in texts of more than {longest} tokens. So one pass does "
+            f"not compute these tokens as they are written from number {first} ({model.text(ids[first])!r}) on; "
+            f"explain tokens within 0:{first}."
+        )
+
+
 def row_of_answer(
     model: Model, answer: Answer, span: Span | None, contrast: Token | Phrase | None, counterfactual: Any
 ) -> PromptRequest:
@@ -355,6 +380,7 @@ def row_of_answer(
     answer.check(model)
     start, stop = answer.token_range(span)
     read, explained = Prompt(ids=tuple(answer.before(start))), answer.ids[start:stop]
+    _check_rotations(model, len(answer.prompt_ids), answer.ids, stop)
     if isinstance(contrast, str) and answer.token_strings[start].startswith(" ") and not contrast.startswith(" "):
         contrast = f" {contrast}"  # a span is found without its space too
     against = (contrast,) if isinstance(contrast, int) else contrast

@@ -55,6 +55,8 @@ class Pair:
         same answer, there is no contrast. Raises `SameAnswer`."""
         if not self.is_open:
             return self.objective
+        if self.models and not self.model.labels:
+            logits_x, logits_c = (x[:, : self.models.common_tokens] for x in (logits_x, logits_c))
         target = self.objective.targets[0] or tuple(logits_x.argmax(-1).tolist())
         contrast = self.objective.contrasts[0]
         if contrast is None and self.model.output_size > 1:  # a single number has no alternative

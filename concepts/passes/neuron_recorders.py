@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from icebear.concepts.passes.run import Recorder
-from icebear.concepts.passes.sites import hooks
+from icebear.concepts.passes.sites import hooks, not_called
 from icebear.errors import InputError
 from icebear.lrp import rules
 from icebear.models.batch import Batch
@@ -43,6 +43,7 @@ class NeuronRecorder(Recorder):
             self.columns = torch.tensor(padded, device=model.device)  # (B, P)
         self.options = model.sums_in
         self._stopped: dict[tuple[str, int], Tensor] = {}
+        self._seen: set[tuple[str, int]] = set()
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
         """Take the activations (B, P, N); if all positions are recorded, those of the layer's own stack."""
@@ -50,8 +51,15 @@ class NeuronRecorder(Recorder):
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         """Take the activations and gradients of a site and layer, in the backward pass."""
 
-    def reading(self, model: Model) -> AbstractContextManager[None]:
-        return hooks(model, self.site_layers, self._see)
+    @contextmanager
+    def reading(self, model: Model) -> Iterator[None]:
+        self._seen.clear()
+        with hooks(model, self.site_layers, self._see):
+            yield
+        unseen, parts = set(self.site_layers) - self._seen, set(model.net.modules())
+        for site, layer in sorted(unseen, key=lambda each: each[1]):
+            if model.layer_modules[layer] in parts:  # the others were left out, and have neither value
+                raise not_called(model, site, layer)
 
     @property
     def leaves(self) -> Sequence[Tensor]:
@@ -63,6 +71,7 @@ class NeuronRecorder(Recorder):
                 self.end(*site_layer, self._chosen(site_layer[1], x.detach()), self._chosen(site_layer[1], g))
 
     def _see(self, site: str, layer: int, x: Tensor) -> Tensor | None:  # (B, T, N)
+        self._seen.add((site, layer))
         activation = self._chosen(layer, x.detach())
         self.begin(site, layer, activation)
         if self.stop:
@@ -97,10 +106,8 @@ class Values(NeuronRecorder):
 
     def _space(self) -> dict[str, Tensor]:
         rows, model = len(self.batch.ids), self.model
-        everywhere = not self.batch.decoder and all(len(model.layers_with(site)) == model.layers for site in self.sites)
-        empty = torch.empty if everywhere else torch.zeros
         options = {**self.options, "device": "cpu"}  # for a long prompt they take more memory than the pass
-        return {site: empty(rows, model.layers, self.width, model.width(site), **options) for site in self.sites}
+        return {site: torch.zeros(rows, model.layers, self.width, model.width(site), **options) for site in self.sites}
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
         stored = self.activation[site][:, layer, self.span(layer)]
@@ -134,7 +141,6 @@ class AllNeurons(Values):
         super().__init__(model, batch, sites, positions)
         self.compared = compared
         self.relevance = self._space()
-        self.reached: set[tuple[str, int]] = set()
 
     def begin(self, site: str, layer: int, activation: Tensor) -> None:
         super().begin(site, layer, self.compared(site, layer, activation) if self.compared else activation)
@@ -142,12 +148,6 @@ class AllNeurons(Values):
     def end(self, site: str, layer: int, activation: Tensor, gradient: Tensor) -> None:
         recorded, out = (x[site][:, layer, self.span(layer)] for x in (self.activation, self.relevance))
         torch.mul(recorded, gradient.to(recorded.device).view_as(recorded), out=out)
-        self.reached.add((site, layer))
-
-    def finish(self, gradients: Sequence[Tensor | None]) -> None:
-        super().finish(gradients)
-        for site, layer in set(self.site_layers) - self.reached:
-            self.relevance[site][:, layer] = 0
 
     def row(self, row: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return relevance and activation of one prompt: site -> (L, P, N), without padding, on the CPU."""

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from icebear.errors import InputError
+from icebear.errors import InputError, ModelError
 from icebear.models.lock import replaced
 from icebear.models.model import Model
 from icebear.models.parts import experts
@@ -23,20 +23,65 @@ StreamHook = Callable[[int, Tensor], Tensor | None]
 def hooks(model: Model, site_layers: Iterable[tuple[str, int]], hook: Hook) -> Iterator[None]:
     """Call `hook(site, layer, activations (B, T, N))` whenever the model computes one of `site_layers`.
 
-    The return value of the hook, unless it is None, replaces the activations.
+    The return value of the hook, unless it is None, replaces the activations. Raises `ModelError` if a layer runs
+    without calling the module of a site.
     """
-    mixed: dict[int, list[str]] = {}
+    wanted: dict[int, list[str]] = {}
+    for site, layer in site_layers:
+        wanted.setdefault(layer, []).append(site)
+    called: set[tuple[str, int]] = set()
+
+    def noted(site: str, layer: int, x: Tensor) -> Tensor | None:
+        called.add((site, layer))
+        return hook(site, layer, x)
+
     with ExitStack() as undo:
-        for site, layer in site_layers:
-            if site in ("ffn", "router") and model.family.experts:
-                mixed.setdefault(layer, []).append(site)
-            elif site in WRITERS:
-                _input(model, site, layer, hook, undo)
-            else:
-                _output(model, site, layer, hook, undo)
-        for layer, sites in mixed.items():
-            _experts(model, sites, layer, hook, undo)
+        for layer, sites in wanted.items():
+            mixed = [site for site in sites if site in ("ffn", "router") and model.family.experts]
+            for site in sites:
+                if site not in mixed:
+                    (_input if site in WRITERS else _output)(model, site, layer, noted, undo)
+            if mixed:
+                _experts(model, mixed, layer, noted, undo)
+            _check_called(model, sites, layer, called, undo)
         yield
+
+
+def _check_called(model: Model, sites: list[str], layer: int, called: set[tuple[str, int]], undo: ExitStack) -> None:
+    """Raise `ModelError` after each run of a layer that does not call the modules of its sites: a fused kernel, or code
+    that takes their weights, computes them out of reach of hooks."""
+
+    def begin(*_: Any) -> None:
+        called.difference_update((site, layer) for site in sites)
+
+    def end(module: nn.Module, *_: Any) -> None:
+        lacking = [site for site in sites if (site, layer) not in called]
+        if lacking and not isinstance(vars(module).get("forward"), Given):
+            raise not_called(model, lacking[0], layer)
+
+    undo.callback(model.layer_modules[layer].register_forward_pre_hook(begin).remove)
+    undo.callback(model.layer_modules[layer].register_forward_hook(end).remove)
+
+
+class Given:
+    """The forward method of a layer that does not run, because its output is known."""
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.output
+
+
+def not_called(model: Model, site: str, layer: int) -> ModelError:
+    """Return the error for a site whose module a pass did not call."""
+    module = model.experts(layer) if site in ("ffn", "router") and model.family.experts else None
+    module = module or model.site_module(site, layer)
+    path = next(name for name, part in model.net.named_modules() if part is module)
+    return ModelError(
+        f"{model.name} ran without calling {path}, so that the neurons of {site} in layer {layer} can be neither read "
+        "nor edited; load the model without the fused kernel or the option that goes around this module."
+    )
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from icebear.concepts.passes.run import first_layers
 from icebear.concepts.passes.sites import stream_hooks
-from icebear.concepts.vocabulary.weight_rows import gives_answers, unembed
 from icebear.errors import InputError
+from icebear.models.batch import Batch
 from icebear.models.model import Model
 
 TOKENS_AT_ONCE = 64
@@ -32,28 +33,25 @@ class Readout(NamedTuple):
 
 @torch.no_grad()
 def logit_lens(model: Model, ids: Sequence[int], layers: Sequence[int], k: int, words: bool = False) -> list[Readout]:
-    """Return the readout at each token: the residual stream after a layer, through the final norm and the unembedding.
+    """Return the readout at each token: the residual stream after a layer, through the model's own head.
 
     The last layer has the model's answer. words: list words only, apart from the likeliest token of the last layer;
-    probabilities are those of all tokens. Raises `InputError` if the model has no final norm.
+    probabilities are those of all tokens. Raises `InputError` for other models than causal ones.
     """
-    norm = model.family_at(model.layers - 1).final_norm
-    if not norm or not gives_answers(model, model.layers - 1):
-        raise InputError(f"{model.name} has no logit lens, because no final norm and unembedding give its answers.")
+    if not (model.task.is_causal and model.task.generates and model.has_family):
+        raise InputError(f"{model.name} has no logit lens, because its layers do not end in answers at each token.")
     streams: dict[int, Tensor] = {}
-    keep = _word_tokens(model) if words else None
+    keep, last = _word_tokens(model) if words else None, model.layers - 1
     batch, each = model.read_ids([list(ids)]), list(range(len(ids)))
-    module, last = model.net.get_submodule(norm), model.layers - 1
-
-    def logits(layer: int, part: slice) -> Tensor:
-        return answer[part] if layer == last else unembed(model, module(streams[layer][part]).float())
-
     with model.lock:
-        with stream_hooks(model, layers, lambda layer, stream: streams.update({layer: stream[0]})):
-            answer = model.logits(batch, each)[0].float()
+        with stream_hooks(model, layers, lambda layer, stream: streams.update({layer: stream})):
+            model.final_stream(batch)
         parts = [
             _all_tokens(
-                [_top(logits(n, slice(at, at + TOKENS_AT_ONCE)), k, keep, n == last) for at in each[::TOKENS_AT_ONCE]]
+                [
+                    _top(_answers(model, batch, streams[n], each[at : at + TOKENS_AT_ONCE]), k, keep, n == last)
+                    for at in each[::TOKENS_AT_ONCE]
+                ]
             )
             for n in layers
         ]
@@ -67,6 +65,13 @@ def logit_lens(model: Model, ids: Sequence[int], layers: Sequence[int], k: int, 
 def _all_tokens(parts: list[Top]) -> Top:
     numbers, values = zip(*parts, strict=True)
     return [*chain(*numbers)], [*chain(*values)]
+
+
+def _answers(model: Model, batch: Batch, stream: Tensor, positions: list[int]) -> Tensor:
+    """Return the logits (P, V) that the model makes of a residual stream (1, T, D), with all that its head does: norm,
+    bias, scale, soft cap. Its first layer runs, and hands on this stream in place of its own."""
+    with first_layers(model, 1), stream_hooks(model, [0], lambda layer, own: stream):
+        return model.logits(batch, positions)[0].float()
 
 
 def _top(logits: Tensor, k: int, keep: Tensor | None, is_last: bool) -> Top:

@@ -40,7 +40,7 @@ def check_same_shape(model: Model, other: Model) -> None:
         (
             side.net.config.model_type,
             side.layers,
-            side.output_size,
+            len(side.labels),
             {site: side.width(site) for site in side.sites} if side.has_family else {},
         )
         for side in (model, other)
@@ -86,6 +86,8 @@ class ModelPair:
     weight_parts: WeightParts = field(init=False)
     weights: dict[str, tuple[Tensor, Tensor]] = field(init=False)
     """The parameters that differ."""
+    common_tokens: int = field(init=False)
+    """How many tokens both have, the first ones of the vocabularies."""
 
     def __post_init__(self) -> None:
         check_same_shape(self.model, self.base)
@@ -97,6 +99,9 @@ class ModelPair:
                 )
         parameters = dict(self.model.net.named_parameters())
         everywhere = [dict(side.net.named_parameters(remove_duplicate=False)) for side in (self.model, self.base)]
+        self.common_tokens = min(side.config.vocab_size for side in (self.model, self.base))
+        if self.model.config.vocab_size != self.base.config.vocab_size:
+            everywhere[1] = self._with_common_tokens(everywhere[1])
         shapes = [{name: (x.shape, x.dtype, x.device) for name, x in each.items()} for each in everywhere]
         if shapes[0] != shapes[1] or parameters.keys() != dict(self.base.net.named_parameters()).keys():
             raise InputError(
@@ -113,6 +118,31 @@ class ModelPair:
                 "%s and its base model %s have unrelated weights (median cosine of the matrices %.2f), so that the "
                 "changes are not those of fine-tuning; choose another base model.",
                 *(self.model.name, self.base.name, median(cosines)),
+            )
+
+    def _with_common_tokens(self, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the base model's parameters with as many rows of tokens as the model's: those that only one of both
+        has are the model's own in both, so that they cause nothing."""
+        logging.getLogger("icebear").warning(
+            "%s has %d tokens and %s %d; the %d that both have are compared.",
+            *(self.model.name, self.model.config.vocab_size, self.base.name, self.base.config.vocab_size),
+            self.common_tokens,
+        )
+        tables = [*self.model.embeddings, self.model.net.get_output_embeddings()]
+        of_tokens = {id(x) for table in tables if table is not None for x in table.parameters(recurse=False)}
+        common, both = self.common_tokens, dict(theirs)
+        for name, x in self.model.net.named_parameters(remove_duplicate=False):
+            if id(x) in of_tokens and name in both and x.shape[1:] == both[name].shape[1:]:
+                both[name] = torch.cat((both[name][:common], x[common:].to(both[name])))
+        return both
+
+    def check_tokens(self, ids: Sequence[int]) -> None:
+        """Raise `InputError` for a token that only one of both models has."""
+        beyond = next((token for token in ids if token >= self.common_tokens), None)
+        if beyond is not None:
+            raise InputError(
+                f"{self.base.name} or {self.model.name} lacks token {beyond} ({self.model.text(beyond)!r}): they have "
+                f"{self.common_tokens} tokens in common; leave it out of the prompt and the answers."
             )
 
     def parts(self, name: str) -> list[Part]:

@@ -58,6 +58,8 @@ class Architecture:
         for module in self.net.modules():  # bitsandbytes would repack 4-bit weights, with rounded scales, on some CPUs
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
+        if self.net.dtype == torch.float64 and any(hasattr(module, "is_transposed") for module in self.net.modules()):
+            self.net.set_experts_implementation("eager")  # torch has no grouped products of experts in float64
         self.lock = FairLock(partial(as_written, self.net))
         self._fingerprint: tuple[Any, str] = (None, "")
         self.proofs: dict[Hashable, Any] = {}

@@ -42,13 +42,14 @@ def routes_inputs(experts: Any) -> bool:
     return hasattr(experts, "gate_up_proj") and not hasattr(experts, "is_transposed")
 
 
-def _transposed(experts: Any) -> bool:
+def is_transposed(experts: Any) -> bool:
+    """Return whether the weights have rows of inputs."""
     return routes_inputs(experts) or bool(experts.is_transposed)
 
 
 def width(experts: Any) -> int:
     """Return the number of neurons of each expert."""
-    return int(experts.down_proj.shape[1 if _transposed(experts) else 2])
+    return int(experts.down_proj.shape[1 if is_transposed(experts) else 2])
 
 
 def neuron_count(experts: Any) -> int:
@@ -60,7 +61,7 @@ def _map(experts: Any, name: str, expert: int) -> tuple[Tensor, Tensor | None]:
     """Return the weight (out, in) and the bias of ``gate_up`` or ``down`` of one expert (transformers' interface)."""
     weight = getattr(experts, f"{name}_proj")[expert]
     bias = getattr(experts, f"{name}_proj_bias")[expert] if getattr(experts, "has_bias", False) else None
-    return weight.T if _transposed(experts) else weight, bias
+    return weight.T if is_transposed(experts) else weight, bias
 
 
 def w_in_rows(experts: Any) -> Tensor:

@@ -162,3 +162,24 @@ class PromptRequest:
     def is_open(self) -> bool:
         """Whether the target or the contrast of a comparison is the model's own answer."""
         return not self.is_phrase and (self.answer is None or self.contrast is None)
+
+
+def special_note(model: Any, prompt: PromptLike) -> str:
+    """Return a sentence about special tokens that the tokenizer adds to a text and that change what is asked: at its
+    beginning a second time, or at its end; empty if there are none."""
+    read = Prompt.of(prompt)
+    if read.text is None or read.ids is not None or not model.task.is_causal:
+        return ""
+    ids, special = model.ids(read), model.special_ids()
+    if len(ids) > 1 and ids[0] == ids[1] and ids[0] in special:
+        return (
+            f"The prompt begins with two {model.text(ids[0])}, because the tokenizer adds one; leave it out of the "
+            "text, or pass messages with --chat."
+        )
+    last = model.text(ids[-1])
+    if ids[-1] in special and not read.text.rstrip().endswith(last.strip()):
+        return (
+            f"The tokenizer adds {last} at the end, so that the prediction is what follows it; give token ids without "
+            "it, or change the tokenizer (add_eos_token=False)."
+        )
+    return ""

@@ -37,6 +37,19 @@ class WatchedText:
     """Monitor -> contributions (n,) at each token."""
     flagged: dict[str, int] = field(default_factory=dict)
     """Monitor -> the end of the last passage that was reported."""
+    read: dict[int, tuple[int, dict[str, np.ndarray]]] = field(default_factory=dict)
+    """The number of a new token -> its id, and monitor -> contributions: what was read and may be rejected."""
+
+    def accept(self, count: int) -> None:
+        """Keep the first `count` new tokens of the text, and drop what else was read."""
+        for number in range(len(self.ids), count):
+            if number not in self.read:
+                break
+            token, parts = self.read[number]
+            self.ids.append(token)
+            for name, values in parts.items():
+                self.parts[name].append(values)
+        self.read.clear()
 
 
 class Log:
@@ -79,19 +92,29 @@ class Log:
         self._pass.setdefault(name, []).append((columns, x))
 
     def end_pass(self, where: TokenTracker) -> None:
-        """Add the tokens of a pass that the model wrote, and report what they complete."""
+        """Take the tokens after the prompt that a pass read. Drafts may be among them, which are rejected later."""
         taken, self._pass = self._pass, {}
-        written = (where.position[0] >= where.prompt_length[0][:, None]).nonzero().tolist()
-        if not written:
+        if not where.generates:
             return
+        numbers = where.position[0] - where.prompt_length[0][:, None]  # of new tokens (B, T)
+        new = (numbers >= 0).nonzero().tolist()
+        if not new:
+            return
+        each = {}
         for name, seen in taken.items():
             order = np.argsort([column for columns, _ in seen for column in columns])
             array = torch.cat([x for _, x in seen], -1).float().cpu().numpy()[..., order]
-            array = scaled(self.monitors[name].detector, array)
-            for row, column in written:
-                self._running[row].parts[name].append(array[row, column])
-        for row, column in written:
-            self._running[row].ids.append(int(where.ids[0][row, column]))
+            each[name] = scaled(self.monitors[name].detector, array)
+        for row, column in new:
+            text, number = self._running[row], int(numbers[row, column])
+            if number >= len(text.ids):  # without a cache, a pass reads all tokens again
+                parts = {name: array[row, column] for name, array in each.items()}
+                text.read[number] = int(where.ids[0][row, column]), parts
+
+    def accept(self, read: int) -> None:
+        """Add the tokens that were read and stay, `read` of each text in all, and report what they complete."""
+        for text in self._running:
+            text.accept(read)
         self.report(ended=False)
 
     def report(self, ended: bool) -> None:
@@ -144,16 +167,20 @@ class _Watching(TokenTracker):
         super().__init__(model)
         self.log = log
 
-    def _generate(self, generate: Callable, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("num_beams", 1) > 1:
+    def begin(self, rows: int, option: Callable[[str], Any]) -> None:
+        if (option("num_beams") or 1) > 1:
             raise InputError("Monitors cannot read a beam search (num_beams above 1), which changes what is written.")
-        prompt = kwargs.get("input_ids", inputs)
-        if prompt is not None:
-            self.log.begin(len(prompt) * int(kwargs.get("num_return_sequences", 1)))
+        self.log.begin(rows * (option("num_return_sequences") or 1))
+
+    def accept(self, read: int) -> None:
+        self.log.accept(read)
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super()._generate(generate, inputs, *args, **kwargs)
+            return super()._generate(*args, **kwargs)
         finally:
-            self.log.report(ended=True)
+            if not self.generates:  # a draft of the same network ends no text
+                self.log.report(ended=True)
 
 
 @typed
@@ -197,8 +224,7 @@ def watching(model: Model, monitors: Monitor | Iterable[Monitor], on_flag: OnFla
             stack.enter_context(where.following())
             for row in rows:
                 stack.enter_context(contributing(model, row.detector, partial(log.see, row.name)))
-            ended = lambda *_: log.end_pass(where) if where.prompt_columns else None  # noqa: E731
-            stack.callback(model.net.register_forward_hook(ended).remove)
+            stack.callback(model.net.register_forward_hook(lambda *_: log.end_pass(where)).remove)
             yield
 
     with model.lock.yielding(reading):

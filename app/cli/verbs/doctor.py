@@ -87,6 +87,7 @@ def _preset(preset: dict[str, Any]) -> str:
 def _model_facts(model: icebear.Model) -> dict[str, Any]:
     from icebear.concepts.selftest import selftest
     from icebear.concepts.vocabulary.calibration import cached_calibration
+    from icebear.models.text.prompts import special_note
 
     calibration = cached_calibration(model)
     test = selftest(model)
@@ -96,6 +97,8 @@ def _model_facts(model: icebear.Model) -> dict[str, Any]:
         "fingerprint": model.fingerprint,
         "family": model.net.config.model_type if model.has_family else "unknown",
         "sites": ", ".join(f"{site} {width}" for site, width in test.sites.items()) or "none",
+        "tokenizer": (model.reads_any_text and special_note(model, "The ice bear"))
+        or "adds nothing to the end of a text",
         "parity": f"logits under the rules differ by {test.parity:.1e} of the largest",
         "cp-lrp": str(test.conserved),
         "LRP rules": f"none for {', '.join(test.missing)}" if test.missing else "all operations covered",
