@@ -202,7 +202,7 @@ def _keep(
 ) -> None:
     """Keep the output of a module, or its input, which a hook before it sees."""
     x = args[0] if output is None else output
-    seen[key] = (x if columns is None else x[..., columns]).flatten(0, -2)
+    seen[key] = (x if columns is None else x[..., columns]).flatten(0, -2).clone()  # models may change it in place
 
 
 def _off(left: Tensor, right: Tensor) -> float:

@@ -119,25 +119,44 @@ class Ids:
         return " ".join(map(str, ids))
 
 
-def small(kind: str, wanted: dict[str, int]) -> PreTrainedConfig:
+def small(kind: str, wanted: dict[str, int], option: Option | None = None) -> PreTrainedConfig:
     cls = CONFIG_MAPPING[kind]
     text = cls().get_text_config().model_type
     if text != kind and "text_config" in cls.sub_configs:  # of images and text
-        return cls(text_config=small(text, wanted), **OWN.get(kind, {}))
+        return cls(text_config=small(text, wanted, option), **OWN.get(kind, {}))
     known = {*cls().to_dict(), *cls.attribute_map}
     sizes = {name: value for names, value in wanted.items() for name in names.split() if name in known}
     if "qk_rope_head_dim" in known:  # latent attention: the part of a head that is turned, and as many keys as queries
         sizes |= {"head_dim": 4, "num_key_value_heads": 4}
     if "decoder_start_token_id" in known:
         sizes["decoder_start_token_id"] = 0
-    return cls(**{**sizes, **OWN.get(kind, {})}, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    changed = dict([option] if option else [])
+    return cls(**{**sizes, **OWN.get(kind, {}), **changed}, bos_token_id=0, eos_token_id=0, pad_token_id=0)
 
 
-def made(kind: str, auto: str, wanted: dict[str, int]) -> Model | str:
+Option = tuple[str, Any]
+"""An entry of a configuration, and a value that is not its default."""
+CLIPS = ("clip_qkv",)
+"""Numbers that are None by default, and change what is computed."""
+
+
+KINDS = ("is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "return_dict")
+"""Entries that make another kind of model, or other outputs."""
+
+
+def options(kind: str) -> list[Option]:
+    """The yes-or-no entries of a kind's configuration, each turned round, and the numbers of `CLIPS`."""
+    cls = CONFIG_MAPPING[kind]
+    entries = cls().get_text_config().to_dict()
+    flags = [(name, not value) for name, value in entries.items() if isinstance(value, bool) and name not in KINDS]
+    return [*flags, *((name, 0.5) for name in CLIPS if name in entries)]
+
+
+def made(kind: str, auto: str, wanted: dict[str, int], option: Option | None = None) -> Model | str:
     """A small random model that runs; or why there is none."""
     create = getattr(transformers, auto).from_config
     try:
-        config = small(kind, wanted)
+        config = small(kind, wanted, option)
         with torch.device("meta"):
             size = sum(weight.numel() for weight in create(config).parameters())
         if size > LARGEST:
@@ -161,10 +180,25 @@ def made(kind: str, auto: str, wanted: dict[str, int]) -> Model | str:
         return f"refused: {str(error).split('; ')[0]}"
 
 
-def small_model(kind: str, auto: str = "AutoModelForCausalLM") -> Model | str:
+def small_model(kind: str, auto: str = "AutoModelForCausalLM", option: Option | None = None) -> Model | str:
     """The first small model that runs."""
-    tried = (made(kind, auto, wanted) for wanted in (SMALL | MORE, SMALL, SMALL | LESS))
-    return next((one for one in tried if not isinstance(one, str)), None) or made(kind, auto, SMALL)
+    tried = (made(kind, auto, wanted, option) for wanted in (SMALL | MORE, SMALL, SMALL | LESS))
+    return next((one for one in tried if not isinstance(one, str)), None) or made(kind, auto, SMALL, option)
+
+
+def broken(model: Model) -> list[str]:
+    """What the self-test of a model finds that neither holds nor is refused by name."""
+    try:
+        found = selftest(model, IDS)
+    except IcebearError:
+        return []
+    troubles = [law.name for law in found.laws if law.holds is False]
+    if found.parity > TOLERANCE[torch.float32]:
+        troubles.append("parity")
+    share = abs(found.conserved.remainder) / max(abs(found.conserved.target), abs(found.conserved.tokens))
+    if not (found.missing or model.has_scan) and share > TOLERANCE[torch.float32]:
+        troubles.append("conservation")
+    return troubles
 
 
 class Row(NamedTuple):

@@ -565,6 +565,11 @@ def _usable(net: Any) -> Any:
         raise ModelError("The model was made under torch.inference_mode(), without gradients; make it outside of it.")
     if not getattr(net.config, "return_dict", True):
         raise ModelError("The model returns tuples (config.return_dict is False); set net.config.return_dict = True.")
+    if getattr(net.config.get_text_config(), "output_router_logits", False):
+        raise ModelError(
+            "The model computes a loss of its routers for training (config.output_router_logits is True); set "
+            "net.config.output_router_logits = False."
+        )
     return net
 
 

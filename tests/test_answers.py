@@ -375,3 +375,17 @@ def test_what_the_number_is_against_is_said_once(model):
             attribute(model, IDS, 7, number="log-odds", **options)
     with pytest.raises(InputError, match="'odds'"):
         attribute(model, IDS, 7, number="odds")
+
+
+@pytest.mark.parametrize(
+    "make", [list, tuple, torch.tensor, lambda ids: [tuple(ids)]], ids=["list", "tuple", "tensor", "of one"]
+)
+def test_token_ids_as_a_phrase(model, make):
+    """However they are given, for one prompt or for each of several."""
+    phrase = [7, 8, 9]
+    right = attribute(model, [*IDS], target_text=tuple(phrase))
+    got = attribute(model, [*IDS], target_text=make(phrase))
+    assert torch.equal(got.tokens, right.tokens)
+    if make is list:
+        for row in attribute(model, [IDS, IDS], target_text=phrase):
+            assert close(row.tokens, right.tokens)

@@ -375,3 +375,15 @@ def test_attnlrp_of_an_own_activation_is_the_identity_rule():
     with Double():
         one, other = (attribute(m, IDS, method=ATTNLRP) for m in (model, plain))
     assert one.tokens.tolist() == pytest.approx(other.tokens.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "olmoe"])
+def test_mixtures_in_float64_run_expert_by_expert(name):
+    """torch has no grouped products of experts in float64."""
+    model = random_model(EXPERTS[name], "sdpa", torch.float64)
+    single = random_model(EXPERTS[name], "sdpa", torch.float32)
+    single.net.load_state_dict(model.net.state_dict())
+    assert torch.allclose(model.next_logits(IDS), single.next_logits(IDS), atol=1e-4)
+    with Double():
+        result = attribute(model, IDS, 7, method=CP_LRP, number="logit")
+    assert abs(result.conservation().remainder) < 1e-5

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from configurations import dense, mixtures
 from conftest import ICE_BEAR, IDS, LLAMA, random_model
 from test_chat import MODELS, TALK
 
@@ -22,6 +23,28 @@ def test_padding_is_known_under_a_static_cache(smol):
     with steer(smol, edits, trace=True) as usual:
         assert smol.generate(PROMPTS, max_new_tokens=4) == result
     assert [(act.row, act.position, act.edit) for act in acts] == [(act.row, act.position, act.edit) for act in usual]
+
+
+SLIDING = ["gemma2", "gemma3", "olmo3", "cohere2", "exaone4", "gpt_oss", "qwen2, sliding", "smollm3", "llama"]
+
+
+@pytest.mark.parametrize("kind", SLIDING)
+@pytest.mark.parametrize("place", ["@last", "@position:2", "@generated"])
+def test_a_static_cache_with_sliding_layers_edits_the_same_tokens(kind, place):
+    """Such models give a pass one mask for each kind of layer."""
+    each = {**dense(), **mixtures()}
+    sliding = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "layer_types": None}
+    each["qwen2, sliding"] = type(each["qwen2"])(**{**each["qwen2"].to_dict(), **sliding})
+    model = random_model(each[kind], "eager", torch.float32)
+    rows = [IDS, IDS[:4]]
+    ids = torch.tensor([row if len(row) == 8 else [0] * 4 + row for row in rows])
+    mask = torch.tensor([[1] * 8, [0] * 4 + [1] * 4])
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with steer(model, f"L1.ffn.3=20{place}", trace=True) as acts:
+        result = model.net.generate(ids, attention_mask=mask, cache_implementation="static", **options)
+    with steer(model, f"L1.ffn.3=20{place}", trace=True) as usual:
+        assert model.net.generate(ids, attention_mask=mask, **options).tolist() == result.tolist()
+    assert [(act.row, act.position) for act in acts] == [(act.row, act.position) for act in usual] != []
 
 
 def test_steering_inside_steering(model):

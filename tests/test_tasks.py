@@ -387,3 +387,50 @@ def test_a_model_that_predicts_nothing_is_refused():
     net = transformers.BertModel(CONFIGS["bert"][1])
     with pytest.raises(ModelError, match="BertModel"):
         attribute(Model(net), IDS)
+
+
+BERT = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 8}
+ENCODERS = {
+    "deberta": RELATIVE,
+    "deberta-v2": {**RELATIVE, "position_buckets": 8, "share_att_key": True, "conv_kernel_size": 3, "conv_act": "gelu"},
+    "mpnet": {},
+    "esm": {"position_embedding_type": "rotary", "mask_token_id": MASK},
+    "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 4},
+    "eurobert": {"num_key_value_heads": 2},
+    "nomic_bert": {},
+}
+
+
+@pytest.mark.parametrize("head", ["MaskedLM", "SequenceClassification", "TokenClassification"])
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_more_encoders_have_neurons(kind, head):
+    """Gradient x input of a neuron is the slope of edits, an edit to its own value changes nothing, silence is zero in
+    the weights, and relevance sums."""
+    special = {"pad_token_id": 0, "bos_token_id": 47, "eos_token_id": 48, "cls_token_id": 47, "sep_token_id": 48}
+    names = {} if head == "MaskedLM" else NAMES
+    config = transformers.CONFIG_MAPPING[kind](
+        **{**BERT, **special, **ENCODERS[kind], **names}, max_position_embeddings=64
+    )
+    torch.manual_seed(0)
+    net = getattr(transformers, f"AutoModelFor{head}").from_config(config).double().eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(0, 0.3)
+    model, text = Model(net, Tokens(), kind), "ice ~ bear"
+    at = {"position": 3} if head == "TokenClassification" else {}
+    with Double():
+        law = {law.name: law for law in selftest(model, text).laws}
+        result = attribute(model, text, 1, method="gxi", number="logit", sites=model.sites, **at)
+        plain = model.next_logits(text, **at)
+        neuron = Neuron(1, "ffn", 3)
+        value = result.activation("ffn")[1, 4, 3].item()
+        moved = []
+        for added in (0, 1e-4, -1e-4):
+            with steer(model, Edit(neuron, "set", value + added, where="position:4")):
+                moved.append(model.next_logits(text, **at))
+    assert {"ffn", "attn", "v"} <= {*model.sites}
+    assert [name for name, found in law.items() if found.holds is False] == []
+    assert torch.allclose(moved[0], plain, atol=1e-5)
+    slope = (moved[1] - moved[2])[1].item() / 2e-4
+    assert result.of("ffn")[1, 4, 3].item() == pytest.approx(slope * value, rel=1e-2, abs=1e-4)

@@ -414,3 +414,34 @@ def test_on_real_weights_the_sum_is_exact(smol):
     diff = attribute(smol, "The ice bear lives in the", " Arctic", contrast=" desert", base_model=base)
     assert abs(diff.total) > 0.5
     assert abs(diff.caused_total - diff.total) < 1e-3 * abs(diff.total)
+
+
+def extended(model, tokens, seed=5):
+    """A copy with some changed weights and a vocabulary of another size."""
+    net = copy.deepcopy(model.net)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.add_(torch.randn(weight.shape, generator=draw).to(weight) * 0.02)
+    net.resize_token_embeddings(tokens)
+    return Model(net, name="tuned")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tokens", [53, 64, 46])
+def test_vocabularies_of_other_sizes_are_compared_in_what_both_have(tied, tokens, caplog):
+    config = LlamaConfig(**{**LLAMA.to_dict(), "tie_word_embeddings": tied})
+    base = random_model(config, dtype=torch.float32)
+    model = extended(base, tokens)
+    diff = attribute(model, IDS, 7, 9, base_model=base)
+    ours, theirs = model.next_logits(IDS), base.next_logits(IDS)
+    right = ((ours[7] - ours[9]) - (theirs[7] - theirs[9])).item()
+    assert diff.total == pytest.approx(right, abs=1e-4)
+    assert diff.caused_total == pytest.approx(right, abs=1e-4)
+    assert f"{tokens} tokens" in caplog.text
+    for ids, target in (([*IDS, 51], 7), (IDS, 51)):
+        with pytest.raises(InputError):  # a token that one of both lacks, as part of the prompt and as the answer
+            attribute(model, ids, target, 9, base_model=base)
+    with pytest.raises(InputError):
+        attribute(model, IDS, target_text=[7, 8], contrast=(9, 8), base_model=base)
+    assert attribute(model, IDS, base_model=base).target.id < min(tokens, 50)

@@ -108,6 +108,23 @@ def test_an_option_of_bloom_that_goes_around_its_maps_is_refused(option):
         assert attribute(model, IDS, 7).activation("ffn").abs().max() > 0
 
 
+def test_a_module_that_is_called_for_some_tokens_at_a_time_is_refused():
+    """Such as a feed-forward network in chunks of tokens."""
+    size = {
+        "vocab_size": 50,
+        "hidden_size": 24,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    model = random_model(
+        CONFIG_MAPPING["bert"](**size, is_decoder=True, chunk_size_feed_forward=4), "eager", torch.float32
+    )
+    with pytest.raises(ModelError, match="some tokens at a time"):
+        attribute(model, IDS, 7)
+    assert attribute(model, IDS, 7, sites=("attn",)).tokens.isfinite().all()
+
+
 def test_a_pass_over_the_first_layers_has_no_value_above(llama):
     """Nothing is read from memory that was not written."""
     junk = [torch.full((1, 3, len(IDS), 20), 7.0) for _ in range(50)]

@@ -16,7 +16,7 @@ from icebear.errors import InputError
 from icebear.lrp import rules
 from icebear.models.batch import Batch
 from icebear.models.model import Model
-from icebear.records import Neuron, Ranked
+from icebear.records import WRITERS, Neuron, Ranked
 
 
 class NeuronRecorder(Recorder):
@@ -72,7 +72,8 @@ class NeuronRecorder(Recorder):
 
     def _see(self, site: str, layer: int, x: Tensor) -> Tensor | None:  # (B, T, N)
         self._seen.add((site, layer))
-        activation = self._chosen(layer, x.detach())
+        values = x.detach() if site in WRITERS else x.detach().clone()  # queries and values may be clipped in place
+        activation = self._chosen(layer, values)
         self.begin(site, layer, activation)
         if self.stop:
             return self._stopped.setdefault((site, layer), x.detach().requires_grad_())

@@ -30,8 +30,11 @@ def hooks(model: Model, site_layers: Iterable[tuple[str, int]], hook: Hook) -> I
     for site, layer in site_layers:
         wanted.setdefault(layer, []).append(site)
     called: set[tuple[str, int]] = set()
+    tokens: dict[int, int] = {}  # layer -> the number of tokens that it runs
 
     def noted(site: str, layer: int, x: Tensor) -> Tensor | None:
+        if (site, layer) in called or tokens.get(layer, x.shape[1]) != x.shape[1]:
+            raise ModelError(_unfit(model, site, layer, "calling {} for some tokens at a time"))
         called.add((site, layer))
         return hook(site, layer, x)
 
@@ -43,16 +46,24 @@ def hooks(model: Model, site_layers: Iterable[tuple[str, int]], hook: Hook) -> I
                     (_input if site in WRITERS else _output)(model, site, layer, noted, undo)
             if mixed:
                 _experts(model, mixed, layer, noted, undo)
-            _check_called(model, sites, layer, called, undo)
+            _check_called(model, sites, layer, called, tokens, undo)
         yield
 
 
-def _check_called(model: Model, sites: list[str], layer: int, called: set[tuple[str, int]], undo: ExitStack) -> None:
+def _check_called(
+    model: Model,
+    sites: list[str],
+    layer: int,
+    called: set[tuple[str, int]],
+    tokens: dict[int, int],
+    undo: ExitStack,
+) -> None:
     """Raise `ModelError` after each run of a layer that does not call the modules of its sites: a fused kernel, or code
     that takes their weights, computes them out of reach of hooks."""
 
-    def begin(*_: Any) -> None:
+    def begin(_: Any, args: tuple) -> None:
         called.difference_update((site, layer) for site in sites)
+        tokens[layer] = args[0].shape[1]
 
     def end(module: nn.Module, *_: Any) -> None:
         lacking = [site for site in sites if (site, layer) not in called]
@@ -75,12 +86,16 @@ class Given:
 
 def not_called(model: Model, site: str, layer: int) -> ModelError:
     """Return the error for a site whose module a pass did not call."""
+    return ModelError(_unfit(model, site, layer, "without calling {}"))
+
+
+def _unfit(model: Model, site: str, layer: int, way: str) -> str:
     module = model.experts(layer) if site in ("ffn", "router") and model.family.experts else None
     module = module or model.site_module(site, layer)
     path = next(name for name, part in model.net.named_modules() if part is module)
-    return ModelError(
-        f"{model.name} ran without calling {path}, so that the neurons of {site} in layer {layer} can be neither read "
-        "nor edited; load the model without the fused kernel or the option that goes around this module."
+    return (
+        f"{model.name} ran {way.format(path)}, so that the neurons of {site} in layer {layer} can be neither read nor "
+        "edited; load the model without the fused kernel or the option that runs it in this way."
     )
 
 
