@@ -279,6 +279,10 @@ def gathered(mode: Any, func: Rule, args: tuple, kwargs: dict) -> Any:
         if is_activation(x) and len(index) % 2 == 0 and not torch.equal(index, partner(index)):
             raise MissingRule("gather has a difference rule only where both prompts read the same entries.")
         return y
+    if not x.is_floating_point():
+        if not chose.all():
+            raise MissingRule("numbers of experts that only one of both prompts chose have no difference rule.")
+        return y
     if not is_activation(x):
         return torch.where(chose, y, absent(mode, x, y, chose))
     return only(y, chose, absent(mode, x, y.detach(), chose))

@@ -30,10 +30,10 @@ def hooks(model: Model, site_layers: Iterable[tuple[str, int]], hook: Hook) -> I
     for site, layer in site_layers:
         wanted.setdefault(layer, []).append(site)
     called: set[tuple[str, int]] = set()
-    tokens: dict[int, int] = {}  # layer -> the number of tokens that it runs
+    tokens: dict[int, int] = {}  # a running layer -> the number of its tokens; checkpoints run parts again later
 
     def noted(site: str, layer: int, x: Tensor) -> Tensor | None:
-        if (site, layer) in called or tokens.get(layer, x.shape[1]) != x.shape[1]:
+        if layer in tokens and ((site, layer) in called or tokens[layer] != x.shape[1]):
             raise ModelError(_unfit(model, site, layer, "calling {} for some tokens at a time"))
         called.add((site, layer))
         return hook(site, layer, x)
@@ -66,6 +66,7 @@ def _check_called(
         tokens[layer] = args[0].shape[1]
 
     def end(module: nn.Module, *_: Any) -> None:
+        del tokens[layer]
         lacking = [site for site in sites if (site, layer) not in called]
         if lacking and not isinstance(vars(module).get("forward"), Given):
             raise not_called(model, lacking[0], layer)
