@@ -22,7 +22,7 @@ from streamlit import runtime
 
 from icebear.actmax.index.shipped_index import shipped_index, shipped_path
 from icebear.cache import cache_folder, cached, partial_folder
-from icebear.db.sqlite import VERSION
+from icebear.db.sqlite import OPENED, VERSION
 from icebear.db.store import complete_facts
 from icebear.errors import IcebearError, known_error
 from icebear.models.loading.presets import PRESETS
@@ -303,7 +303,8 @@ def fetched(folder: Path, size: int) -> float:
 
 def small_index(model: str) -> list[Path]:
     """Return the finished small indexes of a model in the cache, the one that the app builds first."""
-    paths = sorted(cache_folder().glob(f"summaries-{escape(Path(model).name)}-*-v{VERSION}.db"))
+    names = (f"summaries-{escape(Path(model).name)}-*-v{version}.db" for version in reversed(OPENED))
+    paths = [path for name in names for path in sorted(cache_folder().glob(name))]
     shipped = shipped_path(model)
     paths += [shipped] if shipped else []
     return [path for path in paths if complete_facts(path).get("model") == model]
