@@ -42,6 +42,7 @@ FACTS = {
     **dict.fromkeys(("limit", "claimed_limit", "documents"), int | None),
     **dict.fromkeys(("sites", "center", "spread", "typical"), list),
     "encoder": dict | None,
+    "digest": str,
     **{"ceilings": list | None, "counts": dict, "made_with": dict, "finished": bool, "gated": bool, "shipped": bool},
 }
 """The fact of an index -> its type in JSON."""
