@@ -23,7 +23,8 @@ from benchmarks.topics import CONCEPTS
 from icebear import Model, Store, load_model, open_store
 from icebear.actmax.index.neuron_vectors import ensure_vectors
 from icebear.actmax.searching import search
-from icebear.db.search import _by_output, absent, words_of
+from icebear.db.search import _by_output
+from icebear.db.terms import query_of, terms, words_of
 from icebear.records import POLARITIES
 from icebear.values import stable_hash
 
@@ -53,7 +54,7 @@ def main(path: str) -> None:
 def hubs(store: Store, nouns: list[str], name: str) -> None:
     """Print how often the most frequent neuron is in the top ten of nouns, by sentences and by weights alone."""
     assert len(set(nouns)) == 47, len(set(nouns))
-    known = [noun for noun in nouns if not absent(store, noun)]
+    known = [noun for noun in nouns if store.sentences.count(query_of([noun]))]
     counts: dict[str, Counter] = {"sentences": Counter(), "weights": Counter()}
     empty, lacking = 0, 0
     for noun in nouns:
@@ -75,11 +76,13 @@ def half_of(store: Store, model: Model, path: Path, test: int) -> Store:
     """Return a copy of the index without the test articles: their sentences, examples and vectors."""
     shutil.copy(store.path, path)
     half = Store(path)
-    rows = half.database.execute("SELECT id, title FROM sentences")
+    rows = half.database.execute("SELECT id, title, text FROM sentences").fetchall()
     fold = folds(store)
     if "--without-encoder" in sys.argv:
         half.database.execute("DELETE FROM icebear WHERE name = 'encoder'")
-    removed = [(identity,) for identity, title in rows if fold[title] == test]
+    removed = [(identity,) for identity, title, _ in rows if fold[title] == test]
+    deleted = "INSERT INTO sentences_fts (sentences_fts, rowid, text) VALUES ('delete', ?, ?)"
+    half.database.conn.executemany(deleted, [(i, terms(text)) for i, title, text in rows if fold[title] == test])
     half.database.execute("PRAGMA foreign_keys = OFF")
     columns = {"examples": "sentence", "sentence_vectors": "sentence", "embeddings": "sentence", "sentences": "id"}
     for table, column in columns.items():

@@ -10,6 +10,7 @@ import numpy as np
 
 from icebear.db.neuron_tables import NeuronTables
 from icebear.db.sqlite import SqliteFile, json_list, reads, with_types
+from icebear.db.terms import table, terms
 from icebear.records import POLARITIES, Example, Neuron, Sentence, as_neuron
 from icebear.values import check_int, one_of, text_of
 
@@ -20,10 +21,25 @@ SENTENCE_COLUMNS = 'id, text, title, "start", "end", tokens'
 
 
 class SentenceTables:
-    """The tables `sentences` and `sentence_vectors`, which a scan fills."""
+    """The tables `sentences`, `sentences_fts` and `sentence_vectors`, which a scan fills."""
 
     def __init__(self, file: SqliteFile) -> None:
         self.file = file
+
+    def add(self, sentences: Iterable[Sentence]) -> None:
+        """Save the sentences that are not there yet, and their terms."""
+        new: dict[int, Sentence] = {}
+        for sentence in sentences:
+            new.setdefault(sentence.id, sentence)
+        for known in self.of(list(new)):
+            del new[known]
+        rows = ((s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False)) for s in new.values())
+        with self.file.writing():
+            self.file.insert("sentences", rows)
+            if self.file.has_terms:
+                _add_terms(self.file, ((s.id, s.text) for s in new.values()))
+            else:  # its triggers search by the texts; its temporary table is of the earlier ones
+                self.file.database.execute("DROP TABLE IF EXISTS temp.sentences_fts")
 
     @reads
     def of(self, ids: Sequence[int]) -> dict[int, Sentence]:
@@ -40,8 +56,14 @@ class SentenceTables:
             yield from map(_sentence, self.file.database.execute(query, (start,)))
 
     @reads
+    def texts(self) -> Iterator[str]:
+        """Yield the texts of all sentences."""
+        yield from (text for (text,) in self.file.database.execute("SELECT text FROM sentences"))
+
+    @reads
     def matching(self, query: str, k: int) -> list[int]:
         """Return the ids of the k sentences that match the full-text query best."""
+        prepare_search(self.file)
         rows = self.file.database.execute(
             "SELECT rowid FROM sentences_fts WHERE sentences_fts MATCH ? ORDER BY rank, rowid LIMIT ?", (query, k)
         )
@@ -50,6 +72,7 @@ class SentenceTables:
     @reads
     def count(self, query: str) -> int:
         """Return how many sentences match the full-text query."""
+        prepare_search(self.file)
         rows = self.file.database.execute("SELECT COUNT(*) FROM sentences_fts WHERE sentences_fts MATCH ?", (query,))
         return rows.fetchone()[0]
 
@@ -97,6 +120,29 @@ def _example(row: Sequence) -> Example:
     return example
 
 
+def prepare_search(file: SqliteFile) -> None:
+    """Give a store that was made before terms a temporary table of them, which hides its other one: a reader may not be
+    allowed to write, and a store is not changed by reading."""
+    database = file.database
+    temporary = "SELECT 1 FROM sqlite_temp_master WHERE name = 'sentences_fts'"
+    if file.has_terms or database.execute(temporary).fetchone():
+        return
+    database.execute("SAVEPOINT terms")
+    try:
+        database.execute(table("temp.sentences_fts", content=""))
+        _add_terms(file, database.execute("SELECT id, text FROM sentences"))
+    except BaseException:
+        database.execute("ROLLBACK TO terms")
+        raise
+    finally:
+        database.execute("RELEASE terms")
+
+
+def _add_terms(file: SqliteFile, rows: Iterable[tuple[int, str]]) -> None:
+    query = "INSERT INTO sentences_fts (rowid, text) VALUES (?, ?)"
+    file.database.conn.executemany(query, ((identity, terms(text)) for identity, text in rows))
+
+
 class ExampleTables:
     """The tables `examples`, which a scan fills, and `attributions`."""
 
@@ -135,6 +181,7 @@ class ExampleTables:
     @reads
     def matching(self, query: str, sides: int) -> np.ndarray:
         """Return the number of examples (sides,) that match the full-text query, at 2 * neuron id + (polarity is -)."""
+        prepare_search(self.file)
         rows = self.file.database.execute(
             "SELECT 2 * neuron + polarity FROM examples WHERE sentence IN "
             "(SELECT rowid FROM sentences_fts WHERE sentences_fts MATCH ?)",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from icebear.db.example_tables import SentenceTables
 from icebear.db.sqlite import LATE_INDEX, SqliteFile, reads
 from icebear.db.vectors import LENS, NAMES, VectorFiles
 from icebear.errors import StoreError
@@ -21,8 +22,8 @@ MADE_OF_RESULTS = ("examples", "meanings", "controls", "vectors", "vectors_null"
 class ScanTables:
     """Facts are saved with the first commit of shards; results change in one transaction at the end."""
 
-    def __init__(self, file: SqliteFile, vectors: VectorFiles) -> None:
-        self.file, self.vectors = file, vectors
+    def __init__(self, file: SqliteFile, sentences: SentenceTables, vectors: VectorFiles) -> None:
+        self.file, self.sentences, self.vectors = file, sentences, vectors
 
     @reads
     def finished_with(self, facts: dict[str, Any]) -> bool:
@@ -76,8 +77,7 @@ class ScanTables:
         with self.file.writing():
             self.file.facts.set(facts)
             self.file.insert("shards", ((number, len(shards[number])) for number in shards))
-            texts = ((s.id, s.text, s.title, s.start, s.end, json.dumps(s.tokens, ensure_ascii=False)) for s, _ in rows)
-            self.file.insert("sentences", texts, "IGNORE")
+            self.sentences.add(sentence for sentence, _ in rows)
             self.file.insert("sentence_vectors", ((s.id, vector) for s, vector in rows if vector))
             # In another batch the top token may differ, by rounding.
             query = "DELETE FROM attributions WHERE sentence IN (SELECT value FROM json_each(?))"

@@ -18,7 +18,8 @@ CREATE TABLE progress (
     packed BLOB NOT NULL
 );
 
--- start and end are offsets in the document; tokens is JSON. The table sentences_fts has full-text search.
+-- start and end are offsets in the document; tokens is JSON. The table sentences_fts has their terms
+-- (db/terms.py), for full-text search.
 CREATE TABLE sentences (
     id INTEGER PRIMARY KEY,
     text TEXT NOT NULL,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
@@ -14,9 +12,9 @@ import numpy as np
 from icebear.db import vectors
 from icebear.db.sqlite import reads
 from icebear.db.tables import Tables
-from icebear.errors import InputError
+from icebear.db.terms import padded, query_of, terms, words_of
 from icebear.records import POLARITIES, Hit, Neuron, Projection, Promotion, as_neuron
-from icebear.values import check_int, one_of, shown
+from icebear.values import check_int, one_of
 
 MATCHING = 50
 """Sentences with the words whose mean vector the examples of a neuron are compared with."""
@@ -63,7 +61,7 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
     k = check_int(k, "The number of neurons")
     store.facts.get("finished")
     words = words_of(text)
-    query = _query(words)
+    query = query_of(words)
     sides = 2 * store.count("neurons")
     counts, totals = store.example_tables.matching(query, sides), store.example_tables.totals(sides)
     outputs, least = _by_output(store, words), store.controls.get("outputs") or math.inf
@@ -96,22 +94,13 @@ def by_words(store: Tables, text: str, k: int = 20, meaning: np.ndarray | None =
     return hits
 
 
-def has_words(text: str) -> bool:
-    """Return whether a text can be searched for: a token may be a full stop."""
-    return re.search(r"\w", text) is not None
-
-
-def words_of(text: str) -> list[str]:
-    words = re.findall(r"\w+", text) if isinstance(text, str) else []
-    if not words:
-        raise InputError(f"The search text {shown(text)} has no words; give at least one.")
-    return words
-
-
 @reads
 def absent(store: Tables, text: str) -> list[str]:
-    """Return the words of a text that no sentence of the index has."""
-    return [word for word in dict.fromkeys(words_of(text)) if not store.sentences.count(_query([word]))]
+    """Return the words of a text that no sentence of the index has, neither as a word nor inside of one."""
+    lacking = {word: terms(word) for word in words_of(text) if not store.sentences.count(query_of([word]))}
+    for sentence in map(terms, store.sentences.texts() if lacking else ()):
+        lacking = {word: part for word, part in lacking.items() if part not in sentence}
+    return list(lacking)
 
 
 def absence(words: Sequence[str]) -> str:
@@ -123,7 +112,7 @@ def absence(words: Sequence[str]) -> str:
 def with_and_without(store: Tables, text: str, k: int) -> tuple[list[str], list[str]]:
     """Return the k sentences of the index that match the words of a text best, and for each another sentence, without
     these words, of the nearest length."""
-    query = _query(words_of(text))
+    query = query_of(words_of(text))
     matched = store.sentences.matching(query, store.sentences.count(query))
     best = store.sentences.of(matched[:k])
     having = [best[id].text for id in matched[:k]]
@@ -134,10 +123,6 @@ def with_and_without(store: Tables, text: str, k: int) -> tuple[list[str], list[
         lacking.append(min(others, key=lambda other: abs(len(other) - len(sentence))))
         others.remove(lacking[-1])
     return having, lacking
-
-
-def _query(words: Sequence[str]) -> str:
-    return " OR ".join(f'"{unicodedata.normalize("NFKD", word)}"' for word in words)
 
 
 def _by_output(store: Tables, words: list[str]) -> np.ndarray:
@@ -173,11 +158,11 @@ def _largest_by_chance(store: Tables, meaning: np.ndarray, sides: int, seed: int
 def _by_labels(store: Tables, words: list[str]) -> dict[int, tuple[str, float]]:
     """Return side -> a reason, and the z of a label's p, for the significant labels that have one of the words. Without
     a null, as for the heads of a small model, p is 1."""
-    wanted = {word.lower() for word in words}
+    phrases = list(map(padded, words))
     return {
         2 * identity + POLARITIES.index(polarity): (f"label {text!r} ({score:.2f})", -NormalDist().inv_cdf(p))
         for identity, polarity, text, score, p in store.labels.significant()
-        if p < 1 and wanted & set(re.findall(r"\w+", text.lower()))
+        if p < 1 and any(map(padded(text).__contains__, phrases))
     }
 
 

@@ -17,12 +17,17 @@ from typing import Any, TypeVar, cast
 
 from sqlite_utils import Database
 
+from icebear.db.terms import table
 from icebear.errors import IcebearError, StoreError, too_many_files
 from icebear.paths import existing, local, locked
 from icebear.values import shown, text_of
 
-VERSION = 12
-"""The version of the tables; a store of another version must be built again."""
+VERSION = 13
+"""The version of the tables."""
+BEFORE_TERMS = 12
+"""The version whose full-text search was of the texts as they are."""
+OPENED = (BEFORE_TERMS, VERSION)
+"""Stores of other versions must be built again."""
 BUSY_SECONDS = 10.0
 WRITE_ERRORS = {
     *(sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC),
@@ -37,6 +42,7 @@ FACTS = {
     **dict.fromkeys(("limit", "claimed_limit", "documents"), int | None),
     **dict.fromkeys(("sites", "center", "spread", "typical"), list),
     "encoder": dict | None,
+    "digest": str,
     **{"ceilings": list | None, "counts": dict, "made_with": dict, "finished": bool, "gated": bool, "shipped": bool},
 }
 """The fact of an index -> its type in JSON."""
@@ -92,6 +98,11 @@ class SqliteFile:
             self._database = self._open()
         return self._database
 
+    @property
+    def has_terms(self) -> bool:
+        """Whether the table of the full-text search has terms (`icebear.db.terms`)."""
+        return _version(self.database) != BEFORE_TERMS
+
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query; none if the file is not there yet, which the first write makes.
 
@@ -146,7 +157,7 @@ class SqliteFile:
             raise StoreError(f"{self.path} was written by a newer icebear; update icebear to open it.")
         if version == 0 and (tables or not self._create):
             raise StoreError(f"{self.path} is a SQLite file, but not a store of icebear; choose another --store.")
-        if 0 < version < VERSION:
+        if 0 < version < BEFORE_TERMS:
             raise StoreError(
                 f"{self.path} was written by an older icebear; delete it, and build it again with: icebear "
                 f"index --store {self.path}"
@@ -163,7 +174,7 @@ class SqliteFile:
 
         A view in the place of a table could compute forever, and a trigger could change what is read.
         """
-        actual, (needed, known) = _definitions(database), _defined()
+        actual, (needed, known) = _definitions(database), _defined(_version(database))
         for kind, name in {row[:2] for row in actual - known} or {row[:2] for row in needed - actual}:
             raise StoreError(
                 f"{self.path} is not as icebear defines a store (see its {kind} {name}); restore a copy, or delete it "
@@ -266,17 +277,20 @@ def _too_many_files() -> IcebearError | None:
     return None
 
 
-def _create_tables(database: Database) -> None:
+def _create_tables(database: Database, version: int = VERSION) -> None:
     for statement in Path(__file__).with_name("schema.sql").read_text().split(";\n"):
         database.execute(statement)
-    database["sentences"].enable_fts(["text"], create_triggers=True)  # type: ignore[union-attr]
+    if version == BEFORE_TERMS:
+        database["sentences"].enable_fts(["text"], create_triggers=True)  # type: ignore[union-attr]
+    else:
+        database.execute(table("sentences_fts", content="sentences"))
 
 
 @functools.cache
-def _defined() -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
+def _defined(version: int) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
     """Return the definitions that a store has, and those that it may have (`ANALYZE` of SQLite adds some)."""
     database = Database(memory=True)
-    _create_tables(database)
+    _create_tables(database, version)
     needed = _definitions(database)
     database.execute(LATE_INDEX)
     database.execute("ANALYZE")

@@ -17,6 +17,12 @@ from icebear.records import Example, Hit, Neuron, Projection
 
 NO_RESULT = ("icebear", "progress", "vectors", "sentences_fts", "sqlite_")
 """Prefixes of tables that do not count for the checksum; of `vectors` the files count."""
+RESULTS = {
+    **{"icebear": "name <> 'digest'", "controls": "name NOT LIKE 'topics%'"},
+    **dict.fromkeys(("shards", "sentences", "sentences_fts_data", "sentences_fts_docsize", "neurons", "examples"), "1"),
+    **dict.fromkeys(("tokens", "w_out_norms", "vectors", "vectors_null"), "1"),
+}
+"""The tables that nobody changes after a scan -> the condition for their rows; topics are of labels."""
 
 
 @contextmanager
@@ -265,13 +271,32 @@ class Store(Tables):
 
         It depends only on the model, corpus and settings, not on interruptions.
         """
-        digest = hashlib.sha256()
-        for table in self.database.tables:
-            if not table.name.startswith(NO_RESULT):
-                digest.update(table.name.encode())
-                for row in self.database.execute(f"SELECT * FROM {table.name} ORDER BY {', '.join(table.pks)}"):
-                    digest.update(repr(row).encode())
+        digest = self._digest({t.name: "1" for t in self.database.tables if not t.name.startswith(NO_RESULT)})
         for name in vectors.NAMES:
             with suppress(FileNotFoundError):
                 digest.update(f"{name} {vectors.digest(self.vectors.path(name))}".encode())
         return digest.hexdigest()
+
+    @reads
+    def is_sound(self, identity: str) -> bool:
+        """Return whether the file and its vector indexes are whole, and hold what a scan wrote when it had this
+        `results_digest`."""
+        for name in vectors.NAMES:
+            self.vectors.verify(name)
+        whole = self.database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return whole and self.is_complete and self.results_digest() == identity
+
+    @reads
+    def results_digest(self) -> str:
+        """Return the SHA-256 of what a scan writes, without what is added later, such as labels."""
+        return self._digest(RESULTS).hexdigest()
+
+    def _digest(self, tables: Mapping[str, str]) -> Any:
+        """Return the digest of the rows of tables that meet a condition, in key order."""
+        digest = hashlib.sha256()
+        for name, condition in tables.items():
+            digest.update(name.encode())
+            order = ", ".join(self.database[name].pks)
+            for row in self.database.execute(f"SELECT * FROM {name} WHERE {condition} ORDER BY {order}"):
+                digest.update(repr(row).encode())
+        return digest

@@ -32,7 +32,7 @@ class Tables(SqliteFile):
         self.example_tables = ExampleTables(self, self.neurons)
         self.vectors = VectorFiles(self, self.neurons)
         self.labels = LabelTables(self, self.neurons)
-        self.scan = ScanTables(self, self.vectors)
+        self.scan = ScanTables(self, self.sentences, self.vectors)
 
     @reads
     def sentence_vectors(self, ids: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:

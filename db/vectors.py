@@ -97,18 +97,25 @@ class VectorFiles:
 
     @reads
     def _opened(self, name: str, is_sound: Callable[[Path, str], bool]) -> Any:
-        path, again = self.path(name), "run icebear index again with the same options to rebuild it."
+        path = self.path(name)
         row = self.file.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
         try:
             if (identity := stored_digest(path),) != row:
                 raise StoreError(
-                    f"The vector file {path} does not belong to the current results of this store; {again}"
+                    f"The vector file {path} does not belong to the current results of this store; {self._again}"
                 )
             if not is_sound(path, identity):
-                raise StoreError(f"The vector file {path} is damaged; {again}")
+                raise StoreError(f"The vector file {path} is damaged; {self._again}")
             return _read(path, path.stat().st_mtime_ns)
         except (OSError, RuntimeError):
-            raise StoreError(f"The vector file {path} is missing or damaged; {again}") from None
+            raise StoreError(f"The vector file {path} is missing or damaged; {self._again}") from None
+
+    @property
+    def _again(self) -> str:
+        """What makes a file again."""
+        if self.file.facts.all().get("shipped"):
+            return "delete it, and run the same command again."
+        return "run icebear index again with the same options to rebuild it."
 
     @reads
     def has(self, name: str) -> bool:

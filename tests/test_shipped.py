@@ -1,15 +1,26 @@
 """The index that comes with icebear: what is packed is what is unpacked, and what the model computes."""
 
+import collections
+import os
+import shutil
+import threading
+
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import LLAMA, random_model
+from letters import Letters
 
 from benchmarks import pack_index
-from icebear import Model, Neuron, build_index, open_store, read_corpus
+from icebear import Model, Neuron, build_index, cache, open_store, read_corpus
 from icebear.actmax.index import shipped_index as module
 from icebear.actmax.index.head_norms import HeadNorms, head_means
+from icebear.app.cli.main import main
+from icebear.app.mcp.session import Session
 from icebear.concepts.passes.sites import hooks, neuron_site
-from icebear.errors import StoreError
+from icebear.concepts.vocabulary import calibration
+from icebear.db import search
+from icebear.errors import DownloadError, StoreError
 
 MOST_BYTES = 4_000_000
 
@@ -63,6 +74,235 @@ def test_a_model_of_another_name_has_none(model):
         assert module.shipped_index(name, lambda: model) is None
     with pytest.raises(StoreError):
         module.shipped_store(model)
+
+
+# --- in the cache ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The folder of a packed index of the model a, and of a cache where it was prepared; and this model."""
+    folder, model = tmp_path_factory.mktemp("home"), Model(random_model(LLAMA, dtype=torch.float32).net, Letters(), "a")
+    lines = ("ice bear", "the camel eats sand", "a cold bear", "warm water", "north of the desert", "snow")
+    (folder / "c.txt").write_text("\n".join(f"{line} {letter}." for line in lines for letter in "abcd"))
+    with pytest.MonkeyPatch.context() as patch:
+        few(patch)
+        come_with_icebear(patch, folder)
+        with open_store(folder / "a.db", create=True) as store:
+            build_index(model, read_corpus(str(folder / "c.txt")), store, k=pack_index.EXAMPLES)
+            pack_index.pack(store, folder / "a.npz")
+        module.shipped_index("a", lambda: model)
+    return folder, model
+
+
+def few(patch):
+    patch.setattr(calibration, "TEXTS", calibration.TEXTS[::30])
+    patch.setattr(search, "CHANCE_NEURONS", 4)
+    patch.setattr(search, "DIRECTIONS", 20)
+
+
+def come_with_icebear(patch, folder):
+    patch.setattr(module, "FOLDER", folder)
+    patch.setattr(module, "ROOM", 1)
+    patch.setenv("ICEBEAR_CACHE", str(folder / "cache"))
+
+
+@pytest.fixture
+def shipped(home, tmp_path, monkeypatch):
+    """Calling it returns the index, which was prepared in a cache; `loads` counts when it was made again."""
+    folder, model = home
+    few(monkeypatch)
+    come_with_icebear(monkeypatch, folder)
+    shutil.copytree(folder / "cache", tmp_path / "cache")
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "cache"))
+    prepare = lambda: module.shipped_index("a", lambda: prepare.loads.append(1) or model)  # noqa: E731
+    prepare.loads = []
+    return prepare
+
+
+@pytest.fixture
+def unprepared(shipped):
+    shutil.rmtree(shipped().parent)
+    return shipped
+
+
+def results(path):
+    with open_store(path) as store:
+        return store.checksum(), store.search("bear", 20), store.similar("L0.ffn.3"), store.vocabulary("L1.ffn.2")
+
+
+def flipped(data, place):
+    place = min(place, len(data) - 1)
+    return data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :]
+
+
+DAMAGES = {
+    "missing": lambda file, data: file.unlink(),
+    "empty": lambda file, data: file.write_bytes(b""),
+    "a text": lambda file, data: file.write_text("This is not an index. " * 1000),
+    "cut": lambda file, data: file.write_bytes(data[: len(data) // 2]),
+    "a folder": lambda file, data: (file.unlink(), file.mkdir()),
+    "a bit at 8192": lambda file, data: file.write_bytes(flipped(data, 8192)),
+    "another file": lambda file, data: file.write_bytes(next(file.parent.glob("*.w_in.faiss")).read_bytes()),
+}
+
+
+@pytest.mark.parametrize("ending", ["", ".w_out.faiss", ".w_in.faiss", ".examples.faiss", ".tokens.faiss"])
+def test_a_damaged_file_of_the_index_is_noticed(shipped, ending, generator):
+    """Bits that are flipped anywhere, unless no result depends on them."""
+    file = (path := shipped()).with_name(f"index.db{ending}")
+    sound, data = results(path), file.read_bytes()
+    for damage in DAMAGES.values():
+        damage(file, data)
+        assert ending == ".w_in.faiss" or module.prepared_index("a") is None
+        shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+        file.write_bytes(data)
+        assert module.prepared_index("a") == path
+    for _ in range(25):
+        file.write_bytes(flipped(data, generator.randrange(len(data))))
+        assert module.prepared_index("a") is None or results(path) == sound
+    assert not shipped.loads
+
+
+@pytest.mark.parametrize(("ending", "damage"), [("", "empty"), ("", "a folder"), (".w_out.faiss", "missing")])
+def test_a_damaged_file_of_the_index_is_made_again(shipped, ending, damage, capsys):
+    """What people added stays where it can be read."""
+    path = shipped()
+    sound = results(path)
+    with open_store(path) as store:
+        store.labels.set_manual("L0.ffn.1", "bears")
+    file = path.with_name(f"index.db{ending}")
+    DAMAGES[damage](file, file.read_bytes())
+    assert shipped() == path
+    assert "damaged" in capsys.readouterr().err
+    with open_store(path) as store:
+        assert store.labels.manual("L0.ffn.1")[0] == ("bears" if ending else None)
+        store.labels.set_manual("L0.ffn.1", "")
+    assert results(path) == sound
+    assert len(shipped.loads) == 1
+
+
+def test_a_whole_index_is_not_made_again(shipped, monkeypatch):
+    """Also after somebody wrote to it, in a copied cache, and where the cache cannot be written."""
+    path = shipped()
+    with open_store(path) as store:
+        store.labels.set_manual("L0.ffn.1", "bears")
+    assert shipped() == module.prepared_index("a") == path
+    assert cache.cached(path.parent)
+    for file in path.parent.iterdir():
+        os.utime(file, (1, 1))
+    monkeypatch.setattr(cache, "_write", unwritable)
+    monkeypatch.setattr(module, "write_manifest", unwritable)
+    assert shipped() == path
+    with open_store(path) as store:
+        assert store.labels.manual("L0.ffn.1")[0] == "bears"
+        store.labels.set_manual("L0.ffn.1", "ice bears")
+    assert shipped() == path
+    assert not shipped.loads
+
+
+def unwritable(*_):
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize("at", ["folder", "file"])
+def test_something_else_in_the_place_of_the_index_is_replaced(unprepared, at):
+    folder = module.shipped_path("a").parent
+    folder.mkdir() if at == "folder" else folder.write_text("something")
+    assert unprepared().is_file()
+
+
+@pytest.mark.usefixtures("unprepared")
+def test_a_second_process_waits_for_the_index_and_uses_it(home):
+    paths, loads = [], []
+
+    def load(name):
+        loads.append(name)
+        second.start()
+        second.join(0.5)  # it waits
+        assert second.is_alive()
+        return home[1]
+
+    def prepare(name):
+        paths.append(module.shipped_index("a", lambda: load(name)))
+
+    second = threading.Thread(target=prepare, args=("second",))
+    prepare("first")
+    second.join(30)
+    assert (loads, len(set(paths)), len(paths)) == (["first"], 1, 2)
+    assert results(paths[0])
+
+
+def test_a_killed_preparation_leaves_nothing_that_is_taken_for_an_index(unprepared):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("icebear.actmax.index.neuron_vectors.ensure_vectors", killed)
+        unprepared()
+    assert module.prepared_index("a") is None
+    assert results(unprepared())
+
+
+def test_why_the_cache_cannot_hold_the_index_is_named(unprepared, tmp_path, monkeypatch):
+    usage = collections.namedtuple("usage", "total used free")
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.shutil, "disk_usage", lambda path: usage(10, 10, 0))
+        with pytest.raises(DownloadError, match="disk space"):
+            unprepared()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DownloadError, match="ICEBEAR_CACHE"):
+        unprepared()
+
+
+@pytest.fixture
+def verbs(home, unprepared, tmp_path, monkeypatch):
+    """Commands without a store, for whom the model a is the default one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("icebear.app.cli.stores.store_or_shipped.__defaults__", ("a", True))
+    monkeypatch.setattr("icebear.load_model", lambda *_, **__: home[1])
+    monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda *_: home[1])
+    return lambda *words: CliRunner().invoke(main, words)
+
+
+def test_a_command_says_why_there_is_no_index(verbs, tmp_path, monkeypatch):
+    """A search, which needs one, fails; a card goes on without."""
+    assert verbs("search", "bear").exit_code == 0
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "file"))
+    failed = verbs("search", "bear")
+    assert failed.exit_code == 1
+    assert "ICEBEAR_CACHE" in failed.stderr
+    card = verbs("neuron", "L0.ffn.3", "--model", "a")
+    assert card.exit_code == 0
+    assert "ICEBEAR_CACHE" in card.stderr
+
+
+def test_a_command_of_other_weights_asks_for_an_index(verbs, home, monkeypatch):
+    other = Model(random_model(LLAMA, dtype=torch.float32, seed=1).net, home[1].tokenizer, "a")
+    monkeypatch.setattr("icebear.load_model", lambda *_, **__: other)
+    failed = verbs("search", "bear")
+    assert failed.exit_code == 1
+    assert "icebear index" in failed.stderr
+
+
+@pytest.mark.parametrize("left", ["database", "vectors"])
+def test_the_mcp_server_opens_a_whole_index_only(shipped, home, left):
+    """Not one of a process that was killed between the scan and the vectors."""
+    session, path = Session("a"), shipped()
+    session.model = home[1]
+    with session.store("This call") as store:
+        assert store.path == path
+    if left == "database":
+        for file in path.parent.glob("*.faiss"):
+            file.unlink()
+    else:
+        path.unlink()
+    with pytest.raises(StoreError, match="icebear search water"), session.store("This call"):
+        pass
+    with session.store() as store:
+        assert store is None
 
 
 def test_the_shipped_values_are_those_of_the_model(smol, generator):

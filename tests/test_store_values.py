@@ -146,8 +146,7 @@ OBJECTS = {
     "x + 1 FROM r) SELECT x AS neuron, 0.0 AS norm FROM r",
     "one more view": "CREATE VIEW more AS SELECT 1",
     "trigger": "CREATE TRIGGER t AFTER INSERT ON labels BEGIN DELETE FROM concepts; END",
-    "other trigger": "DROP TRIGGER sentences_ai; CREATE TRIGGER sentences_ai AFTER INSERT ON sentences BEGIN SELECT 1; "
-    "END",
+    "other search": "DROP TABLE sentences_fts; CREATE VIRTUAL TABLE sentences_fts USING fts5(text, content=sentences)",
     "column": "ALTER TABLE labels ADD COLUMN more",
     "generated column": "ALTER TABLE neurons ADD COLUMN more AS (hex(zeroblob(1000000)))",
     "table": "DROP TABLE concepts",

@@ -1,7 +1,8 @@
 """The index that comes with icebear for a preset: its strongest sentences, as numbers without text.
 
 `benchmarks/pack_index.py` takes them from a store. Unpacking reads the texts from the corpus again, and makes a store
-in the cache that lacks only what needs more than the model's weights: the vectors of sentences.
+that lacks only what needs more than the model's weights: the vectors of sentences. It is kept in a folder of the cache,
+and made again when it is damaged.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,10 @@ import numpy as np
 
 from icebear.actmax.head_attention import MEASURED
 from icebear.actmax.index.corpus import read_corpus, sentence_id
-from icebear.cache import cache_folder
+from icebear.cache import cache_folder, cached, ensure, write_manifest
 from icebear.db.search import KURTOSIS
 from icebear.db.sqlite import VERSION
-from icebear.db.store import Store, complete_facts, open_store
+from icebear.db.store import Store, open_store
 from icebear.errors import StoreError
 from icebear.records import Sentence
 
@@ -33,15 +34,39 @@ FOLDER = Path(__file__).with_name("shipped")
 STATISTICS = ("mean", "std", "min", "max", "positive")
 CONTROLS = (MEASURED, KURTOSIS)
 """Measurements of the model alone, which take longer than all the rest."""
+ROOM = 450_000_000
+"""The free disk space, in bytes, that making the index takes; it has 320 MB."""
+ADDED = ("labels", "meanings", "attributions", "concepts")
+"""The tables that people fill."""
+
+
+class OtherWeights(StoreError):
+    """The index that comes with icebear is of other weights than a model of the same name."""
 
 
 def shipped_index(name: str, load: Callable[[], Model]) -> Path | None:
-    """Return the index that comes with icebear for a model of this name, made in the cache at the first call; None if
-    there is none. load: returns the model, which is needed to make it."""
+    """Return the index that comes with icebear for a model of this name, made in the cache at the first call, and again
+    if it is damaged; None if there is none. While another process makes it, this one waits.
+
+    load: returns the model, which is needed to make it. Raises `DownloadError` if the cache cannot hold it, and
+    `StoreError`, as `unpack` does.
+    """
     path = shipped_path(name)
-    if path and not complete_facts(path):
-        unpack(_packed(name), load(), path)
+    if path is None:
+        return None
+
+    def make(folder: Path) -> None:
+        unpack(_packed(name), load(), folder / path.name)
+        _carry_over(path, folder / path.name)
+
+    ensure(path.parent, make, what=f"The index of {name} that comes with icebear", room=ROOM, is_sound=_is_sound)
     return path
+
+
+def prepared_index(name: str) -> Path | None:
+    """Return the index that comes with icebear for a model of this name, if it is whole in the cache."""
+    path = shipped_path(name)
+    return path if path and _is_sound(path.parent) else None
 
 
 def shipped_store(model: Model) -> AbstractContextManager[Store]:
@@ -60,6 +85,8 @@ def shipped_store(model: Model) -> AbstractContextManager[Store]:
     ------
     StoreError
         If none comes with the model, or if the model has other weights.
+    DownloadError
+        If the cache cannot hold it.
     """
     path = shipped_index(model.name, lambda: model)
     if path is None:
@@ -74,7 +101,26 @@ def shipped_path(name: str) -> Path | None:
     packed = _packed(name)
     if not packed.is_file() or packed.stem != name:  # a folder of this name may hold any model
         return None
-    return cache_folder() / f"shipped-{name}-{_version(packed)}-v{VERSION}.db"
+    return cache_folder() / f"shipped-{name}-{_version(packed)}-v{VERSION}" / "index.db"
+
+
+def _is_sound(folder: Path) -> bool:
+    """Return whether the index in a folder is as it was made, except for what people added."""
+    if cached(folder):
+        return True
+    with suppress(StoreError), open_store(folder / "index.db") as store:
+        if store.is_sound(store.facts.get("digest")):
+            with suppress(OSError):  # where nothing can be written it is read again each time
+                write_manifest(folder)
+            return True
+    return False
+
+
+def _carry_over(damaged: Path, made: Path) -> None:
+    """Copy what people added to a damaged index, as far as it can be read."""
+    for table in ADDED:
+        with suppress(StoreError), open_store(damaged) as store, open_store(made) as again:
+            again.insert(table, store.database.execute(f"SELECT * FROM {table}").fetchall())
 
 
 @cache
@@ -95,16 +141,19 @@ def unpack(packed: Path, model: Model, path: Path) -> None:
     about = json.loads(arrays["about"].tobytes())
     facts: dict[str, Any] = about["facts"]
     if facts["fingerprint"] != model.fingerprint:
-        raise StoreError(f"The index that comes with icebear is of other weights than {model.name}; run icebear index.")
+        raise OtherWeights(
+            f"The index that comes with icebear is of other weights than {model.name}; run icebear index."
+        )
     sentences = list(_sentences(arrays, facts))
     if digest(sentences) != arrays["ids"].tobytes():
-        raise StoreError(f"The index that comes with icebear is of other texts; run icebear index --store {path}.")
+        raise StoreError("The index that comes with icebear is of other texts; make your own with icebear index.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_store(path, create=True) as store, store.exclusively():
         store.scan.commit({0: [(sentence, b"") for sentence in sentences]}, {}, facts)
         store.scan.finish(_columns(arrays), _examples(arrays, [s.id for s in sentences]), facts)
         store.controls.set({name: about[name] for name in CONTROLS})
         ensure_vectors(model, store)
+        store.facts.set({"digest": store.results_digest()})
 
 
 def documents_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

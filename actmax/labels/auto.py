@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -17,6 +16,7 @@ from icebear.actmax.labels.sample import Sample, prepare_samples, read_activatio
 from icebear.actmax.labels.scores import TopActivations, choose_label, score_parts
 from icebear.convert import CONVERTER
 from icebear.db.store import Store
+from icebear.db.terms import words
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.records import Meaning, Neuron
@@ -97,14 +97,14 @@ def score_label(
     Its words are the tokens that the label is true at, with or without a space before them. Raises `InputError` for a
     text without words.
     """
-    words = re.findall(r"\w+", text.lower())
-    if not words:
+    spelled = words(text.lower())
+    if not spelled:
         raise InputError("A label without words cannot be scored; give a label with words.")
     store.check(model.fingerprint, model.name, model.dtype_name)
     parts = prepare_samples(model, store)
     advance = counting(on_progress, sum(len(sample.ids) for sample in parts.values()))
     values, known = measure_activations(model, store, parts, [neuron], advance)
-    label = Label("tokens", tuple(form for word in words for form in (word, f" {word}")))
+    label = Label("tokens", tuple(form for word in spelled for form in (word, f" {word}")))
     return [score_candidates(side, [label], known) for side in sides(parts, [neuron], values)]
 
 

@@ -11,21 +11,35 @@ import icebear
 from icebear.app import example
 from icebear.app.cli.options import ModelOptions, named
 from icebear.app.cli.progress import waiting
-from icebear.errors import StoreError
+from icebear.errors import DownloadError, StoreError
 from icebear.paths import local
 from icebear.records import Meaning, Neuron
 
 
-def store_or_shipped(path: str, load: Callable[[], icebear.Model], name: str = example.MODEL) -> str:
+def store_or_shipped(
+    path: str, load: Callable[[], icebear.Model], name: str = example.MODEL, required: bool = True
+) -> str:
     """Return the path of the store; where none was named and there is none, that of the index that comes with icebear
-    for the model of this name, if there is one."""
-    from icebear.actmax.index.shipped_index import shipped_index
+    for the model of this name, if there is one.
+
+    required: whether an index that cannot be prepared is an error; else a note says why.
+    """
+    from icebear.actmax.index.shipped_index import OtherWeights, prepared_index, shipped_index
 
     if named("store") or has_index(path):
         return path
-    with waiting(f"Preparing the index of {name} that comes with icebear, once"), suppress(StoreError):
-        return str(shipped_index(name, load) or path)
-    return path  # of other weights, as with --bits
+    if prepared := prepared_index(name):
+        return str(prepared)
+    try:
+        with waiting(f"Preparing the index of {name} that comes with icebear, once"):
+            return str(shipped_index(name, load) or path)
+    except OtherWeights:  # as with --bits
+        return path
+    except (StoreError, DownloadError) as error:
+        if required:
+            raise
+        click.echo(f"Continuing without a store: {error}", err=True)
+        return path
 
 
 def has_index(path: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from icebear.actmax.index.shipped_index import shipped_path
+from icebear.actmax.index.shipped_index import prepared_index, shipped_path
 from icebear.cache import cached
 from icebear.db.store import Store, open_finished
 from icebear.errors import InputError, ModelError, StoreError, UnknownName
@@ -93,18 +93,18 @@ class Session:
         """Open the index, if there is one of this model; else that which comes with icebear, if it is prepared.
 
         needs_it: the work that is impossible without an index."""
-        shipped = shipped_path(self.model_name)
         with ExitStack() as stack:
             opened = None
             try:
-                paths = [path for path in (local(self.store_path), shipped) if path and path.exists()]
-                if not paths:
+                named = local(self.store_path)
+                path = named if named.exists() else prepared_index(self.model_name)
+                if path is None:
                     make = f"icebear index --limit 300 --store {self.store_path} --model {self.model_name}"
                     raise StoreError(
                         f"{needs_it} needs an index of texts; ask the user to run: "
-                        + ("icebear search water" if shipped else make)
+                        + ("icebear search water" if shipped_path(self.model_name) else make)
                     )
-                opened = stack.enter_context(open_finished(paths[0], self.model.fingerprint, self.model.name))
+                opened = stack.enter_context(open_finished(path, self.model.fingerprint, self.model.name))
             except StoreError:
                 if needs_it:
                     raise

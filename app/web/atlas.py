@@ -16,8 +16,9 @@ from icebear.actmax.atlas.saved_map import map_path, save_map, saved_drawing
 from icebear.actmax.searching import search
 from icebear.app.web.shared import header, links, markdown, question, served
 from icebear.app.web.shared.background import Job, shared
-from icebear.db.search import NO_NEURON, absence, absent, has_words, nearest_by_chance
+from icebear.db.search import NO_NEURON, absence, absent, nearest_by_chance
 from icebear.db.store import Store, open_store
+from icebear.db.terms import has_words
 from icebear.records import Neuron
 
 LIT = ("words", "neighbors of a neuron", "neurons of this prompt")

@@ -15,6 +15,7 @@ from icebear.app.web.shared import links, markdown, served
 from icebear.app.web.shared.header import no_store_yet
 from icebear.db.search import BY, NO_NEURON, absence, absent
 from icebear.db.store import Store
+from icebear.db.terms import padded, words
 from icebear.records import Example, Hit, Neuron
 
 HITS = 50
@@ -51,8 +52,8 @@ def _back() -> str:
     """Return the name of the view or search that a card came from."""
     if st.session_state.get("card_from"):
         return links.VIEWS[st.session_state["card_from"][0]].title
-    words = st.session_state.get("text")
-    return f"Search: {markdown.plain(words)}" if words else "Search"
+    searched = st.session_state.get("text")
+    return f"Search: {markdown.plain(searched)}" if searched else "Search"
 
 
 def _go_back() -> None:
@@ -106,8 +107,8 @@ def _result(opened: Store, hit: Hit) -> None:
             if label:
                 st.markdown(f"**{markdown.plain(label)}**", width="content")
             st.caption(markdown.plain(_reasons(hit)), width="content")
-        words = st.session_state.get("text", "") if hit.by == "sentences" else ""
-        st.html(_content(str(opened.path), opened.changed(), name, side, words))
+        searched = st.session_state.get("text", "") if hit.by == "sentences" else ""
+        st.html(_content(str(opened.path), opened.changed(), name, side, searched))
 
 
 def _reasons(hit: Hit) -> str:
@@ -120,11 +121,11 @@ def _reasons(hit: Hit) -> str:
 def _content(path: str, changed: int, name: str, side: str, text: str = "") -> str:
     """Return words and sentences of a neuron, a side first, as HTML. Sentences with a word of the text come before
     stronger ones."""
-    neuron, words = Neuron.parse(name), {*re.findall(r"\w+", text.lower())}
+    neuron, phrases = Neuron.parse(name), list(map(padded, words(text)))
 
     def strongest(polarity: str) -> list[Example]:
-        rows = opened.examples(neuron, polarity, None if words else SENTENCES)
-        return sorted(rows, key=lambda row: words.isdisjoint(re.findall(r"\w+", row.sentence.text.lower())))[:SENTENCES]
+        rows = opened.examples(neuron, polarity, None if phrases else SENTENCES)
+        return sorted(rows, key=lambda row: not any(map(padded(row.sentence.text).__contains__, phrases)))[:SENTENCES]
 
     with served.store(neuron.site) as opened:
         projection = None

@@ -217,7 +217,7 @@ def flip_by(request: FlipRequest) -> Recipe:
         store.check(model.fingerprint, model.name)
     state = _start(request, wanted)
     if store:
-        from icebear.db.search import has_words
+        from icebear.db.terms import has_words
 
         hits = store.search(state.text.strip(), k=20) if has_words(state.text) else []
         state = replace(state, prefer=tuple(hit.neuron for hit in hits if hit.neuron.site == "ffn"))

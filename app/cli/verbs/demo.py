@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import icebear
@@ -49,6 +50,7 @@ def demo(options: Options) -> None:
 
 def _run(console: Console) -> dict[str, Any]:
     """Print each step on the console; return the results, JSON-ready."""
+    from icebear.actmax.index.shipped_index import prepared_index
     from icebear.app.cli.tables.cards import card_report
     from icebear.app.cli.tables.explanations import explanation_screen
     from icebear.app.cli.tables.nodes import circuit_report
@@ -67,7 +69,8 @@ def _run(console: Console) -> dict[str, Any]:
     console.print(circuit_report(graph, None))
 
     console.rule(f"3. What does {HEAD} move? The sentences in which it writes most")
-    with waiting("Preparing the index that comes with icebear, once"):
+    ready = prepared_index(model.name)
+    with nullcontext() if ready else waiting("Preparing the index that comes with icebear, once"):
         opened = icebear.shipped_store(model)
     with opened as store:
         card = icebear.describe(store, HEAD, model, k=4)

@@ -61,7 +61,8 @@ def neuron(options: Options) -> None:
         return _significant(options)
     wanted = Neuron.parse(options.neuron)
     if options.base_model is None:
-        options = replace(options, store=store_or_shipped(options.store, options.model.load, options.model.model))
+        path = store_or_shipped(options.store, options.model.load, options.model.model, required=False)
+        options = replace(options, store=path)
     if not (options.effects or options.annotate or wanted.site == "head") and options.base_model is None:
         with store_alone(options.store, options.model.model) as store:
             if store:

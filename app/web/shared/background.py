@@ -20,9 +20,9 @@ from weakref import WeakKeyDictionary
 import streamlit as st
 from streamlit import runtime
 
-from icebear.actmax.index.shipped_index import shipped_index, shipped_path
+from icebear.actmax.index.shipped_index import prepared_index, shipped_index, shipped_path
 from icebear.cache import cache_folder, cached, partial_folder
-from icebear.db.sqlite import VERSION
+from icebear.db.sqlite import OPENED, VERSION
 from icebear.db.store import complete_facts
 from icebear.errors import IcebearError, known_error
 from icebear.models.loading.presets import PRESETS
@@ -237,6 +237,8 @@ class Shared:
         since the server began."""
         self.loads: dict[str, Job] = {}
         """The settings of a model -> the job that loads it, or has loaded it."""
+        self.prepared: set[Path] = set()
+        """The indexes that come with icebear and were whole once; since then the app may have written to them."""
         self.room = room
         self._relevances: dict[tuple, Relevance] = {}  # the longest unused first
         self.staged: WeakKeyDictionary[Relevance, SavedExplanation] = WeakKeyDictionary()
@@ -303,9 +305,12 @@ def fetched(folder: Path, size: int) -> float:
 
 def small_index(model: str) -> list[Path]:
     """Return the finished small indexes of a model in the cache, the one that the app builds first."""
-    paths = sorted(cache_folder().glob(f"summaries-{escape(Path(model).name)}-*-v{VERSION}.db"))
+    names = (f"summaries-{escape(Path(model).name)}-*-v{version}.db" for version in reversed(OPENED))
+    paths = [path for name in names for path in sorted(cache_folder().glob(name))]
     shipped = shipped_path(model)
-    paths += [shipped] if shipped else []
+    if shipped and (shipped.exists() if shipped in shared().prepared else prepared_index(model)):
+        shared().prepared.add(shipped)
+        paths.append(shipped)
     return [path for path in paths if complete_facts(path).get("model") == model]
 
 
