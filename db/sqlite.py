@@ -19,7 +19,7 @@ from sqlite_utils import Database
 
 from icebear.db.terms import table
 from icebear.errors import IcebearError, StoreError, too_many_files
-from icebear.paths import existing, local, locked
+from icebear.paths import check_pointer, existing, local, locked
 from icebear.values import shown, text_of
 
 VERSION = 13
@@ -256,6 +256,7 @@ class SqliteFile:
         if "locked" in text or "busy" in text:
             return StoreError(f"Another process is writing to {self.path}; wait for it, or use another --store.")
         if "not a database" in text or "malformed" in text or "disk image" in text:
+            check_pointer(self.path, StoreError)
             return StoreError(f"{self.path} is damaged or not a SQLite file; restore a copy or choose another --store.")
         if "full" in text or code in WRITE_ERRORS:
             return StoreError(f"The disk (or quota) of {self.path} is full; make room and run the same command again.")

@@ -23,7 +23,7 @@ from icebear.cache import cache_folder
 from icebear.db.neuron_tables import NeuronTables
 from icebear.db.sqlite import SqliteFile, reads
 from icebear.errors import InputError, StoreError, need
-from icebear.paths import append, write_file, written
+from icebear.paths import append, check_pointer, write_file, written
 from icebear.records import Neuron
 from icebear.values import check_int
 
@@ -100,6 +100,7 @@ class VectorFiles:
         path = self.path(name)
         row = self.file.database.execute("SELECT identity FROM vectors WHERE name = ?", (name,)).fetchone()
         try:
+            check_pointer(path, StoreError)
             if (identity := stored_digest(path),) != row:
                 raise StoreError(
                     f"The vector file {path} does not belong to the current results of this store; {self._again}"

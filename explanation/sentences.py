@@ -163,7 +163,8 @@ def comparison_sentence(relevance: Relevance) -> str:
         return ""
     prompt = relevance.prompt
     left_out = {*prompt.sinks, *prompt.target_positions}
-    free = [position for position in range(len(prompt.ids)) if position not in left_out]
+    is_word = [any(map(str.isalnum, piece)) and "\ufffd" not in piece for piece in prompt.strings]
+    free = [position for position in range(len(prompt.ids)) if is_word[position] and position not in left_out]
     if not free:
         return ""
     word = prompt.strings[max(free, key=lambda position: relevance.tokens[position].item())].strip()

@@ -224,6 +224,17 @@ def opened(path: Path, newline: str | None = None) -> TextIO:
     return path.open(encoding="utf-8-sig", newline=newline)
 
 
+def check_pointer(path: Path, error: type[IcebearError]) -> None:
+    """Raise `error` for a file that holds only git-lfs's pointer to its content."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise error(f"{path} is a pointer of git-lfs without its content; fetch it with: git lfs pull")
+
+
+POINTER = b"version https://git-lfs"
+"""The beginning of such a file."""
+
+
 def check_text(path: Path) -> None:
     """Raise `InputError` for a file that is not UTF-8 text, with the encoding that it seems to have.
 

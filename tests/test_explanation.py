@@ -15,7 +15,7 @@ from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.errors import InputError
 from icebear.explanation.explanation import Explanation
-from icebear.explanation.sentences import tokens_sentence
+from icebear.explanation.sentences import comparison_sentence, tokens_sentence
 from icebear.records import Meaning
 
 PROMPT, OTHER = "<b>ice</b> bear", "<b>big</b> cats"
@@ -167,3 +167,14 @@ def test_sentences_name_characters_and_no_more_than_all():
     assert "100%" in said([0.5, 0.5], ["a", " b"])
     assert "%" not in said([2.0, -1.0], ["a", " b"])
     assert "single token" in said([1.0], ["a"])
+
+
+def test_the_hint_names_a_word(model):
+    """Never a blank, a sign or a part of a character, whatever is most relevant."""
+    for text in ("a, b", " , ", "the  bear !"):
+        relevance = attribute(model, text)
+        for position, piece in enumerate(relevance.prompt.strings):
+            relevance.tokens[:] = 0
+            relevance.tokens[position] = 1
+            named = re.findall("for '(.*)'", comparison_sentence(relevance))
+            assert all(any(map(str.isalnum, word)) for word in named), piece

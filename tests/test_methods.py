@@ -482,3 +482,14 @@ def test_a_round_chooses_the_largest_gain_and_attributes_what_is_left(site):
 def test_rounds_need_one_stack():
     with pytest.raises(InputError):
         attribute(make("t5"), IDS, 11, 12, counterfactual=OTHER, method=Rounds())
+
+
+def test_integrated_gradients_from_zero_say_that_they_miss_the_number(llama):
+    """Near zero, norms divide by almost nothing."""
+    far = attribute(llama, IDS, 7, method=IntegratedGradients(3))
+    sums = far.conservation()
+    assert (abs(sums.remainder) > 0.1 * abs(sums.target)) is (
+        "compare with a counterfactual" in far.conservation_text()
+    )
+    assert "compare with" not in attribute(llama, IDS, 7, method="cp-lrp").conservation_text()
+    assert "compare with a counterfactual" in far.conservation_text()

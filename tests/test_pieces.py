@@ -1,11 +1,15 @@
 """The text of each token, where characters are split between tokens."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from conftest import LLAMA, random_model
 
 from icebear import Model
+from icebear.app.cli.tables.cards import highlighted
+from icebear.concepts.results.effect_words import effect_text
+from icebear.records import Example, Sentence
 
 SIGNS = {
     "latin": "abc DEF .,é",
@@ -70,3 +74,13 @@ def test_the_work_grows_with_the_tokens_not_with_their_square(model, text):
         model.tokenizer.decoded = 0
         model.pieces(ids)
         assert model.tokenizer.decoded < 20 * len(ids)
+
+
+def test_parts_of_characters_are_named_in_effects_and_whole_in_examples():
+    """The token that completes a character has its text; the peak may be at one before it."""
+    assert "\ufffd" not in effect_text(["\ufffd"], ["day"])
+    sentence = Sentence(1, "see 熊 now", "", 0, 9, ("see", " ", "", "熊", " now"))
+    example = Example(3.0, 2, sentence)
+    for peak in (2, 3):
+        assert "«熊»" in highlighted(replace(example, token=peak)).plain
+    assert "«now»" in highlighted(replace(example, token=4)).plain

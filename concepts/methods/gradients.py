@@ -28,6 +28,10 @@ class IntegratedGradients(Multiplying):
 
     steps: int = 10
     known_points: ClassVar[tuple[Point, ...]] = ("path",)
+    far_note: ClassVar[str] = (
+        ". The sum of the tokens is not this number: near zero, where the path begins, norms divide by almost nothing; "
+        "compare with a counterfactual prompt"
+    )
 
     @property
     def scores_neurons(self) -> bool:

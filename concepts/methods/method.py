@@ -40,6 +40,8 @@ class Method:
 
     needs_equal_length = False
     """Whether a comparison needs prompts of equal length."""
+    far_note: ClassVar[str] = ""
+    """Why the sum of the tokens may be far from the explained number, where it is."""
     keeps_largest = False
     """Whether a comparison records `Pair.k` neurons in its pass, with no need of all of them."""
 

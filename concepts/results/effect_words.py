@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from icebear.render import visible
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -48,7 +50,9 @@ def is_word(text: str) -> bool:
 
 def effect_parts(raises: Sequence[str], lowers: Sequence[str]) -> list[str]:
     """Return which likely next words are raised and which are lowered, in words."""
-    return [f"{verb} {', '.join(words)}" for verb, words in (("raises", raises), ("lowers", lowers)) if words]
+    return [
+        f"{verb} {', '.join(map(visible, words))}" for verb, words in (("raises", raises), ("lowers", lowers)) if words
+    ]
 
 
 def effect_text(raises: Sequence[str], lowers: Sequence[str]) -> str:

@@ -56,6 +56,8 @@ def arrays(tokens: Tensor, neurons: NeuronScores, names: Names) -> dict[str, np.
     return named
 
 
+FAR = 0.1
+"""A remainder of the explained number from which a method's note is given."""
 OBJECTIVES: dict[ObjectiveKind, str] = {
     "logit": "Logit",
     "log-odds": "Logit against all others",
@@ -356,7 +358,9 @@ class Relevance(Tabled):
     def conservation_text(self) -> str:
         """Return the conservation accounting in a sentence."""
         if self.counterfactual is None:
-            return f"{'Logit difference' if self.contrast_text else OBJECTIVES[self.prediction.objective]} {self.sums}"
+            number = "Logit difference" if self.contrast_text else OBJECTIVES[self.prediction.objective]
+            is_far = abs(self.sums.remainder) > FAR * abs(self.sums.target)
+            return f"{number} {self.sums}{self.method.far_note if is_far else ''}"
         total, tokens, number_c = self.sums.target, self.sums.tokens, fmean(self.counterfactual.numbers)
         return (
             f"Difference {total:z.3f}: {total + number_c:z.3f} in the prompt, {number_c:z.3f} in the counterfactual; "

@@ -26,7 +26,7 @@ from icebear.app.cli.tables.grid import grid, shade
 from icebear.concepts.results.effect_words import effect_text
 from icebear.db.search import BY, NO_NEURON, absence
 from icebear.records import Example, Hit, Meaning, Projection, Promotion, SentenceEffects
-from icebear.render import normalized, visible
+from icebear.render import characters, normalized, visible
 
 if TYPE_CHECKING:
     import icebear
@@ -157,14 +157,15 @@ def highlighted(example: Example) -> Text:
     tokens, extreme = example.sentence.tokens, example.token
     text = Text("..." if extreme > 25 else "")
     parts = normalized(list(example.relevance)) if example.relevance else None
-    for at in range(max(0, extreme - 25), min(len(tokens), extreme + 8)):
+    shown = next(group[-1] for group in characters(tokens) if extreme in group)  # the last token has the character
+    for at in range(max(0, extreme - 25), min(len(tokens), shown + 8)):
         style = shade(parts[at]) if parts else Style()
         piece = tokens[at] and visible(tokens[at])  # empty: part of a character that a later token completes
-        if at == extreme and not sys.stdout.isatty():
+        if at == shown and not sys.stdout.isatty():
             piece = f"{piece[: len(piece) - len(piece.lstrip())]}«{piece.strip()}»"
         if piece:
-            text.append(piece, style + Style(bold=True, underline=True) if at == extreme else style)
-    return text.append("..." if extreme + 8 < len(tokens) else "")
+            text.append(piece, style + Style(bold=True, underline=True) if at == shown else style)
+    return text.append("..." if shown + 8 < len(tokens) else "")
 
 
 def labels_table(labels: Sequence[Meaning], title: str = LABELS_TITLE) -> Table:
