@@ -283,8 +283,8 @@ class Store(Tables):
         `results_digest`."""
         for name in vectors.NAMES:
             self.vectors.verify(name)
-        whole = self.database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return whole and self.is_complete and self.results_digest() == identity
+        is_intact = self.database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return is_intact and self.is_complete and self.results_digest() == identity
 
     @reads
     def results_digest(self) -> str:

@@ -94,10 +94,10 @@ def has_words(text: str) -> bool:
 
 def words_of(text: Any) -> list[str]:
     """Return the words of a search text. Raises `InputError` if it has none."""
-    found = words(text) if isinstance(text, str) else []
-    if not found:
+    words_found = words(text) if isinstance(text, str) else []
+    if not words_found:
         raise InputError(f"The search text {shown(text)} has no words; give at least one.")
-    return found
+    return words_found
 
 
 def padded(text: str) -> str:

@@ -125,9 +125,9 @@ class TokenTracker:
         for act in acts:
             stack = self.model.stack_of(act.edit.layer)
             stays = act.position < int(self.prompt_length[stack][act.row]) + read
-            place = act.edit, act.row, act.position
-            if stays and place not in self._acted_at:
-                self._acted_at.add(place)
+            token = act.edit, act.row, act.position
+            if stays and token not in self._acted_at:
+                self._acted_at.add(token)
                 self.acts.append(act)
         self._accepted = len(self.acts)
 

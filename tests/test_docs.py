@@ -242,8 +242,9 @@ def test_the_readme_is_short():
 
 
 def test_the_pages_can_be_read():
-    """Words outside of blocks, of all pages."""
-    assert sum(len(BLOCK.sub("", page.read_text()).split()) for page in PAGES) <= 28_000
+    """In a quarter of an hour each: words outside of blocks. Results are looked up."""
+    lengths = {page.name: len(BLOCK.sub("", page.read_text()).split()) for page in PAGES}
+    assert {name: length for name, length in lengths.items() if length > 2500 and name != "results.md"} == {}
 
 
 def test_the_readme_shows_the_screen_of_its_page():

@@ -62,10 +62,10 @@ def apart(points: np.ndarray) -> np.ndarray:
     Where several are, the first one stays, and each other one goes to the nearest free step.
     """
     steps = on_page(points)
-    _, first = np.unique(steps, axis=0, return_index=True)
-    taken, points = set(map(tuple, steps[first].tolist())), points.copy()
+    _, staying = np.unique(steps, axis=0, return_index=True)
+    taken, points = set(map(tuple, steps[staying].tolist())), points.copy()
     rings: dict[tuple[int, int], int] = {}  # of steps around which all nearer ones are taken
-    for row in np.setdiff1d(np.arange(len(points)), first).tolist():
+    for row in np.setdiff1d(np.arange(len(points)), staying).tolist():
         middle = (int(steps[row, 0]), int(steps[row, 1]))
         while not (free := _ring(middle, rings.setdefault(middle, 1), taken)):
             rings[middle] += 1

@@ -116,10 +116,10 @@ def _is_sound(folder: Path) -> bool:
     return False
 
 
-def _carry_over(damaged: Path, made: Path) -> None:
+def _carry_over(damaged: Path, repaired: Path) -> None:
     """Copy what people added to a damaged index, as far as it can be read."""
     for table in ADDED:
-        with suppress(StoreError), open_store(damaged) as store, open_store(made) as again:
+        with suppress(StoreError), open_store(damaged) as store, open_store(repaired) as again:
             again.insert(table, store.database.execute(f"SELECT * FROM {table}").fetchall())
 
 

@@ -364,12 +364,12 @@ def _check_rotations(model: Model, begins: int, ids: Sequence[int], stop: int) -
     begins: the number of tokens before the first new one. stop: the number of new tokens that are explained or read.
     """
     longest = model.scales_positions_from
-    first = longest - begins + 1  # the new token that is the first one written after more tokens than that
-    if begins <= longest and stop > first:
+    crossing = longest - begins + 1  # the number of the first new token that is written after more tokens than that
+    if begins <= longest and stop > crossing:
         raise InputError(
             f"{model.name} rotates positions by other angles in texts of more than {longest} tokens. So one pass does "
-            f"not compute these tokens as they are written from number {first} ({model.text(ids[first])!r}) on; "
-            f"explain tokens within 0:{first}."
+            f"not compute these tokens as they are written from number {crossing} ({model.text(ids[crossing])!r}) "
+            f"on; explain tokens within 0:{crossing}."
         )
 
 

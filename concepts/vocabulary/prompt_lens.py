@@ -70,7 +70,7 @@ def _all_tokens(parts: list[Top]) -> Top:
 def _answers(model: Model, batch: Batch, stream: Tensor, positions: list[int]) -> Tensor:
     """Return the logits (P, V) that the model makes of a residual stream (1, T, D), with all that its head does: norm,
     bias, scale, soft cap. Its first layer runs, and hands on this stream in place of its own."""
-    with first_layers(model, 1), stream_hooks(model, [0], lambda layer, own: stream):
+    with first_layers(model, 1), stream_hooks(model, [0], lambda *_: stream):
         return model.logits(batch, positions)[0].float()
 
 

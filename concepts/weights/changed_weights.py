@@ -138,11 +138,11 @@ class ModelPair:
 
     def check_tokens(self, ids: Sequence[int]) -> None:
         """Raise `InputError` for a token that only one of both models has."""
-        beyond = next((token for token in ids if token >= self.common_tokens), None)
-        if beyond is not None:
+        lacking = next((token for token in ids if token >= self.common_tokens), None)
+        if lacking is not None:
             raise InputError(
-                f"{self.base.name} or {self.model.name} lacks token {beyond} ({self.model.text(beyond)!r}): they have "
-                f"{self.common_tokens} tokens in common; leave it out of the prompt and the answers."
+                f"{self.base.name} and {self.model.name} have {self.common_tokens} tokens in common, without token "
+                f"{lacking} ({self.model.text(lacking)!r}); leave it out of the prompt and the answers."
             )
 
     def parts(self, name: str) -> list[Part]:
