@@ -74,10 +74,19 @@ def table(name: str, content: str) -> str:
 
 def terms(text: str) -> str:
     """Return the terms of a text, without case, accents and compatibility forms."""
-    letters = unicodedata.normalize("NFKD", text.translate(_LETTERS)).casefold()
-    letters = unicodedata.normalize("NFKD", letters).translate(_LETTERS)
+    letters = _decomposed(text.translate(_LETTERS)).casefold()
+    letters = _decomposed(letters).translate(_LETTERS)
     separated = unicodedata.normalize("NFC", letters).translate(_TERMS)
     return " ".join(re.sub(r" \n+ ", f" {BREAK} ", separated).split())
+
+
+def _decomposed(text: str) -> str:
+    """Return compatibility forms and letters with marks in parts; but single Korean letters stay, which would become
+    syllables."""
+    return JAMO.sub(lambda match: match[0] if match[1] else unicodedata.normalize("NFKD", match[0]), text)
+
+
+JAMO = re.compile("([\u3131-\u318e]+)|[^\u3131-\u318e]+")
 
 
 def words(text: str) -> list[str]:

@@ -16,11 +16,12 @@ from icebear.edits import AnyEdit, Edit, acts_at
 from icebear.errors import InputError
 from icebear.models.lock import replaced
 from icebear.models.model import Model, generation_option
+from icebear.values import several
 
 POSITIONAL = ("inputs", "generation_config", "logits_processor", "stopping_criteria")
 """The first arguments of transformers' `generate`."""
-PROMPTS = ("inputs", "input_ids", "inputs_embeds")
-"""The arguments of `generate` that the prompt may be in."""
+PROMPTS = ("inputs", "input_ids"), ("inputs_embeds",)
+"""The arguments of `generate` that the prompt may be in, as ids and as embeddings."""
 UNKNOWN = -2
 """Stands for the id of a token that is an embedding."""
 
@@ -44,9 +45,30 @@ def _is_mask(mask: Any) -> bool:
     return isinstance(mask, Tensor) and mask.dim() == 2
 
 
+def _has_tokens(x: Any) -> bool:
+    return x is not None and x.shape[1] > 0
+
+
+def _mask_of(ids: Tensor, padding: Any, ends: Sequence[int]) -> Tensor | None:
+    """Return the mask (B, T) that transformers gives to a prompt without one."""
+    padding = int(padding) if padding is not None else None
+    return (
+        (ids != padding).long()
+        if padding is not None and padding not in ends and bool((ids == padding).any())
+        else None
+    )
+
+
+def _decoder_columns(ids: Tensor | None, option: Callable[[str], Any]) -> int:
+    """Return how many tokens a decoder begins with: its start token, and what it is given."""
+    if ids is None:
+        return 1
+    return ids.shape[1] + bool((ids[:, 0] != option("decoder_start_token_id")).all())
+
+
 class TokenTracker:
     """Tracks, in each stack, the ids and positions of the columns of the running forward pass, and the length of the
-    prompt. The prompt of an encoder-decoder's decoder is its start token."""
+    prompt. The prompt of an encoder-decoder's decoder is its start token, and what it is given."""
 
     def __init__(self, model: Model, prompt_columns: int | None = None, rows: Sequence[int] | None = None) -> None:
         self.model, self.rows = model, rows
@@ -85,15 +107,24 @@ class TokenTracker:
         if self.generates:  # a draft by the same network, within a generation
             return generate(*args, **kwargs)
         options = dict(zip(POSITIONAL, args, strict=False)) | kwargs
-        prompt = next((x for name in PROMPTS if (x := options.get(name)) is not None), None)
+        option = partial(generation_option, self.model.net, options)
+        ids, embeddings = (
+            next((x for name in names if _has_tokens(x := options.get(name))), None) for names in PROMPTS
+        )
+        prompt = ids if embeddings is None else embeddings
         if prompt is None:
             raise InputError("Under `steer` and `watching`, generate needs a prompt: give it input_ids.")
-        self.begin(len(prompt), partial(generation_option, self.model.net, options))
-        is_single = len(self.position) == 1
+        self.begin(len(prompt), option)
         before = self.prompt_columns, self.prompt_mask
-        self.prompt_columns = prompt.shape[1] if is_single else 1
-        self.prompt_mask = options.get("attention_mask") if is_single else None
-        first_new = self.prompt_columns if not is_single or prompt.dim() == 2 else 0  # embeddings are in no list of ids
+        if len(self.position) == 1:
+            self.prompt_columns = prompt.shape[1]
+            first_new = 0 if ids is None else ids.shape[1]  # embeddings are in no list of ids
+            self.prompt_mask = options.get("attention_mask")
+            if self.prompt_mask is None and embeddings is None:
+                self.prompt_mask = _mask_of(prompt, option("pad_token_id"), several(option("eos_token_id")))
+        else:
+            self.prompt_columns = first_new = _decoder_columns(options.get("decoder_input_ids"), option)
+            self.prompt_mask = None
         criteria = StoppingCriteriaList([partial(self._step, first_new), *(options.get("stopping_criteria") or ())])
         at = POSITIONAL.index("stopping_criteria")
         if len(args) > at:

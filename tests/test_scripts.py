@@ -174,6 +174,14 @@ def test_marks_of_hindi_are_letters_and_accents_are_not(store):
         assert bool(having) == (plainly != "dep")
 
 
+@pytest.mark.parametrize(
+    ("text", "part"), [("정말 ㅋㅋㅠㅠ", "ㅋㅋ"), ("정말 ㅋㅋㅠㅠ", "ㅠㅠ"), ("ㅎㅎㅏ", "ㅎㅎ"), ("ㅇㅏㄴㅣ", "ㅇ")]
+)
+def test_single_korean_letters_do_not_become_syllables(text, part):
+    assert terms(part) in terms(text)
+    assert "큐" not in terms(text)
+
+
 def test_no_word_goes_across_what_stands_between(store):
     """In unspaced scripts too; also where a line ends, because Korean has spaces."""
     for text in ("城市人", "계여", "ンス"):

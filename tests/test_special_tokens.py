@@ -38,7 +38,12 @@ def model_with(template):
 @pytest.mark.parametrize(
     ("template", "text", "word"),
     [
-        ("<s> $A", f"<s>{TEXT}", "two <s>"),
+        ("<s> $A", f"<s>{TEXT}", "<s> twice"),
+        ("<s> $A", f"\n<s>{TEXT}", "<s> twice"),
+        ("<s> $A </s>", f"<s>{TEXT}", "<s> twice"),
+        ("<s> $A </s>", f"<s>{TEXT}", "</s> at the end"),
+        ("$A </s>", f"{TEXT}</s>", "</s> twice"),
+        ("<s> <s> $A", TEXT, ""),
         ("<s> $A </s>", TEXT, "</s> at the end"),
         ("$A </s>", TEXT, "</s> at the end"),
         ("<s> $A", TEXT, ""),

@@ -1,5 +1,6 @@
 """Code that takes the weights of a module without calling it, as fused kernels do, is never read or edited silently."""
 
+from copy import deepcopy
 from types import MethodType
 
 import pytest
@@ -11,7 +12,7 @@ from letters import Letters
 from test_ways_of_generating import monitor_of
 from transformers import CONFIG_MAPPING, BloomConfig
 
-from icebear import Model, attribute, build_index, circuit, open_store, read_corpus, stages, steer, watching
+from icebear import Model, VectorEdit, attribute, build_index, circuit, open_store, read_corpus, stages, steer, watching
 from icebear.app.cli.main import main
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import AllNeurons, Values
@@ -160,3 +161,65 @@ def test_the_command_says_it_in_one_sentence(tiny_folder, tmp_path):
     assert result.exit_code == 1
     assert "dense_4h_to_h" in result.output
     assert isinstance(result.exception, SystemExit)
+
+
+def shared_ffn(net):
+    net.model.layers[2].mlp = net.model.layers[1].mlp
+
+
+def shared_layer(net):
+    net.model.layers[2] = net.model.layers[1]
+
+
+@pytest.mark.parametrize("share", [shared_ffn, shared_layer])
+def test_layers_that_share_a_module_are_told_apart_or_refused(share):
+    net = random_model(LLAMA, dtype=torch.float32).net
+    share(net)
+    model = Model(net, Letters(), "shared")
+    with pytest.raises(ModelError, match="share one module"):
+        attribute(model, IDS, 7)
+    with pytest.raises(ModelError, match="share one module"), steer(model, "L1.ffn.3=50"):
+        model.next_logits(IDS)
+    with pytest.raises(ModelError, match="share one module"), watching(model, monitor_of(model)):
+        model.generate("abc", 3)
+    assert attribute(model, IDS, 7, sites=()).tokens.isfinite().all()
+    assert any(law.holds is False for law in selftest(model, IDS).laws)
+    if share is shared_layer:
+        with pytest.raises(ModelError), steer(model, VectorEdit(1, (0.1,) * 24)):
+            model.next_logits(IDS)
+    else:
+        assert attribute(model, IDS, 7, sites=("attn",)).tokens.isfinite().all()
+
+
+def test_experts_with_another_forward_are_refused():
+    config = CONFIG_MAPPING["mixtral"](**{**LLAMA.to_dict(), "model_type": "mixtral"}, num_local_experts=4)
+    model = random_model(config, "eager", torch.float32)
+    mixture = model.experts(1)
+    plain = mixture.forward
+    mixture.forward = lambda *args: plain(*args) * 0.1
+    for use in (lambda: attribute(model, IDS, 7), lambda: attribute(model, IDS, 7, sites=())):
+        with pytest.raises(ModelError, match="experts"):
+            use()
+    del mixture.forward
+    attribute(model, IDS, 7)
+
+
+def test_monitors_of_layers_that_do_not_run_are_refused():
+    model = Model(random_model(deepcopy(LLAMA), dtype=torch.float32).net, Letters(), "short")
+    monitor = monitor_of(model)
+    model.net.config.num_hidden_layers = 1  # as early exit sets it
+    with pytest.raises(ModelError):
+        monitor.measure(model, "abcdefg")
+    with pytest.raises(ModelError), watching(model, monitor):
+        model.generate("abc", 3)
+
+
+def test_rows_that_a_module_is_called_for_one_by_one_are_refused():
+    net = random_model(LLAMA, dtype=torch.float32).net
+    mlp = net.model.layers[1].mlp
+    plain = mlp.forward
+    mlp.forward = lambda x: torch.cat([plain(row) for row in x.split(1)])
+    model = Model(net, Letters(), "rows")
+    attribute(model, IDS, 7)
+    with pytest.raises(ModelError, match="some tokens at a time"):
+        attribute(model, [IDS, IDS[:4]], 7)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import LLAMA, random_model
 from letters import Letters
-from transformers import GenerationConfig
+from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
 from icebear import Model, Monitor, Neuron, steer, watching
 from icebear.errors import InputError
@@ -138,3 +138,64 @@ def test_an_edit_that_never_acts_is_named_wherever_it_is_placed(model, caplog, p
     with steer(model, f"L1.ffn.3=9{place}", rows=[1]):  # there is one row
         model.generate(OTHER, 2)
     assert f"L1.ffn.3=9{place}" in caplog.text
+
+
+def test_embeddings_beside_no_ids_are_a_prompt(model):
+    """Positions are those of the embeddings; the ids of a list are the new ones."""
+    ids = torch.tensor([model.ids(OTHER)])
+    embeddings, none = model.net.get_input_embeddings()(ids), torch.zeros(1, 0, dtype=torch.long)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    acted = []
+    for prompt in ({"input_ids": ids}, {"inputs_embeds": embeddings, "input_ids": none}):
+        with steer(model, "L1.ffn.3=9@last", trace=True) as acts, watching(model, monitor_of(model)) as log:
+            model.net.generate(**prompt, **options)
+        acted.append(([act.position for act in acts], log.texts[0]["x"].values))
+    assert acted[0][0] == acted[1][0] == [len(OTHER) - 1]
+    assert acted[0][1] == pytest.approx(acted[1][1], abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=str)
+def test_padding_without_a_mask_is_padding(model, options):
+    """As transformers reads it: ids of padding at the beginning."""
+    rows = [[7, 3, 12, 44, 5, 3, 21, 9], [7, 3, 12]]
+    ids = torch.tensor([[0] * (8 - len(row)) + row for row in rows])
+    found = []
+    for mask in ({}, {"attention_mask": (ids != 0).long()}):
+        with steer(model, "L1.ffn.3=9@position:0", trace=True) as acts:
+            new = model.net.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0, **mask, **options)
+        found.append((seen(acts), new.tolist()))
+    assert found[0] == found[1]
+
+
+def test_what_follows_the_end_of_a_text_is_not_read(model):
+    """Padding of a row of a batch that ended before the others."""
+    _, new = generated(model, None, "padded batch")
+    end = new[1][2]  # the third token of the second text
+    assert end not in new[0]
+    model.net.generation_config.eos_token_id = end
+    try:
+        with watching(model, monitor_of(model)) as log:
+            generated(model, None, "padded batch")
+    finally:
+        model.net.generation_config.eos_token_id = None
+    assert [len(text["x"].values) for text in log.texts] == [NEW - 1, new[1].index(end) + 1]
+
+
+def test_other_loops_of_generation_are_refused(model):
+    with watching(model, monitor_of(model)), pytest.raises(InputError, match="custom_generate"):
+        model.net.generate(torch.tensor([model.ids(OTHER)]), custom_generate=lambda *_, **__: None)
+
+
+def test_tokens_that_a_decoder_is_given_are_its_prompt():
+    config = T5Config(
+        **{"vocab_size": 50, "d_model": 24, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_heads": 4},
+        **{"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None},
+    )
+    torch.manual_seed(0)
+    model = Model(T5ForConditionalGeneration(config).eval(), Letters(), "t5")
+    for given, before in (([[0, 7, 8, 9]], 4), ([[7, 8, 9]], 4)):
+        with steer(model, ["L3.ffn.3=9@generated", "L3.ffn.5=9@last"], trace=True) as acts:
+            ids = torch.tensor([model.ids(OTHER)])
+            model.net.generate(ids, decoder_input_ids=torch.tensor(given), max_new_tokens=4, do_sample=False)
+        assert {act.position for act in acts if act.edit.where == "last"} == {before - 1}
+        assert {act.position for act in acts if act.edit.where == "generated"} == {before, before + 1, before + 2}

@@ -29,11 +29,13 @@ def hooks(model: Model, site_layers: Iterable[tuple[str, int]], hook: Hook) -> I
     wanted: dict[int, list[str]] = {}
     for site, layer in site_layers:
         wanted.setdefault(layer, []).append(site)
+    for site in {site for sites in wanted.values() for site in sites}:
+        _check_apart(model, site)
     called: set[tuple[str, int]] = set()
-    tokens: dict[int, int] = {}  # a running layer -> the number of its tokens; checkpoints run parts again later
+    tokens: dict[int, tuple[int, ...]] = {}  # a running layer -> its B and T; checkpoints run parts again later
 
     def noted(site: str, layer: int, x: Tensor) -> Tensor | None:
-        if layer in tokens and ((site, layer) in called or tokens[layer] != x.shape[1]):
+        if layer in tokens and ((site, layer) in called or tokens[layer] != x.shape[:2]):
             raise ModelError(_unfit(model, site, layer, "calling {} for some tokens at a time"))
         called.add((site, layer))
         return hook(site, layer, x)
@@ -55,7 +57,7 @@ def _check_called(
     sites: list[str],
     layer: int,
     called: set[tuple[str, int]],
-    tokens: dict[int, int],
+    tokens: dict[int, tuple[int, ...]],
     undo: ExitStack,
 ) -> None:
     """Raise `ModelError` after each run of a layer that does not call the modules of its sites: a fused kernel, or code
@@ -63,7 +65,7 @@ def _check_called(
 
     def begin(_: Any, args: tuple) -> None:
         called.difference_update((site, layer) for site in sites)
-        tokens[layer] = args[0].shape[1]
+        tokens[layer] = args[0].shape[:2]
 
     def end(module: nn.Module, *_: Any) -> None:
         del tokens[layer]
@@ -73,6 +75,23 @@ def _check_called(
 
     undo.callback(model.layer_modules[layer].register_forward_pre_hook(begin).remove)
     undo.callback(model.layer_modules[layer].register_forward_hook(end).remove)
+
+
+def _check_apart(model: Model, site: str) -> None:
+    """Raise `ModelError` if several layers share the module of a site: a hook on it cannot tell them apart."""
+    layers: dict[nn.Module, int] = {}
+    for layer in model.layers_with(site):
+        module = _module(model, site, layer)
+        if layers.setdefault(module, layer) != layer:
+            raise ModelError(
+                f"Layers {layers[module]} and {layer} of {model.name} share one module, so that the neurons of {site} "
+                "in either can be neither read nor edited; give each layer a copy of its own."
+            )
+
+
+def _module(model: Model, site: str, layer: int) -> nn.Module:
+    mixture = model.experts(layer) if site in ("ffn", "router") and model.family.experts else None
+    return mixture if mixture is not None else model.site_module(site, layer)
 
 
 class Given:
@@ -91,8 +110,7 @@ def not_called(model: Model, site: str, layer: int) -> ModelError:
 
 
 def _unfit(model: Model, site: str, layer: int, way: str) -> str:
-    module = model.experts(layer) if site in ("ffn", "router") and model.family.experts else None
-    module = module or model.site_module(site, layer)
+    module = _module(model, site, layer)
     path = next(name for name, part in model.net.named_modules() if part is module)
     return (
         f"{model.name} ran {way.format(path)}, so that the neurons of {site} in layer {layer} can be neither read nor "
@@ -108,13 +126,19 @@ def stream_hooks(model: Model, layers: Iterable[int], hook: StreamHook) -> Itera
     """
 
     def visit(layer: int, module: Any, args: Any, output: Any) -> Any:
-        rest = output[1:] if isinstance(output, tuple) else None
+        rest = output[1:] if isinstance(output, tuple | list) else None
         changed = hook(layer, output if rest is None else output[0])
-        return changed if rest is None or changed is None else (changed, *rest)
+        return changed if rest is None or changed is None else type(output)((changed, *rest))
 
+    modules = [model.layer_modules[layer] for layer in range(model.layers)]
     with ExitStack() as undo:
         for layer in layers:
-            undo.callback(model.layer_modules[layer].register_forward_hook(partial(visit, layer)).remove)
+            if modules.count(modules[layer]) > 1:
+                raise ModelError(
+                    f"Layer {layer} of {model.name} is another layer, too, so that its residual stream can be neither "
+                    "read nor edited; give each layer a copy of its own."
+                )
+            undo.callback(modules[layer].register_forward_hook(partial(visit, layer)).remove)
         yield
 
 

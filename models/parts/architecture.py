@@ -162,7 +162,8 @@ class Architecture:
         kinds = [scaling, *(part for part in scaling.values() if isinstance(part, dict))]
         original = getattr(self.config, "original_max_position_embeddings", None)
         limits = [
-            kind.get("original_max_position_embeddings") or original or self.config.max_position_embeddings
+            (kind["rope_type"] == "longrope" and (kind.get("original_max_position_embeddings") or original))
+            or self.config.max_position_embeddings
             for kind in kinds
             if kind.get("rope_type") in ("longrope", "dynamic")
         ]
@@ -193,7 +194,8 @@ class Architecture:
         """The layers of the only stack, or of the encoder and the decoder."""
         second = self.family.decoder if self.task.stacks == 2 else None
         families = [self.family, second] if second else [self.family]
-        return [(family, list(self.net.get_submodule(family.layers).children())) for family in families]
+        lists = (self.net.get_submodule(family.layers)._modules for family in families)
+        return [(family, list(modules.values())) for family, modules in zip(families, lists, strict=True)]
 
     def stack_of(self, layer: int) -> int:
         """Return 0 for a layer of the encoder or of the only stack, 1 for a layer of the decoder."""

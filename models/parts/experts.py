@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from icebear.errors import MissingRule
+from icebear.errors import MissingRule, ModelError
 from icebear.models.parts.linear import ALL_INDICES, Linear, present
 
 part: ContextVar[tuple[Tensor, int] | None] = ContextVar("part", default=None)
@@ -119,6 +119,12 @@ def forward_past(
     paired: whether the second half of rows are partners of the first half, for difference rules. What an expert writes
         that only one of two rows chose is then a constant, so that its relevance is that of the router's weight.
     """
+    own = vars(experts).get("forward")
+    if own is not None and not hasattr(own, "visits") and not hasattr(experts, "_hf_hook"):
+        raise ModelError(
+            "The forward method of a mixture of experts was replaced, so that icebear cannot run its neurons as it "
+            "does; put the method of its class back."
+        )
     each = width(experts)
     earlier: list[dict[str, Visit]] = getattr(before, "visits", [])
     paired = paired or getattr(before, "paired", False)

@@ -170,16 +170,29 @@ def special_note(model: Any, prompt: PromptLike) -> str:
     read = Prompt.of(prompt)
     if read.text is None or read.ids is not None or not model.task.is_causal:
         return ""
-    ids, special = model.ids(read), model.special_ids()
-    if len(ids) > 1 and ids[0] == ids[1] and ids[0] in special:
-        return (
-            f"The prompt begins with two {model.text(ids[0])}, because the tokenizer adds one; leave it out of the "
-            "text, or pass messages with --chat."
+    before, after = _added(model)
+    text, notes = read.text.strip(), []
+    if before and (again := next((piece for piece in before if text.startswith(piece)), None)):
+        notes.append(
+            f"The prompt begins with {again} twice, because the tokenizer adds it; leave it out of the text, or pass "
+            "messages with --chat."
         )
-    last = model.text(ids[-1])
-    if ids[-1] in special and not read.text.rstrip().endswith(last.strip()):
-        return (
-            f"The tokenizer adds {last} at the end, so that the prediction is what follows it; give token ids without "
-            "it, or change the tokenizer (add_eos_token=False)."
+    if after and text.endswith(after[0]):
+        notes.append(f"The prompt ends in {after[0]} twice, because the tokenizer adds it; leave it out of the text.")
+    elif after:
+        notes.append(
+            f"The tokenizer adds {''.join(after)} at the end, so that the prediction is what follows it; give token "
+            "ids without it, or change the tokenizer (add_eos_token=False)."
         )
-    return ""
+    return " ".join(notes)
+
+
+def _added(model: Any) -> tuple[list[str], list[str]]:
+    """Return the texts of the special tokens that the tokenizer adds before and after a text."""
+    bare, ids = model.tokens_of("a"), model.token_ids("a")
+    start = next((at for at in range(len(ids)) if ids[at : at + len(bare)] == bare), None)
+    if not bare or start is None:
+        return [], []
+    parts = ids[:start], ids[start + len(bare) :]
+    before, after = ([model.text(token) for token in part if token in model.special_ids()] for part in parts)
+    return before, after

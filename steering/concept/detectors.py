@@ -18,7 +18,7 @@ from torch import Tensor
 
 from icebear.concepts.passes.sites import by_site_layer, check_vector, hooks, stream_hooks
 from icebear.convert import CONVERTER
-from icebear.errors import InputError
+from icebear.errors import InputError, ModelError
 from icebear.models.model import Model
 from icebear.records import POLARITIES, Neuron
 from icebear.steering.concept.reading import run
@@ -114,6 +114,9 @@ def _stream(model: Model, detector: ConceptVector, see: See) -> AbstractContextM
     return stream_hooks(model, [detector.layer], visit)
 
 
+NOT_RUN = "{} did not run the layers that are read, or its values are NaN; read a concept of layers that run."
+
+
 def scaled(detector: Detector, x: np.ndarray) -> np.ndarray:
     """Return the contributions (..., n) of what a detector reads."""
     if isinstance(detector, ConceptVector):
@@ -131,7 +134,9 @@ def contributions(
 ) -> list[list[np.ndarray]]:
     """Return for each detector, for each row of token ids, the contributions (T, n) at its tokens; n neurons, or 1 for
     a vector. All detectors are read in the same passes."""
-    values = [[np.zeros((len(ids), size_of(detector)), dtype=np.float32) for ids in rows] for detector in detectors]
+    values = [
+        [np.full((len(ids), size_of(detector)), np.nan, dtype=np.float32) for ids in rows] for detector in detectors
+    ]
 
     def see(of: list[np.ndarray], part: list[int], columns: list[int], x: Tensor) -> None:
         array = x.float().cpu().numpy()
@@ -146,4 +151,6 @@ def contributions(
             yield
 
     run(model, rows, reading, on_progress)
+    if any(np.isnan(x).any() for of in values for x in of):
+        raise ModelError(NOT_RUN.format(model.name))
     return [[scaled(detector, x) for x in of] for detector, of in zip(detectors, values, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from icebear.errors import InputError
+from icebear.errors import InputError, ModelError
 from icebear.models.model import Model
-from icebear.steering.concept.detectors import contributing, contributions, scaled
+from icebear.steering.concept.detectors import NOT_RUN, contributing, contributions, scaled
 from icebear.steering.concept.reading import positions_that_count
 from icebear.steering.monitor.monitor import Monitor, Passage, Verdict
 from icebear.steering.token_tracker import TokenTracker
@@ -40,10 +40,10 @@ class WatchedText:
     read: dict[int, tuple[int, dict[str, np.ndarray]]] = field(default_factory=dict)
     """The number of a new token -> its id, and monitor -> contributions: what was read and may be rejected."""
 
-    def accept(self, count: int) -> None:
-        """Keep the first `count` new tokens of the text, and drop what else was read."""
+    def accept(self, count: int, ends: Collection[int]) -> None:
+        """Keep the first `count` new tokens of the text up to an end, and drop what else was read."""
         for number in range(len(self.ids), count):
-            if number not in self.read:
+            if number not in self.read or (self.ids and self.ids[-1] in ends):  # behind an end is padding
                 break
             token, parts = self.read[number]
             self.ids.append(token)
@@ -63,6 +63,7 @@ class Log:
         self._running: list[WatchedText] = []  # the rows of the running generation
         self._pass: dict[str, list[tuple[list[int], Tensor]]] = {}  # monitor -> columns and what is read in this pass
         self._special = model.special_ids()
+        self._ends: Collection[int] = ()
 
     @property
     def texts(self) -> list[dict[str, Verdict]]:
@@ -83,7 +84,9 @@ class Log:
         ends = [bool(text.flagged) for text in self._running] or [False] * len(ids)
         return torch.tensor(ends, device=ids.device)
 
-    def begin(self, rows: int) -> None:
+    def begin(self, rows: int, ends: Collection[int]) -> None:
+        """Begin texts that end with one of these tokens."""
+        self._ends = ends
         self._running = [WatchedText(parts={name: [] for name in self.monitors}) for _ in range(rows)]
         self._texts += self._running
 
@@ -100,6 +103,8 @@ class Log:
         new = (numbers >= 0).nonzero().tolist()
         if not new:
             return
+        if lacking := [name for name in self.monitors if name not in taken]:
+            raise ModelError(NOT_RUN.format(f"{self._model.name}, watched for {lacking[0]!r},"))
         each = {}
         for name, seen in taken.items():
             order = np.argsort([column for columns, _ in seen for column in columns])
@@ -114,7 +119,7 @@ class Log:
     def accept(self, read: int) -> None:
         """Add the tokens that were read and stay, `read` of each text in all, and report what they complete."""
         for text in self._running:
-            text.accept(read)
+            text.accept(read, self._ends)
         self.report(ended=False)
 
     def report(self, ended: bool) -> None:
@@ -170,7 +175,9 @@ class _Watching(TokenTracker):
     def begin(self, rows: int, option: Callable[[str], Any]) -> None:
         if (option("num_beams") or 1) > 1:
             raise InputError("Monitors cannot read a beam search (num_beams above 1), which changes what is written.")
-        self.log.begin(rows * (option("num_return_sequences") or 1))
+        if option("custom_generate") is not None:
+            raise InputError("Monitors cannot follow custom_generate, whose steps may be others; leave it out.")
+        self.log.begin(rows * (option("num_return_sequences") or 1), several(option("eos_token_id")))
 
     def accept(self, read: int) -> None:
         self.log.accept(read)
