@@ -57,14 +57,16 @@ def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: f
     tolerance: the largest deviation at which a law holds.
     """
     options: dict[str, Any] = {"position": position, "strict": not model.has_scan}  # which have no rule alone
-    encoded = model.encode([prompt])
-    ids = encoded.ids[0, : encoded.lengths[0]].tolist()
-    measures: dict[str, Callable[[], Found]] = {
-        "context": partial(_longest, model, ids),
-        "batch": partial(_together, model, ids, options),
-        "activations": partial(_recorded, model, ids, options),
-        "counterfactual": partial(_compared, model, ids, options),
-    }
+    measures: dict[str, Callable[[], Found]] = {"activations": partial(_recorded, model, prompt, options)}
+    if model.task.reads_text:
+        encoded = model.encode([prompt])
+        ids = encoded.ids[0, : encoded.lengths[0]].tolist()
+        measures = {
+            "context": partial(_longest, model, ids),
+            "batch": partial(_together, model, ids, options),
+            "activations": partial(_recorded, model, ids, options),
+            "counterfactual": partial(_compared, model, ids, options),
+        }
     return [law for name, measure in measures.items() for law in _laws(name, measure, tolerance)]
 
 

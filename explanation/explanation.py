@@ -256,7 +256,7 @@ def explain_relevance(
         return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
     stages = None if why_no_stages(model, relevance) else stages_of(model, relevance, on_progress)
     unstaged = relevance.counterfactual is not None and stages is None
-    next_token = relevance.target is not None and relevance.prompt.answer_start is None
+    next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     explanation = Explanation.of(
         model,
         relevance,
@@ -323,7 +323,7 @@ def saved_tokens(
         tuple(relevance.tokens.tolist()),
         relevance.prompt.sinks,
         relevance.prompt.template,
-        sentences.tokens_sentence(relevance),
+        "" if relevance.image else sentences.tokens_sentence(relevance),
         sentences.margins_sentence(relevance),
         relevance.made_with,
     )

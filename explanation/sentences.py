@@ -159,7 +159,7 @@ def comparison_hint(explanation: ExplainedPrediction) -> str:
 
 def comparison_sentence(relevance: Relevance) -> str:
     """Say which word to change to see how the answer is computed; empty if it was compared."""
-    if relevance.counterfactual or relevance.prompt.turns or not relevance.read.text:
+    if relevance.counterfactual or relevance.image or relevance.prompt.turns or not relevance.read.text:
         return ""
     prompt = relevance.prompt
     left_out = {*prompt.sinks, *prompt.target_positions}
@@ -173,7 +173,8 @@ def comparison_sentence(relevance: Relevance) -> str:
 def screen(explanation: ExplainedPrediction) -> str:
     """Return the lines as plain text of at most `WIDTH` columns."""
     before, after = lines(explanation)
-    prompt = ["", f"  {explanation.relevance.prompt.text}", ""] if after else []
+    shown = after and not explanation.relevance.image
+    prompt = ["", f"  {explanation.relevance.prompt.text}", ""] if shown else []
     return "\n".join([*map(str, before), *prompt, *map(str, after)])
 
 

@@ -56,7 +56,7 @@ def constant_name(summand: Tensor) -> str:
 
 
 def concatenate(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Eq. 8; the share of constant parts is accounted."""
+    """Eq. 8; the share of constant parts (a [CLS] token) is accounted."""
     y = func(*args, **kwargs)
     parts = args[0] if args else kwargs["tensors"]
     if mode.accounting is not None and is_activation(y) and not all(map(is_activation, parts)):

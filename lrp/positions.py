@@ -76,10 +76,20 @@ class Sinks:
                         undo.enter_context(replaced(home, name, _once(getattr(home, name), partial(sink, axis))))
                     layer += 1
                 if family.position_embedding:
-                    embedding = model.net.get_submodule(family.position_embedding)
-                    added = partial(self._sink, 0, self.batch.spans[stack], POSITION_AXIS)
-                    undo.callback(embedding.register_forward_hook(lambda *call, sink=added: sink(call[-1])).remove)
+                    self._embedding(
+                        family.position_embedding, partial(self._sink, 0, self.batch.spans[stack], POSITION_AXIS), undo
+                    )
             yield
+
+    def _embedding(self, embedding_path: str, sink: Callable[[Any], Any], undo: ExitStack) -> None:
+        """Make the positions that are added to the embeddings of a stack a sink."""
+        path, _, name = embedding_path.rpartition(".")
+        home = self.model.net.get_submodule(path)
+        embedding = getattr(home, name)
+        if isinstance(embedding, nn.Module):
+            undo.callback(embedding.register_forward_hook(lambda module, args, output: sink(output)).remove)
+        else:
+            undo.enter_context(replaced(home, name, sink(embedding)))
 
     def _sink(self, layer: int, columns: slice, axis: int, value: Any) -> Any:
         """Return a leaf of the value of positions (a tensor, or cos and sin), with one row for each prompt."""

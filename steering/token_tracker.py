@@ -15,9 +15,10 @@ from icebear.edits import AnyEdit, Edit, acts_at
 from icebear.errors import InputError
 from icebear.models.lock import replaced
 from icebear.models.model import Model
+from icebear.models.text import images
 
 UNKNOWN = -2
-"""Stands for the id of a token that is an embedding."""
+"""Stands for the id of a token that is an embedding or a patch of an image."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Act:
     row: int
     position: int
     token: int
-    """The token id; negative if the model is given embeddings."""
+    """The token id; negative if the model is given none (image patches, embeddings)."""
     before: float
     after: float
 
@@ -90,8 +91,10 @@ class TokenTracker:
     def _before(self, stack: int, net: Any, args: tuple, kwargs: dict) -> None:
         tokens: Any = kwargs.get("input_ids", args[0] if args else None)
         if tokens is None:
-            tokens = kwargs["inputs_embeds"]
+            tokens = kwargs.get("inputs_embeds", kwargs.get("pixel_values"))
         batch, new = tokens.shape[:2]
+        if not self.model.task.reads_text:
+            new = len(images.names(self.model))
         cache = kwargs.get("past_key_values")
         past = int(cache.get_seq_length()) if cache is not None else 0
         writes = stack == len(self.position) - 1  # an encoder's whole text is prompt

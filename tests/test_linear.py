@@ -106,11 +106,13 @@ def test_the_unembedding_in_blocks_is_the_unembedding(name, monkeypatch):
         assert [word.logit for word in result.promoted] == pytest.approx(logits.values.tolist(), rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["t5", "t5, relu", "bert", "bert, sequence"])
+@pytest.mark.parametrize("name", ["t5", "t5, relu", "bert", "bert, sequence", "vit"])
 def test_what_stands_for_the_unembedding_elsewhere(name, monkeypatch):
-    """T5's tied one is scaled; a classifier of text reads its input embeddings."""
+    """T5's tied one is scaled; a classifier of text reads its input embeddings, one of images its labels' weights."""
     model = other_model(name)
-    output = model.net.get_output_embeddings() or model.embeddings[0]
+    output = model.net.get_output_embeddings()
+    if output is None:
+        output = model.net.classifier if name == "vit" else model.embeddings[0]
     reference = whole(output) * (24**-0.5 if name == "t5, relu" else 1)
     monkeypatch.setattr(weight_rows, "BLOCK", 2)
     assert torch.equal(unembedding(model), reference)

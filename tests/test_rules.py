@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference.attnlrp import linear_shares
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from icebear import ATTNLRP, CP_LRP, PA_LRP, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
+from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 from icebear.concepts.methods.registry import method_of, name_of
 from icebear.errors import InputError, UnknownName
 from icebear.lrp.context import relevance_rules
@@ -17,10 +17,10 @@ from icebear.lrp.context import relevance_rules
 RULES = [Epsilon(), Epsilon(0.5), Gamma(0.25), Gamma(3), ZPlus(), AlphaBeta(1), AlphaBeta(2)]
 
 
-def relevance(module, x, rule, of="linear"):
+def relevance(module, x, rule):
     """Of the input for the outputs' sum of squares / 2, whose relevance is y * y."""
     leaf = x.clone().requires_grad_()
-    method = AttnLRP(**{of: rule})
+    method = AttnLRP(linear=rule)
     with relevance_rules(module, method):
         y = module(leaf)
     y.backward(y.detach())
@@ -57,8 +57,7 @@ def test_a_convolutions_rule_is_that_of_the_matrix_it_is(rule, dimensions):
         plain = conv(torch.zeros_like(x)).flatten()
         matrix = (conv(units).flatten(1) - plain).T  # (outputs, inputs)
     expected = by_hand(x.flatten(), matrix, plain, rule)
-    for of in ("linear", "conv"):
-        assert torch.allclose(relevance(conv, x, rule, of).flatten(), expected, rtol=1e-10, atol=1e-13)
+    assert torch.allclose(relevance(conv, x, rule).flatten(), expected, rtol=1e-10, atol=1e-13)
 
 
 @given(st.integers(0, 10**6))
@@ -155,8 +154,7 @@ def test_lemma_3_3_relevance_that_is_only_in_positions():
 
 def test_methods_print_as_they_are_written():
     assert repr(AttnLRP(softmax="constant")) == "AttnLRP(softmax='constant')"
-    both = AttnLRP(softmax="zplus", linear=Gamma(0.05), conv=Gamma(0.25))
-    assert repr(both) == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.05), conv=Gamma(gamma=0.25))"
+    assert repr(VIT) == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.05), conv=Gamma(gamma=0.25))"
     assert name_of(CP_LRP) == "cp-lrp"
     assert name_of(AttnLRP(linear=Gamma(1))) == "AttnLRP(linear=Gamma(gamma=1))"
 

@@ -20,7 +20,7 @@ from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import BySite, Pair, PairResult
-from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens, tokens_relevance
+from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens, prompt_relevance
 from icebear.concepts.passes.run import Conservation
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.ranking import NeuronScores
@@ -81,6 +81,8 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
     """Return an objective of two rows, the prompt and the counterfactual, for each counterfactual."""
     model, base = request.model, request.base_model
     prompt, others = row.prompt, row.counterfactuals or (row.prompt,)
+    if any((other.image is None) is not (prompt.image is None) for other in others):
+        raise InputError("A text cannot be compared with an image; give a counterfactual of the prompt's own kind.")
     is_open = model.task.labels_tokens and not model.task.is_causal and row.position is None
     if is_open:  # the same token in both prompts
         row = replace(row, position=joint_objective(model, [row]).positions[0][0])
@@ -92,7 +94,7 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
                 "position that fits both (position=, --at), such as -1."
             )
         pair = joint_objective(model, [row, replace(row, prompt=other)])
-        same = pair.batch.row_ids(0) == pair.batch.row_ids(1)
+        same = pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None
         if same and base is None:
             raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; change it.")
         if base is not None:
@@ -170,7 +172,7 @@ def _relevance(
 ) -> Relevance:
     """own_answers: whether the contrasts are the answers to the counterfactuals."""
     results, objective = mean.results, mean.first_result.objective.rows([0])
-    tokens = tokens_relevance(objective, 0, mean.tokens)
+    tokens, image = prompt_relevance(model, objective, 0, mean.tokens)
     if not torch.isfinite(tokens).all():
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     answers = [result.objective.contrasts[0] for result in results]
@@ -189,6 +191,7 @@ def _relevance(
         ),
         sums=Conservation(fmean(x - c for x, c in (result.numbers for result in results)), tokens.sum().item()),
         made_with=model.made_with,
+        image=image,
         run=Run(model, objective),
         counterfactual=Counterfactual(
             prompts=tuple(model.pieces(result.objective.batch.row_ids(1)) for result in results),

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from icebear.concepts.methods.method import Multiplying, OnePass
 from icebear.errors import InputError
-from icebear.lrp.linear_rules import Epsilon, LinearRule
+from icebear.lrp.linear_rules import Epsilon, Gamma, LinearRule
 from icebear.values import one_of, shown
 
 
@@ -69,3 +69,5 @@ class AttnLRP(OnePass):
 ATTNLRP = AttnLRP()
 CP_LRP = AttnLRP(softmax="constant")
 PA_LRP = AttnLRP(positions=True)
+VIT = AttnLRP(softmax="zplus", linear=Gamma(0.05), conv=Gamma(0.25))
+"""For vision transformers, whose gradients are noisy: the composite of AttnLRP, appendix B.4."""

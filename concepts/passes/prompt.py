@@ -12,6 +12,7 @@ from torch import Tensor
 from icebear.concepts.passes.inputs import Stream
 from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
+from icebear.models.text import images
 from icebear.models.text.chat import Turn, outside
 from icebear.records import TokenScore
 from icebear.values import check_int, several
@@ -19,7 +20,7 @@ from icebear.values import check_int, several
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The T tokens that the model read; the encoder's come before the decoder's."""
+    """The T tokens (or image patches) that the model read; the encoder's come before the decoder's."""
 
     ids: tuple[int, ...]
     strings: tuple[str, ...]
@@ -39,7 +40,7 @@ class PromptTokens:
     def of(cls, model: Model, objective: Objective, row: int, sinks: tuple[int, ...]) -> PromptTokens:
         """sinks: the sinks of the pass, without regard to what is explained."""
         ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
-        strings = model.pieces(ids)
+        strings = model.pieces(ids) if objective.batch.pixels is None else images.names(model)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
         sinks = tuple(position for position in sinks if position not in explained)
         return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns)
@@ -83,9 +84,18 @@ class Prediction:
 Recorded = Literal["all", "last"] | Sequence[int]
 
 
-def tokens_relevance(objective: Objective, row: int, parts: list[Tensor]) -> Tensor:
-    """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D)."""
-    return torch.cat([part.sum(-1) for part in parts])[objective.batch.columns(row)].cpu()
+def prompt_relevance(
+    model: Model, objective: Objective, row: int, parts: list[Tensor]
+) -> tuple[Tensor, images.ImageMap | None]:
+    """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D), or of pixels (C, H, W)."""
+    columns, image = objective.batch.columns(row), None
+    if objective.batch.pixels is not None:
+        image = images.image_map(model, objective.batch.pixels[row], parts[0])
+        patches = image.patches.flatten()
+        tokens = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
+    else:
+        tokens = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
+    return tokens, image
 
 
 def recorded_at(objective: Objective, row: int, record: Recorded) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -24,6 +25,7 @@ from icebear.errors import InputError
 from icebear.lrp.positions import Reading, over_layers
 from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
+from icebear.models.text.images import ImageMap
 from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.records import HOOKS, Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
@@ -112,6 +114,7 @@ class Relevance(Tabled):
     contrast_phrase: ContrastPhrase | None = None
     positions: Tensor | None = None
     """Only with PA-LRP: (L, T) relevance of the positions in each layer, or (1, T) of position embeddings."""
+    image: ImageMap | None = None
     counterfactual: Counterfactual | None = None
     """If set, relevance is that of differences, and `conservation().target` is the difference explained."""
     missing_rules: tuple[str, ...] = ()
@@ -390,6 +393,7 @@ class Relevance(Tabled):
             "target_positions": list(prompt.target_positions),
             "encoder_length": prompt.encoder_length,
             "positions": None if self.positions is None else self.positions.tolist(),
+            "patches": self.image.patches.tolist() if self.image else None,
             "sinks": list(prompt.sinks),
             "turns": [vars(turn) for turn in prompt.turns],
             "template": list(prompt.template),
@@ -452,7 +456,9 @@ class Relevance(Tabled):
         return self._fragment(10)
 
     def heatmap(self) -> Markup:
-        """Return the tokens on the color of their relevance, as HTML."""
+        """Return the tokens on the color of their relevance, or the image, as HTML."""
+        if self.image:
+            return render("icebear/image.html", png=b64encode(self.image.png()).decode())
         return heatmap(list(self.prompt.strings), self.tokens.tolist(), self.prompt.sinks, self.prompt.template)
 
     def _fragment(self, k: int) -> Markup:

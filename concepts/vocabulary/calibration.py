@@ -28,6 +28,7 @@ from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.parts.linear import norm_divisor
+from icebear.models.text import images
 from icebear.records import WRITERS
 
 log = logging.getLogger("icebear")
@@ -140,7 +141,11 @@ def written_sites(model: Model) -> list[str]:
 
 
 def _batches(model: Model) -> Iterator[Batch]:
-    """Yield the texts."""
+    """Yield the texts; noise for an image classifier."""
+    if not model.task.reads_text:
+        pixels = BATCH, model.net.config.num_channels, *images.pair(model.net.config.image_size)
+        yield model.encode(list(torch.randn(pixels, generator=torch.Generator().manual_seed(0))))
+        return
     rows = sorted(token_rows(model), key=len)
     for part in model.batches(list(map(len, rows)), BATCH):
         yield model.read([rows[number] for number in part])

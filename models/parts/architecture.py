@@ -64,7 +64,7 @@ class Architecture:
         """Kinds of passes -> what `icebear.concepts.passes.proved` knows of them."""
         self.name = name or net.config._name_or_path or type(net).__name__
         self.task = task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
-        if getattr(self.config, "vocab_size", None) is None:
+        if self.task.reads_text and getattr(self.config, "vocab_size", None) is None:
             raise ModelError(f"icebear cannot explain a {type(self.net).__name__}, which has no vocabulary of tokens.")
 
     @property

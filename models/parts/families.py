@@ -66,7 +66,7 @@ class Family:
     position_method: str = ""
     """A method inside a layer that returns positions."""
     position_embedding: str = ""
-    """The module of the model whose output is added to the token embeddings."""
+    """The module or parameter of the model that is added to the token embeddings."""
     first_is_sink: bool = True
     """Whether the first token counts as a sink also where its residual stream is short."""
     decoder: Family | None = None

@@ -523,6 +523,34 @@ def bert(tape, net, ids):
     return [leaf], apply(tape, head.decoder if old else net.vocab_projector, last)
 
 
+@torch.no_grad()
+def vit(tape, net, pixels):
+    """ViT and DeiT: patches by a convolution written as the matrix it is; the [CLS] token is classified."""
+    core, config = net.base_model, net.config
+    P, H = config.patch_size, config.num_attention_heads
+    leaf = tape.leaf(pixels)
+    rows, columns = pixels.shape[1] // P, pixels.shape[2] // P
+    patches = tape.move(
+        leaf, lambda x: x.view(3, rows, P, columns, P).permute(1, 3, 0, 2, 4).reshape(rows * columns, -1)
+    )
+    conv = core.embeddings.patch_embeddings.projection
+    embedded = tape.linear(patches, conv.weight.flatten(1), conv.bias, tape.method.conv or tape.method.linear)
+    names = [name for name in ("cls_token", "distillation_token") if hasattr(core.embeddings, name)]
+    tape.own = [tape.leaf(getattr(core.embeddings, name)[0]) for name in names]
+    h = learned(tape, tape.join([*tape.own, embedded], 0), core.embeddings.position_embeddings[0])
+    for number, layer in enumerate(core.layers):
+        own = layer.attention
+        n = tape.layer_norm(h, layer.layernorm_before)
+        parts = [tape.heads(tape.tag(name, number, apply(tape, getattr(own, f"{name}_proj"), n)), H) for name in "qkv"]
+        heads = tape.tag("attn", number, tape.attention(*parts, None, (config.hidden_size // H) ** -0.5))
+        h = tape.add(h, apply(tape, own.o_proj, heads))
+        n = tape.layer_norm(h, layer.layernorm_after)
+        inner = tape.tag("ffn", number, tape.act(apply(tape, layer.mlp.fc1, n), F.gelu))
+        h = tape.add(h, apply(tape, layer.mlp.fc2, inner))
+    final = tape.move(tape.layer_norm(h, core.layernorm), lambda n: n[0])
+    return [leaf], tape.linear(final, net.classifier.weight, net.classifier.bias)
+
+
 def explain(build, method, net, prompt, target, **options):
     """(tokens (T,), the tape, the logits): the whole of it."""
     tape = Tape(method)

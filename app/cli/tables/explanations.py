@@ -60,7 +60,7 @@ def changes_tables(changes: ExplainedChanges) -> list[Any]:
 
 
 def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -> Group:
-    """The prediction and its relevance by token or by `units`."""
+    """The prediction and its relevance by token, by `units` or by image patch."""
     head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
     if relevance.contrast_text:
         head.append(f", not {relevance.contrast_text!r}")
@@ -69,16 +69,29 @@ def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -
     if compared and compared.model and not relevance.tokens.any():
         lines = [f"Predicted: {listed(tokens)}", f"Predicted by {compared.model}: {listed(compared.predictions)}"]
         return Group(*map(Text, lines), head, Text(relevance.conservation_text(), "dim"))
-    picture = heatmap(prompt.strings, relevance.tokens.tolist(), prompt.template)
+    picture = (
+        _patches(relevance) if relevance.image else heatmap(prompt.strings, relevance.tokens.tolist(), prompt.template)
+    )
     return Group(
         Text(f"Predicted: {listed(tokens)}"),
         head,
         Padding(picture, (1, 2)),
-        units or tokens_table(relevance),
+        *([] if relevance.image else [units or tokens_table(relevance)]),
         Text(relevance.conservation_text(), "dim"),
         *([Text(relevance.comparison_text(), "dim")] if relevance.counterfactual else []),
         *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
     )
+
+
+def _patches(relevance: icebear.Relevance) -> Text:
+    assert relevance.image is not None
+    patches = relevance.image.patches
+    text = Text()
+    for number, share in enumerate(normalized(patches.flatten().tolist()), 1):
+        text.append("  ", shade(share))
+        if number % patches.shape[1] == 0:
+            text.append("\n")
+    return text
 
 
 def tokens_table(relevance: icebear.Relevance) -> Table:

@@ -67,7 +67,7 @@ def rank(options: Options) -> None:
     """
     attribution = options.attribution
     prompt = attribution.prompt
-    exactly_one({"a PROMPT": prompt.prompt, "--messages": prompt.messages})
+    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
     compared = bool(attribution.counterfactual or attribution.base_model)
     if options.ablate and options.site not in (None, "ffn", "attn", "head"):
         raise click.UsageError("--ablate works only for ffn, attn and head; leave out --site for the first two.")
