@@ -81,7 +81,8 @@ class Explanation(ExplainedPrediction):
         """
         ranking = ranking or Ranking(site=model.main_site)
         if ranking.position is None:
-            ranking = replace(ranking, position="all" if relevance.counterfactual else "last")
+            everywhere = relevance.counterfactual or relevance.image
+            ranking = replace(ranking, position="all" if everywhere else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites and with_nodes else []
         measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
         patched = Patched(model, relevance) if measured else None
@@ -323,7 +324,7 @@ def saved_tokens(
         tuple(relevance.tokens.tolist()),
         relevance.prompt.sinks,
         relevance.prompt.template,
-        "" if relevance.image else sentences.tokens_sentence(relevance),
+        sentences.tokens_sentence(relevance),
         sentences.margins_sentence(relevance),
         relevance.made_with,
     )

@@ -391,7 +391,10 @@ class Model(Architecture):
         inputs = self.inputs(batch)
         if not batch.decoder:
             options = {"use_cache": False} if self.task.generates else {}
-            return self.net.base_model(**inputs, **options)[0]
+            core = (
+                self.net.base_model if self.task.reads_text else getattr(self.net, "vision_model", self.net.base_model)
+            )
+            return core(**inputs, **options)[0]
         stream = self.net.get_encoder()(batch.ids, attention_mask=batch.mask)[0]
         self.net.get_decoder()(
             batch.decoder.ids,

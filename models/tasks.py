@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -317,7 +317,7 @@ class CausalOutputs(Outputs):
 
 
 class Image(Labelled):
-    """The label of an image: ViT, DeiT."""
+    """The label of an image: ViT, DeiT, DINOv2, the vision towers of CLIP and SigLIP."""
 
     name = "image"
     auto_class = "AutoModelForImageClassification"
@@ -327,10 +327,16 @@ class Image(Labelled):
         return images.encode(model, [prompt.image if prompt.text is None else prompt.text for prompt in prompts])
 
     def own_tokens(self, model: Reader) -> tuple[int, ...]:
-        return tuple(range(len(images.names(model)) - math.prod(images.grid(model))))
+        return tuple(range(len(images.own_names(model))))
 
     def positions(self, model: Reader, ids: Sequence[int], row: PromptRequest) -> tuple[int, ...]:
         return (0,)
+
+    def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
+        """Leave out SigLIP's attention pooling, which its classifier does not read."""
+        tower = getattr(model.net, "vision_model", None)
+        with replaced(tower, "use_head", False) if hasattr(tower, "use_head") else nullcontext():
+            return super().forward(model, batch, **options)
 
 
 TASKS: dict[str, ModelTask] = {

@@ -94,7 +94,7 @@ class TokenTracker:
             tokens = kwargs.get("inputs_embeds", kwargs.get("pixel_values"))
         batch, new = tokens.shape[:2]
         if not self.model.task.reads_text:
-            new = len(images.names(self.model))
+            new = len(images.names(self.model, tokens))
         cache = kwargs.get("past_key_values")
         past = int(cache.get_seq_length()) if cache is not None else 0
         writes = stack == len(self.position) - 1  # an encoder's whole text is prompt

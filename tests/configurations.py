@@ -9,7 +9,10 @@ from transformers import (
     BartConfig,
     BertConfig,
     BloomConfig,
+    CLIPConfig,
     DeiTConfig,
+    Dinov2Config,
+    Dinov2WithRegistersConfig,
     DistilBertConfig,
     FalconConfig,
     Gemma2Config,
@@ -29,6 +32,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SiglipConfig,
     StableLmConfig,
     T5Config,
     ViTConfig,
@@ -145,7 +149,8 @@ def different() -> dict[str, PreTrainedConfig]:
 
 
 def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tuple[str, PreTrainedConfig]]:
-    """name -> (auto class, configuration) of other models than causal ones; images are 16 x 24, patches 8 x 8."""
+    """name -> (auto class, configuration) of other models than causal ones; images are 16 x 24 (for CLIP and SigLIP
+    16 x 16), patches 8 x 8."""
     base, small, _ = _parts(scale, layers, positions)
     names = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
     bert = {**small, "max_position_embeddings": positions}
@@ -174,6 +179,7 @@ def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tu
         "forced_eos_token_id": None,
     }
     image = {**small, "image_size": (16, 24), "patch_size": 8, "num_channels": 3}
+    square = {**image, "image_size": 16}
     return {
         "bert": ("AutoModelForMaskedLM", BertConfig(**bert)),
         "bert, sequence": ("AutoModelForSequenceClassification", BertConfig(**bert, **names)),
@@ -187,4 +193,12 @@ def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tu
         "mbart": ("AutoModelForSeq2SeqLM", CONFIG_MAPPING["mbart"](**bart)),
         "vit": ("AutoModelForImageClassification", ViTConfig(**image, **names)),
         "deit": ("DeiTForImageClassification", DeiTConfig(**image, **names)),
+        "dinov2": ("AutoModelForImageClassification", Dinov2Config(**square, **names)),
+        "dinov2, swiglu": ("AutoModelForImageClassification", Dinov2Config(**square, **names, use_swiglu_ffn=True)),
+        "dinov2, registers": (
+            "AutoModelForImageClassification",
+            Dinov2WithRegistersConfig(**square, **names, num_register_tokens=3),
+        ),
+        "clip": ("AutoModelForImageClassification", CLIPConfig(vision_config=square, **names)),
+        "siglip": ("AutoModelForImageClassification", SiglipConfig(vision_config=square, **names)),
     }

@@ -31,6 +31,11 @@ MODELS = {
     **{name: (reference_models.t5, *others()[name], IDS, {"written": (0, 5, 9)}) for name in ("t5", "t5, relu")},
     **{name: (reference_models.bert, *others()[name], MASKED, {}) for name in ("bert", "distilbert")},
     **{name: (reference_models.vit, *others()[name], IMAGE, {}) for name in ("vit", "deit")},
+    **{
+        name: (reference_models.dinov2, *others()[name], IMAGE, {})
+        for name in ("dinov2", "dinov2, swiglu", "dinov2, registers")
+    },
+    **{name: (reference_models.clip, *others()[name], IMAGE[..., :16], {}) for name in ("clip", "siglip")},
 }
 METHODS = [
     ATTNLRP,
@@ -44,7 +49,7 @@ METHODS = [
 ]
 NO_SDPA = {"bloom", "gptj", "gemma2", "gpt_oss"}
 ONLY_SDPA = {"falcon, alibi"}  # transformers adds its slopes twice in eager
-EVERY_RULE = {"llama", "gpt2", "bloom", "mixtral", "t5", "t5, relu", "bert", "vit"}
+EVERY_RULE = {"llama", "gpt2", "bloom", "mixtral", "t5", "t5, relu", "bert", "vit", "dinov2, registers", "siglip"}
 KINDS = {
     **dict.fromkeys(MODELS, ("eager", "sdpa")),
     **dict.fromkeys(NO_SDPA, ("eager",)),

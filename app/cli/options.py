@@ -319,13 +319,13 @@ class AttributionOptions:
     """The prompt, and other arguments of `attribute`."""
 
     prompt: PromptOptions
+    image: str | None
     target: str | None
     contrast: str | None
     counterfactual: tuple[str, ...]
     base_model: str | None
     method: str | None
     span: str | None
-    image: str | None
     target_text: str | None
     number: Literal["log-odds", "logit"] | None
     prefix: str | None

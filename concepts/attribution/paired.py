@@ -20,13 +20,20 @@ from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import BySite, Pair, PairResult
-from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens, prompt_relevance
+from icebear.concepts.passes.prompt import (
+    Counterfactual,
+    Prediction,
+    PromptTokens,
+    prompt_relevance,
+    strings_of,
+)
 from icebear.concepts.passes.run import Conservation
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
 from icebear.concepts.weights.changed_weights import ChangedWeights
 from icebear.errors import InputError, MissingRule, NumericalError
+from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.objective import Objective, joint_objective
 from icebear.models.text.prompts import Prompt, PromptRequest
@@ -81,8 +88,6 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
     """Return an objective of two rows, the prompt and the counterfactual, for each counterfactual."""
     model, base = request.model, request.base_model
     prompt, others = row.prompt, row.counterfactuals or (row.prompt,)
-    if any((other.image is None) is not (prompt.image is None) for other in others):
-        raise InputError("A text cannot be compared with an image; give a counterfactual of the prompt's own kind.")
     is_open = model.task.labels_tokens and not model.task.is_causal and row.position is None
     if is_open:  # the same token in both prompts
         row = replace(row, position=joint_objective(model, [row]).positions[0][0])
@@ -94,13 +99,18 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
                 "position that fits both (position=, --at), such as -1."
             )
         pair = joint_objective(model, [row, replace(row, prompt=other)])
-        same = pair.batch.row_ids(0) == pair.batch.row_ids(1) and pair.batch.pixels is None
-        if same and base is None:
+        if base is None and _are_same(pair.batch):
             raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; change it.")
         if base is not None:
             _check_tokens(base, other)
         pairs.append(pair)
     return pairs
+
+
+def _are_same(batch: Batch) -> bool:
+    """Return whether both rows have the same tokens, or the same pixels."""
+    pixels = batch.pixels
+    return batch.row_ids(0) == batch.row_ids(1) if pixels is None else torch.equal(pixels[0], pixels[1])
 
 
 def _check_tokens(base: Model, prompt: Prompt) -> None:
@@ -194,7 +204,7 @@ def _relevance(
         image=image,
         run=Run(model, objective),
         counterfactual=Counterfactual(
-            prompts=tuple(model.pieces(result.objective.batch.row_ids(1)) for result in results),
+            prompts=tuple(strings_of(model, result.objective.batch, 1) for result in results),
             pairs=tuple(result.objective for result in results),
             alignments=tuple(result.alignment for result in results),
             contrasts=contrasts,

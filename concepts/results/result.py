@@ -131,7 +131,7 @@ class Relevance(Tabled):
 
     def __repr__(self) -> str:
         against = f" against {self.contrast_text!r}" if self.contrast_text else ""
-        counterfactual = f" counterfactual {''.join(self.counterfactual.prompts[0])!r}" if self.counterfactual else ""
+        counterfactual = f" counterfactual {self.counterfactual.texts[0]}" if self.counterfactual else ""
         shapes = ", ".join(f"{site} {tuple(x.shape)}" for site, x in self.neurons.relevance.items())
         return (
             f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}{counterfactual}"

@@ -100,7 +100,8 @@ def mean_activations(model: Model) -> dict[str, Tensor]:
 
 
 def _measured(model: Model) -> Calibration:
-    log.info("Calibrating activation ranges of %s on %d texts (one-time, cached)", model.name, len(TEXTS))
+    on = f"{len(TEXTS)} texts" if model.task.reads_text else f"{BATCH} images of noise"
+    log.info("Calibrating activation ranges of %s on %s (one-time, cached)", model.name, on)
     sites = written_sites(model)
     low, high = torch.zeros(2, model.layers, model.ffn_width)
     sums = {site: torch.zeros(model.layers, model.width(site), dtype=torch.float64) for site in sites}
@@ -141,14 +142,19 @@ def written_sites(model: Model) -> list[str]:
 
 
 def _batches(model: Model) -> Iterator[Batch]:
-    """Yield the texts; noise for an image classifier."""
+    """Yield the texts; images of noise for an image classifier."""
     if not model.task.reads_text:
-        pixels = BATCH, model.net.config.num_channels, *images.pair(model.net.config.image_size)
-        yield model.encode(list(torch.randn(pixels, generator=torch.Generator().manual_seed(0))))
+        yield model.encode(list(noise(model)))
         return
     rows = sorted(token_rows(model), key=len)
     for part in model.batches(list(map(len, rows)), BATCH):
         yield model.read([rows[number] for number in part])
+
+
+def noise(model: Model) -> Tensor:
+    """Return seeded random images (BATCH, C, H, W) for a classifier of images."""
+    shape = BATCH, model.config.num_channels, *images.pair(model.config.image_size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def token_rows(model: Model) -> list[list[int]]:

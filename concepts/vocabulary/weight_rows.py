@@ -93,8 +93,14 @@ def unembed(model: Model, x: Tensor) -> Tensor:
 
 
 def unembedding(model: Model, chosen: Chosen = ALL_INDICES) -> Tensor:
-    """Return the rows (N, D) of `vocabulary` for chosen tokens in float32, through the map before it, if any."""
+    """Return the rows (N, D) of `vocabulary` for chosen tokens in float32, through the map before it, if any.
+
+    DINOv2's classifier reads [CLS] and the mean of the patches. Its rows are the sum of both parts, for a neuron that
+    is equally active at every token.
+    """
     rows = vocabulary(model).rows(chosen) * model.logit_scale
+    if not model.task.reads_text:
+        rows = rows.unflatten(1, (-1, model.config.hidden_size)).sum(1)
     if getattr(model.net.config, "scale_decoder_outputs", False):  # T5
         rows = rows * model.net.config.d_model**-0.5
     return rows @ Linear(model.unembedding_in).rows() if model.unembedding_in else rows

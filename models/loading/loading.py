@@ -174,9 +174,11 @@ def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tupl
 
     check_weight_index(source)
     auto, task = _auto_class(source, options)
+    if not task.reads_text:
+        need("images")
     net = complete(getattr(transformers, auto), source, **weights, **options)
     if not task.reads_text:
-        return net, None, transformers.AutoImageProcessor.from_pretrained(source, **options)
+        return net, None, _image_processor(source, options)
     if _lacks_tokenizer(Path(source)):
         return net, None, None
     return net, transformers.AutoTokenizer.from_pretrained(source, **options), None
@@ -210,6 +212,15 @@ def _auto_class(source: str, options: dict[str, Any], wanted: str | None = None)
     saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
     task = task_of(saved, config.is_encoder_decoder)
     return auto_class_of(saved) or task.auto_class, task
+
+
+def _image_processor(source: str, options: dict[str, Any]) -> Any:
+    """Return the image processor; None if a folder has none. With Pillow it makes the same pixels on every machine."""
+    from transformers import AutoImageProcessor
+
+    if Path(source).is_dir() and not any(Path(source).glob("*processor_config.json")):
+        return None
+    return AutoImageProcessor.from_pretrained(source, backend="pil", **options)
 
 
 def _lacks_tokenizer(folder: Path) -> bool:

@@ -66,6 +66,12 @@ class Architecture:
         self.task = task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
         if self.task.reads_text and getattr(self.config, "vocab_size", None) is None:
             raise ModelError(f"icebear cannot explain a {type(self.net).__name__}, which has no vocabulary of tokens.")
+        if not self.task.reads_text and not self.has_family:
+            known = ", ".join(kind for kind, family in FAMILIES.items() if family.own_tokens is not None)
+            raise ModelError(
+                f"icebear cannot explain a {type(self.net).__name__}; it explains image classifiers of the model types "
+                f"{known}."
+            )
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +104,10 @@ class Architecture:
 
     @property
     def config(self) -> Any:
-        """The configuration of the text model, also for a model that reads images as well."""
+        """The configuration of the text model, also for a model that reads images as well; that of the vision tower for
+        an image classifier."""
+        if not self.task.reads_text:
+            return getattr(self.net.config, "vision_config", self.net.config)
         return self.net.config.get_text_config()
 
     @cached_property

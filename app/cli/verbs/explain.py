@@ -29,7 +29,6 @@ class Options:
         "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
         "earlier words."
     )
-    no_counterfactual: bool = option("Choose no counterfactual for a PROMPT alone.")
     store: str
     html: str | None
     json: bool
@@ -52,9 +51,8 @@ class Options:
         show_default=False,
         advanced=True,
     )
-    png: str | None = option(
-        "With --image: write the image with its relevance to this file.", type="output", advanced=True
-    )
+    no_counterfactual: bool = option("Choose no counterfactual for a PROMPT alone.", advanced=True)
+    png: str | None = option(advanced=True)
     claim: str | None
     model: ModelOptions
 

@@ -71,7 +71,7 @@ def rank(options: Options) -> None:
     compared = bool(attribution.counterfactual or attribution.base_model)
     if options.ablate and options.site not in (None, "ffn", "attn", "head"):
         raise click.UsageError("--ablate works only for ffn, attn and head; leave out --site for the first two.")
-    position: Any = options.position or ("all" if compared else "last")
+    position: Any = options.position or ("all" if compared or attribution.image else "last")
     sinks, template = options.include_sinks, options.include_template
     sizes = sorted({options.top, *(HEAD_SIZES if options.site == "head" else SIZES)}) if options.ablate else []
     everything = options.ablate or options.polarity or sinks or template
