@@ -58,17 +58,17 @@ def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: f
     """
     options: dict[str, Any] = {"position": position, "strict": not model.has_scan}  # which have no rule alone
     measures: dict[str, Callable[[], Found]] = {}
-    if model.task.reads_text:
-        encoded = model.encode([prompt])
+    encoded = model.encode([prompt])
+    if encoded.pixels is None:
         ids = encoded.ids[0, : encoded.lengths[0]].tolist()
         measures["context"] = partial(_longest, model, ids)
-        prompt, second, other = ids, _half(model, ids), _changed(model, ids)
+        prompt, half, changed = ids, partial(_half, model, ids), partial(_changed, model, ids)
     else:
-        second = other = noise(model)[1]
+        half = changed = partial(_other_image, model, encoded.pixels.shape[1:])
     measures |= {
-        "batch": partial(_together, model, [prompt, second], options),
+        "batch": lambda: _together(model, [prompt, half()], options),
         "activations": partial(_recorded, model, prompt, options),
-        "counterfactual": partial(_compared, model, prompt, other, options),
+        "counterfactual": lambda: _compared(model, prompt, changed(), options),
     }
     return [law for name, measure in measures.items() for law in _laws(name, measure, tolerance)]
 
@@ -105,6 +105,10 @@ def _changed(model: Model, ids: Sequence[int]) -> list[int]:
     """Return a prompt with another token in its middle."""
     position = next(position for position in range(len(ids) // 2, -1, -1) if ids[position] not in _special(model))
     return [*ids[:position], (ids[position] + 7) % model.config.vocab_size, *ids[position + 1 :]]
+
+
+def _other_image(model: Model, shape: Sequence[int]) -> Tensor:
+    return noise(model, shape)[1]
 
 
 def _together(model: Model, rows: list[PromptLike], options: dict[str, Any]) -> Found:

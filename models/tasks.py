@@ -374,8 +374,8 @@ def task_of(class_name: str, encoder_decoder: bool) -> ModelTask:
     ending = SHIPPED[auto][0] if auto else next((ending for ending in TASKS if class_name.endswith(ending)), None)
     if ending is None:
         raise ModelError(
-            f"icebear explains language models, of classes that end in {', '.join(TASKS)}; it cannot explain what a "
-            f"{class_name} predicts."
+            f"icebear explains language models and image classifiers, of classes that end in {', '.join(TASKS)}; it "
+            f"cannot explain what a {class_name} predicts."
         )
     task = TASKS[ending]
     if task is TASKS["ForSequenceClassification"] and encoder_decoder:

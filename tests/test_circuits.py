@@ -541,7 +541,7 @@ def test_impossible_wishes_get_a_sentence(graph):
 
 def test_other_families_have_circuits_too(monkeypatch):
     """Encoders, encoder-decoders and images; what is only for one stack of layers says so."""
-    for name in ("bert", "t5", "vit"):
+    for name in ("bert", "t5", "vit", "dinov2"):
         model, (one, other) = make(name), pair_of(name)
         calibrate(model)
         with Double():
@@ -554,7 +554,7 @@ def test_other_families_have_circuits_too(monkeypatch):
         else:
             with Double():
                 assert graph.ablation().nodes == 8
-        if name == "vit":
+        if graph.relevance.image:
             with pytest.raises(InputError):
                 interventions(graph)
         else:

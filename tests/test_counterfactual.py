@@ -104,7 +104,9 @@ def test_several_others_are_their_mean_in_any_order(model, method):
     assert singles[0].counterfactual.overlap is None
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "bloom", "opt", "falcon", "mixtral", "t5", "bert", "vit"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "gemma3", "bloom", "opt", "falcon", "mixtral", "t5", "bert", "vit", "siglip"]
+)
 def test_coefficients_between_prompts_for_every_kind_of_model(name):
     known = {**dense(), **mixtures()}
     model = random_model(known[name], "eager") if name in known else make(name, "eager")

@@ -23,7 +23,7 @@ from icebear.records import Ranked
 from icebear.steering import side_effects
 
 CAUSAL = ["llama", "gpt2", "gemma3", "mixtral"]
-OTHERS = ["bert", "t5", "vit", "llama, sequence", "bert, sequence"]
+OTHERS = ["bert", "t5", "vit", "dinov2, registers", "llama, sequence", "bert, sequence"]
 OTHER_IDS = [9, 3, 31, 44, 5, 17, 21, 8]
 SLIDING = ["mistral", "olmo3", "cohere2", "exaone4", "gemma2", "gemma3", "gpt_oss"]
 """Whose windows are shorter than the test's rows."""

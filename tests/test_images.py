@@ -59,6 +59,7 @@ def vit(folder):
 def test_pixels_patches_tokens_and_neurons_of_a_path_an_image_and_pixels(folder, vit):
     model = vit
     result = attribute(model, str(folder / "bear.png"), method=VIT)
+    assert type(model.processor).__name__ == "ViTImageProcessorPil"  # not torchvision's, whose pixels are others
     assert result.image.pixels.shape == (32, 32)
     assert result.image.patches.shape == (4, 4)
     assert result.image.patches[1, 2].item() == pytest.approx(result.image.pixels[8:16, 16:24].sum().item(), abs=1e-6)

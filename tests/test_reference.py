@@ -45,7 +45,8 @@ METHODS = [
     AttnLRP(linear=Epsilon(0.3)),
     AttnLRP(softmax="zplus", linear=ZPlus(), positions=True),
     AttnLRP(linear=AlphaBeta(2), conv=ZPlus()),
-    AttnLRP(softmax="constant", linear=Gamma(0.5)),
+    AttnLRP(softmax="constant", linear=Gamma(0.5), attention_out=ZPlus()),
+    AttnLRP(linear=ZPlus(), attention_in=AlphaBeta(2)),
 ]
 NO_SDPA = {"bloom", "gptj", "gemma2", "gpt_oss"}
 ONLY_SDPA = {"falcon, alibi"}  # transformers adds its slopes twice in eager

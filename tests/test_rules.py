@@ -193,7 +193,10 @@ def test_lemma_3_3_relevance_that_is_only_in_positions():
 
 def test_methods_print_as_they_are_written():
     assert repr(AttnLRP(softmax="constant")) == "AttnLRP(softmax='constant')"
-    assert repr(VIT) == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.05), conv=Gamma(gamma=0.25))"
+    assert repr(VIT) == (
+        "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.05), conv=Gamma(gamma=0.25), "
+        "attention_in=Epsilon(eps=0.0), attention_out=Epsilon(eps=0.0))"
+    )
     assert name_of(CP_LRP) == "cp-lrp"
     assert name_of(AttnLRP(linear=Gamma(1))) == "AttnLRP(linear=Gamma(gamma=1))"
 

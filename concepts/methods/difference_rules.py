@@ -58,6 +58,8 @@ class Difference(Method):
     softmax: Literal["exact", "constant"] = "exact"
     linear: ClassVar[LinearRule] = Epsilon()
     conv: ClassVar[None] = None
+    attention_in: ClassVar[None] = None
+    attention_out: ClassVar[None] = None
     scores_neurons = True
     needs_counterfactual = needs_equal_length = keeps_largest = True
     paired: ClassVar[bool] = True

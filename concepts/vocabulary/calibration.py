@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -151,10 +151,10 @@ def _batches(model: Model) -> Iterator[Batch]:
         yield model.read([rows[number] for number in part])
 
 
-def noise(model: Model) -> Tensor:
-    """Return seeded random images (BATCH, C, H, W) for a classifier of images."""
-    shape = BATCH, model.config.num_channels, *images.pair(model.config.image_size)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+def noise(model: Model, shape: Sequence[int] = ()) -> Tensor:
+    """Return seeded random images (BATCH, C, H, W) for a classifier of images. shape: (C, H, W), if not the model's."""
+    shape = shape or (model.config.num_channels, *images.pair(model.config.image_size))
+    return torch.randn(BATCH, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def token_rows(model: Model) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Forward passes of small models on the tape of `tests/reference/attnlrp.py`, written out from their papers."""
 
 import math
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ def squared_relu(x):
 
 def apply(tape, module, v):
     weight = module.weight.T if isinstance(module, Conv1D) else module.weight
-    return tape.linear(v, weight, getattr(module, "bias", None))
+    return tape.linear(v, weight, getattr(module, "bias", None), tape.rules.get(id(module)))
 
 
 def causal(T):
@@ -629,9 +630,19 @@ def clip(tape, net, pixels):
     return [leaf], tape.linear(mean_of(tape, h), net.classifier.weight, net.classifier.bias)
 
 
+INTO = re.compile(r"(^|\.)(c_attn|query_key_value|query|key|value|qkv_proj|([qkv](_proj|_lin)?))$")
+OUT_OF = re.compile(r"(attn|attention|Attention)\.(output\.)?(c_proj|out_proj|o_proj|out_lin|dense|o)$")
+
+
+def attention_rule(method, name):
+    """The rule of a projection into or out of attention, by its name."""
+    return method.attention_in if INTO.search(name) else method.attention_out if OUT_OF.search(name) else None
+
+
 def explain(build, method, net, prompt, target, **options):
     """(tokens (T,), the tape, the logits): the whole of it."""
     tape = Tape(method)
+    tape.rules = {id(module): attention_rule(method, name) for name, module in net.named_modules()}
     leaves, logits = build(tape, net, prompt, **options)
     tape.back(logits, target)
     return leaves, tape, logits.x
