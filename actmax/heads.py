@@ -77,8 +77,8 @@ def ensure_heads(model: Model, store: Store) -> None:
 
 def measured_heads(model: Model) -> dict[str, dict[str, dict[str, object]]]:
     """Return shares, and kinds with induction -> name -> the mean attention of each head, by layer, and the control,
-    JSON-ready; empty for models of several stacks and short contexts, and those that return no attention."""
-    if model.task.stacks != 1 or model.context_length <= 2 * PERIOD:
+    JSON-ready; empty for models of several stacks, images and short contexts, and those that return no attention."""
+    if model.task.stacks != 1 or not model.task.reads_text or model.context_length <= 2 * PERIOD:
         return {}
     rows = sorted(token_rows(model)[:TEXTS], key=len)
     parts = [[rows[number] for number in part] for part in model.batches(list(map(len, rows)), PASS_ROWS)]

@@ -209,9 +209,9 @@ class Alti(Method):
 
     @torch.no_grad()
     def scores(self, model: Model, objective: Objective) -> list[Tensor]:
-        if model.task.generates or not model.family.attn_norm:
+        if model.task.generates or not model.task.reads_text or not model.family.attn_norm:
             raise InputError(
-                f"ALTI needs an encoder with norms after attention (BERT), which {model.name} is not; choose "
+                f"ALTI needs an encoder of text with norms after attention (BERT), which {model.name} is not; choose "
                 "another method."
             )
         rows = []

@@ -49,10 +49,11 @@ if __name__ == "__main__":
         cls = getattr(transformers, auto)
         create = cls.from_config if auto.startswith("Auto") else cls._from_config
         model = Model(create(config).float(), Masked(), name)
+        prompt = torch.randn(3, 16, 24) if model.task.name == "image" else ids
         works = [
-            lambda: forward_backward(model, Logits(objective_of(model, [ids])), [Inputs()]),  # noqa: B023
-            lambda: attribute(model, ids, sites=()),  # noqa: B023
-            lambda: attribute(model, ids),  # noqa: B023
+            lambda: forward_backward(model, Logits(objective_of(model, [prompt])), [Inputs()]),  # noqa: B023
+            lambda: attribute(model, prompt, sites=()),  # noqa: B023
+            lambda: attribute(model, prompt),  # noqa: B023
         ]
         for work in works:
             work()

@@ -21,7 +21,7 @@ from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.run import Conservation, Logits, forward_backward
 from icebear.concepts.passes.sites import hooks, not_called
 from icebear.concepts.results.result import Relevance
-from icebear.concepts.vocabulary.calibration import token_rows
+from icebear.concepts.vocabulary.calibration import noise, token_rows
 from icebear.errors import MissingRule, ModelError
 from icebear.lrp.context import relevance_rules
 from icebear.models.batch import Batch
@@ -61,14 +61,19 @@ def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: f
     tolerance: the largest deviation at which a law holds.
     """
     options: dict[str, Any] = {"position": position, "strict": not model.has_scan}  # which have no rule alone
+    measures: dict[str, Callable[[], Found]] = {}
     encoded = model.encode([prompt])
-    ids = encoded.ids[0, : encoded.lengths[0]].tolist()
-    measures: dict[str, Callable[[], Found]] = {
-        "context": partial(_longest, model, ids),
-        "batch": partial(_together, model, ids, options),
-        "activations": partial(_recorded, model, ids, options),
-        "counterfactual": partial(_compared, model, ids, options),
-        "edits": partial(_silenced, model, ids, options),
+    if encoded.pixels is None:
+        ids = encoded.ids[0, : encoded.lengths[0]].tolist()
+        measures["context"] = partial(_longest, model, ids)
+        prompt, half, changed = ids, partial(_half, model, ids), partial(_changed, model, ids)
+    else:
+        half = changed = partial(_other_image, model, encoded.pixels.shape[1:])
+    measures |= {
+        "batch": lambda: _together(model, [prompt, half()], options),
+        "activations": partial(_recorded, model, prompt, options),
+        "counterfactual": lambda: _compared(model, prompt, changed(), options),
+        "edits": lambda: _silenced(model, prompt, options),
     }
     return [law for name, measure in measures.items() for law in _laws(name, measure, tolerance)]
 
@@ -98,9 +103,22 @@ def _longest(model: Model, ids: Sequence[int]) -> Found:
     return {"context": 0.0 if torch.isfinite(stream).all() else float("nan")}
 
 
-def _together(model: Model, ids: Sequence[int], options: dict[str, Any]) -> Found:
-    half = [token for position, token in enumerate(ids) if position >= len(ids) // 2 or token in _special(model)]
-    rows: list[PromptLike] = [list(ids), half]
+def _half(model: Model, ids: Sequence[int]) -> list[int]:
+    """Return the second half of a prompt, with the special tokens of all of it."""
+    return [token for position, token in enumerate(ids) if position >= len(ids) // 2 or token in _special(model)]
+
+
+def _changed(model: Model, ids: Sequence[int]) -> list[int]:
+    """Return a prompt with another token in its middle."""
+    position = next(position for position in range(len(ids) // 2, -1, -1) if ids[position] not in _special(model))
+    return [*ids[:position], (ids[position] + 7) % model.config.vocab_size, *ids[position + 1 :]]
+
+
+def _other_image(model: Model, shape: Sequence[int]) -> Tensor:
+    return noise(model, shape)[1]
+
+
+def _together(model: Model, rows: list[PromptLike], options: dict[str, Any]) -> Found:
     options = {**options, "method": CP_LRP, "sites": (), "number": "logit"}
     alone = [attribute(model, row, **options) for row in rows]
     together = attribute(model, rows, [row.target.id if row.target else None for row in alone], **options)
@@ -112,21 +130,19 @@ def _recorded(model: Model, prompt: PromptLike, options: dict[str, Any]) -> Foun
     return {"activations": _off_plain(model, result)}
 
 
-def _compared(model: Model, ids: Sequence[int], options: dict[str, Any]) -> Found:
-    position = next(position for position in range(len(ids) // 2, -1, -1) if ids[position] not in _special(model))
-    other = [*ids[:position], (ids[position] + 7) % model.config.vocab_size, *ids[position + 1 :]]
-    best = [token.id for token in model.predict(ids, 2, position=options["position"])]
+def _compared(model: Model, prompt: PromptLike, other: PromptLike, options: dict[str, Any]) -> Found:
+    best = [token.id for token in model.predict(prompt, 2, position=options["position"])]
     sites = model.sites if model.has_family else ()
-    result = attribute(model, ids, *best, counterfactual=other, sites=sites, position=options["position"])
+    result = attribute(model, prompt, *best, counterfactual=other, sites=sites, position=options["position"])
     sums = result.conservation()
     largest = max(abs(sums.target), result.tokens.abs().max().item(), 1e-12)
     return {"counterfactual": abs(sums.remainder) / largest, "compared activations": _off_plain(model, result)}
 
 
-def _silenced(model: Model, ids: Sequence[int], options: dict[str, Any]) -> Found:
+def _silenced(model: Model, prompt: PromptLike, options: dict[str, Any]) -> Found:
     """Silence the strongest neuron of each layer and site by a hook, and by zeros in place of its W_out row: weights
     count even where no module is called that a hook could see."""
-    objective = objective_of(model, [list(ids)], position=options["position"])
+    objective = objective_of(model, [prompt], position=options["position"])
     batch, positions = objective.batch, objective.all_positions
     if not model.has_family or model.offloaded or any(map(packed, model.net.modules())):
         return {"edits": "not tried (no neurons, or weights that are quantized or offloaded)"}
@@ -240,7 +256,9 @@ class SelfTest:
 
 def selftest(model: Model, prompt: PromptLike = "The ice bear lives in the") -> SelfTest:
     """Measure parity, conservation, missing operations, sites, sinks and cost on one prompt, in some seconds."""
-    if isinstance(prompt, str):
+    if not model.task.reads_text and isinstance(prompt, str):
+        prompt = noise(model)[0]
+    elif isinstance(prompt, str):
         prompt = model.task.as_prompt(model, prompt) if model.reads_any_text else token_rows(model)[0]
     position = -1 if model.task.unembeds else None
     objective = objective_of(model, [prompt], position=position)

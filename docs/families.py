@@ -1,4 +1,4 @@
-"""Writes docs/results/families.csv: what works for each kind of language model of transformers, on a small random one.
+"""Writes docs/results/families.csv: what works for each kind of model of transformers, on a small random one.
 
 python docs/families.py
 """
@@ -21,6 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from icebear import Model
 from icebear.concepts.selftest import TOLERANCE, SelfTest, selftest
 from icebear.errors import IcebearError
+from icebear.models.parts.families import FAMILIES
 from icebear.models.tasks import SHIPPED
 
 FILE = Path(__file__).resolve().parent / "results" / "families.csv"
@@ -28,7 +29,12 @@ AUTO_CLASSES = {
     "AutoModelForCausalLM": "Causal models",
     "AutoModelForSeq2SeqLM": "Encoder-decoders",
     "AutoModelForMaskedLM": "Masked models",
+    "AutoModelForImageClassification": "Image classifiers",
 }
+IMAGES = "AutoModelForImageClassification"
+KINDS = {auto: sorted(models) for auto, (_, models) in SHIPPED.items()}
+KINDS[IMAGES] = sorted(kind for kind, family in FAMILIES.items() if family.own_tokens is not None)
+"""Model types by auto class; of image classifiers only those that icebear explains."""
 SMALL = {
     "vocab_size": 64,
     "hidden_size n_embd d_model dim model_dim": 32,
@@ -40,6 +46,8 @@ SMALL = {
     "head_dim d_kv d_head": 8,
     "max_position_embeddings n_positions n_ctx max_seq_len": 128,
     "mamba_chunk_size mamba_d_state": 4,
+    "image_size": 16,
+    "patch_size": 8,
 }
 MORE = {
     "num_experts num_local_experts n_routed_experts moe_num_experts": 4,
@@ -77,6 +85,7 @@ OWN: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 4,
     },
     "fuyu": {"patch_size": 2},
+    "deit": {"architectures": ["DeiTForImageClassification"]},
     "falcon_h1": {
         **{"mamba_d_ssm": 64, "lm_head_multiplier": 0.3, "mlp_multipliers": [0.8, 0.5]},
         **{"attention_out_multiplier": 0.6, "ssm_out_multiplier": 0.7},
@@ -119,9 +128,12 @@ class Ids:
         return " ".join(map(str, ids))
 
 
-def small(kind: str, wanted: dict[str, int], option: Option | None = None) -> PreTrainedConfig:
+def small(kind: str, wanted: dict[str, int], option: Option | None = None, is_image: bool = False) -> PreTrainedConfig:
+    """is_image: of an image classifier, whose text part is not read."""
     cls = CONFIG_MAPPING[kind]
     text = cls().get_text_config().model_type
+    if is_image and "vision_config" in cls.sub_configs:
+        return cls(vision_config=small(cls.sub_configs["vision_config"].model_type, wanted, option, True))
     if text != kind and "text_config" in cls.sub_configs:  # of images and text
         return cls(text_config=small(text, wanted, option), **OWN.get(kind, {}))
     known = {*cls().to_dict(), *cls.attribute_map}
@@ -131,7 +143,8 @@ def small(kind: str, wanted: dict[str, int], option: Option | None = None) -> Pr
     if "decoder_start_token_id" in known:
         sizes["decoder_start_token_id"] = 0
     changed = dict([option] if option else [])
-    return cls(**{**sizes, **OWN.get(kind, {}), **changed}, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    tokens = {} if is_image else {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    return cls(**{**sizes, **OWN.get(kind, {}), **changed}, **tokens)
 
 
 Option = tuple[str, Any]
@@ -155,8 +168,9 @@ def options(kind: str) -> list[Option]:
 def made(kind: str, auto: str, wanted: dict[str, int], option: Option | None = None) -> Model | str:
     """A small random model that runs; or why there is none."""
     create = getattr(transformers, auto).from_config
+    is_image = auto == IMAGES
     try:
-        config = small(kind, wanted, option)
+        config = small(kind, wanted, option, is_image)
         with torch.device("meta"):
             size = sum(weight.numel() for weight in create(config).parameters())
         if size > LARGEST:
@@ -171,7 +185,7 @@ def made(kind: str, auto: str, wanted: dict[str, int], option: Option | None = N
             inputs = {"decoder_input_ids": torch.tensor([IDS])} if config.is_encoder_decoder else {}
             if "use_cache" in inspect.signature(type(net).forward).parameters:
                 inputs["use_cache"] = False
-            net(torch.tensor([IDS]), **inputs)
+            net(torch.randn(1, 3, 16, 16) if is_image else torch.tensor([IDS]), **inputs)
     except Exception as error:  # whatever a configuration of another's may raise
         return f"not made small ({type(error).__name__})"
     try:
@@ -217,7 +231,7 @@ def row_of(kind: str, auto: str = "AutoModelForCausalLM") -> Row:
     if isinstance(model, str):
         return Row(kind, model)
     try:
-        found = selftest(model, IDS)
+        found = selftest(model, IDS) if model.task.reads_text else selftest(model)
     except IcebearError as error:
         return Row(kind, f"refused: {str(error).split('; ')[0]}")
     except Exception as error:
@@ -250,7 +264,7 @@ def _without_layer(entry: str) -> str:
 
 def rows() -> Iterator[tuple[str, ...]]:
     for auto, task in AUTO_CLASSES.items():
-        for kind in sorted(SHIPPED[auto][1]):
+        for kind in KINDS[auto]:
             print(row := (task, *row_of(kind, auto)), flush=True)
             yield row
 

@@ -81,7 +81,8 @@ class Explanation(ExplainedPrediction):
         """
         ranking = ranking or Ranking(site=model.main_site)
         if ranking.position is None:
-            ranking = replace(ranking, position="all" if relevance.counterfactual else "last")
+            everywhere = relevance.counterfactual or relevance.image
+            ranking = replace(ranking, position="all" if everywhere else "last")
         rows = relevance.neurons.top(ranking, relevance.prompt) if relevance.sites and with_nodes else []
         measured = [row for row in rows if relevance.counterfactual or neuron_site(row.neuron.site) in WRITERS]
         patched = Patched(model, relevance) if measured else None
@@ -256,7 +257,7 @@ def explain_relevance(
         return with_changes(Explanation.of(model, relevance, ranking, store=store, cards=cards))
     stages = None if why_no_stages(model, relevance) else stages_of(model, relevance, on_progress)
     unstaged = relevance.counterfactual is not None and stages is None
-    next_token = relevance.target is not None and relevance.prompt.answer_start is None
+    next_token = relevance.target is not None and relevance.prompt.answer_start is None and not relevance.image
     explanation = Explanation.of(
         model,
         relevance,

@@ -65,11 +65,14 @@ def _accounting(relevance: Relevance) -> str:
             break
         named.append(row)
         share += values[row] / total
+    patch, patches = ("patch", "patches") if relevance.image else ("token", "tokens")
     if not named:
-        return "No token stands out."
+        return f"No {patch} stands out."
     words = [repr("".join(prompt.strings[position] for position in parts[row])) for row in sorted(named)]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    explained = "the difference" if compared else "the relevance of the tokens"
+    if relevance.image:
+        listed = f"The {patch if len(words) == 1 else patches} {listed} (row,column)"
+    explained = "the difference" if compared else f"the relevance of the {patches}"
     much = f"{share:.0%} of {explained}" if share <= ALL else f"all of {explained}, and others work against it"
     return f"{listed} account{'s' if len(words) == 1 else ''} for {much}."
 
@@ -138,7 +141,8 @@ def effect_lines(explanation: ExplainedPrediction) -> list[Line]:
     random = f"{len(explanation.random_effects)} random nodes of the same layers and tokens: at most {control:.2f}"
     if not above:
         return [Line(f"None of the {len(explanation.nodes)} most relevant nodes has a larger effect than {random}.")]
-    title = f"Effects on {answer} of the nodes, set to their average on other texts [{random}]"
+    others = "images of noise" if explanation.relevance.image else "other texts"
+    title = f"Effects on {answer} of the nodes, set to their average on {others} [{random}]"
     above.sort(key=lambda node: -abs(node.effect or 0))
     return [Line(""), Line(title, "bold"), *(_node(node, f" {node.effect:+.2f};") for node in above)]
 
@@ -159,7 +163,7 @@ def comparison_hint(explanation: ExplainedPrediction) -> str:
 
 def comparison_sentence(relevance: Relevance) -> str:
     """Say which word to change to see how the answer is computed; empty if it was compared."""
-    if relevance.counterfactual or relevance.prompt.turns or not relevance.read.text:
+    if relevance.counterfactual or relevance.image or relevance.prompt.turns or not relevance.read.text:
         return ""
     prompt = relevance.prompt
     left_out = {*prompt.sinks, *prompt.target_positions}
@@ -174,7 +178,8 @@ def comparison_sentence(relevance: Relevance) -> str:
 def screen(explanation: ExplainedPrediction) -> str:
     """Return the lines as plain text of at most `WIDTH` columns."""
     before, after = lines(explanation)
-    prompt = ["", f"  {explanation.relevance.prompt.text}", ""] if after else []
+    shown = after and not explanation.relevance.image
+    prompt = ["", f"  {explanation.relevance.prompt.text}", ""] if shown else []
     return "\n".join([*map(str, before), *prompt, *map(str, after)])
 
 
@@ -185,8 +190,8 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     head = Line(f"Why {relevance.target_text!r}{against}?  method: {method}", "bold")
     predicted = [head, Line(f"Predicted: {_listed(relevance.predictions)}")]
     if compared and compared.predictions:
-        after = "".join(compared.prompts[0])
-        predicted.append(Line(f"Counterfactual: {_listed(compared.predictions)}, after {after!r}"))
+        where = "in" if relevance.image else "after"
+        predicted.append(Line(f"Counterfactual: {_listed(compared.predictions)}, {where} {compared.texts[0]}"))
     return predicted
 
 

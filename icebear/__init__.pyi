@@ -23,6 +23,7 @@ from .concepts.circuits.graph import Graph as Graph
 from .concepts.methods.attnlrp import ATTNLRP as ATTNLRP
 from .concepts.methods.attnlrp import CP_LRP as CP_LRP
 from .concepts.methods.attnlrp import PA_LRP as PA_LRP
+from .concepts.methods.attnlrp import VIT as VIT
 from .concepts.methods.attnlrp import AttnLRP as AttnLRP
 from .concepts.methods.difference_rules import DIFFERENCE as DIFFERENCE
 from .concepts.methods.difference_rules import Difference as Difference

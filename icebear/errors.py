@@ -99,6 +99,7 @@ EXTRAS = {
     "circuits": {"vl_convert": "vl-convert-python"},
     "arrow": {"pyarrow": "pyarrow"},
     "atlas": {"openTSNE": "openTSNE"},
+    "images": {"PIL": "pillow"},
     "mcp": {"mcp": "mcp"},
     "serve": {"fastapi": "fastapi", "uvicorn": "uvicorn"},
     "devices": {"accelerate": "accelerate"},

@@ -18,12 +18,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2CLS
 
-from icebear.errors import MissingRule
+from icebear.errors import InputError, MissingRule
 from icebear.lrp import differences, model_pairs, paired_rows, rules
-from icebear.lrp.linear_rules import Epsilon, Rules
+from icebear.lrp.linear_rules import Epsilon, LinearRule, Rules
 from icebear.lrp.model_pairs import PairedWeights, TwoModels
 from icebear.lrp.operation_table import TABLE, RelevanceMode, is_activation
 from icebear.models.lock import replaced
+from icebear.models.parts.architecture import attention_maps
 from icebear.models.parts.families import SCANS, family_of
 from icebear.models.parts.linear import Linear, packed
 
@@ -88,12 +89,8 @@ def relevance_rules(
                 if parameter is not None and parameter.requires_grad:
                     undo.callback(parameter.requires_grad_, True)
                     parameter.requires_grad_(False)
-            if SCANS.search(type(module).__name__) and not method.paired:
-                replace(module, _scan, module)
-            if packed(module):
-                replace(module, _packed, Linear(module))
-        for module in elementwise_modules(net, norms=not method.paired):
-            replace(module, _elementwise, module, differences.secant if method.paired else identity_of)
+        for module, function, *bound in _at_modules(net, method):
+            replace(module, function, *bound)
         for layer in checkpoint_layers:
             replace(layer, _checkpointed, checkpoint_from)
         replace(net, _with_mode)
@@ -111,6 +108,37 @@ def _with_mode(mode: RelevanceMode, forward: Callable, *args: Any, **kwargs: Any
             way = "remove the full backward hook of the module" if hooked else "write it with torch's own operations"
             mode.refuse(name, path, way)
     return output
+
+
+def _at_modules(net: nn.Module, method: Rules) -> Iterator[tuple[Any, ...]]:
+    """Yield each module whose forward method is replaced, with the function that replaces it and what this needs."""
+    for module in net.modules():
+        if SCANS.search(type(module).__name__) and not method.paired:
+            yield module, _scan, module
+        if packed(module):
+            yield module, _packed, Linear(module)
+    for module, rule in _projections(net, method):
+        yield module, _projected, rule
+    for module in elementwise_modules(net, norms=not method.paired):
+        yield module, _elementwise, module, differences.secant if method.paired else identity_of
+
+
+def _projections(net: nn.Module, method: Rules) -> Iterator[tuple[nn.Module, LinearRule]]:
+    """Yield the projections into and out of attention with the rules that they have apart from other linear maps."""
+    rules_of = {"attention_in": method.attention_in, "attention_out": method.attention_out}
+    for side, rule in rules_of.items():
+        if rule is None:
+            continue
+        modules = attention_maps(net, side == "attention_in")
+        if not modules:
+            raise InputError(f"icebear knows no maps of a {type(net).__name__} for {side}; leave it out of the method.")
+        yield from ((module, rule) for module in modules)
+
+
+def _projected(mode: RelevanceMode, rule: LinearRule, forward: Callable, x: Tensor) -> Tensor:
+    """Run a projection of attention under its own rule."""
+    with replaced(mode, "linear_rule", rule):
+        return forward(x)
 
 
 def _scan(mode: RelevanceMode, module: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +170,7 @@ def _packed(mode: RelevanceMode, linear: Linear, forward: Callable, x: Tensor) -
         y = rules.Packed.apply(x, forward, linear)
     if mode.method.paired:
         return y
-    rule = mode.method.linear
+    rule = mode.linear_rule
     weight = x if rule == Epsilon() else linear.rows(dtype=x.dtype)  # the gradient needs no weight
     return mode.linear_map(F.linear, x, y, weight, linear.bias, rule)
 

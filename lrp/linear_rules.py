@@ -68,5 +68,9 @@ class Rules(Protocol):
     @property
     def conv(self) -> LinearRule | None: ...
     @property
+    def attention_in(self) -> LinearRule | None: ...
+    @property
+    def attention_out(self) -> LinearRule | None: ...
+    @property
     def paired(self) -> bool:
         """Whether the second half of the rows are counterfactuals of the first."""

@@ -57,7 +57,7 @@ def constant_name(summand: Tensor) -> str:
 
 
 def concatenate(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
-    """Eq. 8; the share of constant parts is accounted."""
+    """Eq. 8; the share of constant parts (a [CLS] token) is accounted."""
     y = func(*args, **kwargs)
     parts = args[0] if args else kwargs["tensors"]
     if mode.accounting is not None and is_activation(y) and not all(map(is_activation, parts)):
@@ -74,7 +74,7 @@ def linear(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
     if is_activation(weight):
         raise MissingRule(f"{func.__name__} with a weight that depends on the input has no relevance rule.")
     y = func(x, weight, bias, *more, **named)
-    rule = mode.method.linear if func is F.linear else mode.method.conv or mode.method.linear
+    rule = mode.linear_rule if func is F.linear else mode.method.conv or mode.method.linear
     if not is_activation(y) or (bias is None and rule == Epsilon()):
         return y
     if bias is not None and func is not F.linear:
@@ -93,7 +93,7 @@ def addmm(mode: RelevanceMode, func: Rule, args: tuple, kwargs: dict) -> Any:
             return beta * summand + alpha * rules.uniform(torch.matmul(a, b), fresh=True)
         y = rules.uniform(y, fresh=True)
     elif is_activation(a) and summand.dim() < 2 and beta == alpha == 1:
-        return mode.linear_map(torch.matmul, a, y, b, summand, mode.method.linear)  # transformers' Conv1D
+        return mode.linear_map(torch.matmul, a, y, b, summand, mode.linear_rule)  # transformers' Conv1D
     if mode.accounting is not None and is_activation(y) and not is_activation(summand):
         mode.account_constant(y, summand * beta, constant_name(summand))
     return y
@@ -272,7 +272,7 @@ KEEP = """
     index_select gather take_along_dim index_add index_add_ index_copy index_copy_ index_put index_put_
     scatter scatter_ scatter_add scatter_add_ __setitem__ masked_fill masked_fill_ masked_scatter where
     tril triu max amax min amin topk sort maximum minimum
-    avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d max_pool1d max_pool2d
+    avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d max_pool1d max_pool2d interpolate
     split_with_sizes real view_as_real view_as_complex reshape_as copy_ fill_ zero_ T mT H mH
     shape size dtype device ndim dim numel requires_grad grad_fn is_floating_point is_contiguous _set_grad_enabled
 """.split()
@@ -358,6 +358,8 @@ class RelevanceMode(TorchFunctionMode):
     ):
         super().__init__()
         self.method = method
+        self.linear_rule = method.linear
+        """That of the linear map that runs: projections of attention may have another one."""
         self.net, self.accounting, self.strict, self.table = net, accounting, strict, table
         self.missing: list[str] = []
         self.unseen: set[int] = set()

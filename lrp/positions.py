@@ -19,6 +19,7 @@ from icebear.lrp.rules import product
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
 from icebear.models.model import Model
+from icebear.models.text import images
 from icebear.values import one_of
 
 POSITION_AXIS = -2
@@ -33,7 +34,7 @@ class Sink:
     layer: int
     """0 for an embedding at the input."""
     axis: int
-    columns: slice
+    columns: Sequence[int]
     """The columns of the batch that the axis has."""
 
 
@@ -64,8 +65,9 @@ class Sinks:
         with ExitStack() as undo:
             layer = 0
             for stack, (family, modules) in enumerate(model.stacks):
+                columns = self._columns(stack)
                 for module in modules:
-                    sink = partial(self._sink, layer, self.batch.spans[stack])
+                    sink = partial(self._sink, layer, columns)
                     for name in family.position_inputs:
                         hook = _argument_hook(module, name, sink)
                         undo.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -76,12 +78,30 @@ class Sinks:
                         undo.enter_context(replaced(home, name, _once(getattr(home, name), partial(sink, axis))))
                     layer += 1
                 if family.position_embedding:
-                    embedding = model.net.get_submodule(family.position_embedding)
-                    added = partial(self._sink, 0, self.batch.spans[stack], POSITION_AXIS)
-                    undo.callback(embedding.register_forward_hook(lambda *call, sink=added: sink(call[-1])).remove)
+                    self._embedding(family.position_embedding, partial(self._sink, 0, columns, POSITION_AXIS), undo)
             yield
 
-    def _sink(self, layer: int, columns: slice, axis: int, value: Any) -> Any:
+    def _columns(self, stack: int) -> list[int]:
+        """Return the columns of the tokens of a stack that have a position: all, except registers of an image."""
+        columns = range(self.batch.spans[1].stop)[self.batch.spans[stack]]
+        if self.batch.pixels is None:
+            return list(columns)
+        names = images.names(self.model, self.batch.pixels)
+        return [column for column in columns if names[column] != images.REGISTER]
+
+    def _embedding(self, embedding_path: str, sink: Callable[[Any], Any], undo: ExitStack) -> None:
+        """Make the positions that are added to the embeddings of a stack a sink."""
+        path, _, name = embedding_path.rpartition(".")
+        home = self.model.net.get_submodule(path)
+        embedding = getattr(home, name)
+        if isinstance(embedding, nn.Module):
+            undo.callback(embedding.register_forward_hook(lambda module, args, output: sink(output)).remove)
+        else:
+            is_method = inspect.ismethod(embedding)
+            value = (lambda *args: sink(embedding(*args))) if is_method else sink(embedding)
+            undo.enter_context(replaced(home, name, value))
+
+    def _sink(self, layer: int, columns: Sequence[int], axis: int, value: Any) -> Any:
         """Return a leaf of the value of positions (a tensor, or cos and sin), with one row for each prompt."""
         if isinstance(value, tuple):
             return tuple(self._sink(layer, columns, axis, part) for part in value)
@@ -108,8 +128,8 @@ class Sinks:
                 continue
             share = product(sink.leaf.detach().to(dtype), gradient.to(dtype), "positions")
             share = share.transpose(sink.axis, -1).reshape(count, -1, share.shape[sink.axis])  # (B, entries, positions)
-            width = sink.columns.stop - sink.columns.start
-            relevance[:, sink.layer, sink.columns] += share.sum(1)[:, :width].to(relevance.device)
+            columns = list(sink.columns)
+            relevance[:, sink.layer, columns] += share.sum(1)[:, : len(columns)].to(relevance.device)
         self.relevance = relevance
 
 

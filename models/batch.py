@@ -18,6 +18,7 @@ class Batch:
     lengths: tuple[int, ...]
     decoder: Batch | None = None
     """The input of an encoder-decoder's decoder."""
+    pixels: Tensor | None = None  # (B, C, H, W), of images; each token is a patch then
     before: int = 0
     """The number of tokens that were read before these, and are not in `ids`."""
     after: Callable[[Tensor], dict[str, Any]] | None = None
@@ -47,5 +48,6 @@ class Batch:
         """Return these rows, in this order, padded to the longest of them."""
         lengths = tuple(self.lengths[row] for row in order)
         ids, mask = (x[list(order), : max(lengths)] for x in (self.ids, self.mask))
+        pixels = None if self.pixels is None else self.pixels[list(order)]
         decoder = self.decoder.rows(order) if self.decoder else None
-        return Batch(ids, mask, lengths, decoder, self.before, self.after)
+        return Batch(ids, mask, lengths, decoder, pixels, self.before, self.after)

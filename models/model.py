@@ -43,11 +43,14 @@ class Model(Architecture):
         Its tokenizer; without one, prompts are token ids.
     name
         The name in outputs; by default the one in the configuration.
+    processor
+        The image processor of an image classifier.
     """
 
-    def __init__(self, net: Any, tokenizer: Any = None, name: str = "") -> None:
+    def __init__(self, net: Any, tokenizer: Any = None, name: str = "", processor: Any = None) -> None:
         super().__init__(_usable(net), name)
         self.tokenizer = tokenizer
+        self.processor = processor
         self._counting: dict[str, bool] = {}  # padding side -> whether padding counts
 
     def __repr__(self) -> str:
@@ -141,6 +144,8 @@ class Model(Architecture):
 
     def _read(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt that is not checked. Raises `InputError` for a text without tokens."""
+        if prompt.image is not None:
+            raise InputError(f"{self.name} reads text, not images; give it a text, token ids or chat messages.")
         if prompt.ids is not None:
             return list(prompt.ids)
         if prompt.chat is not None:
@@ -371,6 +376,8 @@ class Model(Architecture):
     def inputs(self, batch: Batch) -> dict[str, Any]:
         if batch.after:
             return batch.after(batch.ids)
+        if batch.pixels is not None:
+            return {"pixel_values": batch.pixels}
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if self.has_segments:
             inputs["token_type_ids"] = self.token_types(batch.ids) * batch.mask
@@ -384,7 +391,10 @@ class Model(Architecture):
         inputs = self.inputs(batch)
         if not batch.decoder:
             options = {"use_cache": False} if self.task.generates else {}
-            return self.net.base_model(**inputs, **options)[0]
+            core = (
+                self.net.base_model if self.task.reads_text else getattr(self.net, "vision_model", self.net.base_model)
+            )
+            return core(**inputs, **options)[0]
         stream = self.net.get_encoder()(batch.ids, attention_mask=batch.mask)[0]
         self.net.get_decoder()(
             batch.decoder.ids,

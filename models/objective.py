@@ -120,7 +120,7 @@ def request_of(
 
 def read_once(model: Model, prompt: Prompt) -> Prompt:
     """Return a prompt with its token ids, which are not read again."""
-    return replace(prompt, ids=tuple(model.ids(prompt)))
+    return replace(prompt, ids=tuple(model.ids(prompt))) if model.task.reads_text and prompt.image is None else prompt
 
 
 def objective_of(

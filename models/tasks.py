@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.models.auto import modeling_auto
 from icebear.errors import InputError, ModelError
 from icebear.models.batch import Batch
 from icebear.models.lock import replaced
+from icebear.models.text import images
 from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.models.text.reader import Reader
 from icebear.values import check_int
@@ -27,6 +29,7 @@ class ModelTask:
     """The transformers class that loads such a model."""
     stacks = 1
     """Stacks of layers: 2 for an encoder-decoder."""
+    reads_text = True
     labelled = False
     """It predicts labels, not tokens."""
     labels_tokens = False
@@ -55,6 +58,10 @@ class ModelTask:
     def as_prompt(self, model: Reader, text: str) -> str:
         """Return the text as a prompt of this task."""
         return text
+
+    def own_tokens(self, model: Reader) -> tuple[int, ...] | None:
+        """Return the positions that the model adds to its input; None if residual streams show them."""
+        return None
 
     def refuse(self, model: Reader, **arguments: Sequence[Any]) -> None:
         """Raise `InputError` for an argument of `attribute` (target_text, prefix, position) that this task cannot use.
@@ -309,12 +316,37 @@ class CausalOutputs(Outputs):
         return len(ids) - 1
 
 
+class Image(Labelled):
+    """The label of an image: ViT, DeiT, DINOv2, the vision towers of CLIP and SigLIP."""
+
+    name = "image"
+    auto_class = "AutoModelForImageClassification"
+    reads_text = False
+
+    def encode(self, model: Reader, prompts: Sequence[Prompt], padding_side: str = "right") -> Batch:
+        return images.encode(model, [prompt.image if prompt.text is None else prompt.text for prompt in prompts])
+
+    def own_tokens(self, model: Reader) -> tuple[int, ...]:
+        return tuple(range(len(images.own_names(model))))
+
+    def positions(self, model: Reader, ids: Sequence[int], row: PromptRequest) -> tuple[int, ...]:
+        return (0,)
+
+    def forward(self, model: Reader, batch: Batch, **options: Any) -> Any:
+        """Leave out SigLIP's attention pooling, which its classifier does not read."""
+        tower = getattr(model.net, "vision_model", None)
+        with replaced(tower, "use_head", False) if hasattr(tower, "use_head") else nullcontext():
+            return super().forward(model, batch, **options)
+
+
 TASKS: dict[str, ModelTask] = {
     "ForMaskedLM": Masked(),
     "ForSequenceClassification": TextLabel(),
     "ForTokenClassification": TokenLabel(),
     "ForOutputs": Outputs(),
     "ForCausalOutputs": CausalOutputs(),
+    "ForImageClassification": Image(),
+    "ForImageClassificationWithTeacher": Image(),
     "ForCausalLM": Causal(),
     "LMHeadModel": Causal(),
     "ForConditionalGeneration": EncoderDecoder(),
@@ -342,8 +374,8 @@ def task_of(class_name: str, encoder_decoder: bool) -> ModelTask:
     ending = SHIPPED[auto][0] if auto else next((ending for ending in TASKS if class_name.endswith(ending)), None)
     if ending is None:
         raise ModelError(
-            f"icebear explains language models, of classes that end in {', '.join(TASKS)}; it cannot explain what a "
-            f"{class_name} predicts."
+            f"icebear explains language models and image classifiers, of classes that end in {', '.join(TASKS)}; it "
+            f"cannot explain what a {class_name} predicts."
         )
     task = TASKS[ending]
     if task is TASKS["ForSequenceClassification"] and encoder_decoder:

@@ -16,6 +16,7 @@ from icebear.edits import AnyEdit, Edit, acts_at
 from icebear.errors import InputError
 from icebear.models.lock import replaced
 from icebear.models.model import Model, generation_option
+from icebear.models.text import images
 from icebear.values import several
 
 POSITIONAL = ("inputs", "generation_config", "logits_processor", "stopping_criteria")
@@ -23,7 +24,7 @@ POSITIONAL = ("inputs", "generation_config", "logits_processor", "stopping_crite
 PROMPTS = ("inputs", "input_ids"), ("inputs_embeds",)
 """The arguments of `generate` that the prompt may be in, as ids and as embeddings."""
 UNKNOWN = -2
-"""Stands for the id of a token that is an embedding."""
+"""Stands for the id of a token that is an embedding or a patch of an image."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Act:
     row: int
     position: int
     token: int
-    """The token id; negative if the model is given embeddings."""
+    """The token id; negative if the model is given none (image patches, embeddings)."""
     before: float
     after: float
 
@@ -173,8 +174,10 @@ class TokenTracker:
         self.ran = True
         tokens: Any = kwargs.get("input_ids", args[0] if args else None)
         if tokens is None:
-            tokens = kwargs["inputs_embeds"]
+            tokens = kwargs.get("inputs_embeds", kwargs.get("pixel_values"))
         batch, new = tokens.shape[:2]
+        if not self.model.task.reads_text:
+            new = len(images.names(self.model, tokens))
         cache = kwargs.get("past_key_values")
         past = int(cache.get_seq_length()) if cache is not None else 0
         writes = stack == len(self.position) - 1  # an encoder's whole text is prompt

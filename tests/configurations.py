@@ -9,6 +9,10 @@ from transformers import (
     BartConfig,
     BertConfig,
     BloomConfig,
+    CLIPConfig,
+    DeiTConfig,
+    Dinov2Config,
+    Dinov2WithRegistersConfig,
     DistilBertConfig,
     FalconConfig,
     Gemma2Config,
@@ -28,8 +32,10 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SiglipConfig,
     StableLmConfig,
     T5Config,
+    ViTConfig,
 )
 
 LIKE_LLAMA = "olmo cohere arcee nemotron starcoder2 apertus".split()
@@ -143,7 +149,8 @@ def different() -> dict[str, PreTrainedConfig]:
 
 
 def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tuple[str, PreTrainedConfig]]:
-    """name -> (auto class, configuration) of other models than causal ones."""
+    """name -> (auto class, configuration) of other models than causal ones; images are 16 x 24 (for CLIP and SigLIP
+    16 x 16), patches 8 x 8."""
     base, small, _ = _parts(scale, layers, positions)
     names = {"id2label": {0: "none", 1: "ice", 2: "bear"}, "label2id": {"none": 0, "ice": 1, "bear": 2}}
     bert = {**small, "max_position_embeddings": positions}
@@ -171,6 +178,8 @@ def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tu
         **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": positions},
         "forced_eos_token_id": None,
     }
+    image = {**small, "image_size": (16, 24), "patch_size": 8, "num_channels": 3}
+    square = {**image, "image_size": 16}
     return {
         "bert": ("AutoModelForMaskedLM", BertConfig(**bert)),
         "bert, sequence": ("AutoModelForSequenceClassification", BertConfig(**bert, **names)),
@@ -182,4 +191,14 @@ def others(scale: int = 1, layers: int = 2, positions: int = 64) -> dict[str, tu
         "t5, relu": ("AutoModelForSeq2SeqLM", T5Config(**t5)),
         "bart": ("AutoModelForSeq2SeqLM", BartConfig(**bart)),
         "mbart": ("AutoModelForSeq2SeqLM", CONFIG_MAPPING["mbart"](**bart)),
+        "vit": ("AutoModelForImageClassification", ViTConfig(**image, **names)),
+        "deit": ("DeiTForImageClassification", DeiTConfig(**image, **names)),
+        "dinov2": ("AutoModelForImageClassification", Dinov2Config(**square, **names)),
+        "dinov2, swiglu": ("AutoModelForImageClassification", Dinov2Config(**square, **names, use_swiglu_ffn=True)),
+        "dinov2, registers": (
+            "AutoModelForImageClassification",
+            Dinov2WithRegistersConfig(**square, **names, num_register_tokens=3),
+        ),
+        "clip": ("AutoModelForImageClassification", CLIPConfig(vision_config=square, **names)),
+        "siglip": ("AutoModelForImageClassification", SiglipConfig(vision_config=square, **names)),
     }

@@ -125,6 +125,8 @@ DOORS = {
     "AttnLRP.softmax": (lambda at, x: AttnLRP(x), NO_NAME),
     "AttnLRP.linear": (lambda at, x: AttnLRP(linear=x), ("gamma", 3, None, Gamma)),
     "AttnLRP.conv": (lambda at, x: AttnLRP(conv=x), ("gamma", 3, Gamma)),
+    "AttnLRP.attention_in": (lambda at, x: AttnLRP(attention_in=x), ("gamma", 3, Gamma)),
+    "AttnLRP.attention_out": (lambda at, x: AttnLRP(attention_out=x), ("gamma", 3, Gamma)),
     "AttnLRP.positions": (lambda at, x: AttnLRP(positions=x), NO_FLAG),
     "method_of": (lambda at, x: method_of(x), NO_NAME),
     "Difference.softmax": (lambda at, x: Difference(x), NO_NAME),

@@ -103,7 +103,9 @@ def test_a_stray_byte_in_a_terminal():
     ids=lambda error: type(error).__name__,
 )
 def test_a_full_memory_has_a_way_out(monkeypatch, error):
-    loaded = types.SimpleNamespace(name="large", has_family=True, main_site="ffn")
+    loaded = types.SimpleNamespace(
+        task=types.SimpleNamespace(reads_text=True), name="large", has_family=True, main_site="ffn"
+    )
 
     def full(*_, **__):
         raise error

@@ -104,7 +104,9 @@ def test_several_others_are_their_mean_in_any_order(model, method):
     assert singles[0].counterfactual.overlap is None
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "bloom", "opt", "falcon", "mixtral", "t5", "bert"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "gemma3", "bloom", "opt", "falcon", "mixtral", "t5", "bert", "vit", "siglip"]
+)
 def test_coefficients_between_prompts_for_every_kind_of_model(name):
     known = {**dense(), **mixtures()}
     model = random_model(known[name], "eager") if name in known else make(name, "eager")
@@ -191,7 +193,7 @@ def test_prompts_of_different_lengths_say_how_they_are_compared(model):
         ({"counterfactual": OTHER, "method": AttentionRollout()}, "AttentionRollout"),
         ({"counterfactual": OTHER, "method": PA_LRP}, "pa-lrp"),
         ({"counterfactual": OTHER[:5], "method": "difference"}, "5"),
-        ({"counterfactual": torch.zeros(3, 8, 8)}, "Tensor"),
+        ({"counterfactual": torch.zeros(3, 8, 8)}, "image"),
         ({"method": "difference"}, "counterfactual"),
         ({"method": "gxi@midpoint"}, "counterfactual"),
     ],

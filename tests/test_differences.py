@@ -38,6 +38,8 @@ FAMILIES = [
 def pair_of(name):
     """A prompt and another one, for a model of `others`."""
     model = make(name)
+    if model.task.name == "image":
+        return prompt(model), prompt(model, 1)
     ids = prompt(model)
     return ids, [*ids[:3], 33, *ids[4:]]
 
@@ -56,7 +58,7 @@ def test_tokens_add_up_to_the_difference(name, kind):
 
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", others())
-def test_so_do_those_of_encoders_and_encoder_decoders(name, kind):
+def test_so_do_those_of_encoders_encoder_decoders_and_images(name, kind):
     model, (one, other) = make(name, kind), pair_of(name)
     with Double():
         result = attribute(model, one, 1, 2, counterfactual=other, method=DIFFERENCE, sites=model.sites)

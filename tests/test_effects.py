@@ -23,7 +23,7 @@ from icebear.records import Ranked
 from icebear.steering import side_effects
 
 CAUSAL = ["llama", "gpt2", "gemma3", "mixtral"]
-OTHERS = ["bert", "t5", "llama, sequence", "bert, sequence"]
+OTHERS = ["bert", "t5", "vit", "dinov2, registers", "llama, sequence", "bert, sequence"]
 OTHER_IDS = [9, 3, 31, 44, 5, 17, 21, 8]
 SLIDING = ["mistral", "olmo3", "cohere2", "exaone4", "gemma2", "gemma3", "gpt_oss"]
 """Whose windows are shorter than the test's rows."""
@@ -50,6 +50,8 @@ def prompts(model):
         return IDS, OTHER_IDS
     if model.task.name == "masked":
         return [*IDS[:2], test_tasks.MASK, *IDS[2:]], [*OTHER_IDS[:2], test_tasks.MASK, *OTHER_IDS[2:]]
+    if model.task.name == "image":
+        return test_tasks.prompt(model), test_tasks.prompt(model, seed=1)
     return IDS, OTHER_IDS
 
 
@@ -139,7 +141,7 @@ def slow_means(model):
             with model.lock, torch.no_grad(), stream.reading(model):
                 model.final_stream(one)
             sinks, read = stream.sinks(0), one.lengths[0]
-            one = model.read([list(one.row_ids(0)[:read])])
+            one = model.read([list(one.row_ids(0)[:read])]) if one.pixels is None else one
             for (site, layer), x in slow_pass(model, one)[1].items():
                 before = read if model.stack_of(layer) and one.decoder else 0
                 own = [x[place] for place in range(len(x)) if place + before not in sinks]

@@ -61,8 +61,8 @@ def evaluate(tiny_folder, tmp_path, monkeypatch):
 
 def test_methods_written_out_are_told_apart_at_the_commas_outside_their_brackets(evaluate):
     written = "AttnLRP(softmax='zplus', linear=Gamma(0.1))"
-    methods = f"random, {written},cp-lrp"
-    wanted = ["random", written, "cp-lrp"]
+    methods = f"random, {written},vit"
+    wanted = ["random", written, "vit"]
     options = ("--methods", methods, "--samples", "2", "--out", "found", "--json")
     result = strict(evaluate("groundtruth", *options))
     assert [row["method"] for row in rows_of(result)] == wanted

@@ -47,6 +47,8 @@ explain --model tiny "a" --method "Difference()"
 explain --model tiny "a" --method "().__class__.__bases__[0].__subclasses__()"
 explain --model tiny "a" --method "AttnLRP(AttnLRP(AttnLRP()))"
 explain --model tiny "a" --method difference
+explain --model tiny "a" --image none.png
+explain --model tiny --image text.txt
 explain --model tiny "a" --at nowhere
 explain --model tiny "a" --target-text ""
 explain --model tiny --messages deep.json
@@ -263,6 +265,8 @@ explain --model tiny a --site mixer
 explain --model tiny a --units document --json
 explain --model tiny a --position 00
 explain --model tiny a --position 1e9
+explain --model tiny a --png x.png
+explain --model tiny a --image cut.png
 explain --model tiny --file prompts.jsonl --base-model tiny a
 explain --model tiny a --base-model tiny --counterfactual b
 explain --model tiny a --method "gxi@midpoint@midpoint"
@@ -696,6 +700,7 @@ def more_files(folder, model):
         "twocolumns.csv": "a,b\nThe bear,the ice\n",
         "nul.csv": "text\nThe\0 bear\n",
         "newlines.txt": "\n" * 99,
+        "cut.png": "\x89PNG",
         "page.html": "<p>",
     }
     for name, text in texts.items():

@@ -34,8 +34,13 @@ def test_lower_bounds_are_what_is_tested():
             assert wanted.specifier.contains(tested[wanted.name]), wanted
 
 
-BROUGHT = {"app": {"starlette"}, "mcp": {"anyio", "pydantic"}, "serve": {"anyio", "pydantic", "starlette"}}
-"""What icebear imports too of the packages that another package of the part brings."""
+BROUGHT = {
+    "app": {"starlette"},
+    "images": {"onnx"},
+    "mcp": {"anyio", "pydantic"},
+    "serve": {"anyio", "pydantic", "starlette"},
+}
+"""What icebear imports too of the packages that another package of the part brings; onnx reads weights."""
 
 
 def test_the_parts_are_those_that_errors_name():

@@ -143,13 +143,15 @@ def test_in_the_last_layer_everything_is_known(monkeypatch):
 
 
 @pytest.mark.usefixtures("four_texts")
-def test_there_is_no_lens_of_edits_or_queries():
+def test_there_is_no_lens_of_edits_or_images():
     model = lettered(LLAMA)
     build_mean_lens(model)
     with steer(model, ["L0.ffn.0=5"]):
         assert mean_lens(model) is None
         with pytest.raises(InputError):
             build_mean_lens(model)
+    with pytest.raises(InputError):
+        mean_rows(make("vit"), [Neuron(0, "ffn", 0)])
     with pytest.raises(InputError):
         mean_rows(model, [Neuron(0, "q", 0)])
 

@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from icebear import Model, Neuron, project
 from icebear.concepts.vocabulary import weight_rows
+from icebear.concepts.vocabulary.calibration import calibrate
 from icebear.concepts.vocabulary.weight_rows import direct_row, direct_rows, unembed, unembedding, w_in_rows, w_out_rows
 from icebear.models.parts.linear import Linear
 
@@ -106,16 +107,32 @@ def test_the_unembedding_in_blocks_is_the_unembedding(name, monkeypatch):
         assert [word.logit for word in result.promoted] == pytest.approx(logits.values.tolist(), rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["t5", "t5, relu", "bert", "bert, sequence"])
+@pytest.mark.parametrize("name", ["t5", "t5, relu", "bert", "bert, sequence", "vit", "clip", "dinov2"])
 def test_what_stands_for_the_unembedding_elsewhere(name, monkeypatch):
-    """T5's tied one is scaled; a classifier of text reads its input embeddings."""
+    """T5's tied one is scaled; a classifier of text reads its input embeddings, one of images its labels' weights: in
+    DINOv2 those of [CLS], and those of the mean of the patches."""
     model = other_model(name)
-    output = model.net.get_output_embeddings() or model.embeddings[0]
+    output = model.net.get_output_embeddings()
+    if output is None:
+        output = model.embeddings[0] if model.task.reads_text else model.net.classifier
     reference = whole(output) * (24**-0.5 if name == "t5, relu" else 1)
+    if name == "dinov2":
+        reference = reference[:, :24] + reference[:, 24:]
     monkeypatch.setattr(weight_rows, "BLOCK", 2)
     assert torch.equal(unembedding(model), reference)
     x = torch.randn(3, 24)
     assert torch.allclose(unembed(model, x), x @ reference.T, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_scale_multiplies_what_neurons_write():
+    model = other_model("dinov2")
+    scaled = model.net.dinov2.encoder.layer[1]
+    written = scaled.mlp.fc2.weight[:, 3] * scaled.layer_scale2.lambda1
+    gain = model.net.dinov2.layernorm.weight
+    expected = ((written - written.mean()) * gain).float()
+    row = direct_row(model, Neuron(1, "ffn", 3))
+    assert torch.allclose(row / row.norm(), expected / expected.norm(), atol=1e-6)
+    assert calibrate(model).divisors["dinov2.encoder.layer.1.layer_scale2"] == (1, 1, 1)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

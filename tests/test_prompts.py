@@ -23,15 +23,16 @@ ASKED = [{"role": "user", "content": "Where do ice bears live?"}]
         (torch.tensor(IDS).numpy(), "ids"),
         (ASKED, "chat"),
         (torch.tensor([IDS]), "ids"),
+        (torch.zeros(3, 4, 4), "image"),
     ],
 )
 def test_each_kind_is_one_field(arguments, field):
     result = Prompt.of(arguments)
-    assert [name for name in ("text", "ids", "chat") if getattr(result, name) is not None] == [field]
+    assert [name for name in ("text", "ids", "chat", "image") if getattr(result, name) is not None] == [field]
     assert Prompt.of(result) is result
 
 
-@pytest.mark.parametrize("arguments", [3, None, [[1, 2]], ["a", 1], b"ice", 2.5, torch.zeros(3, 4, 4)])
+@pytest.mark.parametrize("arguments", [3, None, [[1, 2]], ["a", 1], b"ice", 2.5])
 def test_anything_else_is_refused(arguments):
     with pytest.raises(InputError):
         Prompt.of(arguments)

@@ -10,9 +10,10 @@ from configurations import dense, mixtures, others
 from conftest import CONFIGS, IDS, Double, random_model
 from reference import models as reference_models
 
-from icebear import ATTNLRP, CP_LRP, PA_LRP, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
+from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 
 MASKED = [*IDS[:4], 49, *IDS[4:]]
+IMAGE = torch.randn(3, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 MODELS = {
     **{name: (reference_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in CONFIGS.items()},
     **{
@@ -29,20 +30,27 @@ MODELS = {
     **{name: (reference_models.llama, "AutoModelForCausalLM", config, IDS, {}) for name, config in mixtures().items()},
     **{name: (reference_models.t5, *others()[name], IDS, {"written": (0, 5, 9)}) for name in ("t5", "t5, relu")},
     **{name: (reference_models.bert, *others()[name], MASKED, {}) for name in ("bert", "distilbert")},
+    **{name: (reference_models.vit, *others()[name], IMAGE, {}) for name in ("vit", "deit")},
+    **{
+        name: (reference_models.dinov2, *others()[name], IMAGE, {})
+        for name in ("dinov2", "dinov2, swiglu", "dinov2, registers")
+    },
+    **{name: (reference_models.clip, *others()[name], IMAGE[..., :16], {}) for name in ("clip", "siglip")},
 }
 METHODS = [
     ATTNLRP,
     CP_LRP,
     PA_LRP,
-    AttnLRP(softmax="zplus", linear=Gamma(0.05)),
+    VIT,
     AttnLRP(linear=Epsilon(0.3)),
     AttnLRP(softmax="zplus", linear=ZPlus(), positions=True),
-    AttnLRP(linear=AlphaBeta(2)),
-    AttnLRP(softmax="constant", linear=Gamma(0.5)),
+    AttnLRP(linear=AlphaBeta(2), conv=ZPlus()),
+    AttnLRP(softmax="constant", linear=Gamma(0.5), attention_out=ZPlus()),
+    AttnLRP(linear=ZPlus(), attention_in=AlphaBeta(2)),
 ]
 NO_SDPA = {"bloom", "gptj", "gemma2", "gpt_oss"}
 ONLY_SDPA = {"falcon, alibi"}  # transformers adds its slopes twice in eager
-EVERY_RULE = {"llama", "gpt2", "bloom", "mixtral", "t5", "t5, relu", "bert"}
+EVERY_RULE = {"llama", "gpt2", "bloom", "mixtral", "t5", "t5, relu", "bert", "vit", "dinov2, registers", "siglip"}
 KINDS = {
     **dict.fromkeys(MODELS, ("eager", "sdpa")),
     **dict.fromkeys(NO_SDPA, ("eager",)),
@@ -96,16 +104,21 @@ def test_tokens_sites_positions_and_shares_equal_the_reference(name, kind, metho
     model = make(name, kind)
     near = partial(close, tolerance=1e-5 if name in IN_FLOAT32 else 1e-8)
     about = partial(pytest.approx, rel=1e-5 if name in IN_FLOAT32 else 1e-8)
+    target = 1 if model.task.name == "image" else 11
     prefix = " ".join(map(str, options["written"][1:])) if options else None
     with Double():
-        result = attribute(model, prompt, 11, method=method, sites=model.sites, prefix=prefix, number="logit")
-        leaves, tape, logits = reference_models.explain(build, method, model.net, prompt, 11, **options)
-    assert abs(result.target.logit - logits[11]) < 1e-5  # TokenScore comes from float32
-    assert near(result.tokens, torch.cat([leaf.R.sum(-1) for leaf in leaves]))
+        result = attribute(model, prompt, target, method=method, sites=model.sites, prefix=prefix, number="logit")
+        leaves, tape, logits = reference_models.explain(build, method, model.net, prompt, target, **options)
+    assert abs(result.target.logit - logits[target]) < 1e-5  # TokenScore comes from float32
+    if model.task.name == "image":
+        assert near(result.image.pixels, leaves[0].R.sum(0))
+        tape.retained["biases"] += sum(token.R.sum().item() for token in tape.own)
+    else:
+        assert near(result.tokens, torch.cat([leaf.R.sum(-1) for leaf in leaves]))
     for site in model.sites:
         assert near(result.of(site), tape.site(site, model.layers, len(result.tokens))), site
     conserved = result.conservation()
-    assert conserved.target == about(logits[11].item())
+    assert conserved.target == about(logits[target].item())
     assert conserved.biases == about(tape.retained["biases"], abs=1e-8)
     if method.positions:
         positions = tape.position_relevance(*result.positions.shape)

@@ -1,5 +1,7 @@
 """The relevance rules one by one, and methods as values."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference.attnlrp import linear_shares
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.pytorch_utils import Conv1D
 
-from icebear import ATTNLRP, CP_LRP, PA_LRP, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
+from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Epsilon, Gamma, Model, ZPlus, attribute
 from icebear.concepts.methods.registry import method_of, name_of
 from icebear.errors import InputError, UnknownName
 from icebear.lrp.context import relevance_rules
@@ -30,7 +33,8 @@ def relevance(module, x, rule, of="linear"):
 def by_hand(x, weight, bias, rule):
     """From contributions z_ij, for a row x (I,)."""
     z = torch.cat((weight * x, bias[:, None]), 1)
-    return (linear_shares(z, rule)[:, :-1] * (z.sum(1) ** 2)[:, None]).sum(0)
+    R = (z.sum(1) ** 2)[:, None]
+    return torch.where(R == 0, 0, linear_shares(z, rule)[:, :-1] * R).sum(0)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -59,6 +63,40 @@ def test_a_convolutions_rule_is_that_of_the_matrix_it_is(rule, dimensions):
     expected = by_hand(x.flatten(), matrix, plain, rule)
     for of in ("linear", "conv"):
         assert torch.allclose(relevance(conv, x, rule, of).flatten(), expected, rtol=1e-10, atol=1e-13)
+
+
+LINEAR_MAPS = {
+    "Linear": (partial(torch.nn.Linear, 4, 6), (3, 4)),
+    "Conv1D": (partial(Conv1D, 6, 4), (3, 4)),
+    "Conv1d": (partial(torch.nn.Conv1d, 2, 6, 2, stride=2), (1, 2, 6)),
+    "Conv2d": (partial(torch.nn.Conv2d, 1, 6, 2, stride=2), (1, 1, 2, 6)),
+    "Conv3d": (partial(torch.nn.Conv3d, 1, 6, (1, 2, 2), stride=2), (1, 1, 1, 2, 6)),
+}
+"""Name -> how it is made, and a shape of three rows, or windows, of four numbers."""
+
+
+@pytest.mark.parametrize("bias", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("kind", LINEAR_MAPS)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_zero_and_constant_inputs_never_give_nan(rule, kind, bias):
+    """Also of weights that are 0, or whose sum is 0: an output of 0 has no relevance."""
+    create, shape = LINEAR_MAPS[kind]
+    torch.manual_seed(8)
+    module = create().double()
+    with torch.no_grad():
+        rows = module.weight.T if kind == "Conv1D" else module.weight.view(6, 4)
+        rows[1] = 0
+        rows[2:4] = torch.tensor([1.0, -1, 2, -2])
+        module.bias.fill_(bias)
+    zero, constant, partly = (torch.full(shape, value).double() for value in (0.0, 1.0, 0.0))
+    partly[..., -2:] = 3
+    for x in (zero, constant, -constant, partly):
+        result = relevance(module, x, rule)
+        assert torch.isfinite(result).all()
+        assert (result[x == 0] == 0).all()
+        if kind == "Linear":
+            parts = [by_hand(row, module.weight.detach(), module.bias.detach(), rule) for row in x]
+            assert torch.allclose(result, torch.stack(parts), rtol=1e-10, atol=1e-13)
 
 
 @given(st.integers(0, 10**6))
@@ -155,8 +193,10 @@ def test_lemma_3_3_relevance_that_is_only_in_positions():
 
 def test_methods_print_as_they_are_written():
     assert repr(AttnLRP(softmax="constant")) == "AttnLRP(softmax='constant')"
-    both = AttnLRP(softmax="zplus", linear=Gamma(0.05), conv=Gamma(0.25))
-    assert repr(both) == "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.05), conv=Gamma(gamma=0.25))"
+    assert repr(VIT) == (
+        "AttnLRP(softmax='zplus', linear=Gamma(gamma=0.05), conv=Gamma(gamma=0.25), "
+        "attention_in=Epsilon(eps=0.0), attention_out=Epsilon(eps=0.0))"
+    )
     assert name_of(CP_LRP) == "cp-lrp"
     assert name_of(AttnLRP(linear=Gamma(1))) == "AttnLRP(linear=Gamma(gamma=1))"
 

@@ -1,4 +1,4 @@
-"""Models that are not causal: masked ones, classifiers of texts and tokens, encoder-decoders."""
+"""Models that are not causal: masked ones, classifiers of texts, tokens and images, encoder-decoders."""
 
 import io
 import json
@@ -44,6 +44,7 @@ CONFIGS = {
     "llama, sequence": ("AutoModelForSequenceClassification", transformers.LlamaConfig(**LLAMA.to_dict() | NAMES)),
 }
 MASK = 49
+BIASES = ("bias", "_token", "_tokens", "class_embedding", "token_type_embeddings.weight")
 CASES = [(name, kind) for name in CONFIGS for kind in ("eager", "sdpa")]
 SITES = ("ffn", "attn", "q", "k", "v")
 READERS = ["bert", "distilbert", "bert, sequence", "distilbert, token", "t5", "t5, relu"]
@@ -74,12 +75,15 @@ def make(name, kind="eager", biases=True, dtype=torch.float64):
     with torch.no_grad():
         for path, parameter in net.named_parameters():
             parameter.normal_(0, 0.4)
-            if not biases and path.endswith(("bias", "token_type_embeddings.weight")):
+            if not biases and path.endswith(BIASES):
                 parameter.zero_()
     return Model(net, Tokens(), name)
 
 
 def prompt(model, seed=0):
+    if model.task.name == "image":
+        size = (3, 16, 16 if model.name in ("clip", "siglip") else 24)
+        return torch.randn(size, dtype=model.dtype, generator=torch.Generator().manual_seed(seed))
     ids = IDS if seed == 0 else IDS[: 3 + seed]
     return [*ids[:2], MASK, *ids[2:]] if model.task.name == "masked" else ids
 
@@ -215,6 +219,8 @@ def test_a_w2_row_is_what_a_neuron_writes(name):
         assert w_in_rows(model, "ffn", layer).shape == w_out_rows(model, "ffn", layer).shape
     words = project(model, Neuron(model.layers - 1, "ffn", 7), 3)
     assert words.promoted[0].z >= words.promoted[1].z
+    if model.task.name == "image":
+        assert {word.text for word in words.promoted} == {"none", "ice", "bear"}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

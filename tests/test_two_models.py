@@ -36,7 +36,7 @@ def edited(model, change):
     net = copy.deepcopy(model.net)
     with torch.no_grad():
         change(net)
-    return Model(net, model.tokenizer, f"{model.name}, edited")
+    return Model(net, model.tokenizer, f"{model.name}, edited", model.processor)
 
 
 def turned_of(net):
@@ -76,8 +76,10 @@ def test_causes_add_up(name):
     adds_up(random_model({**dense(), **mixtures()}[name], EACH[name]), IDS, OTHER, close=close)
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert, sequence", "bert, token", "t5", "t5, relu", "bart"])
-def test_and_in_encoders_and_encoder_decoders(name):
+@pytest.mark.parametrize(
+    "name", ["bert", "distilbert, sequence", "bert, token", "t5", "t5, relu", "bart", "vit", "dinov2", "clip"]
+)
+def test_and_in_encoders_encoder_decoders_and_images(name):
     model = make(name, "eager")
     adds_up(model, *pair_of(name), position=2 if model.task.labels_tokens else None)
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from conftest import IDS, LLAMA, random_model
 from letters import Letters
 from test_ways_of_generating import monitor_of
-from transformers import CONFIG_MAPPING, BloomConfig
+from transformers import CONFIG_MAPPING, BloomConfig, OpenAIGPTConfig
 
 from icebear import Model, VectorEdit, attribute, build_index, circuit, open_store, read_corpus, stages, steer, watching
 from icebear.app.cli.main import main
@@ -20,6 +20,7 @@ from icebear.concepts.passes.run import Activations, forward, forward_backward
 from icebear.concepts.selftest import selftest
 from icebear.errors import ModelError
 from icebear.records import Neuron
+from icebear.steering.flipping.last_token import LastToken
 
 OTHER = [7, 3, 30, 44, 5, 3, 21, 9]
 
@@ -223,3 +224,18 @@ def test_rows_that_a_module_is_called_for_one_by_one_are_refused():
     attribute(model, IDS, 7)
     with pytest.raises(ModelError, match="some tokens at a time"):
         attribute(model, [IDS, IDS[:4]], 7)
+
+
+def test_layers_that_return_lists_and_keep_nothing():
+    """GPT-1: vectors act as a hook by hand adds them, and a flip reads all tokens again."""
+    model = random_model(OpenAIGPTConfig(vocab_size=50, n_embd=24, n_layer=2, n_head=4), "eager", torch.float32)
+    vector = torch.linspace(-1, 1, 24)
+    with steer(model, VectorEdit(0, tuple(vector.tolist()))):
+        edited = model.next_logits(IDS)
+    hook = model.layer_modules[0].register_forward_hook(lambda *call: [call[-1][0] + vector, *call[-1][1:]])
+    assert torch.allclose(edited, model.next_logits(IDS), atol=1e-5)
+    hook.remove()
+    last = LastToken(model, IDS)
+    assert last.prefix is None
+    right = attribute(model, IDS, 7, sites=("ffn",)).activation("ffn")[:, -1]
+    assert torch.allclose(last.activations().view_as(right), right, atol=1e-5)

@@ -319,6 +319,7 @@ class AttributionOptions:
     """The prompt, and other arguments of `attribute`."""
 
     prompt: PromptOptions
+    image: str | None
     target: str | None
     contrast: str | None
     counterfactual: tuple[str, ...]
@@ -341,11 +342,14 @@ class AttributionOptions:
 
     def arguments(self, loading: ModelOptions) -> tuple[icebear.Model, dict[str, Any]]:
         """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first."""
-        prompt = self.prompt.read()
+        prompt = self.image or self.prompt.read()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
         method = self.load_method()
         base_model = loading.load(self.base_model) if self.base_model is not None else None
         model = loading.load()
+        if model.task.reads_text is bool(self.image):
+            way = "an image; give --image" if not self.image else "a text; give a PROMPT"
+            raise click.UsageError(f"The input of {model.name} is {way}.")
         other: Any = counterfactuals if len(counterfactuals) > 1 else next(iter(counterfactuals), None)
         if self.span is not None:
             prompt = answered(model, prompt, self.max_new_tokens)

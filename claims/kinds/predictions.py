@@ -434,7 +434,7 @@ class EffectClaim(Explained):
 def subject(model: Model, relevance: Relevance) -> dict[str, Any]:
     """Return the fields that a claim of a relevance has (`Explained`). Raises `InputError` for what claims lack."""
     other, request = relevance.counterfactual, relevance.run.request
-    special = relevance.target is None or (other and (other.model or len(other.pairs) != 1))
+    special = relevance.image or relevance.target is None or (other and (other.model or len(other.pairs) != 1))
     if (
         not request
         or special

@@ -68,9 +68,9 @@ def attribute(
     Parameters
     ----------
     model : Model
-    prompt : str, sequence of int, Chat, Answer or list of these
-        A text, token ids or a chat. Masked language models need a mask token in it. An `Answer` of `Model.answer`
-        explains the words of the answer itself.
+    prompt : str, sequence of int, Chat, Answer, image or list of these
+        A text, token ids or a chat. Masked language models need a mask token in it. Image classifiers take a path, an
+        image or pixels (C, H, W). An `Answer` of `Model.answer` explains the words of the answer itself.
     target : str or int, optional
         The token or label that is explained. Default: the most probable one. Of a text of several tokens it is the
         first one in which target and contrast differ; what they share is appended to the prompts, and a log says so.

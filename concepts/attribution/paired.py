@@ -20,13 +20,20 @@ from icebear.concepts.methods.difference_rules import DIFFERENCE
 from icebear.concepts.methods.gradients import GradientTimesInput
 from icebear.concepts.methods.method import Method
 from icebear.concepts.methods.pair import BySite, Pair, PairResult
-from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens, tokens_relevance
+from icebear.concepts.passes.prompt import (
+    Counterfactual,
+    Prediction,
+    PromptTokens,
+    prompt_relevance,
+    strings_of,
+)
 from icebear.concepts.passes.run import Conservation
 from icebear.concepts.results.diff import Diff
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
 from icebear.concepts.weights.changed_weights import ChangedWeights, ModelPair
 from icebear.errors import InputError, MissingRule, NumericalError
+from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.objective import Objective, joint_objective
 from icebear.models.text.prompts import Prompt, PromptRequest
@@ -92,13 +99,18 @@ def _pairs(request: AttributionRequest, row: PromptRequest) -> list[Objective]:
                 "position that fits both (position=, --at), such as -1."
             )
         pair = joint_objective(model, [row, replace(row, prompt=other)])
-        same = pair.batch.row_ids(0) == pair.batch.row_ids(1)
-        if same and base is None:
+        if base is None and _are_same(pair.batch):
             raise InputError("The counterfactual is the prompt itself, so there is nothing to compare; change it.")
         if request.models is not None:
             _check_tokens(request.models, row, other)
         pairs.append(pair)
     return pairs
+
+
+def _are_same(batch: Batch) -> bool:
+    """Return whether both rows have the same tokens, or the same pixels."""
+    pixels = batch.pixels
+    return batch.row_ids(0) == batch.row_ids(1) if pixels is None else torch.equal(pixels[0], pixels[1])
 
 
 def _check_tokens(models: ModelPair, row: PromptRequest, prompt: Prompt) -> None:
@@ -179,7 +191,7 @@ def _relevance(
 ) -> Relevance:
     """own_answers: whether the contrasts are the answers to the counterfactuals."""
     results, objective = mean.results, mean.first_result.objective.rows([0])
-    tokens = tokens_relevance(objective, 0, mean.tokens)
+    tokens, image = prompt_relevance(model, objective, 0, mean.tokens)
     if not torch.isfinite(tokens).all():
         raise NumericalError("The relevance of the tokens is NaN or infinite; try --dtype float32.")
     answers = [result.objective.contrasts[0] for result in results]
@@ -198,9 +210,10 @@ def _relevance(
         ),
         sums=Conservation(fmean(x - c for x, c in (result.numbers for result in results)), tokens.sum().item()),
         made_with=model.made_with,
+        image=image,
         run=Run(model, objective),
         counterfactual=Counterfactual(
-            prompts=tuple(model.pieces(result.objective.batch.row_ids(1)) for result in results),
+            prompts=tuple(strings_of(model, result.objective.batch, 1) for result in results),
             pairs=tuple(result.objective for result in results),
             alignments=tuple(result.alignment for result in results),
             contrasts=contrasts,

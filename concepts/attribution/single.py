@@ -11,7 +11,7 @@ from icebear.concepts.attribution.request import AttributionRequest
 from icebear.concepts.methods.method import OnePass
 from icebear.concepts.passes.inputs import Inputs, Stream
 from icebear.concepts.passes.neuron_recorders import AllNeurons, LargestNeurons, Values
-from icebear.concepts.passes.prompt import Prediction, PromptTokens, excluded_positions, recorded_at, tokens_relevance
+from icebear.concepts.passes.prompt import Prediction, PromptTokens, excluded_positions, prompt_relevance, recorded_at
 from icebear.concepts.passes.proved import rules_at_modules
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
 from icebear.concepts.results.ranking import NeuronScores
@@ -58,7 +58,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
     results = []
     for row in range(len(batch.ids)):
         sums = {name: entry[row].item() for name, entry in accounting.items()}
-        tokens = tokens_relevance(objective, row, [value[row] for value in values])
+        tokens, image = prompt_relevance(model, objective, row, [value[row] for value in values])
         positions = sinks.relevance[row][:, batch.columns(row)].cpu() if method.positions else None  # (K, T)
         if positions is not None:
             sums["positions"] += positions.sum().item()
@@ -73,6 +73,7 @@ def single_relevances(request: AttributionRequest, objective: Objective) -> list
                 sums=Conservation(target=numbers[row].item(), tokens=tokens.sum().item(), **sums),
                 made_with=model.made_with,
                 positions=positions,
+                image=image,
                 missing_rules=tuple(dict.fromkeys(rules.missing)) if rules else (),
                 at_modules=at_modules is not None,
                 run=Run(model, replace(objective.rows([row]), targets=(target.targets[row],))),

@@ -25,6 +25,7 @@ from icebear.concepts.passes.prefix import after_common_beginning
 from icebear.concepts.passes.run import Logits, first_layers, forward
 from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.concepts.results.result import Relevance
+from icebear.errors import InputError
 from icebear.values import check_int, seed_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class FixedNeurons:
     """The neurons of a graph in both prompts of a pair."""
 
     def __init__(self, graph: Wiring, relevance: Relevance) -> None:
+        if relevance.image:
+            raise InputError("The check of edges exchanges tokens, and an image has no tokens; leave out the check.")
         self.model, token_nodes = graph.model, [(node.neuron, node.position) for node in graph.nodes]
         self.pair, start = after_common_beginning(
             self.model, pair_of(relevance), min(token for _, token in token_nodes)

@@ -77,7 +77,7 @@ def circuit(
     edges
         The number of edges: the most influential ones between tokens, nodes and the answer (`Graph.influence`).
         Default: of 1, 2, 4, 8, 16, 32, 64 and 100 the least that recovers 80 % of what all edges recover, or none if
-        random edges recover as much (`Graph.edge_check`); with a number of nodes, 100.
+        random edges recover as much (`Graph.edge_check`); with a number of nodes, and for images, 100.
     on_progress
         Called with the number of finished targets and the number of all targets of the backward passes.
 
@@ -122,7 +122,7 @@ def circuit(
     options = {"nodes": nodes, "heads": heads, "edges": edges}
     graph = graph_of(model, relevance, scores, chosen, heads, edges or DEFAULT_EDGES, parts, on_progress)
     graph = replace(graph, made_with={**graph.made_with, "options": options})
-    if edges is not None or nodes is not None:
+    if edges is not None or nodes is not None or relevance.image:  # the check exchanges tokens
         return graph
     count, check = enough_edges(graph)
     return replace(graph, edge_count=count, edge_check=check)

@@ -21,7 +21,7 @@ from torch import Tensor
 from icebear.concepts.methods.difference_rules import Difference
 from icebear.concepts.passes.inputs import Inputs
 from icebear.concepts.passes.neuron_recorders import NeuronRecorder
-from icebear.concepts.passes.prompt import tokens_relevance
+from icebear.concepts.passes.prompt import prompt_relevance
 from icebear.concepts.passes.run import Logits, Target, TokenNode, forward, forward_backward
 from icebear.concepts.passes.sites import by_site_layer, hooks
 from icebear.models.model import Model
@@ -103,7 +103,9 @@ class Sources(NeuronRecorder):
         index = torch.tensor(entries, dtype=torch.long, device=self.remainders.device)
         self.remainders.view(rows, -1).index_add_(1, index, -self.from_nodes)
         parts = [g[:rows].to(dtype) * d.to(dtype) for g, d in zip(self.inputs.gradients, self.read, strict=True)]
-        tokens = [tokens_relevance(self.objective, row, [part[row] for part in parts]) for row in range(rows)]
+        tokens = [
+            prompt_relevance(self.model, self.objective, row, [part[row] for part in parts])[0] for row in range(rows)
+        ]
         self.edges.append(torch.cat((torch.stack(tokens), self.from_nodes.cpu(), self.remainders.flatten(1).cpu()), 1))
         self.on_targets(rows)
 

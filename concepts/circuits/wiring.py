@@ -52,14 +52,17 @@ class Wiring(Tabled):
     @property
     def meaning(self) -> str:
         """What the prompt is compared with, in words."""
+        relevance = self.relevance
+        if relevance.image:
+            return "one image compared with another"
         counterfactual = "".join(token.counterfactual for token in self.tokens)
-        return f"{self.relevance.prompt.text!r} compared with {counterfactual!r}"
+        return f"{''.join(relevance.prompt.strings)!r} compared with {counterfactual!r}"
 
     @cached_property
     def tokens(self) -> tuple[parts.Token, ...]:
         relevance = self.relevance
         assert relevance.counterfactual is not None
-        counterfactual = relevance.counterfactual.prompts[0]
+        counterfactual = relevance.prompt.strings if relevance.image else relevance.counterfactual.prompts[0]
         return tuple(map(parts.Token, range(len(counterfactual)), relevance.prompt.strings, counterfactual))
 
     @cached_property

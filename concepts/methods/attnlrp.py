@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from icebear.concepts.methods.method import Multiplying, OnePass
 from icebear.errors import InputError
-from icebear.lrp.linear_rules import Epsilon, LinearRule
+from icebear.lrp.linear_rules import Epsilon, Gamma, LinearRule
 from icebear.values import one_of, shown
 
 
@@ -27,6 +27,9 @@ class AttnLRP(OnePass):
         The rule of convolutions; None for the rule of linear maps.
     positions
         Whether positions have relevance too (PA-LRP), see `Relevance.positions`.
+    attention_in, attention_out
+        The rules of the projections to queries, keys and values, and of the output projection of attention; None for
+        the rule of linear maps.
     at
         The point between a counterfactual and the prompt where multipliers are computed, ``midpoint`` or ``prompt``.
 
@@ -44,14 +47,16 @@ class AttnLRP(OnePass):
     linear: LinearRule = field(default_factory=Epsilon)
     conv: LinearRule | None = None
     positions: bool = False
+    attention_in: LinearRule | None = None
+    attention_out: LinearRule | None = None
     paired: ClassVar[bool] = False
     """Whether a rule sees a prompt and its counterfactual together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self.softmax, "softmax rule", ("taylor", "zplus", "constant"))
-        for rule in (self.linear, self.conv or self.linear):
-            if not isinstance(rule, LinearRule):
+        for rule in (self.linear, self.conv, self.attention_in, self.attention_out):
+            if not isinstance(rule, LinearRule) and (rule is not None or self.linear is None):
                 raise InputError(f"{shown(rule)} is not a rule of linear maps; use Epsilon, Gamma, ZPlus or AlphaBeta.")
         if not isinstance(self.positions, bool):
             raise InputError(f"positions must be True or False, not {shown(self.positions)}.")
@@ -69,3 +74,5 @@ class AttnLRP(OnePass):
 ATTNLRP = AttnLRP()
 CP_LRP = AttnLRP(softmax="constant")
 PA_LRP = AttnLRP(positions=True)
+VIT = AttnLRP(softmax="zplus", linear=Gamma(0.05), conv=Gamma(0.25), attention_in=Epsilon(), attention_out=Epsilon())
+"""For vision transformers, whose gradients are noisy: the composite of AttnLRP, appendix B.4, figures 12 to 16."""

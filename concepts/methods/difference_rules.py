@@ -58,6 +58,8 @@ class Difference(Method):
     softmax: Literal["exact", "constant"] = "exact"
     linear: ClassVar[LinearRule] = Epsilon()
     conv: ClassVar[None] = None
+    attention_in: ClassVar[None] = None
+    attention_out: ClassVar[None] = None
     scores_neurons = True
     needs_counterfactual = needs_equal_length = keeps_largest = True
     paired: ClassVar[bool] = True
@@ -83,7 +85,7 @@ class Difference(Method):
             checkpoint=pair.checkpoint,
             paired=causes.weights if causes else None,
         )
-        if causes is None:
+        if causes is None or batch.pixels is not None:
             tokens = [product(x[0] - x[1], g[0]) for x, g in zip(inputs.values, inputs.gradients, strict=True)]
         else:
             tokens = [causes.passed_on(stack, g) for stack, g in enumerate(inputs.gradients)]

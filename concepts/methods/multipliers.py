@@ -39,8 +39,9 @@ def by_multipliers(points: Sequence[float], rules: Rules | None, pair: Pair) -> 
     objective = pair.answered(x.logits[0], c.logits[0])
     prompt, other = objective.rows([0]), objective.rows([1])
     blocks = _aligned(prompt, other, x.sinks, c.sinks)
-    weights = torch.block_diag(*blocks)
-    reads = [block.to(y) @ y for y, block in zip(c.inputs, blocks, strict=True)]
+    weights, reads = torch.block_diag(*blocks), c.inputs
+    if prompt.batch.pixels is None:
+        reads = [block.to(y) @ y for y, block in zip(reads, blocks, strict=True)]
     aligned = {site: torch.einsum("st,ltn->lsn", weights.to(y), y)[:, recorded] for site, y in c.activation.items()}
     activation = {site: y[:, recorded] for site, y in x.activation.items()}
     difference = {site: activation[site] - y for site, y in aligned.items()}
@@ -98,6 +99,8 @@ def _between(
 
 def _aligned(prompt: Objective, other: Objective, sinks: Sequence[int], other_sinks: Sequence[int]) -> list[Tensor]:
     """Return the alignment (T, T') of each stack."""
+    if prompt.batch.pixels is not None:
+        return [torch.eye(len(prompt.batch.columns(0)))]
     blocks = []
     for (start, end), (begin, until) in zip(_stacks(prompt), _stacks(other), strict=True):
         ids, other_ids = prompt.batch.row_ids(0)[start:end], other.batch.row_ids(0)[begin:until]

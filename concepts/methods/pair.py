@@ -76,7 +76,7 @@ class PairResult:
     numbers: tuple[float, float]
     """The explained number in the prompt and in the counterfactual."""
     tokens: tuple[Tensor, ...]
-    """(T, D) relevance of the embeddings of each stack."""
+    """(T, D) relevance of the embeddings of each stack, or of the pixels."""
     relevance: BySite
     activation: BySite
     counterfactual: BySite

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP, PA_LRP
+from icebear.concepts.methods.attnlrp import ATTNLRP, CP_LRP, PA_LRP, VIT
 from icebear.concepts.methods.difference_rules import DIFFERENCE, Difference
 from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGradients
 from icebear.concepts.methods.method import Method, Multiplying
@@ -21,6 +21,7 @@ METHODS: dict[str, Method] = {
     "attnlrp": ATTNLRP,
     "cp-lrp": CP_LRP,
     "pa-lrp": PA_LRP,
+    "vit": VIT,
     "difference": DIFFERENCE,
     "difference-constant": Difference("constant"),
 }

@@ -68,8 +68,8 @@ def token_removal_control(model: Model, relevance: Relevance, k: int = 2, seed: 
     removed, others = order[:k], sorted(order[k:])
     if not removed:
         return None
-    if relevance.target is None:
-        raise InputError("Tokens can be removed only for one target token; explain one token.")
+    if relevance.target is None or relevance.image:
+        raise InputError("Tokens can be removed only from a text, with one target token; explain one token of a text.")
     contrast = relevance.contrast and relevance.contrast.id
     kind, position = relevance.prediction.objective, relevance.predicted_at if model.task.takes_position else None
     objective = objective_of(model, [relevance.read], relevance.target.id, contrast, position=position, kind=kind)

@@ -16,8 +16,8 @@ from icebear.models.batch import Batch
 from icebear.models.model import Model
 
 InputHook = Callable[[int, Tensor], Tensor]
-"""Takes a stack (0 for the encoder or the only one, 1 for the decoder) and its input, embeddings (B, T, D), and
-returns the input that the stack reads."""
+"""Takes a stack (0 for the encoder or the only one, 1 for the decoder) and its input, embeddings (B, T, D) or pixels
+(B, C, H, W), and returns the input that the stack reads."""
 
 
 @contextmanager
@@ -39,10 +39,16 @@ def input_hooks(model: Model, hook: InputHook) -> Iterator[None]:
             )
         return hook((calls[0] - 1) % model.task.stacks, output)
 
+    def pixels(module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return args, {**kwargs, "pixel_values": hook(0, kwargs["pixel_values"])}
+
     with ExitStack() as undo:
-        undo.callback(model.net.register_forward_pre_hook(enter, with_kwargs=True).remove)
-        for module in model.embeddings:
-            undo.callback(module.register_forward_hook(embedded).remove)
+        if not model.task.reads_text:
+            undo.callback(model.net.register_forward_pre_hook(pixels, with_kwargs=True).remove)
+        else:
+            undo.callback(model.net.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            for module in model.embeddings:
+                undo.callback(module.register_forward_hook(embedded).remove)
         yield
 
 
@@ -54,7 +60,7 @@ class Inputs(Recorder):
         self.change = change
         self._leaves: dict[int, Tensor] = {}
         self.values: list[Tensor] = []
-        """The input (B, T, D) of each stack."""
+        """The input of each stack, (B, T, D) or (B, C, H, W)."""
         self.gradients: list[Tensor] = []
         """Zero where the number explained does not depend on the input."""
 
@@ -143,6 +149,9 @@ class Stream(Recorder):
         """Return the sinks of a prompt: the first position (if `Family.first_is_sink`), special tokens, and huge
         residual streams."""
         ids, read = self.batch.row_ids(row), self.batch.lengths[row]
+        task_sinks = self.model.task.own_tokens(self.model)
+        if task_sinks is not None:
+            return task_sinks
         stream = self.norms[row][:, self.batch.columns(row)]  # (L, T)
         special = self.model.special_ids()
         first_is_sink = not self.model.has_family or self.model.family.first_is_sink

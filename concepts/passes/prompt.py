@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from icebear.concepts.passes.inputs import Stream
+from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
+from icebear.models.text import images
 from icebear.models.text.chat import Turn, outside
 from icebear.records import TokenScore
 from icebear.values import check_int, several
@@ -19,7 +21,7 @@ from icebear.values import check_int, several
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The T tokens that the model read; the encoder's come before the decoder's."""
+    """The T tokens (or image patches) that the model read; the encoder's come before the decoder's."""
 
     ids: tuple[int, ...]
     strings: tuple[str, ...]
@@ -34,24 +36,31 @@ class PromptTokens:
     """The messages of a chat."""
     answer_start: int | None = None
     """The position of the first token of an answer; None if the next token is explained."""
+    is_image: bool = False
 
     @classmethod
     def of(cls, model: Model, objective: Objective, row: int, sinks: tuple[int, ...]) -> PromptTokens:
         """sinks: the sinks of the pass, without regard to what is explained."""
         ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
-        strings = model.pieces(ids)
+        strings = strings_of(model, objective.batch, row)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
         sinks = tuple(position for position in sinks if position not in explained)
-        return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns)
+        is_image = objective.batch.pixels is not None
+        return cls(ids, strings, explained, sinks, objective.batch.lengths[row], turns, is_image=is_image)
 
     @property
     def text(self) -> str:
-        return "".join(self.strings)
+        return "the image" if self.is_image else "".join(self.strings)
 
     @property
     def template(self) -> tuple[int, ...]:
         """The positions of a chat that its template wrote."""
         return outside(self.turns, len(self.ids))
+
+
+def strings_of(model: Model, batch: Batch, row: int) -> tuple[str, ...]:
+    """Return the text of each token of a row, or the names of an image's patches."""
+    return model.pieces(batch.row_ids(row)) if batch.pixels is None else images.names(model, batch.pixels)
 
 
 @dataclass(frozen=True)
@@ -83,9 +92,18 @@ class Prediction:
 Recorded = Literal["all", "last"] | Sequence[int]
 
 
-def tokens_relevance(objective: Objective, row: int, parts: list[Tensor]) -> Tensor:
-    """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D)."""
-    return torch.cat([part.sum(-1) for part in parts])[objective.batch.columns(row)].cpu()
+def prompt_relevance(
+    model: Model, objective: Objective, row: int, parts: list[Tensor]
+) -> tuple[Tensor, images.ImageMap | None]:
+    """Return (T,) relevance of the tokens from that of each stack's embeddings (T, D), or of pixels (C, H, W)."""
+    columns, image = objective.batch.columns(row), None
+    if objective.batch.pixels is not None:
+        image = images.image_map(model, objective.batch.pixels[row], parts[0])
+        patches = image.patches.flatten()
+        tokens = torch.cat((torch.zeros(len(columns) - len(patches), dtype=patches.dtype), patches))
+    else:
+        tokens = torch.cat([part.sum(-1) for part in parts])[columns].cpu()
+    return tokens, image
 
 
 def recorded_at(objective: Objective, row: int, record: Recorded) -> tuple[int, ...]:
@@ -135,6 +153,12 @@ class Counterfactual:
     predictions: tuple[TokenScore, ...] = ()
     """The most probable next tokens in the (first) counterfactual."""
 
+    @property
+    def texts(self) -> list[str]:
+        """The counterfactuals as sentences name them."""
+        is_image = self.pairs[0].batch.pixels is not None
+        return ["another image" if is_image else repr("".join(tokens)) for tokens in self.prompts]
+
     def to_dict(self) -> dict[str, Any]:
         fields = {name: value for name, value in vars(self).items() if name not in ("pairs", "alignments")}
         return {**fields, "predictions": [vars(token) for token in self.predictions]}
@@ -142,7 +166,7 @@ class Counterfactual:
     def __str__(self) -> str:
         if self.model:
             return f"the model {self.model} on the same prompt: relevance minus relevance in that model"
-        others = " and ".join(repr("".join(tokens)) for tokens in self.prompts[:3])
+        others = " and ".join(self.texts[:3])
         more = f" and {len(self.prompts) - 3} more" if len(self.prompts) > 3 else ""
         contrasts = " / ".join(map(repr, dict.fromkeys(self.contrasts)))
         contrast = f", contrast: the counterfactual's top token {contrasts}" if self.own_answers else ""

@@ -52,8 +52,9 @@ def rules_at_modules(
 
 def _kind(model: Model, batch: Batch, method: Rules) -> Hashable | None:
     rows, tokens = batch.ids.shape
-    plain_rules = method.linear == Epsilon() and method.softmax in FACTORS and not method.paired
-    alone = batch.decoder is None and batch.after is None and not batch.before
+    linear_rules = {method.linear, method.attention_in or Epsilon(), method.attention_out or Epsilon()}
+    plain_rules = linear_rules == {Epsilon()} and method.softmax in FACTORS and not method.paired
+    alone = batch.decoder is None and batch.pixels is None and batch.after is None and not batch.before
     if not plain_rules or not alone or tokens >= LONG or not model.task.is_causal:
         return None
     padded = min(batch.lengths) < tokens

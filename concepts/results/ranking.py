@@ -36,7 +36,7 @@ class Ranking:
     site: str | None = None
     polarity: Literal["+", "-"] | None = None
     position: Position | None = None
-    """None: an explanation ranks at ``all`` positions if it has a counterfactual, otherwise at ``last``."""
+    """None: an explanation ranks at ``all`` positions of an image or with a counterfactual, otherwise at ``last``."""
     include_sinks: bool = False
     by: By = "positive"
     layers: int | Iterable[int] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -24,6 +25,7 @@ from icebear.errors import InputError
 from icebear.lrp.positions import Reading, over_layers
 from icebear.models.model import Model
 from icebear.models.objective import Objective, ObjectiveKind
+from icebear.models.text.images import ImageMap
 from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.records import HOOKS, Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
@@ -114,6 +116,7 @@ class Relevance(Tabled):
     contrast_phrase: ContrastPhrase | None = None
     positions: Tensor | None = None
     """Only with PA-LRP: (L, T) relevance of the positions in each layer, or (1, T) of position embeddings."""
+    image: ImageMap | None = None
     counterfactual: Counterfactual | None = None
     """If set, relevance is that of differences, and `conservation().target` is the difference explained."""
     missing_rules: tuple[str, ...] = ()
@@ -130,7 +133,7 @@ class Relevance(Tabled):
 
     def __repr__(self) -> str:
         against = f" against {self.contrast_text!r}" if self.contrast_text else ""
-        counterfactual = f" counterfactual {''.join(self.counterfactual.prompts[0])!r}" if self.counterfactual else ""
+        counterfactual = f" counterfactual {self.counterfactual.texts[0]}" if self.counterfactual else ""
         shapes = ", ".join(f"{site} {tuple(x.shape)}" for site, x in self.neurons.relevance.items())
         return (
             f"<Relevance of {len(self.tokens)} tokens for {self.target_text!r}{against}{counterfactual}"
@@ -394,6 +397,7 @@ class Relevance(Tabled):
             "target_positions": list(prompt.target_positions),
             "encoder_length": prompt.encoder_length,
             "positions": None if self.positions is None else self.positions.tolist(),
+            "patches": self.image.patches.tolist() if self.image else None,
             "sinks": list(prompt.sinks),
             "turns": [vars(turn) for turn in prompt.turns],
             "template": list(prompt.template),
@@ -456,7 +460,9 @@ class Relevance(Tabled):
         return self._fragment(10)
 
     def heatmap(self) -> Markup:
-        """Return the tokens on the color of their relevance, as HTML."""
+        """Return the tokens on the color of their relevance, or the image, as HTML."""
+        if self.image:
+            return render("icebear/image.html", png=b64encode(self.image.png()).decode())
         return heatmap(list(self.prompt.strings), self.tokens.tolist(), self.prompt.sinks, self.prompt.template)
 
     def _fragment(self, k: int) -> Markup:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from icebear.errors import InputError
 from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.parts.linear import norm_divisor
+from icebear.models.text import images
 from icebear.records import WRITERS
 
 log = logging.getLogger("icebear")
@@ -99,7 +100,8 @@ def mean_activations(model: Model) -> dict[str, Tensor]:
 
 
 def _measured(model: Model) -> Calibration:
-    log.info("Calibrating activation ranges of %s on %d texts (one-time, cached)", model.name, len(TEXTS))
+    on = f"{len(TEXTS)} texts" if model.task.reads_text else f"{BATCH} images of noise"
+    log.info("Calibrating activation ranges of %s on %s (one-time, cached)", model.name, on)
     sites = written_sites(model)
     low, high = torch.zeros(2, model.layers, model.ffn_width)
     sums = {site: torch.zeros(model.layers, model.width(site), dtype=torch.float64) for site in sites}
@@ -140,10 +142,19 @@ def written_sites(model: Model) -> list[str]:
 
 
 def _batches(model: Model) -> Iterator[Batch]:
-    """Yield the texts."""
+    """Yield the texts; images of noise for an image classifier."""
+    if not model.task.reads_text:
+        yield model.encode(list(noise(model)))
+        return
     rows = sorted(token_rows(model), key=len)
     for part in model.batches(list(map(len, rows)), BATCH):
         yield model.read([rows[number] for number in part])
+
+
+def noise(model: Model, shape: Sequence[int] = ()) -> Tensor:
+    """Return seeded random images (BATCH, C, H, W) for a classifier of images. shape: (C, H, W), if not the model's."""
+    shape = shape or (model.config.num_channels, *images.pair(model.config.image_size))
+    return torch.randn(BATCH, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def token_rows(model: Model) -> list[list[int]]:

@@ -214,6 +214,8 @@ def contexts_of(model: Model, others: bool = False) -> Contexts:
     each read up to a seeded token that is not special. The first are kept, because cards read them again."""
     if not others and model in _CONTEXTS and not is_hooked(model):
         return _CONTEXTS[model]
+    if not model.task.reads_text:
+        raise InputError(f"{model.name} reads images; the averaged Jacobian lens needs a model that reads text.")
     generator, special = random.Random(0), model.special_ids()
     texts, positions = [], []
     for ids in generator.sample(rows := calibration.token_rows(model), len(rows)):

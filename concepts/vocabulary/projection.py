@@ -64,7 +64,9 @@ def project(model: Model, neuron: Neuron | str, k: int = 20, lens: Literal["dire
 
 def both_projections(model: Model, neuron: Neuron, k: int) -> list[Projection]:
     """Project through both lenses. The first is the one that predicts effects in this layer better, if that is
-    measured, else the direct one."""
+    measured, else the direct one. An image classifier has the direct one only."""
+    if not model.task.reads_text:  # a few labels have no words that stand out
+        return [project(model, neuron, k)]
     direct, mean = (_compared(model, neuron, k, lens) for lens in LENSES)
     built = mean_lens(model)
     if built is None:
@@ -113,7 +115,7 @@ def projections(model: Model, neurons: Iterable[Neuron], k: int = 20, lens: str 
 def _projected(model: Model, neurons: Sequence[Neuron], rows: Tensor, k: int, lens: str) -> list[Projection]:
     """Return the projections of rows (N, D) of neurons."""
     built = mean_lens(model) if lens == "mean" else None
-    names = model.labels if model.task.unembeds else {}
+    names = model.labels if model.task.unembeds or not model.task.reads_text else {}
     logits = unembed(model, rows)  # (N, V)
     scale = logits.std(1, keepdim=True) if logits.shape[1] > 1 else torch.ones_like(logits)  # a single number
     z = (logits - logits.mean(1, keepdim=True)) / scale

@@ -31,7 +31,7 @@ def gives_answers(model: Model, layer: int) -> bool:
     """Return whether projected rows of a layer are logits of the model's answers: an encoder writes to a decoder, a
     text classifier or BERT to a head of its own, and a router weighs the neurons of a mixture."""
     task = model.task
-    last = task.unembeds or (task.generates and model.stack_of(layer) == task.stacks - 1)
+    last = not task.reads_text or task.unembeds or (task.generates and model.stack_of(layer) == task.stacks - 1)
     return last and not model.family.experts and not model.family.transforms
 
 
@@ -93,15 +93,23 @@ def unembed(model: Model, x: Tensor) -> Tensor:
 
 
 def unembedding(model: Model, chosen: Chosen = ALL_INDICES) -> Tensor:
-    """Return the rows (N, D) of `vocabulary` for chosen tokens in float32, through the map before it, if any."""
+    """Return the rows (N, D) of `vocabulary` for chosen tokens in float32, through the map before it, if any.
+
+    DINOv2's classifier reads [CLS] and the mean of the patches. Its rows are the sum of both parts, for a neuron that
+    is equally active at every token.
+    """
     rows = vocabulary(model).rows(chosen) * model.logit_scale
+    if not model.task.reads_text:
+        rows = rows.unflatten(1, (-1, model.config.hidden_size)).sum(1)
     if getattr(model.net.config, "scale_decoder_outputs", False):  # T5
         rows = rows * model.net.config.d_model**-0.5
     return rows @ Linear(model.unembedding_in).rows() if model.unembedding_in else rows
 
 
 def vocabulary(model: Model) -> Linear:
-    """Return the unembedding; for a text classifier the input embeddings (Dar et al. 2023). The non-linear
-    transform of a masked language model is omitted."""
+    """Return the unembedding; for an image classifier the weights of its labels (labels, D), for a text classifier the
+    input embeddings (Dar et al. 2023). The non-linear transform of a masked language model is omitted."""
     output = model.net.get_output_embeddings()
+    if output is None and not model.task.reads_text:
+        output = next(module for name, module in model.net.named_children() if name.endswith("classifier"))
     return Linear(model.embeddings[0] if output is None else output)

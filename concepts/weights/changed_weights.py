@@ -166,7 +166,7 @@ class ModelPair:
     @cached_property
     def embeddings(self) -> list[str]:
         """The names of the token embeddings that differ."""
-        ids = {id(module.weight) for module in self.model.embeddings}
+        ids = {id(module.weight) for module in self.model.embeddings} if self.model.task.reads_text else set()
         return [name for name, (weight, _) in self.weights.items() if id(weight) in ids]
 
     def embedding(self, model: Model, batch: Batch, stack: int) -> Tensor:
@@ -259,6 +259,9 @@ class Causes:
 
     def read(self, stack: int, x: Tensor) -> Tensor:
         """Return the input of a stack: the prompt's embeddings, and the counterfactual's in the base model."""
+        if self.batch.pixels is not None:
+            self.embedded.append((x, x))
+            return x
         base_x = self.pair.embedding(self.pair.base, self.batch, stack).detach().to(x)
         self.embedded.append((x, base_x))
         return torch.cat((x[:1], base_x[1:]))

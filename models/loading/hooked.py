@@ -51,7 +51,7 @@ def matches(source: str) -> bool:
 
 def read(
     source: str, weights: Mapping[str, Any], config: str | Path | Mapping[str, Any] | None = None
-) -> tuple[Hooked, Any]:
+) -> tuple[Hooked, Any, None]:
     """Return the network and the tokenizer of a folder or a file. Raises `ModelError`.
 
     config: the fields of the configuration or a JSON file of them, which replace the file's.
@@ -80,8 +80,8 @@ def read(
     if (folder / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast
 
-        return net, PreTrainedTokenizerFast.from_pretrained(folder)
-    return net, Words(words) if words else None
+        return net, PreTrainedTokenizerFast.from_pretrained(folder), None
+    return net, Words(words) if words else None, None
 
 
 def _weights_file(folder: Path) -> Path:

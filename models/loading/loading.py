@@ -106,10 +106,10 @@ def load_model(
         weights |= {"dtype": kind, "attn_implementation": attention, "use_safetensors": True}
         options: Any = config if is_hooked else {"trust_remote_code": trust_remote_code}
         with _Unfilled() if name in PRESETS else nullcontext():
-            net, tokenizer = read(source, weights, options)
+            net, tokenizer, processor = read(source, weights, options)
         if not (device_map or getattr(net, "is_quantized", False)):
             net = net.to(torch_device)
-        model = Model(net, tokenizer, name)
+        model = Model(net, tokenizer, name, processor)
     if name in PRESETS:
         model.weights = "4-bit weights, dequantized"
     elif gguf:
@@ -155,7 +155,7 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-Reader = Callable[[str, dict[str, Any], Any], tuple[Any, Any]]
+Reader = Callable[[str, dict[str, Any], Any], tuple[Any, Any, Any]]
 
 
 def _reader(source: str) -> Reader:
@@ -165,18 +165,23 @@ def _reader(source: str) -> Reader:
     return hooked.read if hooked.matches(source) else _read
 
 
-def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the network and its tokenizer, if it has one.
+def _read(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the network, and its tokenizer or image processor.
 
     weights: options of the network's weights; options: of everything that is read.
     """
     import transformers
 
     check_weight_index(source)
-    auto, _ = _auto_class(source, options)
+    auto, task = _auto_class(source, options)
+    if not task.reads_text:
+        need("images")
     net = complete(getattr(transformers, auto), source, **weights, **options)
-    lacks = _lacks_tokenizer(Path(source))
-    return net, None if lacks else transformers.AutoTokenizer.from_pretrained(source, **options)
+    if not task.reads_text:
+        return net, None, _image_processor(source, options)
+    if _lacks_tokenizer(Path(source)):
+        return net, None, None
+    return net, transformers.AutoTokenizer.from_pretrained(source, **options), None
 
 
 def complete(kind: Any, source: str, **options: Any) -> Any:
@@ -209,12 +214,21 @@ def _auto_class(source: str, options: dict[str, Any], wanted: str | None = None)
     return auto_class_of(saved) or task.auto_class, task
 
 
+def _image_processor(source: str, options: dict[str, Any]) -> Any:
+    """Return the image processor; None if a folder has none. With Pillow it makes the same pixels on every machine."""
+    from transformers import AutoImageProcessor
+
+    if Path(source).is_dir() and not any(Path(source).glob("*processor_config.json")):
+        return None
+    return AutoImageProcessor.from_pretrained(source, backend="pil", **options)
+
+
 def _lacks_tokenizer(folder: Path) -> bool:
     names = ("*token*", "vocab*", "merges.txt", "*.model")
     return folder.is_dir() and not any(next(folder.glob(name), None) for name in names)
 
 
-def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
+def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any, None]:
     import transformers
 
     try:
@@ -253,7 +267,7 @@ def _read_adapter(source: str, weights: dict[str, Any], options: dict[str, Any])
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of tied weights, which are untied
         adapter = PeftModel.from_pretrained(net, source)
     _untie(adapter)
-    return adapter.merge_and_unload(), tokenizer
+    return adapter.merge_and_unload(), tokenizer, None
 
 
 TASK_TYPES = {

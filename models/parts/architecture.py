@@ -40,6 +40,21 @@ def first_of(layer: nn.Module, names: str) -> nn.Module | None:
     return None
 
 
+def attention_maps(net: Any, inputs: bool) -> list[nn.Module]:
+    """Return the projections to queries, keys and values (inputs), or those of attention's outputs, of self-attention
+    and cross-attention; none for an unknown family."""
+    family = family_of(net)
+    found = []
+    for part in (family, family.decoder) if family else ():
+        for layer in net.get_submodule(part.layers).children() if part else ():
+            home = part.cross.rpartition(".")[0]
+            names = [part.q, part.k, part.v, part.qkv] if inputs else [part.attn_out, part.cross]
+            if inputs and home:
+                names += [f"{home}.{name.rpartition('.')[2]}" for name in (part.q, part.k, part.v)]
+            found += [first_of(layer, name) for name in names]
+    return [module for module in found if module is not None]
+
+
 class Architecture:
     """A transformers model and where its neurons are."""
 
@@ -66,8 +81,14 @@ class Architecture:
         """Kinds of passes -> what `icebear.concepts.passes.proved` knows of them."""
         self.name = name or net.config._name_or_path or type(net).__name__
         self.task = task_of(type(self.net).__name__, self.net.config.is_encoder_decoder)
-        if getattr(self.config, "vocab_size", None) is None:
+        if self.task.reads_text and getattr(self.config, "vocab_size", None) is None:
             raise ModelError(f"icebear cannot explain a {type(self.net).__name__}, which has no vocabulary of tokens.")
+        if not self.task.reads_text and not self.has_family:
+            known = ", ".join(kind for kind, family in FAMILIES.items() if family.own_tokens is not None)
+            raise ModelError(
+                f"icebear cannot explain a {type(self.net).__name__}; it explains image classifiers of the model types "
+                f"{known}."
+            )
 
     @property
     def device(self) -> torch.device:
@@ -100,7 +121,10 @@ class Architecture:
 
     @property
     def config(self) -> Any:
-        """The configuration of the text model, also for a model that reads images as well."""
+        """The configuration of the text model, also for a model that reads images as well; that of the vision tower for
+        an image classifier."""
+        if not self.task.reads_text:
+            return getattr(self.net.config, "vision_config", self.net.config)
         return self.net.config.get_text_config()
 
     @cached_property

@@ -66,7 +66,9 @@ class Family:
     position_method: str = ""
     """A method inside a layer that returns positions."""
     position_embedding: str = ""
-    """The module of the model whose output is added to the token embeddings."""
+    """The module, parameter or method of the model that gives what is added to the token embeddings."""
+    own_tokens: tuple[str, ...] | None = None
+    """The parameters that an image classifier reads as tokens before the patches: [CLS], registers; None for text."""
     first_is_sink: bool = True
     """Whether the first token counts as a sink also where its residual stream is short."""
     decoder: Family | None = None

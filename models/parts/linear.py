@@ -148,9 +148,9 @@ class Linear:
 
 
 def norm_divisor(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return (..., 1) the number by which a norm divides x (..., D): the standard deviation or root mean square; 1 in
-    place of a norm."""
-    if isinstance(norm, nn.Identity):
+    """Return (..., 1) the number by which a norm divides x (..., D): the standard deviation or root mean square; 1 for
+    a layer scale, and in place of a norm."""
+    if isinstance(norm, nn.Identity) or hasattr(norm, LAYER_SCALE):
         return torch.ones_like(x[..., :1], dtype=torch.float32)
     eps: float = getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0))  # type: ignore[assignment]
     x = x.float()
@@ -165,10 +165,15 @@ def through_norm(norm: nn.Module, rows: Tensor, offset: float, by: Tensor | floa
     """
     if _centers(norm):
         rows = rows - rows.mean(-1, keepdim=True)
+    if hasattr(norm, LAYER_SCALE):
+        return rows * getattr(norm, LAYER_SCALE).float()
     if getattr(norm, "weight", None) is not None:
         rows = rows * (offset + weight_of(norm).float())
     return rows / by
 
+
+LAYER_SCALE = "lambda1"
+"""The gains of a layer scale (DINOv2), which stands where other families have a norm, and divides by nothing."""
 
 LAYER_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm", "Cohere2MoeLayerNorm", "OlmoLayerNorm")
 """They do not inherit from torch's."""

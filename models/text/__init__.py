@@ -1,1 +1,1 @@
-"""Prompts, chats and answers."""
+"""Prompts, chats, answers and images."""

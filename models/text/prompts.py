@@ -14,15 +14,17 @@ from icebear.models.text.chat import Chat
 
 if TYPE_CHECKING:
     import numpy
+    import PIL.Image
     from torch import Tensor
 
 
 PromptLike: TypeAlias = (
     "Prompt | str | Path | tuple[str, str] | Sequence[int] | Chat | Sequence[Mapping[str, Any]] | Answer | Tensor | "
-    "numpy.ndarray"
+    "numpy.ndarray | PIL.Image.Image"
 )
 """A text, a pair of texts (a tuple), token ids (a list, an array, a tensor), a `Chat` or its messages (a list of dicts
-with role and content), or an `Answer` with its prompt."""
+with role and content), or an `Answer` with its prompt; for an image classifier the path of an image, an image, or its
+pixels."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Prompt:
     """A prompt: one of these is set; once it was read, also its ids."""
 
     text: str | None = None
+    """A text, or for an image classifier the path of an image."""
     pair: str | None = None
     """The second text of a pair, after `text`: a premise and its hypothesis, a question and a passage."""
     ids: tuple[int, ...] | None = None
@@ -37,6 +40,8 @@ class Prompt:
     tokens: Sequence[str | int] | None = None
     """The texts or ids of single tokens, as results show them; no special tokens are added."""
     chat: Chat | None = None
+    image: Any = None
+    """An image, or pixels (C, H, W)."""
 
     @classmethod
     def of(cls, prompt: Any) -> Prompt:
@@ -51,6 +56,8 @@ class Prompt:
             return cls(text=prompt[0], pair=prompt[1])
         if isinstance(prompt, Answer):
             return cls(ids=tuple(prompt.before(len(prompt.ids))))
+        if hasattr(prompt, "convert") or getattr(prompt, "ndim", 0) == 3:
+            return cls(image=prompt)
         if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(part, Mapping) for part in prompt):
             return cls(chat=Chat(prompt))
         if isinstance(prompt, Mapping) and prompt.keys() & {"pair", "messages"}:

@@ -1,4 +1,4 @@
-"""`Reader`: what tasks, chats and answers use of a `Model`, which imports them."""
+"""`Reader`: what tasks, chats, answers and images use of a `Model`, which imports them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ class Reader(Protocol):
     name: str
     net: Any
     tokenizer: Any
+    processor: Any
     lock: FairLock
 
     @property
     def config(self) -> Any: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def family(self) -> Any: ...
     @property
     def labels(self) -> Mapping[int, str]: ...
     @property

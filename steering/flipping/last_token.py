@@ -75,7 +75,8 @@ class LastToken:
         self.steps = len(self.read)
         self.rows = max(1, min(PASS_ROWS, PASS_TOKENS // (len(self.ids) + self.steps)))
         cached = len(self.ids) > 1 and model.task.is_causal and "mixer" not in model.sites
-        self.prefix = Prefix.read(model, [self.ids[:-1]]) if cached else None
+        prefix = Prefix.read(model, [self.ids[:-1]]) if cached else None
+        self.prefix = None if prefix is None or prefix.cache is None else prefix  # GPT-1 keeps nothing
         self.again = [] if self.prefix else self.ids[:-1]
         """The tokens before, which are read in every pass if later tokens have an influence on them."""
         self.predicting = slice(len(self.again), None)

@@ -24,6 +24,8 @@ class Tape:
     def __init__(self, method):
         self.method = method
         self.values, self.sites, self.positions = [], {}, {}
+        self.rules = {}
+        """By the id of a module, its rule, if it is not that of linear maps."""
         self.retained = {"softmax": 0.0, "biases": 0.0, "positions": 0.0}
 
     # --- leaves and constants ---

@@ -1,12 +1,15 @@
 """Forward passes of small models on the tape of `tests/reference/attnlrp.py`, written out from their papers."""
 
 import math
+import re
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from transformers.pytorch_utils import Conv1D
 
+from icebear.lrp.linear_rules import Epsilon
 from reference.attnlrp import Tape
 
 
@@ -20,7 +23,7 @@ def squared_relu(x):
 
 def apply(tape, module, v):
     weight = module.weight.T if isinstance(module, Conv1D) else module.weight
-    return tape.linear(v, weight, getattr(module, "bias", None))
+    return tape.linear(v, weight, getattr(module, "bias", None), tape.rules.get(id(module)))
 
 
 def causal(T):
@@ -523,9 +526,123 @@ def bert(tape, net, ids):
     return [leaf], apply(tape, head.decoder if old else net.vocab_projector, last)
 
 
+def patches(tape, conv, pixels):
+    """Patches by a convolution written as the matrix it is: (leaf of the pixels, (patches, D))."""
+    P = conv.kernel_size[0]
+    leaf = tape.leaf(pixels)
+    rows, columns = pixels.shape[1] // P, pixels.shape[2] // P
+    cut = tape.move(leaf, lambda x: x.view(3, rows, P, columns, P).permute(1, 3, 0, 2, 4).reshape(rows * columns, -1))
+    return leaf, tape.linear(cut, conv.weight.flatten(1), conv.bias, tape.method.conv or tape.method.linear)
+
+
+def own(tape, embeddings, *names):
+    """The model's own tokens: the weights (1, N, D) or (D,) of these that it has; their relevance counts as biases."""
+    weights = [getattr(embeddings, name) for name in names if hasattr(embeddings, name)]
+    tape.own = [tape.leaf(weight.reshape(-1, weight.shape[-1])) for weight in weights]
+    return tape.own
+
+
+def vision_layer(tape, number, h, norms, attention, mlp, H, scales=(1, 1)):
+    """One layer; mlp takes the normalized stream. scales: those of DINOv2's layer scales."""
+    n = norm(tape, h, norms[0])
+    maps = [getattr(attention, f"{name}_proj") for name in "qkv"]
+    parts = [tape.heads(tape.tag(name, number, apply(tape, m, n)), H) for name, m in zip("qkv", maps, strict=True)]
+    heads = tape.tag("attn", number, tape.attention(*parts, None, (h.x.shape[-1] // H) ** -0.5))
+    output = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
+    h = tape.add(h, tape.scale(apply(tape, output, heads), scales[0]))
+    return tape.add(h, tape.scale(mlp(norm(tape, h, norms[1])), scales[1]))
+
+
+def ungated(tape, number, mlp, f):
+    return lambda n: apply(tape, mlp.fc2, tape.tag("ffn", number, tape.act(apply(tape, mlp.fc1, n), f)))
+
+
+def mean_of(tape, v):
+    """The mean (D,) of tokens (T, D), a linear map of each column: Eq. 8 whatever the rule of linear maps."""
+    T = len(v.x)
+    columns = tape.linear(tape.move(v, lambda x: x.T), torch.full((1, T), 1 / T, dtype=v.x.dtype), rule=Epsilon())
+    return tape.move(columns, lambda x: x[:, 0])
+
+
+@torch.no_grad()
+def vit(tape, net, pixels):
+    """ViT and DeiT: the [CLS] token is classified."""
+    core, H = net.base_model, net.config.num_attention_heads
+    embeddings = core.embeddings
+    leaf, embedded = patches(tape, embeddings.patch_embeddings.projection, pixels)
+    first = own(tape, embeddings, "cls_token", "distillation_token")
+    h = learned(tape, tape.join([*first, embedded], 0), embeddings.position_embeddings[0])
+    for number, layer in enumerate(core.layers):
+        norms = layer.layernorm_before, layer.layernorm_after
+        h = vision_layer(tape, number, h, norms, layer.attention, ungated(tape, number, layer.mlp, F.gelu), H)
+    final = tape.move(tape.layer_norm(h, core.layernorm), lambda n: n[0])
+    return [leaf], tape.linear(final, net.classifier.weight, net.classifier.bias)
+
+
+@torch.no_grad()
+def dinov2(tape, net, pixels):
+    """Positions fitted to the image, layer scales, registers without positions; reads [CLS] and the patches' mean."""
+    core, H = net.base_model, net.config.num_attention_heads
+    embeddings = core.embeddings
+    leaf, embedded = patches(tape, embeddings.patch_embeddings.projection, pixels)
+    first, *registers = own(tape, embeddings, "cls_token", "register_tokens")
+    count = 1 + sum(len(part.x) for part in registers)
+    tokens = tape.join([first, embedded], 0)
+    fitted = embeddings.interpolate_pos_encoding(tokens.x[None], *pixels.shape[1:])[0]
+    parts = [first, *registers, embedded]
+    for index, start, positions in ((0, 0, fitted[:1]), (-1, count, fitted[1:])):
+        if tape.method.positions:
+            parts[index] = tape.add(parts[index], place(tape.position(positions, 0, -2), start))
+        else:
+            parts[index] = tape.constant(parts[index], positions, "positions")
+    h = tape.join(parts, 0)
+    for number, layer in enumerate(core.encoder.layer):
+        mlp = ungated(tape, number, layer.mlp, F.gelu)
+        if net.config.use_swiglu_ffn:
+            mlp = partial(swiglu, tape, number, layer.mlp)
+        scales = layer.layer_scale1.lambda1, layer.layer_scale2.lambda1
+        h = vision_layer(tape, number, h, (layer.norm1, layer.norm2), layer.attention, mlp, H, scales)
+    n = tape.layer_norm(h, core.layernorm)
+    means = mean_of(tape, tape.move(n, lambda x: x[count:]))
+    final = tape.join([tape.move(n, lambda x: x[0]), means], 0)
+    return [leaf], tape.linear(final, net.classifier.weight, net.classifier.bias)
+
+
+def swiglu(tape, number, mlp, n):
+    gate = tape.act(apply(tape, mlp.gate_proj, n), F.silu)
+    return apply(tape, mlp.down_proj, tape.tag("ffn", number, tape.mul(gate, apply(tape, mlp.up_proj, n))))
+
+
+@torch.no_grad()
+def clip(tape, net, pixels):
+    """Vision towers: CLIP's has no final norm, and a [CLS] token that the classifier does not read; SigLIP's."""
+    core, H = net.vision_model, net.config.vision_config.num_attention_heads
+    embeddings = core.embeddings
+    leaf, h = patches(tape, embeddings.patch_embedding, pixels)
+    first = own(tape, embeddings, "class_embedding")
+    h = learned(tape, tape.join([*first, h], 0), embeddings.position_embedding.weight)
+    if first:
+        h = tape.layer_norm(h, core.pre_layrnorm)
+    for number, layer in enumerate(core.encoder.layers):
+        mlp = ungated(tape, number, layer.mlp, layer.mlp.activation_fn)
+        h = vision_layer(tape, number, h, (layer.layer_norm1, layer.layer_norm2), layer.self_attn, mlp, H)
+    h = tape.move(h, lambda x: x[1:]) if first else tape.layer_norm(h, core.post_layernorm)
+    return [leaf], tape.linear(mean_of(tape, h), net.classifier.weight, net.classifier.bias)
+
+
+INTO = re.compile(r"(^|\.)(c_attn|query_key_value|query|key|value|qkv_proj|([qkv](_proj|_lin)?))$")
+OUT_OF = re.compile(r"(attn|attention|Attention)\.(output\.)?(c_proj|out_proj|o_proj|out_lin|dense|o)$")
+
+
+def attention_rule(method, name):
+    """The rule of a projection into or out of attention, by its name."""
+    return method.attention_in if INTO.search(name) else method.attention_out if OUT_OF.search(name) else None
+
+
 def explain(build, method, net, prompt, target, **options):
     """(tokens (T,), the tape, the logits): the whole of it."""
     tape = Tape(method)
+    tape.rules = {id(module): attention_rule(method, name) for name, module in net.named_modules()}
     leaves, logits = build(tape, net, prompt, **options)
     tape.back(logits, target)
     return leaves, tape, logits.x

@@ -60,25 +60,37 @@ def changes_tables(changes: ExplainedChanges) -> list[Any]:
 
 
 def relevance_report(relevance: icebear.Relevance, units: Table | None = None) -> Group:
-    """The prediction and its relevance by token or by `units`."""
+    """The prediction and its relevance by token, by `units` or by image patch."""
     head = Text.assemble("Why ", (repr(relevance.target_text), "bold"))
     if relevance.contrast_text:
         head.append(f", not {relevance.contrast_text!r}")
     head.append(f"?  method: {repr(relevance.method).removesuffix('()')}", "dim")
-    prompt, tokens, compared = relevance.prompt, relevance.predictions[:5], relevance.counterfactual
+    tokens, compared = relevance.predictions[:5], relevance.counterfactual
     if compared and compared.model and not relevance.tokens.any():
         lines = [f"Predicted: {listed(tokens)}", f"Predicted by {compared.model}: {listed(compared.predictions)}"]
         return Group(*map(Text, lines), head, Text(relevance.conservation_text(), "dim"))
-    picture = heatmap(prompt.strings, relevance.tokens.tolist(), prompt.template)
     return Group(
         Text(f"Predicted: {listed(tokens)}"),
         head,
-        Padding(picture, (1, 2)),
-        units or tokens_table(relevance),
+        Padding(_picture(relevance), (1, 2)),
+        *([] if relevance.image else [units or tokens_table(relevance)]),
         Text(relevance.conservation_text(), "dim"),
         *([Text(relevance.comparison_text(), "dim")] if relevance.counterfactual else []),
         *([Text(f"No rule for: {', '.join(relevance.missing_rules)}", "yellow")] if relevance.missing_rules else []),
     )
+
+
+def _picture(relevance: icebear.Relevance) -> Text:
+    """The tokens on the colors of their relevance; of an image, its patches with a number from -9 to +9."""
+    if not relevance.image:
+        return heatmap(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
+    patches = relevance.image.patches
+    text = Text()
+    for number, share in enumerate(normalized(patches.flatten().tolist())):
+        if number and number % patches.shape[1] == 0:
+            text.append("\n")
+        text.append(f"{9 * share:+.0f}" if abs(9 * share) >= 0.5 else " .", shade(share))
+    return text
 
 
 def tokens_table(relevance: icebear.Relevance) -> Table:
@@ -110,8 +122,7 @@ def explanation_screen(explanation: icebear.Explanation, units: Table | None = N
     relevance, (before, after) = explanation.relevance, lines(explanation)
     tokens: list[Any] = [Padding(units, (1, 2))] if units else []
     if after and not units:
-        picture = heatmap(relevance.prompt.strings, relevance.tokens.tolist(), relevance.prompt.template)
-        tokens = [Padding(picture, (1, 2))]
+        tokens = [Padding(_picture(relevance), (1, 2))]
     return Constrain(Group(*map(_shown, before), *tokens, *map(_shown, after)), WIDTH)
 
 

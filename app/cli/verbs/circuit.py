@@ -30,7 +30,7 @@ class Options:
     no_heads: bool = option("Take only FFN neurons as nodes.")
     ablate: bool
     html: str | None
-    png: str | None = option("Write the picture of the circuit to this file.", type="output")
+    png: str | None
     store: str
     json: bool
     at: int | None

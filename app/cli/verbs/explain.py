@@ -29,7 +29,6 @@ class Options:
         "Generate an answer. Show how much of the answer came from the context, the question and the answer's "
         "earlier words."
     )
-    no_counterfactual: bool = option("Choose no counterfactual for a PROMPT alone.")
     store: str
     html: str | None
     json: bool
@@ -52,6 +51,8 @@ class Options:
         show_default=False,
         advanced=True,
     )
+    no_counterfactual: bool = option("Choose no counterfactual for a PROMPT alone.", advanced=True)
+    png: str | None = option(advanced=True)
     claim: str | None
     model: ModelOptions
 
@@ -81,6 +82,7 @@ def explain(options: Options) -> None:
     explanation = _explained(options, model, arguments)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
+    write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
     document = explanation.to_dict()
     units = icebear.units(relevance, options.units) if options.units else []
     has_tables = not explanation.stages and (options.units or options.sources or not explanation.random_effects)
@@ -214,7 +216,9 @@ def _checked(options: Options) -> AttributionOptions:
     """Return what is explained. Raises `UsageError` where options do not go together."""
     attribution = options.attribution
     prompt, pairs = attribution.prompt, len(attribution.counterfactual)
-    exactly_one({"a PROMPT": prompt.prompt, "--messages": prompt.messages})
+    exactly_one({"a PROMPT": prompt.prompt, "--image": attribution.image, "--messages": prompt.messages})
+    if options.png and not attribution.image:
+        raise click.UsageError("--png draws the relevance of an image; give --image.")
     if options.sources and pairs > 1:
         raise click.UsageError("--sources compares with one counterfactual prompt; give --counterfactual once.")
     if options.sources and pairs and attribution.contrast:
