@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from icebear.converters import checked
+from icebear.result_files import Given, saved_as
 
 
 @dataclass(frozen=True)
@@ -49,3 +53,23 @@ class Batch:
         ids, mask = (x[list(order), : max(lengths)] for x in (self.ids, self.mask))
         decoder = self.decoder.rows(order) if self.decoder else None
         return Batch(ids, mask, lengths, decoder, self.before, self.after)
+
+
+def _written(batch: Batch) -> dict[str, Any]:
+    checked(batch, batch.after is None, Batch)  # a part of a pass is in no result
+    decoder = batch.decoder and _written(batch.decoder)
+    return {"ids": batch.ids, "mask": batch.mask, "lengths": list(batch.lengths), "decoder": decoder}
+
+
+def _read(saved: Any, given: Given) -> Batch:
+    """Return a saved batch on the device of the model, if there is one."""
+    device = given[0].device if given else "cpu"
+    ids, mask = (checked(saved[name], isinstance(saved[name], Tensor), Tensor).to(device) for name in ("ids", "mask"))
+    lengths = tuple(checked(length, type(length) is int and length >= 0, int) for length in saved["lengths"])
+    checked(
+        ids, ids.dtype == mask.dtype == torch.long and ids.shape == mask.shape == (len(lengths), ids.shape[-1]), Batch
+    )
+    return Batch(ids, mask, lengths, _read(saved["decoder"], given) if saved["decoder"] else None)
+
+
+saved_as(Batch, _written, _read)
