@@ -32,6 +32,7 @@ from icebear.records import (
     Writes,
 )
 from icebear.render import NEGATIVE, POSITIVE, page, render, visible
+from icebear.result_files import SavedResult
 
 if TYPE_CHECKING:
     import pandas
@@ -49,7 +50,7 @@ HEAD_COLORS = "Red: its attention from there, darker for more; the line below na
 
 
 @dataclass(frozen=True)
-class Card(Tabled):
+class Card(SavedResult, Tabled):
     """A neuron with its vocabulary projection, examples of both signs, statistics and labels, and its page."""
 
     neuron: Neuron

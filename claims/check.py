@@ -13,6 +13,7 @@ from icebear.claims.kind import Measured
 from icebear.errors import IcebearError, InputError, NumericalError
 from icebear.models.model import Model
 from icebear.records import InNotebooks
+from icebear.result_files import SavedResult
 from icebear.steps import OnProgress, unwatched
 from icebear.values import several, shown, typed
 
@@ -56,7 +57,7 @@ class CheckedClaim:
 
 
 @dataclass(frozen=True)
-class CheckedClaims(InNotebooks):
+class CheckedClaims(SavedResult, InNotebooks):
     """The claims of a file, measured again."""
 
     rows: tuple[CheckedClaim, ...]

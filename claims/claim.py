@@ -8,11 +8,12 @@ from typing import Any
 
 from cattrs.strategies import configure_union_passthrough
 
-from icebear.claims.kind import Kind, Measured, NodeId
+from icebear.claims.kind import Kind, Measured
 from icebear.claims.kinds import KINDS
 from icebear.convert import converter
 from icebear.errors import InputError
 from icebear.models.model import Model
+from icebear.result_files import saved_as
 from icebear.values import real, seed_of
 
 MARGIN = 0.05
@@ -101,8 +102,6 @@ class Claim:
 def _converter() -> Any:
     claims_converter = converter()
     configure_union_passthrough(str | int | None, claims_converter)
-    claims_converter.register_structure_hook(NodeId, lambda value, _: NodeId.parse(value))
-    claims_converter.register_unstructure_hook(NodeId, str)
 
     def read(value: Any, _: Any) -> Kind:
         name = value.get(TAG) if isinstance(value, dict) else None
@@ -118,3 +117,6 @@ def _converter() -> Any:
 
 
 CONVERTER = _converter()
+
+
+saved_as(Claim, CONVERTER.unstructure, lambda saved, given: CONVERTER.structure(saved, Claim))

@@ -10,7 +10,7 @@ import yaml
 
 from icebear.claims.claim import CONVERTER, Claim
 from icebear.claims.kind import Draft
-from icebear.convert import check_version
+from icebear.converters import check_version
 from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.paths import existing, local, locked, read_text, write_file

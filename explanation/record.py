@@ -16,6 +16,7 @@ from icebear.concepts.stages.stage_records import StageShares
 from icebear.concepts.stages.stages import Stages
 from icebear.convert import Tabled
 from icebear.records import Meaning, Projection, RandomControl, Ranked
+from icebear.result_files import SavedResult
 
 if TYPE_CHECKING:
     import pandas
@@ -50,7 +51,7 @@ class ExplainedNode:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ExplainedPrediction(Tabled):
+class ExplainedPrediction(SavedResult, Tabled):
     """The explanation of a prediction: tokens, nodes, and controls of both."""
 
     relevance: Relevance

@@ -7,17 +7,16 @@ fields are refused, and only fields with a default may be missing. NaN and infin
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from cattrs import Converter
 
+from icebear.converters import check_version, plain_converter
 from icebear.edits import AnyEdit, Edit, VectorEdit
 from icebear.errors import IcebearError, InputError, RecipeError, need
 from icebear.paths import local, read_text, write_file
-from icebear.records import InNotebooks, Neuron
+from icebear.records import InNotebooks
 
 if TYPE_CHECKING:
     import pandas
@@ -30,38 +29,11 @@ Record = TypeVar("Record")
 
 def converter() -> Converter:
     """Return a converter of records whose fields may be neurons and edits."""
-    result = Converter(forbid_extra_keys=True, detailed_validation=False, unstruct_collection_overrides={tuple: list})
-    for kind in (bool, int, str):
-        result.register_structure_hook(kind, lambda value, kind: checked(value, type(value) is kind, kind))
-    number = lambda value: type(value) in (int, float) or value in ("nan", "inf", "-inf")  # noqa: E731
-    result.register_structure_hook(float, lambda value, kind: float(checked(value, number(value), kind)))
-    result.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else repr(value))
-    for record in (Neuron, Edit):
-        result.register_structure_hook(record, lambda value, kind: kind.parse(value))
-        result.register_unstructure_hook(record, str)
+    result = plain_converter()
     result.register_structure_hook(
         AnyEdit, lambda value, _: result.structure(value, VectorEdit) if isinstance(value, dict) else Edit.parse(value)
     )
-    result.register_structure_hook_factory(lambda kind: get_origin(kind) in (tuple, list), _sequence)
     return result
-
-
-def checked(value: Any, right: bool, kind: Any) -> Any:
-    """Return the value. Raises `TypeError` if it is not right."""
-    if not right:
-        raise TypeError(f"{str(value)[:40]!r} is not a {getattr(kind, '__name__', kind)}")
-    return value
-
-
-def _sequence(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
-    origin, inner = get_origin(kind), get_args(kind)
-
-    def hook(value: Any, _: Any) -> Any:
-        size = len(checked(value, isinstance(value, list), kind))
-        kinds = inner if origin is tuple and inner[-1:] != (...,) else inner[:1] * size
-        return origin(converter.structure(part, kind) for part, kind in zip(value, kinds, strict=True))
-
-    return hook
 
 
 CONVERTER = converter()
@@ -99,15 +71,6 @@ def _structured(data: Any, kind: type[Record], source: str, error: type[IcebearE
     except Exception as reason:  # of cattrs
         why = f"it lacks {reason}" if isinstance(reason, KeyError) else str(reason).rstrip(".")
         raise error(f"{source} cannot be read ({why}); save it again with icebear.") from None
-
-
-def check_version(version: Any, known: int, source: str, error: type[IcebearError]) -> None:
-    """Raise the error for the version of another format; what is no number is no version."""
-    if isinstance(version, int | float) and version != known:
-        raise error(
-            f"{source} has format version {version}, but this version of icebear reads format version {known}; make "
-            "the file again with this version."
-        )
 
 
 def _name(kind: type) -> str:

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any, Literal, NamedTuple
 
 from icebear.errors import InputError
+from icebear.result_files import SavedResult
 from icebear.values import check_int, one_of, shown
 
 SITES = ("ffn", "attn", "q", "k", "v", "cross", "mixer", "router", "shared")
@@ -297,7 +298,7 @@ class Reliability(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Projection(InNotebooks):
+class Projection(SavedResult, InNotebooks):
     """The tokens that a neuron with positive activation promotes and suppresses, largest first."""
 
     neuron: Neuron
@@ -432,7 +433,7 @@ class Writes:
 
 
 @dataclass(frozen=True, repr=False)
-class RandomControl(InNotebooks):
+class RandomControl(SavedResult, InNotebooks):
     """A number before and after an intervention, and after equal random interventions."""
 
     what: str

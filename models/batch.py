@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from icebear.converters import checked
+from icebear.result_files import Given, saved_as
 
 
 @dataclass(frozen=True)
@@ -51,3 +55,28 @@ class Batch:
         pixels = None if self.pixels is None else self.pixels[list(order)]
         decoder = self.decoder.rows(order) if self.decoder else None
         return Batch(ids, mask, lengths, decoder, pixels, self.before, self.after)
+
+
+def _written(batch: Batch) -> dict[str, Any]:
+    checked(batch, batch.after is None, Batch)  # a part of a pass is in no result
+    decoder = batch.decoder and _written(batch.decoder)
+    lengths = list(batch.lengths)
+    return {"ids": batch.ids, "mask": batch.mask, "lengths": lengths, "decoder": decoder, "pixels": batch.pixels}
+
+
+def _read(saved: Any, given: Given) -> Batch:
+    """Return a saved batch on the device of the model, if there is one."""
+    device = given[0].device if given else "cpu"
+    ids, mask = (checked(saved[name], isinstance(saved[name], Tensor), Tensor).to(device) for name in ("ids", "mask"))
+    lengths = tuple(checked(length, type(length) is int and length >= 0, int) for length in saved["lengths"])
+    checked(
+        ids, ids.dtype == mask.dtype == torch.long and ids.shape == mask.shape == (len(lengths), ids.shape[-1]), Batch
+    )
+    decoder, pixels = (_read(saved["decoder"], given) if saved["decoder"] else None), saved["pixels"]
+    if pixels is not None:
+        checked(pixels, isinstance(pixels, Tensor) and pixels.dim() == 4 and len(pixels) == len(lengths), Tensor)
+        pixels = pixels.to(device)
+    return Batch(ids, mask, lengths, decoder, pixels)
+
+
+saved_as(Batch, _written, _read)

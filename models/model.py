@@ -25,6 +25,7 @@ from icebear.models.text.chat import Marks, Turn, marks_of, rendered, turns
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest, Prompts, joined, prompts_of
 from icebear.models.text.words import Words
 from icebear.records import TokenScore
+from icebear.result_files import given_model, saved_as
 from icebear.values import check_int, real, seed_of, several, text_of
 
 
@@ -609,3 +610,6 @@ def not_nan(logits: Tensor) -> Tensor:
 def at(logits: Tensor, positions: list[int]) -> Tensor:
     """Select (B, P, V) from logits (B, T, V), or repeat the logits of labels (B, V) for each position."""
     return logits[:, None].expand(-1, len(positions), -1) if logits.dim() == 2 else logits[:, positions]
+
+
+saved_as(Model, lambda model: {"name": model.name, "fingerprint": model.fingerprint}, given_model)

@@ -15,7 +15,7 @@ from mcp import Client
 from mcp.server import MCPServer
 
 from icebear.app.mcp.session import Session
-from icebear.convert import check_version
+from icebear.converters import check_version
 from icebear.errors import InputError
 from icebear.paths import append, read_text
 

@@ -24,6 +24,7 @@ from icebear.models.objective import Token, objective_of
 from icebear.models.text.answer import Answer, Span
 from icebear.models.text.prompts import Prompt, PromptLike, PromptRequest
 from icebear.records import InNotebooks
+from icebear.result_files import SavedResult
 from icebear.values import typed
 
 
@@ -42,7 +43,7 @@ class SourcePart:
 
 
 @dataclass(frozen=True)
-class SourceBreakdown(InNotebooks):
+class SourceBreakdown(SavedResult, InNotebooks):
     """How much each part of the prompt contributed to the explained number."""
 
     text: str

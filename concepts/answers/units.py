@@ -21,6 +21,7 @@ from icebear.models.model import Model
 from icebear.models.text.answer import Answer
 from icebear.models.text.chat import Turn
 from icebear.records import InNotebooks
+from icebear.result_files import SavedResult
 from icebear.values import one_of, shown, typed
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ SPLIT: dict[str, Callable[[str], list[str]]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix(InNotebooks):
+class Matrix(SavedResult, InNotebooks):
     """Relevance of each unit of prompt and answer (columns) for each unit of the answer (rows), in logits."""
 
     rows: tuple[Unit, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,10 +55,14 @@ class Graph(Wiring):
         """
         return checks.faithfulness(self, [edges], seed)[0]
 
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        complete = replace(self, saved_groups=self.groups)  # they need the model
+        super(Graph, complete).save(path, overwrite)
+
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Similar nodes (`icebear.concepts.circuits.groups`), the groups with the largest score first."""
-        return grouped(self)
+        return grouped(self) if self.saved_groups is None else self.saved_groups
 
     def group(self, group: Group | str) -> Group:
         """Return a group, or the group of a name. Raises `InputError` if there is none."""

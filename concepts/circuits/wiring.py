@@ -18,11 +18,12 @@ from icebear.concepts.stages.stage_records import WholePart
 from icebear.convert import Tabled
 from icebear.errors import InputError
 from icebear.models.model import Model
+from icebear.result_files import SavedResult
 from icebear.values import check_int, several, shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Wiring(Tabled):
+class Wiring(SavedResult, Tabled):
     """The circuit of an answer: the neurons that make it, and the direct edges between them.
 
     Rows of its matrices are targets, the nodes and then the answer (K + 1); columns are `sources`: the tokens (T), the
@@ -45,6 +46,8 @@ class Wiring(Tabled):
     edge_check: EdgeFaithfulness | None = None
     """What the edges recover, if their number was chosen by it."""
     made_with: dict[str, Any] = field(default_factory=dict)
+    saved_groups: tuple[Group, ...] | None = None
+    """The groups of a graph that was read from a file."""
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes and {len(self.edges)} edges for {self.answer}, {self.meaning}>"
@@ -78,7 +81,8 @@ class Wiring(Tabled):
 
     @cached_property
     def sources(self) -> tuple[parts.Source, ...]:
-        layers, tokens = range(self.model.layers), range(len(self.tokens))
+        tokens = range(len(self.tokens))
+        layers = range((self.effect.shape[1] - len(self.shown)) // len(tokens))
         return (*self.shown, *(parts.Remainder(layer, token) for layer in layers for token in tokens))
 
     @cached_property

@@ -22,6 +22,7 @@ from icebear.errors import InputError
 from icebear.models.model import Model
 from icebear.models.objective import Objective
 from icebear.records import Neuron, Ranked
+from icebear.result_files import SavedResult
 from icebear.values import check_int
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Effects(Tabled):
+class Effects(SavedResult, Tabled):
     """What each of N nodes does to the W likely next tokens of a prompt."""
 
     nodes: tuple[Ranked, ...]

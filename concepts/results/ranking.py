@@ -15,6 +15,7 @@ from icebear.concepts.passes.neuron_recorders import Largest
 from icebear.concepts.passes.prompt import PromptTokens
 from icebear.errors import InputError
 from icebear.records import POLARITIES, SITES_AND_HEADS, Neuron, Ranked
+from icebear.result_files import saved_as
 from icebear.values import check_int, one_of, several, shown
 
 Position = int | Literal["last", "all"]
@@ -44,6 +45,8 @@ class Ranking:
 
     def __post_init__(self) -> None:
         check_int(self.k, "The number of neurons to rank")
+        if self.layers is not None and not isinstance(self.layers, Integral):
+            object.__setattr__(self, "layers", tuple(several(self.layers)))
         one_of(self.by, "order", SIZE)
         if self.polarity is not None:
             one_of(self.polarity, "polarity", POLARITIES)
@@ -193,3 +196,6 @@ def _largest(scores: Tensor, k: int) -> Tensor:
     above = (scores > last).nonzero().flatten()
     tied = (scores == last).nonzero().flatten()[: k - len(above)]
     return torch.cat((above, tied))
+
+
+saved_as(Ranking, lambda ranking: dict(vars(ranking)), lambda saved, given: Ranking(**saved))

@@ -29,6 +29,7 @@ from icebear.models.text.images import ImageMap
 from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.records import HOOKS, Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
+from icebear.result_files import SavedResult
 from icebear.values import check_int, one_of, several, shown, typed
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Relevance(Tabled):
+class Relevance(SavedResult, Tabled):
     """Signed relevance of the tokens and neurons of one prompt for one target, in logits.
 
     Shapes: T tokens, L layers, P recorded positions, N neurons of a site, H attention heads.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from icebear.convert import Tabled, converter
 from icebear.records import InNotebooks, Neuron, Ranked, TokenScore
+from icebear.result_files import SavedResult
 
 if TYPE_CHECKING:
     import pandas
@@ -109,7 +110,7 @@ class Answers:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StageShares(InNotebooks):
+class StageShares(SavedResult, InNotebooks):
     """Heads and neurons of the last token of a pair of prompts, and the share of the difference that they give."""
 
     kind: Kind

@@ -23,6 +23,7 @@ from icebear.models.batch import Batch
 from icebear.models.model import Model
 from icebear.models.parts.linear import packed
 from icebear.records import Neuron
+from icebear.result_files import Given, MissingModel, given_model, saved_as
 
 PATHS = "name_or_path _name_or_path _model_name_or_path".split()
 OF_THE_FILE = [*PATHS, "architectures", "dtype", "torch_dtype", "transformers_version"]
@@ -296,3 +297,17 @@ def neuron_similarity(model: Model, other: Model, neuron: Neuron) -> dict[str, f
         if pair:
             cosines[name] = torch.cosine_similarity(pair[0], pair[1], dim=0).item()
     return cosines
+
+
+def _pair(saved: Any, given: Given) -> ModelPair | MissingModel:
+    """Return both models; the missing one, if there is one."""
+    sides = [given_model(facts, given) for facts in (saved["model"], saved["base"])]
+    missing = next((side for side in sides if isinstance(side, MissingModel)), None)
+    return ModelPair(*sides) if missing is None else MissingModel(missing.saved["name"], saved)
+
+
+def _facts(model: Model) -> dict[str, str]:
+    return {"name": model.name, "fingerprint": model.fingerprint}
+
+
+saved_as(ModelPair, lambda pair: {"model": _facts(pair.model), "base": _facts(pair.base)}, _pair)

@@ -15,6 +15,7 @@ from typing import Any
 from icebear.errors import InputError
 from icebear.models.text.reader import Reader
 from icebear.paths import read_text
+from icebear.result_files import Given, saved_as
 from icebear.values import several, text_of
 
 
@@ -315,3 +316,11 @@ def other_prompt(prompt: Any, text: str | None) -> Any:
     if text and isinstance(prompt, tuple):
         return text, prompt[1]
     return prompt.asking(text) if text and isinstance(prompt, Chat) else text
+
+
+def _read(saved: Any, given: Given) -> Chat:
+    """Return what `Chat.to_data` wrote."""
+    return Chat(saved["messages"], saved["template"]) if isinstance(saved, dict) else Chat(saved)
+
+
+saved_as(Chat, Chat.to_data, _read)
