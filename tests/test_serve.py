@@ -387,6 +387,44 @@ def test_a_request_that_takes_too_long_ends(letters, monkeypatch):
     answer(asked.post("/v1/activation/single", json={"model": "letters", **SINGLE}))
 
 
+def test_a_request_whose_client_goes_ends_where_it_is(letters, monkeypatch):
+    """While it runs, and while it waits; the next call is answered at once."""
+    begun, ended, started = threading.Event(), threading.Event(), []
+
+    def endless(model, request):
+        started.append(request.text)
+        begun.set()
+        try:
+            while True:
+                torch.ones(2) + 1
+        finally:
+            ended.set()
+
+    monkeypatch.setitem(CALLS, "/v1/tokenize", (endless, CALLS["/v1/tokenize"][1]))
+    with running(application(letters)) as address, httpx.Client(base_url=address, trust_env=False) as asked:
+        closing = [gone(address, text) for text in ("runs", "waits")]
+        next(closing[0])
+        assert begun.wait(20)
+        next(closing[1])
+        for one in reversed(closing):
+            time.sleep(0.2)
+            next(one)
+        assert ended.wait(20)
+        answer(asked.post("/v1/activation/single", json={"model": "letters", **SINGLE}, timeout=20))
+    assert started == ["runs"]
+
+
+def gone(address, text):
+    """Send a request at the first step, and close the connection without an answer at the second."""
+    body = json.dumps({"model": "letters", "text": text})
+    head = "POST /v1/tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        yield
+    yield
+
+
 # --- many ---------------------------------------------------------------------------------------------
 
 
@@ -457,6 +495,34 @@ def test_no_request_is_a_failure_of_the_server(fuzzed):
 
 def test_the_openapi_document_is_the_codes():
     assert (ROOT / "docs" / "openapi.json").read_text() == script("openapi").text()
+
+
+def test_no_answer_has_a_path_of_this_machine(model, tmp_path, monkeypatch):
+    """The name of a model that was loaded from a folder is its path, in provenance and in errors."""
+    folder = tmp_path / "secret" / "Letters"
+    folder.mkdir(parents=True)
+    model.name, served = str(folder), []
+    monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda *_: model)
+    monkeypatch.setattr("icebear.app.cli.verbs.serve.check_model_path", lambda *_: None)
+    monkeypatch.setattr(uvicorn, "run", lambda application, **_: served.append(application))
+    done = CliRunner().invoke(main, ["serve", "--model", str(folder), "--port", "47611"])
+    assert done.exit_code == 0, done.output
+    asked = TestClient(*served, base_url="http://localhost")
+    bodies = {
+        "tokenize": {"text": "a", "prependBos": True},
+        "activation/single": {**SINGLE, "source": "99-ffn-plus"},
+        "activation/all": ALL,
+        "activation/topk-by-token": {"prompt": "a" * 900, "source": "0-ffn-plus", "ignoreBos": False},
+        "steer/completion": {**STEER, "features": [], "nCompletionTokens": 250},
+        "lens/prompt": {"type": ["LOGIT_LENS"], "chat": [{"role": "user", "content": "a"}]},
+        "stages": {"prompt": PROMPT, "counterfactual": "big cats", "target": "a"},
+    }
+    texts = [asked.get("/v1/capabilities").text]
+    for path, body in bodies.items():
+        for name in ("letters", str(folder)):
+            texts.append(asked.post(f"/v1/{path}", json={"model": name, **body}).text)
+    assert not any("secret" in text for text in texts)
+    assert '"letters"' in texts[-2]
 
 
 def test_the_command_serves_until_it_is_ended(tiny_folder):

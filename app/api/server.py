@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -78,15 +78,17 @@ class Queue:
             return refusal(429, "Too many requests wait; try again later.")
         self.waiting += 1
         try:
-            return await self.session.alone(partial(self._respond, call, request, http), LIMITS.seconds)
-        except TimeoutError:
-            return refusal(503, f"The request took longer than {LIMITS.seconds:.0f} s; shorten it.")
+            return await _while_connected(http, partial(self._alone, call, request))
         finally:
             self.waiting -= 1
 
-    def _respond(self, call: Call, request: ModelRequest, http: Request) -> Response:
-        if anyio.from_thread.run(http.is_disconnected):
-            return refusal(CLIENT_GONE, "The client did not wait for the answer.")
+    async def _alone(self, call: Call, request: ModelRequest) -> Response:
+        try:
+            return await self.session.alone(partial(self._respond, call, request), LIMITS.seconds)
+        except TimeoutError:
+            return refusal(503, f"The request took longer than {LIMITS.seconds:.0f} s; shorten it.")
+
+    def _respond(self, call: Call, request: ModelRequest) -> Response:
         try:
             with Checked(anyio.from_thread.check_cancelled):
                 check_model(self.session.model, request.model)
@@ -96,6 +98,27 @@ class Queue:
             if known is None:
                 raise
             return refusal(400, with_arguments(str(known), type(request).model_fields))
+
+
+async def _while_connected(http: Request, work: Callable[[], Awaitable[Response]]) -> Response:
+    """Return what the work does, which is cancelled, also while it waits, when the client goes."""
+    response, failure = refusal(CLIENT_GONE, "The client did not wait for the answer."), None
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            while (await http.receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        group.start_soon(watch)
+        try:
+            response = await work()
+        except Exception as error:  # the group would wrap it
+            failure = error
+        group.cancel_scope.cancel()
+    if failure:
+        raise failure
+    return response
 
 
 def both_cases(value: Any) -> Any:

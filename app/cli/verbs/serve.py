@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import click
 
@@ -29,6 +30,7 @@ def serve(options: Options) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the app
     import uvicorn
 
+    from icebear.actmax.neuronpedia import model_id
     from icebear.app.api.server import server
     from icebear.app.mcp.session import Session
 
@@ -36,6 +38,8 @@ def serve(options: Options) -> None:
     session, model = Session(options.model.model, options.model.arguments), options.model.load()
     if not (model.task.is_causal and model.task.generates):
         raise InputError(f"{model.name} does not continue a text; serve a model that does.")
+    if Path(model.name).exists():  # answers and errors have the name, and clients need no path of this machine
+        model.name = model_id(model.name)
     session.model = model
     click.echo(f"icebear serve: http://localhost:{options.port}/v1  (press Ctrl-C to stop)", err=True)
     uvicorn.run(server(session), host="localhost", port=options.port, log_level="warning", server_header=False)
