@@ -62,6 +62,8 @@ def laws_of(model: Model, prompt: PromptLike, position: int | None, tolerance: f
     """
     options: dict[str, Any] = {"position": position, "strict": not model.has_scan}  # which have no rule alone
     measures: dict[str, Callable[[], Found]] = {}
+    half: Callable[[], PromptLike]
+    changed: Callable[[], PromptLike]
     encoded = model.encode([prompt])
     if encoded.pixels is None:
         ids = encoded.ids[0, : encoded.lengths[0]].tolist()

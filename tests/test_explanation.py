@@ -160,7 +160,9 @@ def test_sentences_name_characters_and_no_more_than_all():
     def said(values, strings):
         prompt = SimpleNamespace(strings=strings, sinks=(), template=(), ids=strings)
         sums = SimpleNamespace(target=sum(values))
-        relevance = SimpleNamespace(prompt=prompt, tokens=torch.tensor(values), sums=sums, counterfactual=None)
+        relevance = SimpleNamespace(
+            prompt=prompt, tokens=torch.tensor(values), sums=sums, counterfactual=None, image=None
+        )
         return tokens_sentence(relevance)
 
     assert said([0.0, 0.1, 0.4, 0.5, 0.0], ["x", "a", "q", "\u0301", " b"]).startswith("'a' and 'q\u0301' account")

@@ -44,14 +44,14 @@ def attention_maps(net: Any, inputs: bool) -> list[nn.Module]:
     """Return the projections to queries, keys and values (inputs), or those of attention's outputs, of self-attention
     and cross-attention; none for an unknown family."""
     family = family_of(net)
-    found = []
-    for part in (family, family.decoder) if family else ():
-        for layer in net.get_submodule(part.layers).children() if part else ():
-            home = part.cross.rpartition(".")[0]
-            names = [part.q, part.k, part.v, part.qkv] if inputs else [part.attn_out, part.cross]
-            if inputs and home:
-                names += [f"{home}.{name.rpartition('.')[2]}" for name in (part.q, part.k, part.v)]
-            found += [first_of(layer, name) for name in names]
+    found: list[nn.Module | None] = []
+    for part in filter(None, (family, family and family.decoder)):
+        home, own = part.cross.rpartition(".")[0], (part.q, part.k, part.v)
+        names = [*own, part.qkv] if inputs else [part.attn_out, part.cross]
+        if inputs and home:
+            names += [f"{home}.{name.rpartition('.')[2]}" for name in own]
+        layers = net.get_submodule(part.layers).children()
+        found += [first_of(layer, name) for layer in layers for name in names]
     return [module for module in found if module is not None]
 
 
