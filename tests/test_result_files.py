@@ -7,6 +7,7 @@ import subprocess
 import sys
 import typing
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from inspect import getmembers, isclass, isfunction, isroutine
 
 import pytest
@@ -106,7 +107,7 @@ def alike(one, other, models=True):
 def asked(relevance):
     """As if other kinds of prompts had been asked for."""
     chat = Chat([{"role": "user", "content": "ice", "ids": [3]}], {"enable_thinking": False})
-    prompts = (Prompt(chat=Chat(chat.messages)), Prompt(chat=chat), Prompt(tokens=["a", 3]), Prompt("a", "b"))
+    prompts = (Prompt(chat=Chat(chat.messages)), Prompt(chat=chat), Prompt(tokens=("a", 3)), Prompt("a", "b"))
     request = replace(relevance.run.request, counterfactuals=prompts, answer=(3, 4), answer_start=2)
     return replace(relevance, run=replace(relevance.run, request=request))
 
@@ -162,35 +163,36 @@ def views(result):
     return seen
 
 
-@pytest.fixture(params=RESULTS)
-def result(request, model, base):
-    made = RESULTS[request.param](model, base)
-    assert isinstance(made, SavedResult), request.param
-    return made
+@pytest.fixture(scope="module")
+def results(model, base):
+    """`results(name)` is one of `RESULTS`, made once."""
+    return cache(lambda name: RESULTS[name](model, base))
 
 
-def test_a_result_comes_back_as_it_was(result, model, base, tmp_path):
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_comes_back_as_it_was(results, name, model, base, tmp_path):
+    result = results(name)
     path, again = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     result.save(path)
     alone = type(result).load(path)
     assert alike(result, alone, models=False)
     assert views(result) == views(alone)
-    with_models = type(result).load(path, model, base if "two models" in repr(path) else None)
+    with_models = type(result).load(path, model, base if "two models" in name else None)
     assert views(result) == views(with_models)
     alone.save(again)  # the model's name and fingerprint stay
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_a_result_with_its_models_is_the_same(model, base, tmp_path):
+def test_a_result_with_its_models_is_the_same(results, model, tmp_path):
     for name in ("a counterfactual", "a circuit", "stages", "an explanation of a pair", "sources"):
-        result = RESULTS[name](model, base)
+        result = results(name)
         result.save(tmp_path / "a.safetensors", overwrite=True)
         assert alike(result, type(result).load(tmp_path / "a.safetensors", model)), name
 
 
-def test_another_process_reads_the_same(model, base, tmp_path):
+def test_another_process_reads_the_same(results, model, tmp_path):
     for name in ("a counterfactual", "two models", "a circuit", "stages", "an explanation of a pair"):
-        result = RESULTS[name](model, base)
+        result = results(name)
         result.save(tmp_path / f"{type(result).__name__}.safetensors")
     script = (
         "import sys, pathlib, icebear\n"
@@ -264,9 +266,9 @@ def test_with_the_model_measurements_go_on(model, base, tmp_path):
     assert Restoring.of(Diff.load(path, model, base)).restorations() == Restoring.of(diff).restorations()
 
 
-def test_another_model_is_refused(model, base, tmp_path):
+def test_another_model_is_refused(results, model, tmp_path):
     for name in ("a counterfactual", "two models", "a circuit", "stages", "an explanation of a pair", "effects"):
-        result = RESULTS[name](model, base)
+        result = results(name)
         result.save(tmp_path / "a.safetensors", overwrite=True)
         with pytest.raises(InputError, match="made with letters"):
             type(result).load(tmp_path / "a.safetensors", letters(1))
@@ -584,7 +586,7 @@ def test_each_result_that_is_returned_is_saved():
         assert callable(kind.load), kind
 
 
-def test_each_saved_result_is_saved_here(model, base):
+def test_each_saved_result_is_saved_here(results):
     """A new one needs an entry of `RESULTS`."""
-    shown = {type(make(model, base)) for make in RESULTS.values()} | {Card}
+    shown = {type(results(name)) for name in RESULTS} | {Card}
     assert {kind for kind in returned_classes() if issubclass(kind, SavedResult)} <= shown
