@@ -21,7 +21,6 @@ from icebear.values import of_type
 
 if TYPE_CHECKING:
     from cattrs import Converter
-    from torch import Tensor
 
 FORMAT = 1
 KEY = "icebear"
@@ -31,6 +30,8 @@ CLASS = "class"
 ZEROS = "0" * 64
 """In place of the checksum while it is computed."""
 
+Tensors = dict[str, Any]
+"""Key -> tensor. The index reads records too, and never imports torch."""
 Given = tuple[Any, ...]
 """The models that `load` is called with."""
 Write = Callable[[Any], Any]
@@ -66,7 +67,7 @@ class SavedResult:
         """
         if not overwrite and local(path).exists():
             raise InputError(f"{path} exists already; choose another path, or pass overwrite=True.")
-        tensors: dict[str, Tensor] = {}
+        tensors: Tensors = {}
         try:
             record = _packed(_converter(()).unstructure(self), tensors, {})
             text = json.dumps({_name(type(self)): FORMAT, "sha256": ZEROS, "record": record}, allow_nan=False)
@@ -135,10 +136,15 @@ class MissingModel:
 
 def _converter(given: Given) -> Converter:
     """Return a converter of results, which leaves tensors and numbers as they are."""
+    from cattrs.strategies import configure_union_passthrough
+
     converter = plain_converter()
+    configure_union_passthrough(str | int, converter)
     converter.register_unstructure_hook(float, lambda value: value)
-    converter.register_structure_hook_func(_is_array, lambda value, kind: checked(value, isinstance(value, kind), kind))
-    converter.register_unstructure_hook_func(_is_array, lambda value: value)
+    converter.register_structure_hook_func(
+        _is_tensor, lambda value, kind: checked(value, isinstance(value, kind), kind)
+    )
+    converter.register_unstructure_hook_func(_is_tensor, lambda value: value)
     is_result = lambda kind: isinstance(kind, type) and issubclass(kind, SavedResult)  # noqa: E731
     converter.register_unstructure_hook_factory(is_result, lambda _: partial(_with_class, converter))
     converter.register_structure_hook_factory(is_result, lambda kind: partial(_of_class, converter))
@@ -149,8 +155,8 @@ def _converter(given: Given) -> Converter:
     return converter
 
 
-def _is_array(kind: Any) -> bool:
-    return isinstance(kind, type) and (kind.__module__, kind.__name__) in (("torch", "Tensor"), ("numpy", "ndarray"))
+def _is_tensor(kind: Any) -> bool:
+    return isinstance(kind, type) and (kind.__module__, kind.__name__) == ("torch", "Tensor")
 
 
 def _is_kind(known: type, kind: Any) -> bool:
@@ -210,7 +216,7 @@ def _models(value: Any) -> Iterator[Mapping[str, Any]]:
 # --- plain values and files -----------------------------------------------------------------------------
 
 
-def _packed(value: Any, tensors: dict[str, Tensor], keys: dict[int, str]) -> Any:
+def _packed(value: Any, tensors: Tensors, keys: dict[int, str]) -> Any:
     """Return a value as JSON: tensors, which are put aside, are ``{"@tensor": key}``, and NaN ``{"@number": "nan"}``.
 
     keys: id of a tensor -> its key. Keys of dicts that begin with @ get another one.
@@ -221,22 +227,15 @@ def _packed(value: Any, tensors: dict[str, Tensor], keys: dict[int, str]) -> Any
         return [_packed(part, tensors, keys) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"@number": repr(float(value))}
-    if not _is_array(type(value)):
+    if not _is_tensor(type(value)):
         return value
     if id(value) not in keys:
         key = keys[id(value)] = str(len(tensors))
-        tensors[key] = _tensor(value)
-    return {"@tensor" if type(value).__name__ == "Tensor" else "@array": keys[id(value)]}
+        tensors[key] = value.detach().cpu().contiguous().clone()  # so that no two share memory
+    return {"@tensor": keys[id(value)]}
 
 
-def _tensor(value: Any) -> Tensor:
-    """Return a tensor or an array as a tensor on the CPU that shares no memory."""
-    import torch
-
-    return torch.as_tensor(value).detach().cpu().clone(memory_format=torch.contiguous_format)
-
-
-def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _unpacked(value: Any, tensors: Tensors) -> Any:
     """Return the value of `_packed`. Tensors are taken out of `tensors` when all are read."""
     used: set[str] = set()
 
@@ -248,9 +247,9 @@ def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
         match list(value.items()):
             case [("@number", str() as number)]:
                 return float(checked(number, number in ("nan", "inf", "-inf"), float))
-            case [("@tensor" | "@array" as kind, str() as key)]:
+            case [("@tensor", str() as key)]:
                 used.add(key)
-                return tensors[key] if kind == "@tensor" else tensors[key].numpy()
+                return tensors[key]
         checked(value, not any(key[:1] == "@" and key[1:2] != "@" for key in value), dict)
         return {key[1:] if key[:1] == "@" else key: read(part) for key, part in value.items()}
 
@@ -260,7 +259,7 @@ def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
     return result
 
 
-def _bytes(tensors: dict[str, Tensor], text: str) -> bytes:
+def _bytes(tensors: Tensors, text: str) -> bytes:
     from safetensors.torch import save
 
     return save(tensors, {KEY: text})
@@ -272,7 +271,7 @@ def _signed(data: bytes, checksum: str = ZEROS) -> bytes:
     return data.replace(ZEROS.encode(), sha256(data).hexdigest().encode(), 1)
 
 
-def _read(path: str | Path, kind: type) -> tuple[Any, dict[str, Tensor]]:
+def _read(path: str | Path, kind: type) -> tuple[Any, Tensors]:
     """Return the record and the tensors of a file. Raises `InputError` for any other file."""
     from safetensors import SafetensorError
     from safetensors.torch import load

@@ -140,7 +140,8 @@ def _parts(relevance: Relevance) -> tuple[SourcePart, ...]:
     parts = []
     for name in dict.fromkeys(name for name, _, _ in tokens):
         part_tokens = [(value, text) for token_name, value, text in tokens if token_name == name]
-        positive, negative = (sum(value for value, _ in part_tokens if (value > 0) is sign) for sign in (True, False))
+        signs = ([value for value, _ in part_tokens if (value > 0) is sign] for sign in (True, False))
+        positive, negative = (sum(values, 0.0) for values in signs)
         parts.append(SourcePart(name, positive, negative, "".join(text for _, text in part_tokens)))
     return tuple(parts)
 

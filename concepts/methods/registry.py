@@ -13,7 +13,6 @@ from icebear.concepts.methods.gradients import GradientTimesInput, IntegratedGra
 from icebear.concepts.methods.method import Method, Multiplying
 from icebear.errors import InputError, UnknownName
 from icebear.lrp.linear_rules import AlphaBeta, Epsilon, Gamma, ZPlus
-from icebear.result_files import saved_as
 from icebear.values import shown
 
 METHODS: dict[str, Method] = {
@@ -73,6 +72,3 @@ def _value(node: Any, kinds: Collection[type]) -> Any:
     called = {kind.__name__: kind for kind in kinds}[node.func.id]  # type: ignore[attr-defined]
     values = [_value(value, kinds) for value in node.args]
     return called(*values, **{str(word.arg): _value(word.value, kinds) for word in node.keywords})
-
-
-saved_as(Method, str, lambda text, given: method_of(text))

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from icebear.concepts.methods.method import Method
+from icebear.concepts.methods.registry import method_of
 from icebear.concepts.passes.prompt import Counterfactual, Prediction, PromptTokens
 from icebear.concepts.passes.run import Conservation
 from icebear.concepts.results.effects import Effects, Patched
@@ -29,7 +30,7 @@ from icebear.models.text.images import ImageMap
 from icebear.models.text.prompts import Prompt, PromptRequest
 from icebear.records import HOOKS, Neuron, Ranked, TokenScore, as_neuron
 from icebear.render import heatmap, page, render
-from icebear.result_files import SavedResult
+from icebear.result_files import SavedResult, saved_as
 from icebear.values import check_int, one_of, several, shown, typed
 
 if TYPE_CHECKING:
@@ -477,3 +478,6 @@ class Relevance(SavedResult, Tabled):
             neurons=self.top(k, position="all" if every else "last") if self.sites else [],
             positions=None if positions is None else (list(self.prompt.strings), positions.sum(0).tolist()),
         )
+
+
+saved_as(Method, str, lambda text, given: method_of(text))
