@@ -296,7 +296,7 @@ class Store(Tables):
         digest = hashlib.sha256()
         for name, condition in tables.items():
             digest.update(name.encode())
-            order = ", ".join(self.database[name].pks)
+            order = ", ".join(self.database.table(name).pks)
             for row in self.database.execute(f"SELECT * FROM {name} WHERE {condition} ORDER BY {order}"):
                 digest.update(repr(row).encode())
         return digest

@@ -183,17 +183,17 @@ def _of_class(converter: Converter, value: Any, kind: type[SavedResult]) -> Any:
     from cattrs.gen import make_dict_structure_fn
 
     name = value.get(CLASS) if isinstance(value, dict) else None
-    chosen = next((each for each in _tree(kind) if each.__name__ == name), None)
+    chosen: Any = next((each for each in _tree(kind) if each.__name__ == name), None)
     checked(name, chosen is not None, kind)
     fields = {key: value[key] for key in value if key != CLASS}
-    return make_dict_structure_fn(chosen, converter, _cattrs_forbid_extra_keys=True)(fields, chosen)  # type: ignore[type-var]
+    return make_dict_structure_fn(chosen, converter, _cattrs_forbid_extra_keys=True)(fields, chosen)
 
 
-def _tree(kind: type) -> Iterator[type]:
+def _tree(kind: Any) -> Iterator[type]:
     """Yield a class and its subclasses."""
     yield kind
-    for below in kind.__subclasses__():
-        yield from _tree(below)
+    for subclass in kind.__subclasses__():
+        yield from _tree(subclass)
 
 
 def _check_made(model: Any, values: Any) -> None:

@@ -163,6 +163,7 @@ def test_the_self_test_needs_no_prompt(vit):
         "activations",
         "counterfactual",
         "compared activations",
+        "edits",
     }
 
 

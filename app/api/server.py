@@ -102,7 +102,8 @@ class Queue:
 
 async def _while_connected(http: Request, work: Callable[[], Awaitable[Response]]) -> Response:
     """Return what the work does, which is cancelled, also while it waits, when the client goes."""
-    response, failure = refusal(CLIENT_GONE, "The client did not wait for the answer."), None
+    response: Response = refusal(CLIENT_GONE, "The client did not wait for the answer.")
+    failure: Exception | None = None
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
