@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from sqlite_utils import Database
 
 from icebear.db.terms import table
-from icebear.errors import IcebearError, StoreError, too_many_files
+from icebear.errors import IcebearError, InputError, StoreError, too_many_files
 from icebear.paths import check_pointer, existing, local, locked
 from icebear.values import shown, text_of
 
@@ -229,6 +229,8 @@ class SqliteFile:
             self.database.execute("COMMIT")
         except sqlite3.Error as error:
             raise self.explain(error) from None
+        except UnicodeEncodeError as error:
+            raise InputError(f"{shown(error.object)} is not valid UTF-8; give the text in UTF-8.") from None
 
     @contextmanager
     def foreign_keys_unchecked(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from icebear.convert import read_json
 from icebear.errors import IcebearError, InputError, NumericalError
 from icebear.evaluation import report
 from icebear.evaluation.protocol import Evaluation, Line, Part
@@ -168,12 +169,8 @@ def finished(path: Path, samples: int) -> dict[int, Line]:
     lines: dict[int, Line] = {}
     try:
         for row in text[:complete].splitlines():
-            line = json.loads(row, parse_constant=_no_number)
+            line = read_json(row)
             lines.setdefault(range(samples)[line.pop(KEY)], line)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise InputError(DAMAGED.format(path)) from None
     return lines
-
-
-def _no_number(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

@@ -7,6 +7,7 @@ fields are refused, and only fields with a default may be missing. NaN and infin
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -17,6 +18,7 @@ from icebear.edits import AnyEdit, Edit, VectorEdit
 from icebear.errors import IcebearError, InputError, RecipeError, need
 from icebear.paths import local, read_text, write_file
 from icebear.records import InNotebooks
+from icebear.values import text_of
 
 if TYPE_CHECKING:
     import pandas
@@ -45,10 +47,29 @@ def to_json(record: Any, indent: int | None = 1) -> str:
     return json.dumps(data, ensure_ascii=False, indent=indent, allow_nan=False)
 
 
+def read_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text of icebear's. Raises `ValueError` or `RecursionError`.
+
+    NaN and infinity are no JSON, and icebear writes no integer that has more than 64 bits: the numbers are floats, or
+    counts.
+    """
+    return json.loads(text, parse_constant=_no_number, parse_int=_int64)
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _int64(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
+        raise ValueError(f"the number {digits[:10]}... is too large")
+    return int(digits)
+
+
 def from_json(text: str, kind: type[Record], source: str, error: type[IcebearError] = InputError) -> Record:
     """Read the JSON of `to_json`. source: the name of the text in messages. Raises `error` for any other text."""
     try:
-        data = json.loads(text, parse_constant=_refused)
+        data = read_json(text)
         json.dumps(data, ensure_ascii=False).encode()  # an unpaired surrogate is not text
     except (TypeError, ValueError, RecursionError) as reason:
         raise error(f"{source} is not JSON ({reason}); check it, or save it again with icebear.") from None
@@ -77,12 +98,14 @@ def _name(kind: type) -> str:
     return f"icebear_{kind.__name__.lower()}"
 
 
-def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
 class Saved(InNotebooks):
     """A record that is saved as JSON. Reading a file that icebear did not write raises `RecipeError`."""
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for a field that should be a text and is none, such as a name with a stray byte."""
+        for declared in fields(self):  # type: ignore[arg-type]
+            if declared.type == "str":
+                text_of(getattr(self, declared.name))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record, JSON-ready."""

@@ -241,7 +241,7 @@ def _check_where(where: Any) -> None:
 def _source(text: str) -> SwapSource:
     try:
         prompt = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{text} is not a JSON string, or a list of token ids; {EXAMPLES}.") from None
     return tuple(prompt) if isinstance(prompt, list) else str(prompt)
 

@@ -68,7 +68,10 @@ def write_file(
     path: str | Path, content: str | bytes, error: type[IcebearError] = InputError, new: bool = False
 ) -> None:
     """Write a file as `written` does. new: only if there is no file. Raises `error`."""
-    data = content.encode() if isinstance(content, str) else content
+    try:
+        data = content.encode() if isinstance(content, str) else content
+    except UnicodeEncodeError as reason:  # a stray byte of a terminal, or half of a pair
+        raise error(f"{path} cannot be written, because {shown(reason.object[reason.start :])} is no text.") from None
     with _explained(path, error):
         target = _target(path)
         if not new and target.exists() and not target.is_file():  # such as /dev/stdout

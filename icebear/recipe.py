@@ -10,7 +10,7 @@ from typing import Any
 from icebear.convert import Saved
 from icebear.edits import AnyEdit, Edit, parse_edits
 from icebear.errors import InputError, RecipeError
-from icebear.values import check_int, of_type, real, shown, text_of
+from icebear.values import check_int, of_type, real, shown
 
 OF_THE_WHOLE = ("outcome", "after")
 """Provenance that is measured with all edits at full strength."""
@@ -43,9 +43,8 @@ class Recipe(Saved):
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "edits", tuple(parse_edits(self.edits)))
-        for name in ("name", "model_name", "model_fingerprint"):
-            text_of(getattr(self, name))
         if not isinstance(self.provenance, dict):
             raise InputError(f"The provenance of a recipe is a dict, not {shown(self.provenance)}.")
 

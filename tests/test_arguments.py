@@ -1,5 +1,6 @@
 """What is given at a public door is used or refused in a sentence of ours: no nonsense is taken, nothing crashes."""
 
+import dataclasses
 import types
 
 import numpy as np
@@ -29,6 +30,10 @@ from icebear.concepts.methods.registry import method_of
 from icebear.concepts.vocabulary import calibration
 from icebear.errors import IcebearError
 from icebear.evaluation.faithfulness import Faithfulness
+from icebear.paths import write_file
+from icebear.steering.concept import finding
+from icebear.steering.concept.detectors import ConceptVector
+from icebear.steering.monitor.monitor import Monitor
 
 PROMPT, OTHER = "ice bear", "big cats"
 NAN, INF = float("nan"), float("inf")
@@ -41,6 +46,16 @@ NO_NAME = ("x", "", 3, None, True, ["ffn"], {})
 NO_SIGN = ("x", "", 1, True, "+-", ["+"])
 NO_EDIT = ("ice", 3, None, "L1.ffn.3", "L9.ffn.1*0", b"x")
 NO_FLAG = ("yes", 2, NAN)
+
+
+MONITOR = Monitor("m", "token", 1.0, 0.1, 9, 0, (), ConceptVector("means", 0, (1.0,), 0.0, 1.0, 0.9), "letters", "0")
+
+
+def named(at, name):
+    """Before anything is read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finding, "read", None)
+        return icebear.find_concept(at.model, at.examples, at.others, name)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +129,13 @@ DOORS = {
         lambda at, x: Recipe("r", (), "letters", "0", x).save(at.folder / "r.json"),
         (5, None, [1], {"a": {1, 2}}, {"a": b"x"}, {"a": "\ud800"}, {"a": {"b": 1j}}),
     ),
+    "Recipe.for_model": (lambda at, x: Recipe.for_model(at.model, x, []), (5, None, b"r", "\udcff")),
+    "Concept.name": (lambda at, x: Concept.of(at.model, x, {("L1.ffn.3", "+"): 1.0}), (5, None, b"c", "\udcff")),
+    "find_concept.name": (lambda at, x: named(at, x), (5, None, b"c", "c\udcff")),
+    "Monitor.name": (lambda at, x: dataclasses.replace(MONITOR, name=x), (5, None, b"m", "\udcff")),
+    "Store.concepts": (lambda at, x: at.store.concepts.set({x: {}}), ("\udcff",)),
+    "Store.labels": (lambda at, x: at.store.labels.set_manual("L1.ffn.3", x), (5, None, b"l", "\udcff")),
+    "write_file": (lambda at, x: write_file(at.folder / "t.txt", x), ("a\udcff",)),
     "Recipe.from_json": (lambda at, x: Recipe.from_json(x), (None, 3, "", b"\xff", [], "[]")),
     "Recipe + x": (lambda at, x: at.recipe + x, (1, None, "r", [])),
     "Recipe * x": (lambda at, x: at.recipe * x, (*NO_NUMBER, 2, -1)),

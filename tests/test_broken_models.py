@@ -52,6 +52,17 @@ def test_a_field_of_the_configuration_has_another_type(tiny_folder, tmp_path, tu
     assert sum(refused(copied(tiny_folder, tmp_path / str(change)[:40], **change)) for change in changes) > 9
 
 
+@pytest.mark.parametrize("huge", [10**30, -(10**30), 10**400])
+def test_a_huge_integer_in_any_field_of_the_configuration_is_refused(tiny_folder, tmp_path, huge):
+    """torch has no such integers; as a number of layers it would never end."""
+    fields = json.loads((Path(tiny_folder) / "config.json").read_text())
+    numbers = [name for name, value in fields.items() if type(value) in (int, float)]
+    assert {"rms_norm_eps", "num_hidden_layers", "vocab_size"} <= {*numbers}
+    for name in numbers:
+        with pytest.raises(ModelError):
+            load_model(str(copied(tiny_folder, tmp_path / name, **{name: huge})), device="cpu")
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_broken(tiny_folder, tmp_path, name):
     for number, content in enumerate(FILES[name]):

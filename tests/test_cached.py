@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from conftest import LLAMA, random_model
+from conftest import LLAMA, WRITE_CALIBRATION, random_model
 from safetensors.torch import load_file, save_file
 
-from icebear import Neuron
+from icebear import Neuron, steer
 from icebear.concepts.cached import Damaged, read_tensors, save_tensors
 from icebear.concepts.vocabulary import calibration, lens
 from icebear.errors import ModelError
@@ -16,9 +16,9 @@ from icebear.models.model import Model
 
 @pytest.fixture
 def cached(model, tmp_path, monkeypatch):
-    """A model whose calibration is cached although it is small."""
+    """A model whose calibration is cached."""
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
-    monkeypatch.setattr(calibration, "KEPT_FROM", 0)
+    monkeypatch.setattr(calibration, "_write", WRITE_CALIBRATION)
     return model
 
 
@@ -67,6 +67,25 @@ def test_a_damaged_calibration_is_measured_again(cached, tmp_path, caplog):
     save_file(tensors, file)  # of an older icebear, or changed by hand
     calibration._MEASURED.clear()
     assert torch.equal(calibration.calibrate(cached).high, first.high)
+
+
+def test_a_calibration_that_is_said_to_be_cached_is(cached, tmp_path, caplog, monkeypatch):
+    """Also of a small model: the next process reads it. What is not cached is not said to be."""
+    caplog.set_level("INFO", "icebear")
+    calibration.calibrate(cached)
+    assert len([line for line in caplog.messages if "cached" in line]) == 1
+    calibration._MEASURED.clear()
+    caplog.clear()
+    calibration.calibrate(Model(cached.net, cached.tokenizer, cached.name))
+    assert not caplog.messages
+    with steer(cached, ["L0.ffn.0=5"]):
+        calibration.mean_activations(cached)
+    assert "not cached" in caplog.text
+    caplog.clear()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path / "file"))
+    calibration.calibrate(Model(cached.net, cached.tokenizer, cached.name))
+    assert "not cached" in caplog.text
 
 
 def test_a_calibration_says_who_made_it(cached):

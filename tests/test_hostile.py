@@ -436,6 +436,11 @@ flip --model nan a --to b --max-neurons 1
 concept find x --with text.txt --without other.txt --site ffn,,attn --model tiny
 concept find ../../x --with newlines.txt --without other.txt --model tiny
 concept find x --with null.jsonl --without circle-a --model tiny
+concept find "x\udcff" --with text.txt --without other.txt --model tiny --store good.db
+concept find x --with text.txt --without other.txt --model tiny --save "b\udcff.json"
+concept export "\udcff" x.json --store good.db
+label L1.ffn.3 "\udcff" --store good.db
+recipe show "\udcff"
 concept list --store text.txt
 concept show concept-nan.json
 concept show concept-none.json

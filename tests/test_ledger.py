@@ -1,6 +1,7 @@
 """The ledger of `icebear mcp`, whose calls are made again by `icebear check`; the skill for coding agents."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mcp import Client
 from test_cli import run
 
 from icebear.app.cli.main import main
+from icebear.app.cli.verbs import export
 from icebear.app.mcp.ledger import MEASURED, note, read_ledger
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import Session
@@ -55,6 +57,29 @@ def test_a_ledger_has_each_call_and_its_answer(ledger):
         assert row.get("answer") == (None if answer.is_error else answer.structured_content)
         assert row.get("error") == (answer.content[0].text if answer.is_error else None)
     assert [call.answer is None for call in read_ledger(path)] == [False] * 5 + [True] * 2
+
+
+HUGE = "9" * 400
+BROKEN = {
+    "a huge number": lambda row: json.dumps(row).replace('"answer": {', f'"answer": {{"huge": {HUGE}, ', 1),
+    "an endless number": lambda row: json.dumps(row).replace('"answer": {', f'"answer": {{"huge": {HUGE * 20}, ', 1),
+    "endless lists": lambda row: "[" * 100_000,
+    "another version": lambda row: json.dumps({**row, "icebear_ledger": int(HUGE)}),
+    "an answer of another type": lambda row: json.dumps({**row, "answer": [1]}),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_line_that_is_no_call_is_named(tmp_path, broken):
+    """A call may have any arguments: a tool refused them."""
+    row = {"icebear_ledger": 1, "model": "m", "store": "s", "tool": "rank", "answer": {"x": 1.5}}
+    lines = [{**row, "arguments": {"k": int(HUGE)}}, {**row, "arguments": {}}]
+    path = tmp_path / "ledger.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert [call.answer for call in read_ledger(path)] == [{"x": 1.5}] * 2
+    path.write_text(f"{json.dumps(lines[0])}\n{BROKEN[broken](lines[1])}")
+    with pytest.raises(InputError, match=r"2|version"):
+        read_ledger(path)
 
 
 def test_check_makes_its_calls_again_and_finds_a_changed_number(ledger):
@@ -127,4 +152,50 @@ def test_a_skill_is_a_folder_that_agents_read(tmp_path):
     (other / "SKILL.md").write_text("mine")
     assert CliRunner().invoke(main, ["export", "skill", "--out", str(other)]).exit_code == 1
     assert (other / "SKILL.md").read_text() == "mine"
+    guide = guide.rpartition("\n<!-- icebear")[0]
     assert guide.strip() == (Path(__file__).parent.parent / "icebear" / "AGENTS.md").read_text().strip()
+
+
+def exported(folder):
+    return CliRunner().invoke(main, ["export", "skill", "--out", str(folder)]).exit_code
+
+
+def test_a_skill_that_was_changed_is_not_replaced(tmp_path, monkeypatch):
+    """One of another version is."""
+    file = tmp_path / "SKILL.md"
+    head = export.HEAD
+    monkeypatch.setattr(export, "HEAD", head.replace("Apache-2.0", "older"))
+    assert exported(tmp_path) == 0
+    older = file.read_text()
+    monkeypatch.setattr(export, "HEAD", head)
+    assert exported(tmp_path) == exported(tmp_path) == 0
+    newer = file.read_text()
+    assert newer != older
+    added = "Ask the lab's own server first.\n"
+    end = newer.rindex("\n<!--")
+    for changed in (newer + added, newer[:end] + added + newer[end:], added + newer, newer[:end], "", newer[:-9]):
+        file.write_text(changed)
+        assert exported(tmp_path) == 1
+        assert file.read_text() == changed
+
+
+@pytest.mark.parametrize("target", ["outside.md", "sound.md", "other/none.md", "folder", "SKILL.md"])
+def test_a_skill_is_not_written_through_a_link(tmp_path, target):
+    """Dangling, to a file of icebear's own, to a folder, to itself."""
+    folder = tmp_path / "skill"
+    folder.mkdir()
+    (tmp_path / "folder").mkdir()
+    assert exported(folder) == 0
+    (folder / "SKILL.md").rename(tmp_path / "sound.md")
+    before = (tmp_path / "sound.md").read_bytes()
+    os.utime(tmp_path / "sound.md", (1, 1))
+    (folder / "SKILL.md").symlink_to(tmp_path / target if target != "SKILL.md" else folder / target)
+    assert exported(folder) == 1
+    assert not (tmp_path / "outside.md").exists()
+    assert (tmp_path / "sound.md").stat().st_mtime == 1
+    assert (tmp_path / "sound.md").read_bytes() == before
+    linked = tmp_path / "linked"
+    (folder / "SKILL.md").unlink()
+    linked.symlink_to(folder)  # which the user named
+    assert exported(linked) == 0
+    assert (folder / "SKILL.md").is_file()

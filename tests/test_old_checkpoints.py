@@ -391,6 +391,10 @@ REFUSED = {
     "a list for a number": saved(n_ctx=[9]),
     "a number for truth": saved(attn_only="yes"),
     "no size": saved(d_mlp=0),
+    "a number that no float is": saved(eps=10**400),
+    "no number": saved(eps=math.nan),
+    "an infinite number": saved(attn_scale=math.inf),
+    "a huge context": saved(n_ctx=10**30),
     "a negative size": saved(d_vocab=-3),
     "no field": saved(n_ctx=None),
     "heads that do not fit": saved(n_key_value_heads=2),
@@ -402,6 +406,15 @@ REFUSED = {
     "deep JSON": lambda path: (saved()(path), path.with_suffix(".json").write_text("[" * 100_000)),
     "a square matrix, some left-facing": saved({"embed.W_E": torch.t}, n_ctx=12, d_vocab=11),
 }
+
+
+@pytest.mark.parametrize("field", ["eps", "attn_scale", "rotary_base"])
+def test_a_huge_integer_for_a_float_is_computed_with(field, tmp_path):
+    """torch has no integer of this size."""
+    saved(**{field: 10**30})(tmp_path / "model.pt")
+    model = load_model(str(tmp_path / "model.pt"), device="cpu")
+    with torch.no_grad():
+        assert model.net(input_ids=torch.tensor([[1, 2, 3]])).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("name", REFUSED)

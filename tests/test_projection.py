@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 import torch
 from configurations import dense, different
-from conftest import ICE_BEAR, IDS, Letters, random_model
+from conftest import ICE_BEAR, IDS, WRITE_CALIBRATION, Letters, random_model
 
 from benchmarks.projection import PROMPTS
 from icebear import Model, Neuron, attribute, project, steer
@@ -104,7 +104,7 @@ def test_calibration_is_the_range_and_the_divisors_of_the_texts(model):
 
 def test_threads_share_one_calibration_also_beside_edits_of_another(model, monkeypatch):
     measured, whole = [], texts._measured
-    monkeypatch.setattr(texts, "_measured", lambda model: measured.append(model) or whole(model))
+    monkeypatch.setattr(texts, "_measured", lambda *model: measured.append(model[0]) or whole(*model))
     with ThreadPoolExecutor(2) as pool:
         with steer(model, ["L0.ffn.0=50"]):
             request = [pool.submit(calibrate, model) for _ in range(2)]
@@ -125,7 +125,7 @@ def test_a_model_whose_hidden_states_were_read_is_calibrated_once(model):
 
 def test_calibration_is_kept_in_the_cache_but_not_under_edits(model, tmp_path, monkeypatch):
     monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
-    monkeypatch.setattr(texts, "KEPT_FROM", 0)
+    monkeypatch.setattr(texts, "_write", WRITE_CALIBRATION)
     with steer(model, ["L0.ffn.0=50"]):
         assert calibrate(model).high[0, 0] == 50
     assert not list(tmp_path.rglob("*.safetensors"))

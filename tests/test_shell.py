@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -50,6 +51,18 @@ def test_all_commands_have_one_model_and_give_what_they_give_alone(tiny_folder, 
     assert sums[1] == pytest.approx(sums[0], abs=1e-6)
     assert results[1] == results[0]
     assert loaded == [None, "bfloat16"]
+
+
+def test_a_long_line_is_refused_before_it_is_split(tiny_folder, monkeypatch):
+    """Splitting takes the square of its length."""
+    lengths, split = [], shlex.split
+    monkeypatch.setattr(shlex, "split", lambda line, **how: lengths.append(len(line)) or split(line, **how))
+    ran = shell(f'rank "{"a " * 500_000}"', "rank " + "'" * 200_001, RANK, model=tiny_folder)
+    assert ran.exit_code == 1
+    assert len(list(documents(ran.stdout))) == 1
+    assert "1,000,007 characters" in ran.stderr
+    assert max(lengths) < 100_000
+    assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.parametrize("line", ["rank 'A is", "rank", "unheard", "neuron L9.ffn.0"])

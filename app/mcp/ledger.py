@@ -59,8 +59,9 @@ def read_ledger(path: str | Path) -> list[Call]:
             texts, objects = (call.model, call.store, call.tool), (call.arguments, call.answer or {})
             if not all(isinstance(x, str) for x in texts) or not all(isinstance(x, dict) for x in objects):
                 raise TypeError
+            list(_values(call.answer))  # a number may be too large for one
             calls.append(call)
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise InputError(f"Line {number} of {path} is no call of a ledger; remove the line.") from None
     return calls
 

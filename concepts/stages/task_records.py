@@ -83,6 +83,7 @@ class TaskRecord(Saved, Tabled):
     made_with: dict[str, Any]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not {"name", "fingerprint"} <= {*(self.made_with.get("model") or ())}:
             raise InputError("It does not say which model it was made with; make the task again.")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,6 @@ TEXTS = (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").
 LONGEST = 64
 """Longer texts are cut to this many tokens."""
 BATCH = 4
-KEPT_FROM = 10_000_000
-"""Models with fewer parameters are not cached, because measuring them is as fast as reading a file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +81,10 @@ def calibrate(model: Model) -> Calibration:
             return _MEASURED[model]
         if is_hooked(model):
             return _measured(model)
-        large = sum(parameter.numel() for parameter in model.net.parameters()) >= KEPT_FROM
-        calibration = cached_calibration(model) if large else None
+        calibration = cached_calibration(model)
         if calibration is None:
-            calibration = _measured(model)
-            if large:
-                _write(_file(model), calibration)
+            calibration = _measured(model, "one-time, cached")
+            _write(_file(model), calibration)
         _MEASURED[model] = calibration
         return calibration
 
@@ -99,9 +95,9 @@ def mean_activations(model: Model) -> dict[str, Tensor]:
         return (_measured(model) if is_hooked(model) else calibrate(model)).means
 
 
-def _measured(model: Model) -> Calibration:
+def _measured(model: Model, note: str = "under its edits, not cached") -> Calibration:
     on = f"{len(TEXTS)} texts" if model.task.reads_text else f"{BATCH} images of noise"
-    log.info("Calibrating activation ranges of %s on %s (one-time, cached)", model.name, on)
+    log.info("Calibrating activation ranges of %s on %s (%s)", model.name, on, note)
     sites = written_sites(model)
     low, high = torch.zeros(2, model.layers, model.ffn_width)
     sums = {site: torch.zeros(model.layers, model.width(site), dtype=torch.float64) for site in sites}
@@ -212,8 +208,10 @@ def cached_calibration(model: Model) -> Calibration | None:
 
 
 def _write(file: Path, calibration: Calibration) -> None:
-    """Write the cache; a failure only costs time later."""
+    """Write the cache; a failure only costs time later, and is said."""
     values = {path: torch.tensor(quantiles) for path, quantiles in calibration.divisors.items()}
     means = {f"mean.{site}": x for site, x in calibration.means.items()}
-    with suppress(OSError, InputError):
+    try:
         save_tensors(file, {"low": calibration.low, "high": calibration.high, **means, **values}, calibration.made_with)
+    except (OSError, InputError) as error:
+        log.warning("The calibration is not cached, and is measured again by the next command: %s", error)

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from icebear.errors import ModelError
-from icebear.values import shown
+from icebear.values import LARGEST, MOST, shown
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -60,10 +60,13 @@ def _check_type(name: str, value: Any, kinds: list[str], source: str) -> None:
     """Raise `ModelError` for a field of another type, or a size below 1 that is not the default -1."""
     kind = "None" if value is None else type(value).__name__
     fits = kind in kinds or (kind == "int" and "float" in kinds)
-    if not fits or (kind == "int" and name in SIZES and not (value >= 1 or value == SIZES[name])):
+    limit = LARGEST if "float" in kinds else MOST
+    if fits and kind in ("int", "float"):  # NaN is in no range
+        fits = -limit <= value <= limit and not (name in SIZES and value < 1 and value != SIZES[name])
+    if not fits:
         raise ModelError(
-            f"The configuration of {source} has {name} = {shown(value)}, which is not of the kind {kinds[0]} or no "
-            "size; correct it."
+            f"The configuration of {source} has {name} = {shown(value)}, which is not of the kind {kinds[0]}, or is "
+            "out of range; correct it."
         )
 
 
@@ -121,7 +124,9 @@ class HookedConfig(PreTrainedConfig):
         if lacking:
             raise ModelError(f"The configuration of {source} lacks {', '.join(lacking)}; add the values of the model.")
         for name, value in known.items():
-            _check_type(name, value, cls.__annotations__[name].split(" | "), source)
+            kinds = cls.__annotations__[name].split(" | ")
+            _check_type(name, value, kinds, source)
+            known[name] = float(value) if kinds[0] == "float" else value  # torch has no integers of that size
         for name, values in COMPUTED.items():
             if name in entries and entries[name] not in values and not (name == "act_fn" and entries.get("attn_only")):
                 allowed = ", ".join(json.dumps(value) for value in values)

@@ -209,6 +209,7 @@ def _auto_class(source: str, options: dict[str, Any], wanted: str | None = None)
     if wanted:
         return wanted, next(task for task in TASKS.values() if task.auto_class == wanted)
     config = AutoConfig.from_pretrained(source, **options)
+    _check_integers(config.to_dict(), source)
     saved = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
     task = task_of(saved, config.is_encoder_decoder)
     return auto_class_of(saved) or task.auto_class, task
@@ -221,6 +222,15 @@ def _image_processor(source: str, options: dict[str, Any]) -> Any:
     if Path(source).is_dir() and not any(Path(source).glob("*processor_config.json")):
         return None
     return AutoImageProcessor.from_pretrained(source, backend="pil", **options)
+
+
+def _check_integers(value: Any, source: str, name: str = "") -> None:
+    """Raise `ModelError` for an integer of more than 64 bits in a configuration, of which torch computes nothing."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ModelError(f"The configuration of {source} has {name} = {shown(value)}, which is too large; correct it.")
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in rows:
+        _check_integers(part, source, f"{name}.{key}".removeprefix("."))
 
 
 def _lacks_tokenizer(folder: Path) -> bool:

@@ -29,7 +29,7 @@ from icebear.steering.concept.texts import ConceptTexts
 from icebear.steering.provenance import score_of
 from icebear.steering.side_effects import HeldOutContexts, strength_at
 from icebear.steps import OnProgress, unwatched
-from icebear.values import POSITIVE, one_of, real, several, typed
+from icebear.values import POSITIVE, one_of, real, several, text_of, typed
 
 if TYPE_CHECKING:
     import pandas
@@ -149,6 +149,7 @@ class Concept(Saved, Tabled):
         of them. Raises `InputError` for a neuron that is given twice or that the model does not have, and for another
         weight.
         """
+        name = text_of(name)
         if not isinstance(weights, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in weights):
             raise InputError('The weights of a concept must be a dict such as {("L1.ffn.3", "+"): 1.0}.')
         neurons = [model.check(neuron) for neuron, _ in weights]

@@ -22,7 +22,7 @@ from icebear.steering.concept.detectors import ConceptNeuron, ConceptVector, Fit
 from icebear.steering.concept.reading import Read, neurons_of, read
 from icebear.steering.concept.texts import ConceptTexts, prepared
 from icebear.steps import OnProgress, unwatched
-from icebear.values import check_int, seed_of, several, typed
+from icebear.values import check_int, seed_of, several, text_of, typed
 
 SIZES = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 70, 100)
 CANDIDATES = 300
@@ -159,6 +159,7 @@ def find_concept(
     Universal neurons: CNA, arXiv 2605.12290. Standard error of the AUROC: Hanley & McNeil 1982.
     """
     max_neurons, seed, sites = check_int(max_neurons, "The number of neurons"), seed_of(seed), several(sites)
+    name = text_of(name)
     if not sites:
         raise InputError(f"A concept needs at least one site; choose from {', '.join(model.sites)}.")
     texts, positive, part = prepared(examples, others, seed)

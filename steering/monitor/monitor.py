@@ -109,6 +109,7 @@ class Monitor(Saved):
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         real(self.threshold, "The threshold of a monitor")
         if bool(self.neurons) is (self.vector is not None):
             raise InputError("A monitor reads either neurons or a vector; give one of them.")

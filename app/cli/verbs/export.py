@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 import click
@@ -65,6 +67,19 @@ license: Apache-2.0
 """
 
 
+SEAL = "\n<!-- icebear replaces this file while it is as written: {} -->\n"
+"""The end of the file, with the digest of what is before it."""
+
+
+def _as_written(text: str) -> bool:
+    written, mark, _ = text.rpartition(SEAL.partition("{")[0])
+    return bool(mark) and text == written + SEAL.format(_digest(written))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 @record
 class Skill:
     out: str
@@ -75,18 +90,22 @@ class Skill:
 def skill(options: Skill) -> None:
     """Write SKILL.md, from which a coding agent learns to use icebear. Agents expect a folder of the name icebear.
 
+    The file of an earlier version is replaced, unless you changed it.
+
     Example:
       icebear export skill --out .claude/skills/icebear
     """
-    guide = read_text(Path(icebear.__file__).parent / "AGENTS.md")
+    text = HEAD + read_text(Path(icebear.__file__).parent / "AGENTS.md")
     folder = Path(options.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"The folder {folder} cannot be made ({error.strerror}); choose another one.") from None
     file = folder / "SKILL.md"
-    if file.exists() and not read_text(file).startswith(HEAD):
-        raise InputError(f"{file} exists and is not icebear's; choose another folder.")
-    write_file(file, HEAD + guide)
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
+        raise InputError(f"{file} is a link out of the folder; remove the link, or choose another folder.")
+    if os.path.lexists(file) and not _as_written(read_text(file)):
+        raise InputError(f"{file} exists, and is not as icebear wrote it; rename it, or choose another folder.")
+    write_file(file, f"{text}{SEAL.format(_digest(text))}")
     click.echo(f"Wrote {file}", err=True)
     show(options.json, {"files": [str(file)]})

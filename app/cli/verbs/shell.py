@@ -17,6 +17,9 @@ from icebear.app.cli.streams import unfiltered
 from icebear.cache import cache_folder
 from icebear.stopping import interruptible
 
+LONGEST = 100_000
+"""The number of characters of a line; `shlex` takes the square of it, seconds from here on."""
+
 
 @record
 class Options:
@@ -74,8 +77,13 @@ def _typed(model: icebear.Model) -> Iterator[str]:
 
 def _run(group: click.Group, line: str, models: dict[Any, Any], defaults: dict[str, Any]) -> bool:
     """Run a command; return whether it succeeded. Nothing that fails in it ends the shell."""
+    line = line.strip()
+    if len(line) > LONGEST:
+        limit = f"The line has {len(line):,} characters, and the shell reads at most {LONGEST:,}"
+        click.echo(f"icebear: {limit}; give a long text in a file, such as with --messages.", err=True)
+        return False
     try:
-        words = shlex.split(re.sub(r"(python3? -m )?icebear\s+", "", line.strip(), count=1), comments=True)
+        words = shlex.split(re.sub(r"(python3? -m )?icebear\s+", "", line, count=1), comments=True)
     except ValueError as error:
         click.echo(f"icebear: {error}; close the quotation mark.", err=True)
         return False
