@@ -217,7 +217,7 @@ def _auto_class(source: str, options: dict[str, Any], wanted: str | None = None)
 
 def _image_processor(source: str, options: dict[str, Any]) -> Any:
     """Return the image processor; None if a folder has none. With Pillow it makes the same pixels on every machine."""
-    from transformers import AutoImageProcessor
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor  # 5.12's other name needs torchvision
 
     if Path(source).is_dir() and not any(Path(source).glob("*processor_config.json")):
         return None
