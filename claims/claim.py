@@ -119,4 +119,4 @@ def _converter() -> Any:
 CONVERTER = _converter()
 
 
-saved_as(Claim, CONVERTER.unstructure, lambda saved, given: CONVERTER.structure(saved, Claim))
+saved_as(Claim, CONVERTER.unstructure, lambda saved, _: CONVERTER.structure(saved, Claim))

@@ -95,16 +95,16 @@ class SavedResult:
         """
         for name, value in (("model", model), ("base_model", base_model)):
             of_type(value, name, {"Model", "None"})
-        given = tuple(each for each in (model, base_model) if each is not None)
+        models = tuple(each for each in (model, base_model) if each is not None)
         record, tensors = _read(path, cls)
         try:
             values = _unpacked(record, tensors)
             if tensors:
                 raise ValueError(f"it has {len(tensors)} tensors that no field names")
-            for each in given:
+            for each in models:
                 _check_made(each, values)
             checked(values, isinstance(values, dict) and values.get(CLASS) == cls.__name__, cls)
-            return _converter(given).structure(values, cls)
+            return _converter(models).structure(values, cls)
         except InputError as reason:  # of a record that checks its fields, or of another model
             raise InputError(f"{path} cannot be read. {reason}") from None
         except Exception as reason:  # of cattrs
@@ -134,7 +134,7 @@ class MissingModel:
 # --- records and plain values ---------------------------------------------------------------------------
 
 
-def _converter(given: Given) -> Converter:
+def _converter(models: Given) -> Converter:
     """Return a converter of results, which leaves tensors and numbers as they are."""
     from cattrs.strategies import configure_union_passthrough
 
@@ -151,7 +151,7 @@ def _converter(given: Given) -> Converter:
     for kind, write, read in PLAIN:
         is_kind = partial(_is_kind, kind)
         converter.register_unstructure_hook_func(is_kind, partial(_written, write))
-        converter.register_structure_hook_func(is_kind, partial(_checked_read, read, given))
+        converter.register_structure_hook_func(is_kind, partial(_checked_read, read, models))
     return converter
 
 
@@ -167,8 +167,8 @@ def _written(write: Write, value: Any) -> Any:
     return value.saved if isinstance(value, MissingModel) else write(value)
 
 
-def _checked_read(read: Read, given: Given, value: Any, kind: type) -> Any:
-    result = read(value, given)
+def _checked_read(read: Read, models: Given, value: Any, kind: type) -> Any:
+    result = read(value, models)
     return checked(result, isinstance(result, (kind, MissingModel)), kind)
 
 
@@ -309,7 +309,7 @@ def _title(kind: type) -> str:
     return kind.__name__.lower()
 
 
-def given_model(saved: Any, given: Given) -> Any:
+def given_model(saved: Any, models: Given) -> Any:
     """Return the model of a name and a fingerprint among those given; else a `MissingModel`."""
     name, fingerprint = saved["name"], saved["fingerprint"]
-    return next((model for model in given if model.fingerprint == fingerprint), MissingModel(str(name), saved))
+    return next((model for model in models if model.fingerprint == fingerprint), MissingModel(str(name), saved))

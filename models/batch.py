@@ -64,15 +64,15 @@ def _written(batch: Batch) -> dict[str, Any]:
     return {"ids": batch.ids, "mask": batch.mask, "lengths": lengths, "decoder": decoder, "pixels": batch.pixels}
 
 
-def _read(saved: Any, given: Given) -> Batch:
+def _read(saved: Any, models: Given) -> Batch:
     """Return a saved batch on the device of the model, if there is one."""
-    device = given[0].device if given else "cpu"
+    device = models[0].device if models else "cpu"
     ids, mask = (checked(saved[name], isinstance(saved[name], Tensor), Tensor).to(device) for name in ("ids", "mask"))
     lengths = tuple(checked(length, type(length) is int and length >= 0, int) for length in saved["lengths"])
     checked(
         ids, ids.dtype == mask.dtype == torch.long and ids.shape == mask.shape == (len(lengths), ids.shape[-1]), Batch
     )
-    decoder, pixels = (_read(saved["decoder"], given) if saved["decoder"] else None), saved["pixels"]
+    decoder, pixels = (_read(saved["decoder"], models) if saved["decoder"] else None), saved["pixels"]
     if pixels is not None:
         checked(pixels, isinstance(pixels, Tensor) and pixels.dim() == 4 and len(pixels) == len(lengths), Tensor)
         pixels = pixels.to(device)

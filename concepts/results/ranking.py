@@ -198,4 +198,4 @@ def _largest(scores: Tensor, k: int) -> Tensor:
     return torch.cat((above, tied))
 
 
-saved_as(Ranking, lambda ranking: dict(vars(ranking)), lambda saved, given: Ranking(**saved))
+saved_as(Ranking, lambda ranking: dict(vars(ranking)), lambda saved, _: Ranking(**saved))

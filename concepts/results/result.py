@@ -480,4 +480,4 @@ class Relevance(SavedResult, Tabled):
         )
 
 
-saved_as(Method, str, lambda text, given: method_of(text))
+saved_as(Method, str, lambda text, _: method_of(text))

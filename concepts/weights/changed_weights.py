@@ -299,9 +299,9 @@ def neuron_similarity(model: Model, other: Model, neuron: Neuron) -> dict[str, f
     return cosines
 
 
-def _pair(saved: Any, given: Given) -> ModelPair | MissingModel:
+def _pair(saved: Any, models: Given) -> ModelPair | MissingModel:
     """Return both models; the missing one, if there is one."""
-    sides = [given_model(facts, given) for facts in (saved["model"], saved["base"])]
+    sides = [given_model(facts, models) for facts in (saved["model"], saved["base"])]
     missing = next((side for side in sides if isinstance(side, MissingModel)), None)
     return ModelPair(*sides) if missing is None else MissingModel(missing.saved["name"], saved)
 

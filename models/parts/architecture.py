@@ -44,15 +44,15 @@ def attention_maps(net: Any, inputs: bool) -> list[nn.Module]:
     """Return the projections to queries, keys and values (inputs), or those of attention's outputs, of self-attention
     and cross-attention; none for an unknown family."""
     family = family_of(net)
-    found: list[nn.Module | None] = []
+    maps: list[nn.Module | None] = []
     for part in filter(None, (family, family and family.decoder)):
-        home, own = part.cross.rpartition(".")[0], (part.q, part.k, part.v)
-        names = [*own, part.qkv] if inputs else [part.attn_out, part.cross]
+        home, projections = part.cross.rpartition(".")[0], (part.q, part.k, part.v)
+        names = [*projections, part.qkv] if inputs else [part.attn_out, part.cross]
         if inputs and home:
-            names += [f"{home}.{name.rpartition('.')[2]}" for name in own]
+            names += [f"{home}.{name.rpartition('.')[2]}" for name in projections]
         layers = net.get_submodule(part.layers).children()
-        found += [first_of(layer, name) for layer in layers for name in names]
-    return [module for module in found if module is not None]
+        maps += [first_of(layer, name) for layer in layers for name in names]
+    return [module for module in maps if module is not None]
 
 
 class Architecture:

@@ -119,8 +119,8 @@ def forward_past(
     paired: whether the second half of rows are partners of the first half, for difference rules. What an expert writes
         that only one of two rows chose is then a constant, so that its relevance is that of the router's weight.
     """
-    own = vars(experts).get("forward")
-    if own is not None and not hasattr(own, "visits") and not hasattr(experts, "_hf_hook"):
+    replacement = vars(experts).get("forward")
+    if replacement is not None and not hasattr(replacement, "visits") and not hasattr(experts, "_hf_hook"):
         raise ModelError(
             "The forward method of a mixture of experts was replaced, so that icebear cannot run its neurons as it "
             "does; put the method of its class back."

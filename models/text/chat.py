@@ -318,7 +318,7 @@ def other_prompt(prompt: Any, text: str | None) -> Any:
     return prompt.asking(text) if text and isinstance(prompt, Chat) else text
 
 
-def _read(saved: Any, given: Given) -> Chat:
+def _read(saved: Any, models: Given) -> Chat:
     """Return what `Chat.to_data` wrote."""
     return Chat(saved["messages"], saved["template"]) if isinstance(saved, dict) else Chat(saved)
 
