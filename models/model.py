@@ -313,6 +313,8 @@ class Model(Architecture):
         return self.tokenizer is not None and not isinstance(self.tokenizer, Words)
 
     def _tokenizer(self) -> Any:
+        if not self.task.reads_text:
+            raise InputError(f"{self.name} reads images, not text; give it images, or choose a model that reads text.")
         if self.tokenizer is None:
             raise InputError(f"{self.name} was given without a tokenizer; pass token ids instead of text.")
         return self.tokenizer

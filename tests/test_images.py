@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import test_tasks
@@ -9,12 +10,12 @@ import torch
 from click.testing import CliRunner
 from conftest import Double
 from PIL import Image, ImageDraw
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
-from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, ZPlus, attribute, explain, load_model
+from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Model, ZPlus, attribute, explain, load_model
 from icebear.app.cli.main import main
 from icebear.concepts.selftest import selftest
-from icebear.errors import InputError
+from icebear.errors import InputError, ModelError
 
 RUN = CliRunner()
 KINDS = [name for name, (auto, _) in test_tasks.CONFIGS.items() if "ImageClassification" in auto]
@@ -202,6 +203,31 @@ def test_the_command_writes_a_picture_a_page_and_json(folder, tmp_path):
     assert "+9" in shown or "-9" in shown  # the map, also where there are no colors
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "flip a --to ice",
+        "circuit a --counterfactual b",
+        "steer a --edit L1.ffn.3*0",
+        "index --corpus a.txt --encoder none",
+    ],
+)
+def test_verbs_of_texts_say_that_the_model_reads_images(folder, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("The bear.\n")
+    result = RUN.invoke(main, [*words.split(), "--model", str(folder)])
+    assert result.exit_code == 1, result.stderr
+    assert isinstance(result.exception, SystemExit)
+    assert "image" in result.stderr
+
+
+def test_other_image_classifiers_are_refused_by_name():
+    """With those that icebear explains."""
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=2)
+    with pytest.raises(ModelError, match=r"ResNetForImageClassification.*dinov2"):
+        Model(ResNetForImageClassification(config))
+
+
 @pytest.mark.parametrize("verb", ["explain", "rank"])
 def test_without_the_extra_a_sentence_names_it(folder, verb, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
@@ -229,6 +255,9 @@ def test_without_an_image_processor_a_sentence_says_so(folder, tmp_path, vit):
         ([], 2, "--messages"),
         (["a bear", "--png", "x.png"], 2, "--image"),
         (["--image", "{folder}/bear.png", "--target", "beer"], 1, "'bear'"),
+        (["--image", "{folder}/bear.png", "--chat"], 2, "--chat"),
+        (["--image", "{folder}/bear.png", "--span", "all"], 1, "images"),
+        (["--image", "{folder}/bear.png", "--counterfactual", "none.png"], 1, "none.png"),
     ],
 )
 def test_mistakes(folder, arguments, code, message):

@@ -340,9 +340,18 @@ class AttributionOptions:
 
         return method_of(self.method)
 
+    def _prompt(self) -> Any:
+        """Return the prompt, or the path of an image. Raises `UsageError` for an image with options of a text."""
+        text = self.prompt
+        if self.image is None:
+            return text.read()
+        if text.chat or text.system is not None or text.pair is not None or text.template_option:
+            raise click.UsageError("--chat, --system, --pair and --template-option are of texts; leave them out.")
+        return self.image
+
     def arguments(self, loading: ModelOptions) -> tuple[icebear.Model, dict[str, Any]]:
         """Return the model and the other arguments of `attribute`. With a span the model answers the prompt first."""
-        prompt = self.image or self.prompt.read()
+        prompt = self._prompt()
         counterfactuals = [other_prompt(prompt, text) for text in self.counterfactual]
         method = self.load_method()
         base_model = loading.load(self.base_model) if self.base_model is not None else None

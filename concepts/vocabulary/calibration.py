@@ -155,6 +155,8 @@ def noise(model: Model, shape: Sequence[int] = ()) -> Tensor:
 
 def token_rows(model: Model) -> list[list[int]]:
     """Return the token ids of the texts; random ones for a model whose tokenizer does not know their words."""
+    if not model.task.reads_text:
+        raise InputError(f"{model.name} reads images, so nothing is measured on texts; choose a model that reads text.")
     texts = TEXTS if model.reads_any_text else []
     rows = [ids for ids in (model.token_ids(text, LONGEST) for text in texts) if len(ids) > 1]
     special = set(model.special_ids())
