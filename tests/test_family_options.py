@@ -21,7 +21,7 @@ OF_EACH_KIND = [
     *(("gemma3_text", "use_bidirectional_attention"), ("xglm", "scale_embedding"), ("gpt_bigcode", "multi_query")),
 ]
 """An option of each kind: biases, norms, ties, orders of blocks, positions, clipping, kernels, experts."""
-EVERY = [(kind, auto) for auto in AUTO_CLASSES for kind in sorted(SHIPPED[auto][1])]
+EVERY = [(kind, auto) for auto in AUTO_CLASSES if auto in SHIPPED for kind in sorted(SHIPPED[auto][1])]
 
 
 def found(kind, option, auto="AutoModelForCausalLM"):

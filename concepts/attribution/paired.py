@@ -115,6 +115,8 @@ def _are_same(batch: Batch) -> bool:
 
 def _check_tokens(models: ModelPair, row: PromptRequest, prompt: Prompt) -> None:
     """Raise `InputError` if the base model reads other tokens, or lacks one."""
+    if not models.model.task.reads_text:
+        return
     base, written = models.base, replace(prompt, ids=None)
     answers = (*(row.answer or ()), row.contrast, *(row.contrast_phrase or ()))
     models.check_tokens([*models.model.ids(row.prompt), *models.model.ids(prompt)])

@@ -175,7 +175,7 @@ def special_note(model: Any, prompt: PromptLike) -> str:
     """Return a sentence about special tokens that the tokenizer adds to a text and that change what is asked: at its
     beginning a second time, or at its end; empty if there are none."""
     read = Prompt.of(prompt)
-    if read.text is None or read.ids is not None or not model.task.is_causal:
+    if read.text is None or read.ids is not None or not (model.task.is_causal and model.reads_any_text):
         return ""
     before, after = _added(model)
     text, notes = read.text.strip(), []
