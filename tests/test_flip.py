@@ -603,7 +603,8 @@ def test_the_commands(tiny_folder, few_contexts, tmp_path, monkeypatch):
     for broken in ({"flip": 3}, {"flip": {**record, "neurons": [{}]}}, {"flip": {}}, *outcomes):
         (tmp_path / "b.json").write_text(json.dumps({**result, "provenance": broken}))
         wrong = RUN.invoke(main, ["recipe", "show", "b.json"])
-        assert (wrong.exit_code, "cannot be read" in wrong.stderr) == (1, True)
+        assert wrong.exit_code == 1
+        assert "cannot be read" in wrong.stderr or "is not JSON" in wrong.stderr
     assert RUN.invoke(main, ["flip", "Rome is"]).exit_code == 2
     assert RUN.invoke(main, ["flip", "Rome is", "--to", " Paris", "--top-k", "3"]).exit_code == 2
     for text, message in (("", "text"), ("a", "shorter")):

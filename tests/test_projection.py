@@ -102,7 +102,8 @@ def test_calibration_is_the_range_and_the_divisors_of_the_texts(model):
     assert result.divisors["model.norm"][1] == pytest.approx(median, rel=1e-4)
 
 
-def test_threads_share_one_calibration_also_beside_edits_of_another(model, monkeypatch):
+def test_threads_share_one_calibration_also_beside_edits_of_another(model, monkeypatch, tmp_path):
+    monkeypatch.setenv("ICEBEAR_CACHE", str(tmp_path))
     measured, whole = [], texts._measured
     monkeypatch.setattr(texts, "_measured", lambda *model: measured.append(model[0]) or whole(*model))
     with ThreadPoolExecutor(2) as pool:
