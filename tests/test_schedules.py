@@ -84,7 +84,17 @@ def test_without_trace_nothing_is_listed():
     assert acts == []
 
 
-@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 3}], ids=str)
+def test_without_a_cache_each_token_is_in_the_trace_once(smol):
+    """Every pass reads the whole text anew, and the edits act there again."""
+    traces = []
+    for options in ({}, {"use_cache": False}):
+        with steer(smol, ["L5.ffn.3=7@last", "L5.ffn.4=5@generated", "L7.ffn.9=3@step:1-2"], trace=True) as trace:
+            texts = smol.generate(PROMPTS, max_new_tokens=4, **options)
+        traces.append((texts, sorted((act.row, act.position, act.token, str(act.edit), act.after) for act in trace)))
+    assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)
 def test_every_act_is_in_the_trace(smol, options):
     """What the activations say, pass by pass, against what the trace says."""
     edits = ["L5.ffn.3=7@last", "L5.ffn.4=5@generated", "L7.ffn.9=3@step:1-2", "L8.head.2*0@prompt"]
