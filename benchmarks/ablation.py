@@ -143,7 +143,7 @@ class AblationCurves(ControlledEvaluation):
                 partial(ablate, model, methods=methods),
                 name=task,
                 methods={name: name for name in methods},
-                settings={"steps": list(SIZES)},
+                settings={"steps": list(SIZES), "axes": ["number of nodes", "share of the difference"]},
                 notes=lambda lines: [note, ratios(lines)],  # noqa: B023
             )
 

@@ -68,7 +68,11 @@ class Pruning(ControlledEvaluation):
             list(methods.values()),
             partial(curves, model, prompts, reference, site=self.site, seed=self.seed),
             methods={name: name for name in methods},
-            settings={"corpus": corpus, "steps": list(SHARES)},
+            settings={
+                "corpus": corpus,
+                "steps": list(SHARES),
+                "axes": ["share of all neurons pruned", "log-probability of the answer"],
+            },
             tables=lambda lines: {"": Table(METRICS, prompt_lines(prompts, dict(zip(methods, lines, strict=True))))},
             notes=lambda _: [
                 f"Neurons are ranked on {len(reference)} other prompts; pruned are {list(SHARES)} of all."

@@ -58,7 +58,11 @@ class Faithfulness(MethodEvaluation):
             partial(sample, model, methods=methods),
             methods=methods,
             unable=unable,
-            settings={"corpus": corpus, "steps": list(SHARES)},
+            settings={
+                "corpus": corpus,
+                "steps": list(SHARES),
+                "axes": ["share of the tokens removed", "logit of the answer"],
+            },
         )
 
 

@@ -1,76 +1,18 @@
-"""An evaluation's folder: results.json, table.csv and one HTML page that needs no other file."""
+"""An evaluation's folder: results.json, table.csv, figures, and one HTML page that needs no other file."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
-from functools import cached_property
+from base64 import b64encode
 from pathlib import Path
-from typing import Any
 
 import pandas
 
-from icebear.concepts.statistics import RESAMPLES, Cell, Cells, table
-from icebear.convert import Tabled, from_json, to_json
+from icebear.convert import from_json, to_json
+from icebear.evaluation import figures
+from icebear.evaluation.results import Results
 from icebear.paths import read_text, write_file
 from icebear.render import page, render
-
-TEST = (
-    f"p (in table.csv): of the paired difference to the best method of the column, by {RESAMPLES:,} random changes of "
-    "sign; corrected for the methods of the column (Holm), not for several columns, nor for the best being chosen on "
-    "the same samples."
-)
-
-
-@dataclass(frozen=True)
-class Results(Tabled):
-    """A table of an evaluation with its samples, as results.json keeps it."""
-
-    settings: dict[str, Any]
-    """With the name of the evaluation, the model, and ``methods``, the rows of the table."""
-    columns: dict[str, str]
-    notes: list[str]
-    unable: dict[str, str]
-    """Methods that cannot run on the model, and why."""
-    samples: list[dict[str, Any]]
-
-    @property
-    def made_with(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.settings
-
-    @cached_property
-    def cells(self) -> Cells:
-        return table(self.samples, self.columns, list(self.settings["methods"]))
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each method; JSON-ready, None where there is no number."""
-        names, rows = [part.name for part in fields(Cell)], []
-        for method, row in self.cells.items():
-            numbers = {f"{column} {name}": getattr(x, name, None) for column, x in row.items() for name in names}
-            rows.append({"method": method, **numbers})
-        return rows
-
-    def texts(self) -> dict[str, list[str]]:
-        """Return the cells of each method as text."""
-        return {
-            name: ["—" if (cell := row[column]) is None else cell.text(about) for column, about in self.columns.items()]
-            for name, row in self.cells.items()
-        }
-
-    def legend(self) -> list[str]:
-        """Return what the numbers and columns are, and why methods are missing."""
-        basis = f"{len(self.samples)} samples; mean ± standard error; * is the best of its column."
-        columns = [f"{name}: {about}" for name, about in self.columns.items()]
-        return [basis, TEST, *self.notes, *columns, *(f"{name} cannot run: {why}" for name, why in self.unable.items())]
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return the columns' numbers as a row for each sample and method. `to_arrow` gives them as an Arrow table."""
-        rows = [
-            {"sample": number, "method": name, **{column: numbers[column] for column in self.columns}}
-            for number, sample in enumerate(self.samples)
-            for name, numbers in sample["methods"].items()
-        ]
-        return pandas.DataFrame(rows)
 
 
 def write(folder: str | Path, results: Results) -> None:
@@ -78,12 +20,14 @@ def write(folder: str | Path, results: Results) -> None:
     path = Path(folder)
     write_file(path / "results.json", to_json(results, indent=None))
     write_file(path / "table.csv", pandas.DataFrame(results.rows()).to_csv(index=False))
+    drawn = {path.stem: b64encode(path.read_bytes()).decode() for path in figures.write(path, results)}
     body = render(
         "icebear.evaluation/evaluation.html",
         settings=results.settings,
         columns=results.columns,
         cells=results.texts(),
         lines=results.legend(),
+        figures=drawn,
         written=json.dumps(results.settings, ensure_ascii=False, indent=1),
     )
     write_file(path / "index.html", page(f"icebear evaluate {results.settings['evaluation']}", body))

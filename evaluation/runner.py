@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from icebear.convert import read_json
-from icebear.errors import IcebearError, InputError, NumericalError
+from icebear.errors import IcebearError, InputError, NumericalError, need
 from icebear.evaluation import report
 from icebear.evaluation.protocol import Evaluation, Line, Part
-from icebear.evaluation.report import Results
+from icebear.evaluation.results import Results
 from icebear.models.model import versions
 from icebear.paths import append, existing, locked, read_text, write_file
 from icebear.steps import OnProgress, unwatched
@@ -58,10 +58,11 @@ def run(
 ) -> Iterator[PartResult]:
     """Measure and report each part; a folder that has all samples of a part is only reported again.
 
-    model: the `Model`; None for an evaluation that makes its own. Raises `InputError` if a folder cannot be written, is
-    in use by another process, or holds an evaluation with other settings, and `NumericalError` if a number is NaN or
-    infinite.
+    model: the `Model`; None for an evaluation that makes its own. Raises `InputError` if a package for figures is
+    missing, or if a folder cannot be written, is in use by another process, or holds an evaluation with other settings;
+    and `NumericalError` if a number is NaN or infinite.
     """
+    need("figures")
     make_folder(out)
     with locked(out):
         for part in evaluation.parts(model):

@@ -97,6 +97,7 @@ EXTRAS = {
     "app": {"streamlit": "streamlit", "altair": "altair", "vl_convert": "vl-convert-python"},
     "index": {"faiss": "faiss-cpu", "sentencex": "sentencex", "datasets": "datasets"},
     "circuits": {"vl_convert": "vl-convert-python"},
+    "figures": {"altair": "altair", "vl_convert": "vl-convert-python"},
     "arrow": {"pyarrow": "pyarrow"},
     "atlas": {"openTSNE": "openTSNE"},
     "images": {"PIL": "pillow"},

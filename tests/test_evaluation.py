@@ -146,6 +146,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
         "model": {"name": "m"},
         "methods": {name: repr(method) for name, method in methods.items()},
         "steps": faithfulness.SHARES,
+        "axes": ["x", "y"],
     }
 
     def resumed(folder, measure, settings=facts):
@@ -179,9 +180,11 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_table(model, tmp_path):
         tables.append((tmp_path / folder / "table.csv").read_text())
     assert tables[0] == tables[1]
     names = {path.name for path in (tmp_path / "b").iterdir()}
-    assert names >= {"results.json", "table.csv", "index.html"}
+    assert names >= {"results.json", "table.csv", "index.html", "methods.svg", "methods.png", "curves.svg"}
+    assert (tmp_path / "a" / "curves.png").read_bytes() == (tmp_path / "b" / "curves.png").read_bytes()
     page = (tmp_path / "b" / "index.html").read_text()
     assert "<b>cannot" not in page
+    assert page.count("data:image/svg+xml;base64,") == 2
     assert len(json.loads((tmp_path / "b" / "results.json").read_text())["samples"]) == 4
     with pytest.raises(InputError):
         resumed("b", measure, {**facts, "seed": 1})
