@@ -1,5 +1,6 @@
 """Small random models from their configurations, and the real default model, loaded once a process."""
 
+import functools
 import gc
 import io
 import multiprocessing
@@ -200,6 +201,7 @@ def chromium():
         yield Tabs(result)
 
 
+@functools.wraps(build_index)
 def build_small(model, corpus, store, **options):
     """In the place of `build_index`: the same 20 summaries for all, four examples a side, and few random draws."""
     with pytest.MonkeyPatch.context() as patch:

@@ -135,8 +135,9 @@ def test_stages_of_an_own_prompt(environment, smol, few_contexts):
 
 def test_without_a_counterfactual_effects_are_shown(environment, smol):
     """Of the nodes above random ones; no stages."""
-    page = fine(visit(prompt=ICE_BEAR))
-    explanation = explain(smol, ICE_BEAR)
+    prompt = "The polar bear lives in the"  # no other test's, whose fewer random nodes the app would have cached
+    page = fine(visit(prompt=prompt))
+    explanation = explain(smol, prompt)
     above = [node for node in explanation.nodes if abs(node.effect) > explanation.random_effect]
     assert above
     for node in explanation.nodes:
