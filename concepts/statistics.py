@@ -136,7 +136,8 @@ def localization_metrics(scores: Sequence[float], evidence: Sequence[int]) -> di
 
     In ``mrr`` the evidence comes first among equal scores, in ``mrr_worst`` last. In ``pointing`` equal largest scores
     share the point. ``mass`` is the relevance mass accuracy of Arras et al. (2022); ``accuracy`` the relevance rank
-    accuracy: the share of evidence among as many largest scores.
+    accuracy: the share of evidence among as many largest scores. ``pta`` and ``iou_positive`` take the tokens with
+    positive scores for the evidence, as A Close Look (per-token accuracy) and AttnLRP (section 4.1) do.
     """
     values = np.asarray(scores, dtype=float)
     is_evidence = np.isin(np.arange(len(values)), evidence)
@@ -151,6 +152,8 @@ def localization_metrics(scores: Sequence[float], evidence: Sequence[int]) -> di
         "mass": float(positive[is_evidence].sum() / positive.sum()) if positive.any() else 0.0,
         "accuracy": accuracy,
         "iou": accuracy / (2 - accuracy),
+        "pta": float(((values > 0) == is_evidence).mean()),
+        "iou_positive": float(((values > 0) & is_evidence).sum() / ((values > 0) | is_evidence).sum()),
     }
 
 

@@ -25,7 +25,8 @@ CURVES = {
 """The curves of a sample, and the titles of their panels."""
 BETWEEN = "between them (a large area is good)"
 """The panel of the difference of the first two curves."""
-WIDTH, HEIGHT = 240, 220
+PANEL = {"width": 240, "height": 220}
+"""In pixels."""
 PALETTES = {10: "tableau10", 20: "tableau20"}
 """The most methods, and the palette for them; with more methods its colors repeat."""
 
@@ -77,7 +78,7 @@ def methods(results: Results) -> alt.LayerChart:
     base = alt.Chart(method_frame(results), title=f"{column}: {about}").encode(y=alt.Y("method", sort=None, title=None))
     bars = base.mark_bar().encode(x=alt.X("value", title=column), color=_color(results, legend=False))
     errors = base.mark_rule(strokeWidth=1.5).encode(x="low", x2="high")
-    return (bars + errors).properties(width=2 * WIDTH)
+    return (bars + errors).properties(width=2 * PANEL["width"])
 
 
 def curve_frame(results: Results) -> pandas.DataFrame:
@@ -110,7 +111,7 @@ def curves(results: Results) -> alt.FacetChart:
     scale = alt.Scale(type="log" if frame["step"].max() > 1 else "linear")
     base = alt.Chart(frame).encode(x=alt.X("step", title=x, scale=scale), color=_color(results))
     band = base.mark_area(opacity=0.15).encode(y=alt.Y("low", title=y), y2="high")
-    lines = (band + base.mark_line().encode(y="mean")).properties(width=WIDTH, height=HEIGHT)
+    lines = (band + base.mark_line().encode(y="mean")).properties(**PANEL)
     panels = alt.Column("panel", sort=list(frame["panel"].unique()), title=None)
     return lines.facet(panels, title=f"Means and standard errors of {len(results.samples)} samples")
 

@@ -382,9 +382,18 @@ def whole_environment(folder, monkeypatch):
 
 @pytest.fixture
 def no_stages(monkeypatch):
-    """Stages and counterfactuals take seconds."""
+    """Stages and counterfactuals take seconds. What other tests left in the app's caches, and this one, is forgotten."""
+    from icebear.app.web.shared import background, counterfactuals
+
+    def forget():
+        background.shared().staged.clear()
+        counterfactuals._choosing.clear()
+
+    forget()
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
     monkeypatch.setattr("icebear.concepts.answers.counterfactuals.chosen_counterfactual", lambda *arguments: None)
+    yield
+    forget()
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_stages_of_an_own_prompt(environment, smol, few_contexts):
 
 def test_without_a_counterfactual_effects_are_shown(environment, smol):
     """Of the nodes above random ones; no stages."""
-    prompt = "The polar bear lives in the"  # no other test's, whose fewer random nodes the app would have cached
+    prompt = "The polar bear lives in the"  # no other test's, whose counterfactual the app would have chosen
     page = fine(visit(prompt=prompt))
     explanation = explain(smol, prompt)
     above = [node for node in explanation.nodes if abs(node.effect) > explanation.random_effect]
