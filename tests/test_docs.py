@@ -122,9 +122,10 @@ def once(smol, desert, desert_by_heads):
             wraps(load)(lambda name=smol.name, **options: smol if name == smol.name else load(name)),
         )
         for place, name in REMEMBERED:
-            patch.setattr(place, name, remembered(getattr(place, name), found if name == "flip" else {}))
-        patch.setattr(icebear, "flip", flipping.flip)
-        patch.setattr(icebear, "monitor", fitting.monitor)
+            memory = remembered(getattr(place, name), found if name == "flip" else {})
+            if name in ("flip", "monitor"):
+                patch.setattr(icebear, name, memory)  # before its module, from which the package takes it
+            patch.setattr(place, name, memory)
         index_small(patch)
         yield
 
