@@ -200,7 +200,7 @@ def _relevance(
     contrasts = tuple(model.answer_text(answer) for answer in answers if answer is not None)
     predicted = replace(objective, contrasts=(objective.contrasts[0] if len(set(contrasts)) == 1 else None,))
     shared = [len(a & b) / max(len(a), 1) for a, b in combinations(mean.largest, 2)]
-    targets = objective.targets[0]
+    batches, targets = [result.objective.batch for result in results], objective.targets[0]
     assert targets is not None
     return Relevance(
         tokens=tokens,
@@ -215,7 +215,7 @@ def _relevance(
         image=image,
         run=Run(model, objective),
         counterfactual=Counterfactual(
-            prompts=tuple(strings_of(model, result.objective.batch, 1) for result in results),
+            prompts=tuple(strings_of(model, batch, batch.row_ids(1)) for batch in batches),
             pairs=tuple(result.objective for result in results),
             alignments=tuple(result.alignment for result in results),
             contrasts=contrasts,

@@ -42,7 +42,7 @@ class PromptTokens:
     def of(cls, model: Model, objective: Objective, row: int, sinks: tuple[int, ...]) -> PromptTokens:
         """sinks: the sinks of the pass, without regard to what is explained."""
         ids, explained = objective.batch.row_ids(row), objective.target_positions(row)
-        strings = strings_of(model, objective.batch, row)
+        strings = strings_of(model, objective.batch, ids)
         turns = model.turns(ids, strings) if model.task.is_causal else ()
         sinks = tuple(position for position in sinks if position not in explained)
         is_image = objective.batch.pixels is not None
@@ -58,9 +58,9 @@ class PromptTokens:
         return outside(self.turns, len(self.ids))
 
 
-def strings_of(model: Model, batch: Batch, row: int) -> tuple[str, ...]:
-    """Return the text of each token of a row, or the names of an image's patches."""
-    return model.pieces(batch.row_ids(row)) if batch.pixels is None else images.names(model, batch.pixels)
+def strings_of(model: Model, batch: Batch, ids: Sequence[int]) -> tuple[str, ...]:
+    """Return the text of each token of a row of a batch, or the names of an image's patches."""
+    return model.pieces(ids) if batch.pixels is None else images.names(model, batch.pixels)
 
 
 @dataclass(frozen=True)
