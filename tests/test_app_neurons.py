@@ -50,8 +50,8 @@ def test_a_card_says_what_the_neuron_writes_where_the_model_is_loaded(environmen
 def test_a_text_that_a_person_tries_has_the_values_of_the_index(environment):
     """Its strongest sentence; and a text without a token that counts leaves the card as it is."""
     with open_store(environment / "wiki.db") as store:
-        (example,) = store.examples(Neuron.parse("L28.ffn.7"), "+", 1)
-    page = fine(visit("neurons", neuron="L28.ffn.7", own_text=example.sentence.text))
+        (example,) = store.examples(Neuron.parse("L28.ffn.11"), "+", 1)
+    page = fine(visit("neurons", neuron="L28.ffn.11", own_text=example.sentence.text))
     assert markdown.plain(f"{example.activation:+.2f} at") in text(page) or f"{example.activation:+.2f} at" in text(
         page
     )

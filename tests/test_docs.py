@@ -123,7 +123,7 @@ def once(smol, desert, desert_by_heads):
         )
         for place, name in REMEMBERED:
             memory = remembered(getattr(place, name), found if name == "flip" else {})
-            if name in ("flip", "monitor"):
+            if name in icebear.__all__:
                 patch.setattr(icebear, name, memory)  # before its module, from which the package takes it
             patch.setattr(place, name, memory)
         index_small(patch)
