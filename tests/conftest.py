@@ -382,7 +382,7 @@ def whole_environment(folder, monkeypatch):
 
 @pytest.fixture
 def no_stages(monkeypatch):
-    """Stages and counterfactuals take seconds. What other tests left in the app's caches, and this one, is forgotten."""
+    """Stages and counterfactuals take seconds. What tests leave of them in the caches of the app is forgotten."""
     from icebear.app.web.shared import background, counterfactuals
 
     def forget():
