@@ -31,7 +31,7 @@ METRICS = {
     "mass": "relevance mass accuracy, higher is better",
     "accuracy": "of as many largest scores as evidence, the share that is evidence, higher is better",
     "iou": "intersection over union of those and the evidence, higher is better",
-    "pta": "per-token accuracy: the share of tokens whose score is positive just where there is evidence, higher is better",
+    "pta": "per-token accuracy: the share of tokens that are positive just where there is evidence, higher is better",
     "iou_positive": "intersection over union of the tokens with positive scores and the evidence, higher is better",
 }
 
