@@ -93,6 +93,8 @@ class Model(Architecture):
 
     def padding_counts(self, side: str) -> bool:
         """Return whether padding changes what is computed of a row (some models do not mask it), measured once."""
+        if side not in self._counting and self._overflows():
+            self._counting[side] = True
         if side not in self._counting:
             padding_id = getattr(self.config, "pad_token_id", None)
             vocabulary = self.config.vocab_size
@@ -105,6 +107,12 @@ class Model(Architecture):
                 near = False
             self._counting[side] = not near
         return self._counting[side]
+
+    def _overflows(self) -> bool:
+        """Return whether a padded token that sees only padding becomes NaN, which then spreads: the smallest number of
+        float64, by which transformers masks, is infinite in the float32 of its softmax."""
+        has_window = getattr(self.config, "sliding_window", None) is not None
+        return has_window and self.dtype == torch.float64 and self.config._attn_implementation == "eager"
 
     @torch.no_grad()
     def _measured(self, rows: Sequence[list[int]], side: str) -> Tensor:

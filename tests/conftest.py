@@ -1,5 +1,6 @@
 """Small random models from their configurations, and the real default model, loaded once a process."""
 
+import copy
 import functools
 import gc
 import io
@@ -162,6 +163,7 @@ class Double(TorchFunctionMode):
 def random_model(config, attention="sdpa", dtype=torch.float64, seed=0) -> Model:
     """A random model with weights large enough that attention is not uniform, and all norms' gains random."""
     torch.default_generator.manual_seed(seed)
+    config = copy.deepcopy(config)  # a model of another implementation would change that of this one
     net = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
     with torch.no_grad():
         for parameter in net.parameters():

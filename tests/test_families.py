@@ -387,3 +387,12 @@ def test_mixtures_in_float64_run_expert_by_expert(name):
     with Double():
         result = attribute(model, IDS, 7, method=CP_LRP, number="logit")
     assert abs(result.conservation().remainder) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral", "olmo3", "cohere2", "exaone4"])
+def test_windows_in_float64_know_no_padding_that_sees_nothing(name):
+    """transformers' eager mask is the smallest float64, which is infinite in the float32 of its softmax."""
+    model = random_model(CONFIGS[name], "eager", torch.float64)
+    rows = [IDS[:3], IDS * 3]
+    for together, ids in zip(attribute(model, rows), rows, strict=True):
+        assert torch.allclose(together.tokens, attribute(model, ids).tokens, rtol=1e-4, atol=1e-6)
