@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from icebear.actmax.page import Card
 from icebear.concepts.answers.restoring import ExplainedChanges
+from icebear.concepts.answers.what_if import WhatIf
 from icebear.concepts.nodes.controls import Ablation
 from icebear.concepts.results.effects import Effects
 from icebear.concepts.results.ranking import Ranking
@@ -73,6 +74,8 @@ class ExplainedPrediction(SavedResult, Tabled):
     """With a base model: what its changed weights caused."""
     stages: Stages | None = None
     """How the answer is computed, if there is a counterfactual."""
+    what_if: WhatIf | None = None
+    """The exchanges of the words of a prompt that was given alone."""
     transfers: tuple[tuple[str, StageShares], ...] = ()
     """Other prompts, and what the heads and neurons of the stages give there."""
 
@@ -121,6 +124,7 @@ class ExplainedPrediction(SavedResult, Tabled):
             "by": self.ranking.by,
             "ranking": [node.to_dict() for node in self.nodes],
             **{name: value for name, value in optional.items() if value},
+            **(self.what_if.to_dict() if self.what_if else {}),
         }
 
     def to_json(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from icebear.concepts.answers.content_words import is_content, words_of
 from icebear.concepts.results.effect_words import effect_text
 from icebear.concepts.stages.stage_records import SMALL
 from icebear.concepts.stages.stage_sentences import stage_lines, transfer_text
@@ -14,6 +15,7 @@ from icebear.lines import Line
 from icebear.render import characters
 
 if TYPE_CHECKING:
+    from icebear.concepts.answers.what_if import WhatIf
     from icebear.concepts.nodes.controls import Ablation
     from icebear.concepts.results.result import Relevance
     from icebear.explanation.record import ExplainedNode, ExplainedPrediction
@@ -116,15 +118,35 @@ def lines(explanation: ExplainedPrediction) -> tuple[list[Line], list[Line]]:
     if explanation.stages:
         return stage_lines(explanation.stages, stage_notes(explanation)), []
     nodes = [] if explanation.random_effects else [_node(node) for node in explanation.nodes]
+    exchanged = explanation.what_if
     after = [
         Line(tokens_sentence(explanation.relevance)),
+        *(exchange_lines(exchanged) if exchanged else []),
         *effect_lines(explanation),
         *nodes,
         Line(""),
-        Line(comparison_hint(explanation)),
+        Line("" if exchanged else comparison_hint(explanation)),
     ]
     after = [line for line, following in zip(after, [*after[1:], Line("")], strict=True) if line.text or following.text]
     return _predictions(explanation), after
+
+
+def exchange_lines(exchanged: WhatIf) -> list[Line]:
+    """Return the table of exchanges with its control, under the sentence that says what the answer hangs on."""
+    lines = [Line(""), Line(str(exchanged), "bold")]
+    if not exchanged.exchanges:
+        return lines
+    word, instead, answer = (
+        max(len(text(row)) for row in exchanged.shown)
+        for text in (lambda x: x.word, lambda x: x.instead, lambda x: repr(x.answer))
+    )
+    for number, row in enumerate(exchanged.shown, 1):
+        probable = f"{row.answer!r:{answer}} {row.probability:.2f}"
+        text = f" {number} {row.word:{word}} -> {row.instead:{instead}}  {probable}  {row.change:+.1f}"
+        lines += [Line(text, wraps=False), Line(f"     {exchanged.command(row)}", "dim", indent=5)]
+    low, high = exchanged.control or (0.0, 0.0)
+    control = f"exchanges of all other words: {low:+.1f} to {high:+.1f}" if exchanged.control else "too few other words"
+    return [*lines, Line(f"   (change of the log-odds of {exchanged.explained.text!r}, in nats) [{control}]")]
 
 
 def stage_notes(explanation: ExplainedPrediction) -> list[str]:
@@ -142,15 +164,15 @@ def effect_lines(explanation: ExplainedPrediction) -> list[Line]:
     if not above:
         return [Line(f"None of the {len(explanation.nodes)} most relevant nodes has a larger effect than {random}.")]
     others = "images of noise" if explanation.relevance.image else "other texts"
-    title = f"Effects on {answer} of the nodes, set to their average on {others} [{random}]"
+    title = f"Effects on {answer} of the nodes, set to their average on {others}, in logits [{random}]"
     above.sort(key=lambda node: -abs(node.effect or 0))
     return [Line(""), Line(title, "bold"), *(_node(node, f" {node.effect:+.2f};") for node in above)]
 
 
 def chosen_sentence(text: str | None, ways: str) -> str:
-    """Say which counterfactual icebear chose, if it found a good one. ways: how to have another one, or none."""
+    """Say which counterfactual icebear chose, if it exchanged a good one. ways: how to have another one, or none."""
     if text is None:
-        return "No comparison found: icebear knows no similar prompt with a clearly different answer."
+        return "No comparison exchanged: icebear knows no similar prompt with a clearly different answer."
     return f"Compared with {text!r}, chosen by icebear; {ways}."
 
 
@@ -167,11 +189,11 @@ def comparison_sentence(relevance: Relevance) -> str:
         return ""
     prompt = relevance.prompt
     left_out = {*prompt.sinks, *prompt.target_positions}
-    is_word = [any(map(str.isalnum, piece)) and "\ufffd" not in piece for piece in prompt.strings]
-    free = [position for position in range(len(prompt.ids)) if is_word[position] and position not in left_out]
+    words = {span: "".join(prompt.strings[slice(*span)]).strip() for span in words_of(prompt.strings)}
+    free = [span for span, word in words.items() if is_content(word) and left_out.isdisjoint(range(*span))]
     if not free:
         return ""
-    word = prompt.strings[max(free, key=lambda position: relevance.tokens[position].item())].strip()
+    word = words[max(free, key=lambda span: relevance.tokens[slice(*span)].sum().item())]
     return f"To see how the answer is computed, compare with a prompt that has another word for {word!r}."
 
 
@@ -189,6 +211,9 @@ def _predictions(explanation: ExplainedPrediction) -> list[Line]:
     method = repr(relevance.method).removesuffix("()")
     head = Line(f"Why {relevance.target_text!r}{against}?  method: {method}", "bold")
     predicted = [head, Line(f"Predicted: {_listed(relevance.predictions)}")]
+    exchanged = explanation.what_if
+    if exchanged and exchanged.explained_after:
+        predicted[1:1] = [Line(f"Explained after {exchanged.explained_after!r}, which is the likeliest beginning.")]
     if compared and compared.predictions:
         where = "in" if relevance.image else "after"
         predicted.append(Line(f"Counterfactual: {_listed(compared.predictions)}, {where} {compared.texts[0]}"))

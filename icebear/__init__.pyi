@@ -17,6 +17,7 @@ from .concepts.answers.sources import source_breakdown as source_breakdown
 from .concepts.answers.units import Matrix as Matrix
 from .concepts.answers.units import matrix as matrix
 from .concepts.answers.units import units as units
+from .concepts.answers.what_if import what_if as what_if
 from .concepts.attribution.attribute import attribute as attribute
 from .concepts.circuits.circuit import circuit as circuit
 from .concepts.circuits.graph import Graph as Graph

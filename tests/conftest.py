@@ -393,7 +393,7 @@ def no_stages(monkeypatch):
 
     forget()
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
-    monkeypatch.setattr("icebear.concepts.answers.counterfactuals.chosen_counterfactual", lambda *arguments: None)
+    monkeypatch.setattr("icebear.concepts.answers.what_if.chosen_counterfactual", lambda *arguments: None)
     yield
     forget()
 

@@ -34,8 +34,7 @@ from icebear.app.web.shared import background, gallery, jobs, markdown, pictures
 from icebear.app.web.shared import counterfactuals as boxes
 from icebear.app.web.shared.background import Job, Shared, shared
 from icebear.app.web.why import measuring
-from icebear.concepts.answers import counterfactuals
-from icebear.concepts.answers.counterfactuals import Suggestion
+from icebear.concepts.answers import what_if
 from icebear.concepts.stages.stage_picture import APART, LINE_HEIGHT, arrows, on_paper, stage_picture
 from icebear.concepts.stages.stage_sentences import headline
 from icebear.errors import IcebearError
@@ -444,11 +443,12 @@ def test_one_token_and_an_unknown_family(environment, no_stages):
 def chosen(environment, no_stages, monkeypatch):
     """The texts that icebear chooses by prompt; others have none. No prompt is chosen for twice in the tests."""
     texts = {}
+    monkeypatch.setattr(jobs, "QUICK", 20)  # on any machine it is chosen before the page goes on
 
     def choose(model, prompt):
-        return Suggestion((), texts[prompt], "camel", "bear", " desert", 0.25, 1.2) if prompt in texts else None
+        return texts.get(prompt)
 
-    monkeypatch.setattr(counterfactuals, "chosen_counterfactual", choose)
+    monkeypatch.setattr(what_if, "chosen_counterfactual", choose)
     return texts
 
 
@@ -479,9 +479,8 @@ def says_chosen(page, counterfactual):
 
 def test_a_typed_prompt_is_compared_with_what_the_command_line_chooses(environment, smol, monkeypatch):
     monkeypatch.setattr("icebear.app.web.shared.explanations.saved_stages", lambda begun, *arguments: begun)
-    monkeypatch.setattr(counterfactuals, "RUNS", 32)
     page = fine(visit(prompt=ICE_BEAR))
-    other = counterfactuals.chosen_counterfactual(smol, FRANCE).text
+    other = what_if.chosen_counterfactual(smol, FRANCE)
     typed(page, FRANCE)
     deadline = time.monotonic() + 20
     while not page.get_by_key("counterfactual").value and time.monotonic() < deadline:

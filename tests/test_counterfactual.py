@@ -15,14 +15,10 @@ from test_tasks import make
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, Neuron, attribute, explain, load_model, steer
 from icebear.app.cli.main import main
-from icebear.concepts.answers import counterfactuals
-from icebear.concepts.answers.counterfactuals import (
-    COMMON,
-    FAR_ENOUGH,
-    GOOD_SCORE,
-    chosen_counterfactual,
-    suggest_counterfactuals,
-)
+from icebear.concepts.answers import what_if
+from icebear.concepts.answers.content_words import COMMON
+from icebear.concepts.answers.counterfactuals import FAR_ENOUGH, suggest_counterfactuals
+from icebear.concepts.answers.what_if import chosen_counterfactual
 from icebear.concepts.methods.multipliers import alignment
 from icebear.errors import InputError, SameAnswer
 from icebear.evaluation.baselines import AttentionRollout
@@ -276,27 +272,20 @@ def test_where_nothing_can_be_exchanged_nothing_is_suggested(smol):
     assert chosen_counterfactual(smol, "Bees make") is None
 
 
-def test_a_prompt_alone_is_compared_with_a_good_suggestion(smol, few_tried, few_contexts, monkeypatch):
+def test_a_text_is_compared_by_its_first_comparison(smol):
+    """Where its likeliest token is explained, which the app shows."""
     prompt = "The capital of France is"
-    (first,) = suggest_counterfactuals(smol, prompt, 1)
-    assert first.score >= GOOD_SCORE
-    assert chosen_counterfactual(smol, prompt) == first
-    document = json.loads(run("explain", prompt, "--json"))
-    assert document["chosen_counterfactual"]["text"] == first.text
-    assert first.answer in run("explain", prompt)
-    monkeypatch.setattr(counterfactuals, "GOOD_SCORE", first.score + 1e-6)
-    assert chosen_counterfactual(smol, prompt) is None
+    assert chosen_counterfactual(smol, prompt) == what_if.look(smol, prompt).comparisons[0].text
+    assert chosen_counterfactual(smol, "2 + 2 =") is None
+    assert chosen_counterfactual(smol, "The cat sat. " * 60) is None
 
 
 @pytest.mark.parametrize(
     ("options", "looks"),
-    [([], True), (["--no-counterfactual"], False), (["--target", "a"], False), (["--position", "0"], False)],
+    [([], True), (["--no-counterfactual"], True), (["--target", "a"], False), (["--position", "0"], False)],
 )
-def test_a_counterfactual_is_chosen_for_a_prompt_alone_only(tiny_folder, monkeypatch, options, looks):
-    prompts = []
-    monkeypatch.setattr(counterfactuals, "chosen_counterfactual", lambda model, prompt: prompts.append(prompt))
-    assert "chosen_counterfactual" not in json.loads(run("explain", "A is", "--model", tiny_folder, "--json", *options))
-    assert prompts == ["A is"] * looks
+def test_words_are_exchanged_of_a_prompt_alone_only(tiny_folder, options, looks):
+    assert ("exchanges" in json.loads(run("explain", "A is", "--model", tiny_folder, "--json", *options))) == looks
 
 
 def test_the_commonest_words_are_two_hundred_or_so():

@@ -14,8 +14,10 @@ from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, 
 
 from icebear import ATTNLRP, CP_LRP, PA_LRP, VIT, AlphaBeta, AttnLRP, Model, ZPlus, attribute, explain, load_model
 from icebear.app.cli.main import main
+from icebear.concepts.methods.gradients import IntegratedGradients
 from icebear.concepts.selftest import selftest
 from icebear.errors import InputError, ModelError
+from icebear.evaluation.baselines import AttentionRollout, Occlusion
 
 RUN = CliRunner()
 KINDS = [name for name, (auto, _) in test_tasks.CONFIGS.items() if "ImageClassification" in auto]
@@ -264,3 +266,9 @@ def test_mistakes(folder, arguments, code, message):
     inputs = [argument.format(folder=folder) for argument in arguments]
     result = RUN.invoke(main, ["explain", *inputs, "--model", str(folder)])
     assert (result.exit_code, message in result.stderr) == (code, True), result.stderr
+
+
+def test_methods_that_score_tokens_of_texts_are_refused(vit):
+    for method in (IntegratedGradients(), Occlusion(), AttentionRollout()):
+        with pytest.raises(InputError, match="gxi"):
+            attribute(vit, torch.randn(3, 32, 32), method=method)

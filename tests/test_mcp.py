@@ -24,7 +24,10 @@ from icebear.app.cli.main import main
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session, with_arguments
+from icebear.concepts.answers.comparisons import Exchange
+from icebear.concepts.answers.content_words import LikelyWord
 from icebear.concepts.answers.counterfactuals import Suggestion
+from icebear.concepts.answers.what_if import WhatIf
 from icebear.concepts.nodes.random_controls import token_removal_control
 from icebear.concepts.results.ranking import Ranking
 from icebear.edits import parse_edits
@@ -38,6 +41,7 @@ CAMEL = "The wild camel lives in the"
 TOOLS = {
     "predict": "prompt chat k max_new_tokens",
     "suggest_counterfactuals": "prompt",
+    "what_if": "prompt chat k",
     "explain": "prompt counterfactual target contrast chat no_counterfactual",
     "attribute": "prompt target contrast counterfactual chat k",
     "rank": "prompt target contrast counterfactual site chat k",
@@ -235,9 +239,11 @@ def test_what_to_compare_with(session, monkeypatch):
 
 def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, model, monkeypatch):
     """Unless none is wanted, or more than a prompt is asked."""
-    row = Suggestion((1, 2), OTHER, "big", "ice", "z", 0.25, 1.2)
-    monkeypatch.setattr(tools, "chosen_counterfactual", lambda model, prompt: row)
-    compared = json_of(session, "explain", prompt=PROMPT, counterfactual=OTHER)
+    z, (target,) = LikelyWord(model.tokens_of("z")[0], "z", 0.25, ()), model.predict(PROMPT, 1)
+    row = Exchange("ice", 1, 2, "big", (1, 2), "z", 0.25, -3.0, 0.5, OTHER, z, 1.0)
+    explained = LikelyWord(target.id, target.text, target.probability, ())
+    monkeypatch.setattr(tools, "look", lambda model, prompt: WhatIf(PROMPT, explained, "", True, (row,)))
+    compared = json_of(session, "explain", prompt=PROMPT, counterfactual=OTHER, contrast="z")
     result = json_of(session, "explain", prompt=PROMPT)
     assert result.pop("chosen_counterfactual")["text"] == OTHER
     assert repr(OTHER) in result["summary"][0]

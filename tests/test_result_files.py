@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from inspect import getmembers, isclass, isfunction, isroutine
 
+import pandas
 import pytest
 import torch
 from conftest import LLAMA, Letters, random_model
@@ -557,7 +558,7 @@ def returned(function):
     annotation = function.__annotations__.get("return")
     home = sys.modules[function.__module__]
     if isinstance(annotation, str):
-        annotation = eval(annotation, {**public(), **vars(typing), **vars(home)})
+        annotation = eval(annotation, {**public(), **vars(typing), "pandas": pandas, **vars(home)})
     return annotation
 
 

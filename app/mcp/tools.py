@@ -20,7 +20,8 @@ from icebear.actmax.labels.meanings import label_title
 from icebear.actmax.searching import search
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.session import Session, with_arguments
-from icebear.concepts.answers.counterfactuals import Suggestion, chosen_counterfactual, suggest_counterfactuals
+from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counterfactuals
+from icebear.concepts.answers.what_if import look
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
@@ -137,6 +138,22 @@ class Tools:
         return {"counterfactuals": list(map(_suggestion, suggest_counterfactuals(self.session.model, prompt)))}
 
     @tool
+    def what_if(self, prompt: Prompt, chat: IsChat = False, k: Count = 6) -> Answer:
+        """Exchange each content word of a prompt for similar ones, and measure what this changes: `change` is that of
+        the log-odds of the likeliest content word (`explained`), in nats. The first rows are of the words on which the
+        answer hangs most; `others` is the range of changes by all words but the first three, their control."""
+        exchanged = look(self.session.model, _read(prompt, chat))
+        document = exchanged.to_dict()
+        rows = document["exchanges"]
+        return {
+            "summary": str(exchanged),
+            "explained": {"text": exchanged.explained.text, "after": exchanged.explained_after},
+            "others": exchanged.control and list(exchanged.control),
+            "exchanges": rows[:k],
+            "handle": self.session.keep("what_if", exchanged, {"exchanges": rows}, json=lambda: json.dumps(document)),
+        }
+
+    @tool
     def explain(
         self,
         ctx: Context,
@@ -153,25 +170,32 @@ class Tools:
         without one, the answer has the tokens and the neurons with effects. Ask this first."""
         model, read = self.session.model, _read(prompt, chat)
         is_alone = not (counterfactual or target or contrast or chat or no_counterfactual) and bool(stage_sites(model))
-        chosen = chosen_counterfactual(model, prompt) if is_alone else None
+        exchanged = look(model, prompt) if is_alone else None
+        chosen = next(iter(exchanged.comparisons), None) if exchanged else None
         ways = "counterfactual for your own, no_counterfactual for none"
-        about = [chosen_sentence(chosen.text if chosen else None, ways)] if is_alone else []
-        other = other_prompt(read, chosen.text if chosen else counterfactual)
+        about = [chosen_sentence(chosen.text, ways)] if chosen else [str(exchanged)] if exchanged else []
+        pair = {
+            "prompt": read,
+            "target": target,
+            "contrast": contrast,
+            **(exchanged.arguments(chosen) if exchanged else {}),
+        }
+        other = pair.pop("counterfactual", None) or other_prompt(read, counterfactual)
         if not other:
-            explanation = explain_relevance(model, attribute(model, read, target, contrast), cards=0)
+            explanation = replace(explain_relevance(model, attribute(model, **pair), cards=0), what_if=exchanged)
             command, hint = comparison_hint(explanation), comparison_sentence(explanation.relevance)
             listed = [line.text for part in lines(explanation) for line in part if line.text not in ("", command)]
             control = {"random_effect": explanation.random_effect} if explanation.random_effects else {}
             summary = [*about, *listed, *filter(None, [hint])]
             return {"summary": summary, **control, **self._explained("tokens", explanation, None)}
-        relevance = attribute(model, read, target, contrast, counterfactual=other, sites=stage_sites(model))
+        relevance = attribute(model, **pair, counterfactual=other, sites=stage_sites(model))
         stages = stages_of(model, relevance, reporting(ctx))
         document = stages.to_dict()
         lists = {"heads": document["heads"], "neurons": document["neurons"], "swaps": document["swaps"]}
         numbers = ("kind", "reached", "alone", "without", "random", "most_changed", "moved", "everything", "difference")
         return {
             "summary": about + [line.text for line in stage_lines(stages) if line.text],
-            **({"chosen_counterfactual": _suggestion(chosen)} if chosen else {}),
+            **({"chosen_counterfactual": {"text": chosen.text, **chosen.to_dict()}} if chosen else {}),
             **{name: document[name] for name in numbers},
             "whole": document["whole"],
             "handle": self.session.keep("stages", stages, lists, json=stages.to_json, html=stages.to_html),

@@ -16,9 +16,12 @@ from icebear.concepts.passes.proved import rules_at_modules
 from icebear.concepts.passes.run import Conservation, Logits, Recorder, forward, forward_backward, new_accounting
 from icebear.concepts.results.ranking import NeuronScores
 from icebear.concepts.results.result import Relevance, Run
-from icebear.errors import NumericalError
+from icebear.errors import InputError, NumericalError
 from icebear.lrp.positions import Sinks
 from icebear.models.objective import Objective
+
+OF_IMAGES = ("attnlrp", "cp-lrp", "pa-lrp", "vit", "gxi")
+"""The methods that explain images."""
 
 
 def single_relevances(request: AttributionRequest, objective: Objective) -> list[Relevance]:
@@ -87,6 +90,8 @@ def _method_scores(request: AttributionRequest, objective: Objective) -> list[Re
     model, method = request.model, request.method
     results: list[Relevance] = []
     assert method is not None
+    if not model.task.reads_text:
+        raise InputError(f"{method} scores the tokens of a text; explain an image by {', '.join(OF_IMAGES)}.")
     scores = method.scores(model, objective)
     target, stream = Logits(objective), Stream(model, objective.batch)
     numbers = forward(model, target, [stream])

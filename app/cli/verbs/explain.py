@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +17,9 @@ from icebear.app.cli.stores import store_if_any
 
 if TYPE_CHECKING:
     from icebear.concepts.answers.cases import Case
-    from icebear.concepts.answers.counterfactuals import Suggestion
+    from icebear.concepts.answers.what_if import WhatIf
+
+WAYS = "--counterfactual for your own, --no-counterfactual for none"
 
 
 @record
@@ -51,6 +54,9 @@ class Options:
         show_default=False,
         advanced=True,
     )
+    next_token: bool = option(
+        "Of a PROMPT alone explain the likeliest token, also where it is no content word.", advanced=True
+    )
     no_counterfactual: bool = option("Choose no counterfactual for a PROMPT alone.", advanced=True)
     png: str | None = option(advanced=True)
     claim: str | None
@@ -75,11 +81,13 @@ def explain(options: Options) -> None:
     attribution = _checked(options)
     model, arguments = attribution.arguments(options.model)
     from icebear.app.cli.tables.explanations import explanation_report, explanation_screen, units_table
+    from icebear.explanation.sentences import chosen_sentence
 
-    chosen, about = _chosen(options, model)
-    if chosen:
-        arguments["counterfactual"] = chosen.text
-    explanation = _explained(options, model, arguments)
+    exchanged = _what_if(options, model)
+    chosen = exchanged.comparisons[0] if exchanged and exchanged.comparisons and not options.no_counterfactual else None
+    about = [f"{chosen_sentence(chosen.text, WAYS)}\n"] if chosen else []
+    arguments |= exchanged.arguments(chosen) if exchanged else {}
+    explanation = replace(_explained(options, model, arguments), what_if=exchanged)
     relevance = explanation.relevance
     write_page(options.html, explanation.to_html)
     write_page(options.png, lambda: relevance.image.png())  # type: ignore[union-attr]
@@ -89,7 +97,7 @@ def explain(options: Options) -> None:
     report = explanation_report if has_tables else explanation_screen
     tables: list[Any] = [*about, report(explanation, units_table(units) if units else None)]
     if chosen:
-        document["chosen_counterfactual"] = vars(chosen)
+        document["chosen_counterfactual"] = {**chosen.to_dict(), "text": chosen.text}
     if units:
         document["units"] = [{**vars(part), "relevance": value} for part, value in units]
     if options.sources:
@@ -101,6 +109,26 @@ def explain(options: Options) -> None:
         from icebear.claims.kinds.predictions import of_explanation
 
         claim(options.claim, model, lambda: of_explanation(model, explanation))
+    if exchanged and not chosen and not options.json and is_terminal():
+        _choose(options, model, arguments, exchanged)
+
+
+def is_terminal() -> bool:
+    """Return whether a person reads and types."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _choose(options: Options, model: icebear.Model, arguments: dict[str, Any], exchanged: WhatIf) -> None:
+    """Explain the rows of the table that a person chooses, until none is."""
+    from icebear.app.cli.tables.explanations import explanation_screen
+
+    numbers = [str(number) for number in range(1, len(exchanged.shown) + 1)]
+    question = f"Compare by a row (1 to {len(numbers)}, Enter for none)"
+    while numbers and (answer := click.prompt(question, default="", show_default=False).strip()):
+        if answer in numbers:
+            row = exchanged.shown[int(answer) - 1]
+            compared = _explained(options, model, {**arguments, **exchanged.arguments(row)})
+            show(False, None, explanation_screen(compared))
 
 
 def _only_named(options: Options, supported: str) -> bool:
@@ -113,21 +141,19 @@ def _is_alone(options: Options, model: icebear.Model) -> bool:
     """Return whether nothing but a text is explained, so that a comparison may be chosen for it."""
     from icebear.concepts.stages.stages import stage_sites
 
-    supported = "prompt top store html json claim paraphrase max_new_tokens"
+    supported = "prompt top store html json claim paraphrase max_new_tokens next_token no_counterfactual"
     return _only_named(options, supported) and bool(stage_sites(model))
 
 
-def _chosen(options: Options, model: icebear.Model) -> tuple[Suggestion | None, list[str]]:
-    """Choose a counterfactual for a text alone; return it, and the line that says so, or that there is none."""
-    from icebear.concepts.answers.counterfactuals import chosen_counterfactual
-    from icebear.explanation.sentences import chosen_sentence
+def _what_if(options: Options, model: icebear.Model) -> WhatIf | None:
+    """Exchange the words of a text that is explained alone, unless it is long."""
+    from icebear.concepts.answers.what_if import LONGEST, look
 
-    if not _is_alone(options, model):
-        return None, []
-    with waiting("Looking for a prompt to compare with"):
-        chosen = chosen_counterfactual(model, str(options.attribution.prompt.prompt))
-    ways = "--counterfactual for your own, --no-counterfactual for none"
-    return chosen, [f"{chosen_sentence(chosen.text if chosen else None, ways)}\n"]
+    prompt = options.attribution.prompt.prompt
+    if not _is_alone(options, model) or len(model.ids(str(prompt))) > LONGEST:
+        return None
+    with waiting("Exchanging words of the prompt"):
+        return look(model, str(prompt), options.next_token)
 
 
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:

@@ -66,10 +66,9 @@ def _choosing(name: str, prompt: str) -> Job:
 
     def work(job: Job) -> str | None:
         model = loading.outcome()
-        from icebear.concepts.answers.counterfactuals import chosen_counterfactual
+        from icebear.concepts.answers.what_if import chosen_counterfactual
         from icebear.concepts.stages.stages import stage_sites
 
-        row = chosen_counterfactual(model, prompt) if stage_sites(model) else None
-        return row.text if row else None
+        return chosen_counterfactual(model, prompt) if stage_sites(model) else None
 
     return Job("Looking for a prompt to compare with", work)

@@ -1,0 +1,129 @@
+"""Which exchanges of a word are comparisons, as a person would make them.
+
+The explained word loses, another content word is likely in its place, and the new word is another word that fits there.
+The score adds up how similar the words are and how likely the new one is there, how probable and how far apart the
+answers are, and how similar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from icebear.concepts.answers.content_words import LikelyWord
+from icebear.concepts.answers.exchanges import Candidate, Embeddings
+from icebear.models.model import Model
+
+GOOD_SCORE = 0.7
+"""An exchange with this score is a comparison."""
+LIKELY = 30
+"""Two answers are of one kind if each is among this many most probable ones after the other prompt."""
+FAR = 5.0
+"""A logit difference above this counts as this."""
+LOST = 1.0
+"""The smallest loss of the explained word, in nats, by an exchange that is a comparison."""
+LESS_LIKELY = 5.0
+"""The new word may be less likely in its place than the old one, by so many nats."""
+GOES_ON = 2.5
+"""After the new word the next `READ_ON` tokens of the prompt may be less likely, by so many nats together."""
+READ_ON = 2
+SAME_BEGINNING = 3
+"""Letters: two words that begin with so many equal ones, and with this share of the shorter one, are forms of one."""
+SAME_SHARE = 0.6
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A word of the prompt, another one in its place, and what this changes."""
+
+    word: str
+    position: int
+    """Of the first token that is replaced."""
+    length: int
+    """The number of tokens that are replaced."""
+    instead: str
+    tokens: tuple[int, ...]
+    answer: str
+    """The likeliest content word after the exchange."""
+    probability: float
+    change: float
+    """The log-odds of the explained word after the exchange, less those before it, in nats."""
+    similarity: float
+    text: str
+    """The changed prompt."""
+    likely: LikelyWord
+    score: float
+    """How well it serves as a comparison; minus infinity if it is none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("word", "position", "length", "instead", "tokens", "answer", "probability", "change")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Both prompts, before the explained word."""
+
+    embeddings: Embeddings
+    ids: Sequence[int]
+    explained: LikelyWord
+    logits: Tensor
+    """(V,) after the prompt."""
+    logits_after: Tensor
+    """(V,) after the exchange."""
+
+
+def comparison_score(model: Model, candidate: Candidate, row: Exchange, compared: Compared) -> float:
+    """Return the score of an exchange; minus infinity if it is no comparison."""
+    answer, explained, ids = row.likely, compared.explained, compared.ids
+    is_last = candidate.end == len(ids) and not explained.after
+    has_answer = not answer.after and answer.token != explained.token and not is_last
+    is_plain = row.length == 1 or row.word.isdecimal() or row.word[:1].isupper()  # parts of words have other neighbors
+    if not (row.change <= -LOST and has_answer and is_plain and candidate.is_near):
+        return -inf
+    words = ((row.word, row.instead), (row.answer, explained.text), (row.answer, row.instead))
+    repeats = row.instead in {model.text(token).strip() for token in ids}  # a word of the prompt itself
+    if repeats or any(one_word(word.strip(), other.strip()) for word, other in words):
+        return -inf
+    if not _reads_well(model, ids, candidate):
+        return -inf
+    old, new, a, b = compared.logits, compared.logits_after, explained.token, answer.token
+    margin = min((old[a] - old[b]).item(), (new[b] - new[a]).item())
+    rank = max(int((old > old[b]).sum()), int((new > new[a]).sum()))
+    return (
+        candidate.score
+        + 0.5 * min(explained.probability, answer.probability)
+        + 0.03 * min(margin, FAR)
+        + 0.8 * compared.embeddings.similarity([a], [b])
+        + 0.3 * (rank < LIKELY)
+    )
+
+
+def _reads_well(model: Model, ids: Sequence[int], candidate: Candidate) -> bool:
+    """Return whether the new word is about as likely in its place, and the prompt goes on after it, as with the old
+    one."""
+    start, end = candidate.start, candidate.end
+    following = list(ids[end : end + READ_ON])
+    positions = [*([start - 1] if start else []), *range(end - 1, end - 1 + len(following))]
+    with torch.no_grad(), model.lock:
+        logs = (
+            model.logits(model.encode([list(ids), candidate.of(ids)]), positions).float().log_softmax(-1)
+        )  # (2, P, V)
+    written = [logs[0, 0, tokens[0]].item() for tokens in (ids[start:end], candidate.tokens)] if start else [0.0, 0.0]
+    after = logs[:, len(positions) - len(following) :]
+    old, new = (sum(row[at, token].item() for at, token in enumerate(following)) for row in after)
+    return new >= old - GOES_ON and written[1] >= written[0] - LESS_LIKELY
+
+
+def one_word(word: str, other: str) -> bool:
+    """Return whether two words are forms of one, by their common beginning."""
+    pairs = zip(word.lower(), other.lower(), strict=False)
+    common = next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(word), len(other)))
+    return word.lower() == other.lower() or (
+        common >= SAME_BEGINNING and common >= SAME_SHARE * min(len(word), len(other))
+    )
