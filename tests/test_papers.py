@@ -48,8 +48,8 @@ PAGE = (Path(__file__).parent.parent / "docs" / "papers.md").read_text(encoding=
 ICE_BEAR = "The ice bear lives in the"
 NUMBERED = {
     "AttnLRP": [
-        *(f"Section {number}" for number in "3.1 3.1.1 3.2 3.2.1 3.2.2 3.3 3.3.1 3.3.2 3.3.3 3.4".split()),
-        *(f"Section {number}" for number in "4.1 4.1.1 4.1.2 4.2 4.3".split()),
+        *(f"Section {number}" for number in "3 3.1 3.1.1 3.2 3.2.1 3.2.2 3.3 3.3.1 3.3.2 3.3.3 3.4".split()),
+        *(f"Section {number}" for number in "4 4.1 4.1.1 4.1.2 4.2 4.3".split()),
         *(f"Proposition 3.{number}" for number in range(1, 5)),
         *(f"Figure {number}" for number in range(1, 17)),
         *(f"Table {number}" for number in range(1, 9)),
