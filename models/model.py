@@ -84,7 +84,7 @@ class Model(Architecture):
     def batches(self, lengths: Sequence[int], size: int, padding_side: str = "right") -> Iterator[list[int]]:
         """Yield rows of these lengths, in order, in batches in which each row gets the values that it has alone."""
         size = 1 if self.task.reads_alone else size
-        alone = len(set(lengths)) > 1 and self.padding_counts(padding_side)
+        alone = len(set(lengths)) > 1 and (self._overflows() or self.padding_counts(padding_side))
         longer = self.scales_positions_from
         kind = lambda row: lengths[row] if alone else lengths[row] > longer  # noqa: E731
         for _, group in groupby(range(len(lengths)), kind):
@@ -93,8 +93,6 @@ class Model(Architecture):
 
     def padding_counts(self, side: str) -> bool:
         """Return whether padding changes what is computed of a row (some models do not mask it), measured once."""
-        if side not in self._counting and self._overflows():
-            self._counting[side] = True
         if side not in self._counting:
             padding_id = getattr(self.config, "pad_token_id", None)
             vocabulary = self.config.vocab_size

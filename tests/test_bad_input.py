@@ -113,7 +113,7 @@ def test_a_full_memory_has_a_way_out(monkeypatch, error):
     monkeypatch.setattr("icebear.app.cli.options.ModelOptions.load", lambda self: loaded)
     monkeypatch.setattr("icebear.explanation.explanation.attribute", full)
     message = "The memory is full; try a shorter prompt, --checkpoint, --dtype bfloat16, --device cpu"
-    fails("explain", PROMPT, "--no-counterfactual", message=message)
+    fails("explain", PROMPT, "--checkpoint", message=message)
     monkeypatch.setattr(
         "icebear.app.cli.options.ModelOptions.load", lambda self: 1 / 0
     )  # a mistake of ours keeps its traceback

@@ -163,6 +163,7 @@ def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
     reader = Reader(model, ids)
     with torch.no_grad(), model.lock:
         logits = model.logits(model.encode([ids]), list(range(len(ids))))[0].float()  # (T, V)
+    model.top_tokens(logits[-1], 1)  # raises for NaN
     (explained,) = [likeliest(model, logits[-1])] if next_token else likely_words(reader, [ids], [logits[-1]])
     after = explained.after
     text = prompt if isinstance(prompt, str) else model.tokenizer.decode(ids)
