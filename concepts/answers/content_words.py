@@ -110,7 +110,7 @@ def likely_words(reader: Reader, rows: Sequence[Sequence[int]], logits: Sequence
     Where there is none, it is the likeliest token itself.
     """
     model, words = reader.model, dict[int, LikelyWord]()
-    waiting = {number: ((), values) for number, values in enumerate(logits)}
+    waiting: dict[int, tuple[tuple[int, ...], Tensor]] = {number: ((), x) for number, x in enumerate(logits)}
     special = model.special_ids()
     for step in range(APPENDED + 1):
         begun = {number: list(_candidates(values)) for number, (_, values) in waiting.items()}
