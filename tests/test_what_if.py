@@ -188,6 +188,19 @@ def test_a_frame_with_the_commands(smol, found):
     assert what_if(smol, ",").empty
 
 
+def test_the_command_of_a_row_names_the_tokens_that_were_measured(smol, found):
+    for result in found.values():
+        for row in result.shown:
+            _, _, prompt, *words = shlex.split(result.command(row))
+            options = dict(zip(words[::2], words[1::2], strict=True))
+            assert smol.token_ids(prompt) == [*smol.token_ids(result.prompt), *result.explained.after]
+            target = options.get("--target")
+            likeliest = int(smol.next_logits(prompt).argmax())
+            assert (smol.answer_id(target, "target", prompt) if target else likeliest) == result.explained.token
+            if "--contrast" in options:
+                assert smol.answer_id(options["--contrast"], "contrast", prompt) == row.likely.token
+
+
 def test_other_models_are_refused(tmp_path):
     from test_tasks import make
 

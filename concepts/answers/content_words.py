@@ -65,6 +65,7 @@ class LikelyWord:
 
     token: int
     """The first token of the word."""
+    token_text: str
     text: str
     """The word, completed."""
     probability: float
@@ -120,7 +121,9 @@ def likely_words(reader: Reader, rows: Sequence[Sequence[int]], logits: Sequence
             appended, _ = waiting[number]
             likely = next((row for row in candidates if is_content(texts[number, row[0]])), None)
             if likely:
-                words[number] = LikelyWord(likely[0], texts[number, likely[0]], likely[1], appended)
+                words[number] = LikelyWord(
+                    likely[0], model.answer_text(likely[0]), texts[number, likely[0]], likely[1], appended
+                )
             elif step < APPENDED and candidates[0][0] not in special:
                 behind[number] = (*appended, candidates[0][0])
         after = reader.next_logits([[*rows[number], *appended] for number, appended in behind.items()])
@@ -133,7 +136,8 @@ def likely_words(reader: Reader, rows: Sequence[Sequence[int]], logits: Sequence
 def likeliest(model: Model, logits: Tensor) -> LikelyWord:
     """Return the likeliest token as it is, from the logits (V,)."""
     token, probability = next(_candidates(logits))
-    return LikelyWord(token, model.answer_text(token), probability, ())
+    text = model.answer_text(token)
+    return LikelyWord(token, text, text, probability, ())
 
 
 def _candidates(logits: Tensor) -> Iterator[tuple[int, float]]:

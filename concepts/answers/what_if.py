@@ -114,8 +114,8 @@ class WhatIf(InNotebooks):
         """Return the command that explains the prompt beside one exchange."""
         words = ["icebear", "explain", self.prompt + self.explained_after]
         words += ["--counterfactual", exchange.text + self.explained_after]
-        words += [] if self.is_next else ["--target", self.explained.text]
-        words += ["--contrast", exchange.answer] if self._has_answer(exchange) else []
+        words += [] if self.is_next else ["--target", self.explained.token_text]
+        words += ["--contrast", exchange.likely.token_text] if self._has_answer(exchange) else []
         return shlex.join(words)
 
     def __str__(self) -> str:
