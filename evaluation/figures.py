@@ -31,17 +31,16 @@ PALETTES = {10: "tableau10", 20: "tableau20"}
 """The most methods, and the palette for them; with more methods its colors repeat."""
 
 
-def write(folder: Path, results: Results) -> list[Path]:
-    """Draw `charts` as SVG and PNG into a folder, and return the paths of the SVG files."""
+def write(folder: Path, results: Results) -> dict[str, str]:
+    """Draw `charts` as SVG and PNG into a folder, and return each SVG by name."""
+    drawn = charts(results)
     import vl_convert
 
-    paths = []
-    for name, chart in charts(results).items():
-        svg = vl_convert.vegalite_to_svg(chart.to_json())
+    pictures = {name: vl_convert.vegalite_to_svg(chart.to_json()) for name, chart in drawn.items()}
+    for name, svg in pictures.items():
         write_file(folder / f"{name}.svg", svg)
         write_file(folder / f"{name}.png", vl_convert.svg_to_png(svg, scale=2))
-        paths.append(folder / f"{name}.svg")
-    return paths
+    return pictures
 
 
 def charts(results: Results) -> dict[str, alt.Chart | alt.LayerChart | alt.FacetChart]:

@@ -20,7 +20,7 @@ def write(folder: str | Path, results: Results) -> None:
     path = Path(folder)
     write_file(path / "results.json", to_json(results, indent=None))
     write_file(path / "table.csv", pandas.DataFrame(results.rows()).to_csv(index=False))
-    drawn = {path.stem: b64encode(path.read_bytes()).decode() for path in figures.write(path, results)}
+    drawn = {name: b64encode(svg.encode()).decode() for name, svg in figures.write(path, results).items()}
     body = render(
         "icebear.evaluation/evaluation.html",
         settings=results.settings,

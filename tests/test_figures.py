@@ -72,11 +72,12 @@ def test_a_file_is_the_same_each_time_and_has_its_names(tmp_path):
     results = Results(
         {**SETTINGS, "methods": {"<script>": ""}}, {"x": "<b>&"}, [], {}, [{"methods": {"<script>": {"x": 1.0}}}]
     )
-    (path,) = figures.write(tmp_path, results)
-    svg = path.read_text()
+    ((name, svg),) = figures.write(tmp_path, results).items()
+    path = tmp_path / f"{name}.svg"
+    assert path.read_text() == svg
     assert "<script>" not in svg
     assert "&lt;script&gt;" in svg
-    assert figures.write(tmp_path, results) == [path]
+    assert figures.write(tmp_path, results) == {name: svg}
     assert path.read_text() == svg
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 

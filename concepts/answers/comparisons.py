@@ -36,6 +36,9 @@ SAME_BEGINNING = 3
 """Letters: two words that begin with so many equal ones, and with this share of the shorter one, are forms of one."""
 SAME_SHARE = 0.6
 
+WRITTEN = ("word", "position", "length", "instead", "tokens", "answer", "probability", "change")
+"""The fields of an exchange in JSON and tables."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -53,7 +56,6 @@ class Exchange:
     probability: float
     change: float
     """The log-odds of the explained word after the exchange, less those before it, in nats."""
-    similarity: float
     text: str
     """The changed prompt."""
     likely: LikelyWord
@@ -61,8 +63,7 @@ class Exchange:
     """How well it serves as a comparison; minus infinity if it is none."""
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("word", "position", "length", "instead", "tokens", "answer", "probability", "change")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in WRITTEN}
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,29 @@ def comparison_score(model: Model, candidate: Candidate, row: Exchange, compared
         return -inf
     if not _reads_well(model, ids, candidate):
         return -inf
-    old, new, a, b = compared.logits, compared.logits_after, explained.token, answer.token
-    margin = min((old[a] - old[b]).item(), (new[b] - new[a]).item())
-    rank = max(int((old > old[b]).sum()), int((new > new[a]).sum()))
+    answers = explained.token, answer.token
+    return pair_score(candidate, compared.embeddings, answers, compared.logits, compared.logits_after)
+
+
+def margin_of(answers: tuple[int, int], logits: Tensor, logits_after: Tensor) -> float:
+    """Return by how much each of two answers leads the other one after its own prompt, the smaller of both."""
+    answer, other = answers
+    return min((logits[answer] - logits[other]).item(), (logits_after[other] - logits_after[answer]).item())
+
+
+def pair_score(
+    candidate: Candidate, embeddings: Embeddings, answers: tuple[int, int], logits: Tensor, logits_after: Tensor
+) -> float:
+    """Return how much two prompts with these answers are like a pair that a person would make. logits: (V,) after the
+    prompt, and after the exchange."""
+    answer, other = answers
+    probability = min(logits.softmax(-1)[answer].item(), logits_after.softmax(-1)[other].item())
+    rank = max(int((logits > logits[other]).sum()), int((logits_after > logits_after[answer]).sum()))
     return (
         candidate.score
-        + 0.5 * min(explained.probability, answer.probability)
-        + 0.03 * min(margin, FAR)
-        + 0.8 * compared.embeddings.similarity([a], [b])
+        + 0.5 * probability
+        + 0.03 * min(margin_of(answers, logits, logits_after), FAR)
+        + 0.8 * embeddings.similarity([answer], [other])
         + 0.3 * (rank < LIKELY)
     )
 

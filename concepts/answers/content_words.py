@@ -94,6 +94,12 @@ class Reader:
                 after |= zip(part, self._pass([list(rows[number]) for number in part], start, length), strict=True)
         return [after[number] for number in range(len(rows))]
 
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Return the logits (T, V) in float32 after each token of the prompt."""
+        with self.model.lock:
+            return self.model.logits(self.model.encode([self.ids]), list(range(len(self.ids))))[0].float()
+
     def _pass(self, rows: list[list[int]], start: int, length: int) -> Tensor:
         with self.model.lock:
             if self.prefix is None or start == 0:

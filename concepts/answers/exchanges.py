@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import islice
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from icebear.concepts.answers.content_words import Reader, is_content, is_word, words_of
+from icebear.concepts.attribution.attribute import attribute
 from icebear.models.model import Model
 from icebear.models.parts.linear import Linear
+from icebear.models.text.chat import inside
 
 CANDIDATES_PER_WORD = 40
 """Words with the nearest embeddings, and as many that the model expects."""
@@ -72,6 +74,18 @@ class Embeddings:
     def similarity(self, word: Sequence[int], other: Sequence[int]) -> float:
         """Return the cosine of the embeddings of two words."""
         return cosine_similarity(self.rows[list(word)].mean(0), self.rows[list(other)].mean(0), dim=0).item()
+
+
+def may_change(model: Model, ids: Sequence[int]) -> set[int]:
+    """Return the positions of a text, or of a chat's messages without the template."""
+    turns = model.turns(ids)
+    return inside(turns) if turns else set(range(len(ids)))
+
+
+def most_relevant(model: Model, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans of tokens, those with the largest relevance first."""
+    relevance = attribute(model, list(ids), sites=()).tokens
+    return sorted(spans, key=lambda span: -abs(relevance[slice(*span)].sum().item()))
 
 
 def exchangeable(model: Model, ids: Sequence[int], allowed: set[int]) -> list[tuple[int, int]]:
@@ -178,11 +192,3 @@ def _numbers(model: Model, embeddings: Embeddings, ids: Sequence[int], span: tup
         tokens = model.tokens_of(f"{space}{other:0{digits}d}") if other >= 0 and other != number else []
         if len(tokens) == end - start:
             yield Candidate(start, end, tuple(tokens), embeddings.similarity(tokens, ids[start:end]), 0.0)
-
-
-def read_exchanges(reader: Reader, candidates: Sequence[Candidate], after: Sequence[int] = ()) -> list[Tensor]:
-    """Return the logits (V,) after each changed prompt and more tokens; the exchanges of a word share passes."""
-    logits: list[Tensor] = []
-    for _, group in groupby(candidates, key=lambda candidate: (candidate.start, candidate.end)):
-        logits += reader.next_logits([[*candidate.of(reader.ids), *after] for candidate in group])
-    return logits

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from icebear.concepts.answers.comparisons import GOOD_SCORE, Compared, Exchange, comparison_score
+from icebear.concepts.answers.comparisons import GOOD_SCORE, WRITTEN, Compared, Exchange, comparison_score
 from icebear.concepts.answers.content_words import LikelyWord, Reader, likeliest, likely_words
 from icebear.concepts.answers.exchanges import (
     PER_WORD,
@@ -31,12 +31,11 @@ from icebear.concepts.answers.exchanges import (
     Embeddings,
     candidates_for,
     exchangeable,
-    read_exchanges,
+    may_change,
+    most_relevant,
 )
-from icebear.concepts.attribution.attribute import attribute
 from icebear.errors import InputError
 from icebear.models.model import Model
-from icebear.models.text.chat import inside
 from icebear.models.text.prompts import PromptLike
 from icebear.records import InNotebooks
 from icebear.values import typed
@@ -143,8 +142,7 @@ class WhatIf(InNotebooks):
         import pandas
 
         commands = [self.command(exchange) for exchange in self.exchanges]
-        columns = [*Exchange.__annotations__][: len(Exchange.__annotations__) - 4]
-        frame = pandas.DataFrame(self.to_dict()["exchanges"], columns=[*columns, "shown"])
+        frame = pandas.DataFrame(self.to_dict()["exchanges"], columns=[*WRITTEN, "shown"])
         return frame.assign(command=commands)
 
 
@@ -160,16 +158,16 @@ def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
             "counterfactual yourself."
         )
     ids = list(model.encode([prompt]).row_ids(0))
-    reader = Reader(model, ids)
-    with torch.no_grad(), model.lock:
-        logits = model.logits(model.encode([ids]), list(range(len(ids))))[0].float()  # (T, V)
+    reader, embeddings = Reader(model, ids), Embeddings(model)
+    logits = reader.logits()
     model.top_tokens(logits[-1], 1)  # raises for NaN
     (explained,) = [likeliest(model, logits[-1])] if next_token else likely_words(reader, [ids], [logits[-1]])
     after = explained.after
     text = prompt if isinstance(prompt, str) else model.tokenizer.decode(ids)
-    exchanges = _measured(reader, _chosen_candidates(reader, logits), explained, logits[-1])
+    candidates = _chosen_candidates(reader, embeddings, logits)
     if isinstance(prompt, str):  # so that the command of a row reads the same tokens
-        exchanges = [exchange for exchange in exchanges if model.ids(exchange.text) == _ids_of(exchange, ids)]
+        candidates = [row for row in candidates if model.ids(_text(model, row.of(ids))) == row.of(ids)]
+    exchanges = _measured(reader, embeddings, candidates, explained, logits[-1])
     is_next = not after and explained.token == int(logits[-1].argmax())
     return WhatIf(text, explained, "".join(model.pieces(after)), is_next, tuple(_ordered(exchanges)))
 
@@ -211,54 +209,43 @@ def what_if(model: Model, prompt: PromptLike) -> pandas.DataFrame:
     return look(model, prompt).to_frame()
 
 
-def _chosen_candidates(reader: Reader, logits: Tensor) -> list[Candidate]:
+def _text(model: Model, ids: Sequence[int]) -> str:
+    return model.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def _chosen_candidates(reader: Reader, embeddings: Embeddings, logits: Tensor) -> list[Candidate]:
     """Return the exchanges of the words with the largest relevance. logits: (T, V)."""
     model, ids = reader.model, reader.ids
-    turns = model.turns(ids)
-    spans = exchangeable(model, ids, inside(turns) if turns else set(range(len(ids))))
+    spans = exchangeable(model, ids, may_change(model, ids))
     if sum(len(ids) - start for start, _ in spans) * PER_WORD > READ or len(spans) > EXCHANGED_WORDS:
-        relevance = attribute(model, ids, sites=()).tokens
-        spans.sort(key=lambda span: -abs(relevance[slice(*span)].sum().item()))
+        spans = most_relevant(model, ids, spans)
     read = accumulate(PER_WORD * (len(ids) - start) for start, _ in spans)
     chosen = [
         span for number, (span, tokens) in enumerate(zip(spans, read, strict=True)) if number < FEWEST or tokens <= READ
     ]
-    embeddings = Embeddings(model)
     each = [candidates_for(reader, embeddings, span, logits) for span in chosen[:EXCHANGED_WORDS]]
     return [candidate for candidates in each for candidate in candidates]
 
 
-def _measured(reader: Reader, candidates: Sequence[Candidate], explained: LikelyWord, logits: Tensor) -> list[Exchange]:
+def _measured(
+    reader: Reader, embeddings: Embeddings, candidates: Sequence[Candidate], explained: LikelyWord, logits: Tensor
+) -> list[Exchange]:
     """Read all exchanges. logits: (V,) after the prompt."""
     model, ids, after = reader.model, reader.ids, explained.after
     rows = [[*candidate.of(ids), *after] for candidate in candidates]
-    logits_after = read_exchanges(reader, candidates, after)
+    logits_after = reader.next_logits(rows)
     answers = likely_words(reader, rows, logits_after)
     before = reader.next_logits([[*ids, *after]])[0] if after else logits
-    odds, embeddings = log_odds(before, explained.token), Embeddings(model)
     return [
-        _exchange(
-            model,
-            ids,
-            *row,
-            log_odds(values, explained.token) - odds,
-            Compared(embeddings, ids, explained, before, values),
-        )
+        _exchange(model, *row, Compared(embeddings, ids, explained, before, values))
         for row, values in zip(zip(candidates, answers, strict=True), logits_after, strict=True)
     ]
 
 
-def _exchange(
-    model: Model,
-    ids: Sequence[int],
-    candidate: Candidate,
-    answer: LikelyWord,
-    change: float,
-    compared: Compared,
-) -> Exchange:
-    start, end = candidate.start, candidate.end
+def _exchange(model: Model, candidate: Candidate, answer: LikelyWord, compared: Compared) -> Exchange:
+    ids, start, end = compared.ids, candidate.start, candidate.end
+    before, after = (log_odds(x, compared.explained.token) for x in (compared.logits, compared.logits_after))
     word, instead = ("".join(model.pieces(tokens)).strip() for tokens in (ids[start:end], candidate.tokens))
-    changed = candidate.of(ids)
     row = Exchange(
         word,
         start,
@@ -267,17 +254,12 @@ def _exchange(
         candidate.tokens,
         answer.text,
         answer.probability,
-        change,
-        candidate.similarity,
-        model.tokenizer.decode(changed, skip_special_tokens=True),
+        after - before,
+        _text(model, candidate.of(ids)),
         answer,
         -inf,
     )
     return replace(row, score=comparison_score(model, candidate, row, compared))
-
-
-def _ids_of(exchange: Exchange, ids: Sequence[int]) -> list[int]:
-    return [*ids[: exchange.position], *exchange.tokens, *ids[exchange.position + exchange.length :]]
 
 
 def _ordered(exchanges: Sequence[Exchange]) -> list[Exchange]:
