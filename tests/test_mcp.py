@@ -24,6 +24,7 @@ from icebear.app.cli.main import main
 from icebear.app.mcp import tools
 from icebear.app.mcp.server import server
 from icebear.app.mcp.session import NEWEST, Session, with_arguments
+from icebear.concepts.answers import what_if
 from icebear.concepts.answers.comparisons import Exchange
 from icebear.concepts.answers.content_words import LikelyWord
 from icebear.concepts.answers.counterfactuals import Suggestion
@@ -242,7 +243,7 @@ def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, mo
     z, (target,) = LikelyWord(model.tokens_of("z")[0], "z", "z", 0.25, ()), model.predict(PROMPT, 1)
     row = Exchange("ice", 1, 2, "big", (1, 2), "z", 0.25, -3.0, OTHER, z, 1.0)
     explained = LikelyWord(target.id, target.text, target.text, target.probability, ())
-    monkeypatch.setattr(tools, "look", lambda model, prompt: WhatIf(PROMPT, explained, "", True, (row,)))
+    monkeypatch.setattr(tools, "look_unasked", lambda model, prompt: WhatIf(PROMPT, explained, "", True, (row,)))
     compared = json_of(session, "explain", prompt=PROMPT, counterfactual=OTHER, contrast="z")
     result = json_of(session, "explain", prompt=PROMPT)
     assert result.pop("chosen_counterfactual")["text"] == OTHER
@@ -253,6 +254,15 @@ def test_a_prompt_alone_is_explained_with_what_is_chosen_and_says_so(session, mo
         result = json_of(session, "explain", prompt=PROMPT, **more)
         assert not {"chosen_counterfactual", "alone"} & set(result)
         assert repr(OTHER) not in " ".join(result["summary"])
+
+
+def test_of_a_long_prompt_no_words_are_exchanged_unasked(session, monkeypatch):
+    looked = []
+    for home in (what_if, tools):
+        monkeypatch.setattr(home, "look", lambda model, prompt, *_: looked.append(prompt))
+    monkeypatch.setattr(what_if, "LONGEST", 3)
+    json_of(session, "explain", prompt=PROMPT)
+    assert looked == []
 
 
 def test_a_prompt_alone_without_a_good_counterfactual_has_its_tokens_and_effects(session, model):

@@ -21,7 +21,7 @@ from icebear.actmax.searching import search
 from icebear.actmax.writes import PAGE_SENTENCES
 from icebear.app.mcp.session import Session, with_arguments
 from icebear.concepts.answers.counterfactuals import Suggestion, suggest_counterfactuals
-from icebear.concepts.answers.what_if import look
+from icebear.concepts.answers.what_if import look, look_unasked
 from icebear.concepts.attribution.attribute import attribute
 from icebear.concepts.circuits.circuit import circuit
 from icebear.concepts.circuits.drawing import summary
@@ -170,7 +170,7 @@ class Tools:
         without one, the answer has the tokens and the neurons with effects. Ask this first."""
         model, read = self.session.model, _read(prompt, chat)
         is_alone = not (counterfactual or target or contrast or chat or no_counterfactual) and bool(stage_sites(model))
-        exchanged = look(model, prompt) if is_alone else None
+        exchanged = look_unasked(model, prompt) if is_alone else None
         chosen = next(iter(exchanged.comparisons), None) if exchanged else None
         ways = "counterfactual for your own, no_counterfactual for none"
         about = [chosen_sentence(chosen.text, ways)] if chosen else [str(exchanged)] if exchanged else []

@@ -172,12 +172,17 @@ def look(model: Model, prompt: PromptLike, next_token: bool = False) -> WhatIf:
     return WhatIf(text, explained, "".join(model.pieces(after)), is_next, tuple(_ordered(exchanges)))
 
 
-def chosen_counterfactual(model: Model, prompt: str) -> str | None:
-    """Return the first comparison for the likeliest token after a text; None without one, or for a long text."""
+def look_unasked(model: Model, prompt: str, next_token: bool = False) -> WhatIf | None:
+    """Exchange the content words of a text that is explained alone; None for a long text, which would take long."""
     if not model.task.is_causal or len(model.ids(prompt)) > LONGEST:
         return None
-    exchanged = look(model, prompt)
-    return exchanged.comparisons[0].text if exchanged.is_next and exchanged.comparisons else None
+    return look(model, prompt, next_token)
+
+
+def chosen_counterfactual(model: Model, prompt: str) -> str | None:
+    """Return the first comparison for the likeliest token after a text; None without one, or for a long text."""
+    exchanged = look_unasked(model, prompt)
+    return exchanged.comparisons[0].text if exchanged and exchanged.is_next and exchanged.comparisons else None
 
 
 @typed

@@ -147,13 +147,12 @@ def _is_alone(options: Options, model: icebear.Model) -> bool:
 
 def _what_if(options: Options, model: icebear.Model) -> WhatIf | None:
     """Exchange the words of a text that is explained alone, unless it is long."""
-    from icebear.concepts.answers.what_if import LONGEST, look
+    from icebear.concepts.answers.what_if import look_unasked
 
-    prompt = options.attribution.prompt.prompt
-    if not _is_alone(options, model) or len(model.ids(str(prompt))) > LONGEST:
+    if not _is_alone(options, model):
         return None
     with waiting("Exchanging words of the prompt"):
-        return look(model, str(prompt), options.next_token)
+        return look_unasked(model, str(options.attribution.prompt.prompt), options.next_token)
 
 
 def _explained(options: Options, model: icebear.Model, arguments: dict[str, Any]) -> icebear.Explanation:
