@@ -55,7 +55,7 @@ class Options:
         advanced=True,
     )
     next_token: bool = option(
-        "Of a PROMPT alone explain the likeliest token, also where it is no content word.", advanced=True
+        "For a PROMPT alone, explain the likeliest token, even if it is not a content word.", advanced=True
     )
     no_counterfactual: bool = option("Choose no counterfactual for a PROMPT alone.", advanced=True)
     png: str | None = option(advanced=True)
